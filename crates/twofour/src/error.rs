@@ -1,0 +1,193 @@
+//! The one error type of this crate.
+
+use std::path::PathBuf;
+
+use crate::{Axis, DType};
+
+/// Everything that can go wrong in this crate, with the place and what to do about it.
+///
+/// An error about one tensor of many is wrapped by [`Error::in_tensor`], so that its message begins with the
+/// tensor's name.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An error inside one named tensor.
+    #[error("tensor `{name}`: {source}")]
+    InTensor {
+        /// The tensor's name in its file or model.
+        name: String,
+        /// What went wrong there.
+        #[source]
+        source: Box<Error>,
+    },
+
+    /// A pattern's text could not be understood.
+    #[error("pattern `{text}`: {reason}; write it as N:M with 1 <= N <= M <= 64, for example 2:4")]
+    ParsePattern {
+        /// The text as given.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// A buffer's length does not fit the shape it was given with.
+    #[error("{what}: expected {expected} elements, found {found}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// The length that the shape asks for.
+        expected: usize,
+        /// The length that was given.
+        found: usize,
+    },
+
+    /// Two shapes that must be equal are not.
+    #[error("{what}: expected shape [{}, {}], found [{}, {}]", expected.0, expected.1, found.0, found.1)]
+    Shape {
+        /// What the shape belongs to.
+        what: &'static str,
+        /// Rows and columns expected.
+        expected: (usize, usize),
+        /// Rows and columns found.
+        found: (usize, usize),
+    },
+
+    /// A dimension must be a multiple of a number and is not.
+    #[error("{what}: {found} is not a multiple of {multiple}")]
+    Multiple {
+        /// Which dimension of what.
+        what: &'static str,
+        /// What it must be a multiple of.
+        multiple: usize,
+        /// What it is.
+        found: usize,
+    },
+
+    /// A shape whose element count overflows this machine's address space.
+    #[error("shape {shape:?} has more elements than this machine can address")]
+    TooLarge {
+        /// The shape.
+        shape: Vec<usize>,
+    },
+
+    /// A NaN where elements must be ordered.
+    #[error("row {row}, column {col}: NaN has no magnitude; find out where it came from before pruning")]
+    NotANumber {
+        /// Row of the first NaN.
+        row: usize,
+        /// Column of the first NaN.
+        col: usize,
+    },
+
+    /// A group with more non-zeros (or kept elements) than the pattern allows.
+    #[error(
+        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or ask for pruning",
+        axis.line_name()
+    )]
+    TooManyKept {
+        /// The axis along which groups run.
+        axis: Axis,
+        /// Row (for [`Axis::Row`]) or column (for [`Axis::Column`]) that holds the group.
+        line: usize,
+        /// Index of the group along that line.
+        group: usize,
+        /// How many were found.
+        kept: usize,
+        /// How many are allowed.
+        n: usize,
+        /// Group length.
+        m: usize,
+    },
+
+    /// A metadata code that is none of the six legal ones.
+    #[error(
+        "row {row}, group {group}: metadata code {code:#x} is not one of 0x4 0x8 0x9 0xC 0xD 0xE; the file is damaged or not of this format"
+    )]
+    IllegalCode {
+        /// Row.
+        row: usize,
+        /// Group along the row.
+        group: usize,
+        /// The code found.
+        code: u8,
+    },
+
+    /// Metadata nibbles past the last group of a row must be zero.
+    #[error("row {row}: the unused metadata nibbles at the end of the row are not zero")]
+    DirtyMetadataTail {
+        /// Row.
+        row: usize,
+    },
+
+    /// A value that the canonical form forbids at this place: -0.0 anywhere, or a non-zero in the padding.
+    #[error("row {row}, group {group}: {reason}")]
+    IllegalValue {
+        /// Row.
+        row: usize,
+        /// Group along the row.
+        group: usize,
+        /// What is wrong with the value.
+        reason: &'static str,
+    },
+
+    /// An operation does not exist for this dtype.
+    #[error("{operation} does not support dtype {dtype}; supported: {supported}")]
+    UnsupportedDType {
+        /// The operation.
+        operation: &'static str,
+        /// The dtype asked for.
+        dtype: DType,
+        /// The dtypes that it supports.
+        supported: &'static str,
+    },
+
+    /// A kernel engine was asked for that this machine does not have, or whose name is unknown.
+    #[error("engine `{name}`: {reason}; available here: {available}")]
+    Engine {
+        /// The name asked for.
+        name: String,
+        /// Why it cannot be used.
+        reason: &'static str,
+        /// The engines that this machine can run.
+        available: String,
+    },
+
+    /// A file that is not what its format says.
+    #[error("{}: {reason}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and where.
+        reason: String,
+    },
+
+    /// The output already exists.
+    #[error("{}: already exists; pass --force (or Overwrite::Yes) to replace it", path.display())]
+    Exists {
+        /// The file or directory.
+        path: PathBuf,
+    },
+
+    /// The operating system refused.
+    #[error("{}: {action}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// The system's own error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Says in which tensor the error happened.
+    #[must_use]
+    pub fn in_tensor(self, name: impl Into<String>) -> Self {
+        Error::InTensor { name: name.into(), source: Box::new(self) }
+    }
+}
+
+/// [`std::result::Result`] with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;

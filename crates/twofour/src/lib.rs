@@ -1,0 +1,32 @@
+//! 2:4 semi-structured sparsity: patterns, masks, compressed weights, their files, and the CPU kernels that run them.
+//!
+//! The crate reads in the order in which a weight travels through it:
+//!
+//! | step | module |
+//! |---|---|
+//! | a dense weight and its elements | [`matrix`], [`element`] |
+//! | the rule and the mask that obeys it | [`pattern`], [`mask`] |
+//! | choosing the mask | [`select`] |
+//! | is a tensor already 2:4? | [`verify`] |
+//! | the canonical compressed form | [`compressed`] |
+//! | what GPUs want instead | `layout` |
+//! | on disk | `file` |
+//! | multiplying with it | `kernel` |
+//!
+//! It needs no machine-learning framework and no GPU.
+
+pub mod compressed;
+pub mod element;
+mod error;
+pub mod mask;
+pub mod matrix;
+pub mod pattern;
+pub mod select;
+pub mod verify;
+
+pub use compressed::Compressed;
+pub use element::{Arithmetic, DType, Element, F8E4M3, F8E5M2};
+pub use error::{Error, Result};
+pub use mask::Mask;
+pub use matrix::MatrixRef;
+pub use pattern::{Axis, Pattern};

@@ -1,0 +1,317 @@
+//! Which elements of a matrix are kept.
+
+use rayon::prelude::*;
+
+use crate::{Axis, Element, Error, MatrixRef, Pattern, Result};
+
+/// Which elements of a `[rows, cols]` matrix are kept, one bit each.
+///
+/// Bit `col % 64` of word `col / 64` of a row is set where the element is kept; each row starts a new word, and the
+/// bits past the last column are zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mask {
+    rows: usize,
+    cols: usize,
+    words: Vec<u64>,
+}
+
+/// Words that a row of `cols` bits takes.
+fn stride(cols: usize) -> usize {
+    cols.div_ceil(64)
+}
+
+impl Mask {
+    /// A mask that keeps nothing.
+    pub fn empty(rows: usize, cols: usize) -> Self {
+        Mask { rows, cols, words: vec![0; rows * stride(cols)] }
+    }
+
+    /// A mask that keeps what `keep(row, col)` says.
+    pub fn from_fn(rows: usize, cols: usize, mut keep: impl FnMut(usize, usize) -> bool) -> Self {
+        let mut mask = Mask::empty(rows, cols);
+        for row in 0..rows {
+            for col in 0..cols {
+                if keep(row, col) {
+                    mask.keep(row, col);
+                }
+            }
+        }
+        mask
+    }
+
+    /// The mask of a matrix's non-zeros (neither +0.0 nor -0.0).
+    pub fn of_nonzeros<T: Element>(matrix: MatrixRef<'_, T>) -> Self {
+        let mut mask = Mask::empty(matrix.rows(), matrix.cols());
+        mask.par_rows_mut().enumerate().for_each(|(row, words)| {
+            for (word, values) in words.iter_mut().zip(matrix.row(row).chunks(64)) {
+                *word = values.iter().rev().fold(0, |w, v| w << 1 | u64::from(!v.is_zero()));
+            }
+        });
+        mask
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Whether the element is kept.
+    ///
+    /// # Panics
+    /// Where `row` or `col` is out of range, as indexing does.
+    pub fn is_kept(&self, row: usize, col: usize) -> bool {
+        assert!(col < self.cols, "column {col} of a mask with {} columns", self.cols);
+        self.words[row * stride(self.cols) + col / 64] >> (col % 64) & 1 == 1
+    }
+
+    /// Keeps the element.
+    ///
+    /// # Panics
+    /// Where `row` or `col` is out of range, as indexing does.
+    pub fn keep(&mut self, row: usize, col: usize) {
+        assert!(col < self.cols, "column {col} of a mask with {} columns", self.cols);
+        self.words[row * stride(self.cols) + col / 64] |= 1 << (col % 64);
+    }
+
+    /// The kept bits of up to 64 columns from `col` on, the first in bit 0; columns past the end read as not kept.
+    pub(crate) fn bits(&self, row: usize, col: usize, len: usize) -> u64 {
+        let words = self.row_words(row);
+        let (word, shift) = (col / 64, col % 64);
+        let mut bits = words.get(word).map_or(0, |w| w >> shift);
+        if shift + len > 64 {
+            bits |= words.get(word + 1).map_or(0, |w| w << (64 - shift));
+        }
+        if len < 64 { bits & ((1 << len) - 1) } else { bits }
+    }
+
+    /// The words of one row.
+    pub fn row_words(&self, row: usize) -> &[u64] {
+        let s = stride(self.cols);
+        &self.words[row * s..][..s]
+    }
+
+    /// The rows' words, for filling in parallel.
+    pub(crate) fn par_rows_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [u64]> {
+        self.par_bands_mut(1)
+    }
+
+    /// The words of bands of `height` rows (the last may be lower), for filling in parallel.
+    pub(crate) fn par_bands_mut(&mut self, height: usize) -> impl IndexedParallelIterator<Item = &mut [u64]> {
+        // An empty row would make empty chunks; there is then nothing to fill.
+        self.words.par_chunks_mut((height * stride(self.cols)).max(1))
+    }
+
+    /// How many elements are kept.
+    pub fn count(&self) -> usize {
+        self.words.iter().map(|w| w.count_ones() as usize).sum()
+    }
+
+    /// The share of elements that are kept; 0 for a matrix without elements.
+    pub fn density(&self) -> f64 {
+        ratio(self.count() as f64, (self.rows * self.cols) as f64)
+    }
+
+    /// The share of `Σ|w|` that the kept elements hold; 1 where the matrix is all zero.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub fn kept_l1<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<f64> {
+        self.kept_mass(matrix, |v| v.abs())
+    }
+
+    /// The share of `Σw²` that the kept elements hold; 1 where the matrix is all zero.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub fn kept_l2<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<f64> {
+        self.kept_mass(matrix, |v| v * v)
+    }
+
+    fn kept_mass<T: Element>(&self, matrix: MatrixRef<'_, T>, mass: impl Fn(f64) -> f64 + Sync) -> Result<f64> {
+        self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
+        // Per-row sums collected in order: the figure does not depend on the number of threads.
+        let sums: Vec<(f64, f64)> = (0..self.rows)
+            .into_par_iter()
+            .map(|row| {
+                let (mut kept, mut all) = (0.0, 0.0);
+                for (col, value) in matrix.row(row).iter().enumerate() {
+                    let m = mass(f64::from(value.to_f32()));
+                    all += m;
+                    if self.is_kept(row, col) {
+                        kept += m;
+                    }
+                }
+                (kept, all)
+            })
+            .collect();
+        let (kept, all) = sums.iter().fold((0.0, 0.0), |(k, a), (rk, ra)| (k + rk, a + ra));
+        Ok(if all == 0.0 { 1.0 } else { kept / all })
+    }
+
+    /// The flip rate: the share of elements whose fate differs between the two masks (FST, Hu et al., ICML 2024).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub fn flip_rate(&self, other: &Mask) -> Result<f64> {
+        self.expect_shape("the other mask", other.rows, other.cols)?;
+        let flips: usize = self.words.iter().zip(&other.words).map(|(a, b)| (a ^ b).count_ones() as usize).sum();
+        Ok(ratio(flips as f64, (self.rows * self.cols) as f64))
+    }
+
+    /// The first group that keeps more than the pattern allows, as an error; the groups of a last, shorter one count
+    /// with the elements they have. Keeping fewer is allowed.
+    ///
+    /// # Errors
+    /// [`Error::TooManyKept`] with the first place that breaks the pattern.
+    pub fn verify(&self, pattern: Pattern, axis: Axis) -> Result<()> {
+        match self.violations(pattern, axis).next() {
+            None => Ok(()),
+            Some(v) => Err(Error::TooManyKept {
+                axis,
+                line: v.line,
+                group: v.group,
+                kept: v.kept,
+                n: pattern.n(),
+                m: pattern.m(),
+            }),
+        }
+    }
+
+    /// Every group that keeps more than the pattern allows, in order of line, then of group (for [`Axis::Row`]), or
+    /// of group, then of line (for [`Axis::Column`]).
+    pub fn violations(&self, pattern: Pattern, axis: Axis) -> impl Iterator<Item = Violation> + '_ {
+        let (n, m) = (pattern.n(), pattern.m());
+        let (outer, inner) = match axis {
+            Axis::Row => (self.rows, self.cols.div_ceil(m)),
+            Axis::Column => (self.rows.div_ceil(m), self.cols),
+        };
+        (0..outer).flat_map(move |o| {
+            (0..inner).filter_map(move |i| {
+                let (line, group, kept) = match axis {
+                    Axis::Row => (o, i, self.bits(o, i * m, m).count_ones() as usize),
+                    Axis::Column => {
+                        let rows = o * m..(o * m + m).min(self.rows);
+                        (i, o, rows.filter(|&row| self.is_kept(row, i)).count())
+                    }
+                };
+                (kept > n).then_some(Violation { line, group, kept })
+            })
+        })
+    }
+
+    /// The dense matrix with every element that is not kept replaced by +0.0 (or 0).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub fn apply<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Vec<T>> {
+        self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
+        let mut out = matrix.data().to_vec();
+        out.par_chunks_mut(self.cols.max(1)).enumerate().for_each(|(row, values)| {
+            for (word, values) in self.row_words(row).iter().zip(values.chunks_mut(64)) {
+                for (bit, value) in values.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *value = T::ZERO;
+                    }
+                }
+            }
+        });
+        Ok(out)
+    }
+
+    /// The mask of the transposed matrix.
+    #[must_use]
+    pub fn transposed(&self) -> Mask {
+        Mask::from_fn(self.cols, self.rows, |row, col| self.is_kept(col, row))
+    }
+
+    /// An error unless the mask is `[rows, cols]`.
+    pub(crate) fn expect_shape(&self, what: &'static str, rows: usize, cols: usize) -> Result<()> {
+        if (self.rows, self.cols) == (rows, cols) {
+            Ok(())
+        } else {
+            Err(Error::Shape { what, expected: (self.rows, self.cols), found: (rows, cols) })
+        }
+    }
+}
+
+/// One group that keeps more than its pattern allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Violation {
+    /// The row ([`Axis::Row`]) or column ([`Axis::Column`]) that holds the group.
+    pub line: usize,
+    /// The group's index along that line.
+    pub group: usize,
+    /// How many of its elements are kept.
+    pub kept: usize,
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_mask() -> impl Strategy<Value = Mask> {
+        (0usize..9, 0usize..150).prop_flat_map(|(rows, cols)| {
+            proptest::collection::vec(any::<bool>(), rows * cols)
+                .prop_map(move |bits| Mask::from_fn(rows, cols, |r, c| bits[r * cols + c]))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn bits_agree_with_single_reads(mask in any_mask(), col in 0usize..200, len in 1usize..=64) {
+            for row in 0..mask.rows() {
+                let expected = (0..len).filter(|i| col + i < mask.cols() && mask.is_kept(row, col + i)).fold(0u64, |b, i| b | 1 << i);
+                prop_assert_eq!(mask.bits(row, col, len), expected);
+            }
+        }
+
+        #[test]
+        fn violations_along_columns_are_those_of_the_transpose(mask in any_mask(), n in 1usize..4, extra in 0usize..4) {
+            let pattern = Pattern::new(n, n + extra).unwrap();
+            let mut columns: Vec<_> = mask.violations(pattern, Axis::Column).collect();
+            columns.sort_by_key(|v| (v.line, v.group));
+            let rows: Vec<_> = mask.transposed().violations(pattern, Axis::Row).collect();
+            prop_assert_eq!(columns, rows);
+        }
+
+        #[test]
+        fn the_mask_of_an_applied_mask_is_the_mask(mask in any_mask()) {
+            let ones = vec![1f32; mask.rows() * mask.cols()];
+            let matrix = MatrixRef::new(mask.rows(), mask.cols(), &ones).unwrap();
+            let kept = mask.apply(matrix).unwrap();
+            let kept = MatrixRef::new(mask.rows(), mask.cols(), &kept).unwrap();
+            prop_assert_eq!(&Mask::of_nonzeros(kept), &mask);
+            let n = ones.len().max(1) as f64;
+            prop_assert_eq!(mask.density(), mask.count() as f64 / n);
+            prop_assert_eq!(mask.flip_rate(&Mask::empty(mask.rows(), mask.cols())).unwrap(), mask.density());
+        }
+    }
+
+    #[test]
+    fn masses_are_shares() {
+        let w = [3.0f32, -4.0, 0.0, 1.0];
+        let matrix = MatrixRef::new(1, 4, &w).unwrap();
+        let mask = Mask::from_fn(1, 4, |_, c| c < 2);
+        assert_eq!(mask.kept_l1(matrix).unwrap(), 7.0 / 8.0);
+        assert_eq!(mask.kept_l2(matrix).unwrap(), 25.0 / 26.0);
+        assert!(mask.kept_l1(MatrixRef::new(2, 2, &w).unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_violation_names_its_place() {
+        let mask = Mask::from_fn(3, 8, |r, c| r == 1 && (4..7).contains(&c));
+        let error = mask.verify(Pattern::TWO_FOUR, Axis::Row).unwrap_err().to_string();
+        assert!(error.starts_with("row 1, group 1: 3 non-zeros where 2:4 allows 2"), "{error}");
+        assert!(mask.verify(Pattern::TWO_FOUR, Axis::Column).is_ok());
+    }
+}

@@ -1,0 +1,67 @@
+//! A borrowed dense matrix.
+
+use crate::{Element, Error, Result};
+
+/// A dense row-major matrix, `[rows, cols]`, that somebody else owns.
+///
+/// Zero rows or columns are allowed everywhere.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixRef<'a, T> {
+    rows: usize,
+    cols: usize,
+    data: &'a [T],
+}
+
+impl<'a, T: Element> MatrixRef<'a, T> {
+    /// Views `data` as `[rows, cols]`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `data` does not have `rows * cols` elements, [`Error::TooLarge`] where that product
+    /// overflows.
+    pub fn new(rows: usize, cols: usize, data: &'a [T]) -> Result<Self> {
+        let expected = rows.checked_mul(cols).ok_or_else(|| Error::TooLarge { shape: vec![rows, cols] })?;
+        if data.len() != expected {
+            return Err(Error::Length { what: "matrix", expected, found: data.len() });
+        }
+        Ok(Self { rows, cols, data })
+    }
+
+    /// Number of rows (output features of a Linear weight).
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns (input features of a Linear weight).
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// All elements, row-major.
+    pub fn data(&self) -> &'a [T] {
+        self.data
+    }
+
+    /// The elements of one row.
+    ///
+    /// # Panics
+    /// Where `row` is not below [`MatrixRef::rows`], as indexing does.
+    pub fn row(&self, row: usize) -> &'a [T] {
+        &self.data[row * self.cols..][..self.cols]
+    }
+
+    /// The transpose, `[cols, rows]` row-major, as a new buffer.
+    pub fn transposed(&self) -> Vec<T> {
+        let mut out = vec![T::ZERO; self.data.len()];
+        const TILE: usize = 32;
+        for r0 in (0..self.rows).step_by(TILE) {
+            for c0 in (0..self.cols).step_by(TILE) {
+                for r in r0..(r0 + TILE).min(self.rows) {
+                    for c in c0..(c0 + TILE).min(self.cols) {
+                        out[c * self.rows + r] = self.data[r * self.cols + c];
+                    }
+                }
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,158 @@
+//! N:M selection along one axis: the N best scores of each group of M.
+
+use rayon::prelude::*;
+
+use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result};
+
+/// Keeps the `n` elements of largest magnitude in each group of `m`.
+///
+/// Ties go to the lower index, so a group always keeps exactly `n` (a last, shorter group keeps up to `n`). The
+/// result is the same on every engine and with every number of threads.
+///
+/// # Errors
+/// [`Error::NotANumber`] with the place of the first NaN.
+///
+/// ```
+/// use twofour::{Axis, MatrixRef, Pattern, select};
+/// let w = [0.1f32, -3.0, 2.0, 0.0, 1.0, 1.0, 1.0, 1.0];
+/// let mask = select::magnitude(MatrixRef::new(1, 8, &w)?, Pattern::TWO_FOUR, Axis::Row)?;
+/// assert_eq!(mask.row_words(0), [0b0011_0110]);
+/// # Ok::<(), twofour::Error>(())
+/// ```
+pub fn magnitude<T: Element>(matrix: MatrixRef<'_, T>, pattern: Pattern, axis: Axis) -> Result<Mask> {
+    select(matrix, pattern, axis, |v| v.to_f32().abs())
+}
+
+/// Keeps the `n` elements of highest score in each group of `m`; ties go to the lower index.
+///
+/// `scores` is a matrix of the weight's shape, from whatever criterion. -0.0 and +0.0 are equal scores.
+///
+/// # Errors
+/// [`Error::NotANumber`] with the place of the first NaN score.
+pub fn by_score(scores: MatrixRef<'_, f32>, pattern: Pattern, axis: Axis) -> Result<Mask> {
+    select(scores, pattern, axis, |v| v)
+}
+
+fn select<T: Element>(
+    matrix: MatrixRef<'_, T>,
+    pattern: Pattern,
+    axis: Axis,
+    score: impl Fn(T) -> f32 + Sync,
+) -> Result<Mask> {
+    reject_nan(matrix)?;
+    let (rows, cols, m) = (matrix.rows(), matrix.cols(), pattern.m());
+    let mut mask = Mask::empty(rows, cols);
+    match axis {
+        Axis::Row => mask.par_rows_mut().enumerate().for_each(|(row, words)| {
+            let mut scores = [0f32; Pattern::MAX_M];
+            for (group, values) in matrix.row(row).chunks(m).enumerate() {
+                let scores = &mut scores[..values.len()];
+                for (s, v) in scores.iter_mut().zip(values) {
+                    *s = score(*v);
+                }
+                let kept = best(scores, pattern.n());
+                let bit = group * m;
+                words[bit / 64] |= kept << (bit % 64);
+                if bit % 64 + values.len() > 64 {
+                    words[bit / 64 + 1] |= kept >> (64 - bit % 64);
+                }
+            }
+        }),
+        Axis::Column => mask.par_bands_mut(m).enumerate().for_each(|(band, words)| {
+            let height = m.min(rows - band * m);
+            let stride = words.len() / height;
+            let mut scores = [0f32; Pattern::MAX_M];
+            for col in 0..cols {
+                for (i, s) in scores[..height].iter_mut().enumerate() {
+                    *s = score(matrix.row(band * m + i)[col]);
+                }
+                let kept = best(&scores[..height], pattern.n());
+                for i in 0..height {
+                    words[i * stride + col / 64] |= (kept >> i & 1) << (col % 64);
+                }
+            }
+        }),
+    }
+    Ok(mask)
+}
+
+/// The `n` highest of at most 64 scores, as bits; ties go to the lower index.
+fn best(scores: &[f32], n: usize) -> u64 {
+    let mut kept = 0;
+    for (i, a) in scores.iter().enumerate() {
+        let better = scores[..i].iter().filter(|b| *b >= a).count() + scores[i + 1..].iter().filter(|b| *b > a).count();
+        kept |= u64::from(better < n) << i;
+    }
+    kept
+}
+
+/// An error with the place of the first NaN, if there is one.
+pub(crate) fn reject_nan<T: Element>(matrix: MatrixRef<'_, T>) -> Result<()> {
+    let found = (0..matrix.rows())
+        .into_par_iter()
+        .find_map_first(|row| matrix.row(row).iter().position(|v| v.to_f32().is_nan()).map(|col| (row, col)));
+    match found {
+        None => Ok(()),
+        Some((row, col)) => Err(Error::NotANumber { row, col }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The rule as a sentence: sort by descending score, then by index, and keep the first n.
+    fn reference(scores: &[f32], n: usize) -> u64 {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap().then(a.cmp(&b)));
+        order.into_iter().take(n).fold(0, |bits, i| bits | 1 << i)
+    }
+
+    /// Few distinct values, so that ties and zeros of both signs are common; infinities too.
+    fn adversarial() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            4 => (-3i8..=3).prop_map(f32::from),
+            1 => Just(-0.0f32),
+            1 => prop_oneof![Just(f32::INFINITY), Just(f32::NEG_INFINITY), Just(f32::MIN_POSITIVE), Just(1e-45f32)],
+            2 => -1e3f32..1e3,
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_best_are_those_of_the_reference(scores in proptest::collection::vec(adversarial(), 0..64), n in 1usize..64) {
+            prop_assert_eq!(best(&scores, n), reference(&scores, n));
+        }
+
+        #[test]
+        fn both_axes_agree_and_obey(
+            (rows, cols, data) in (0usize..12, 0usize..140).prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(adversarial(), r * c))),
+            n in 1usize..5,
+            extra in 0usize..8,
+        ) {
+            let pattern = Pattern::new(n, n + extra).unwrap();
+            let matrix = MatrixRef::new(rows, cols, &data).unwrap();
+            let by_rows = magnitude(matrix, pattern, Axis::Row).unwrap();
+            prop_assert!(by_rows.verify(pattern, Axis::Row).is_ok());
+            for row in 0..rows {
+                for (group, values) in matrix.row(row).chunks(pattern.m()).enumerate() {
+                    let scores: Vec<f32> = values.iter().map(|v| v.abs()).collect();
+                    prop_assert_eq!(by_rows.bits(row, group * pattern.m(), values.len()), reference(&scores, n));
+                }
+            }
+            let transposed = matrix.transposed();
+            let by_columns = magnitude(MatrixRef::new(cols, rows, &transposed).unwrap(), pattern, Axis::Column).unwrap();
+            prop_assert_eq!(by_columns.transposed(), by_rows);
+        }
+    }
+
+    #[test]
+    fn the_first_nan_is_named() {
+        let mut data = vec![1f32; 40];
+        data[33] = f32::NAN;
+        data[38] = f32::NAN;
+        let error = magnitude(MatrixRef::new(4, 10, &data).unwrap(), Pattern::TWO_FOUR, Axis::Row).unwrap_err();
+        assert!(matches!(error, Error::NotANumber { row: 3, col: 3 }), "{error}");
+    }
+}
