@@ -168,6 +168,78 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// A file written by a newer version of this program.
+    #[error("{}: format version {found} is newer than this program, which reads up to {newest}; update twofour", path.display())]
+    FormatVersion {
+        /// The file.
+        path: PathBuf,
+        /// The version it is written in.
+        found: u64,
+        /// The newest version that is understood.
+        newest: u64,
+    },
+
+    /// A sharded model lacks a file that its index names.
+    #[error("{}: the index names the shard {}, which is not there; download or copy it too", index.display(), shard.display())]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The missing file.
+        shard: PathBuf,
+    },
+
+    /// A file holds no tensor or compressed weight of that name.
+    #[error("{}: there is no {what} `{name}`; {hint}", path.display())]
+    NoTensor {
+        /// The file.
+        path: PathBuf,
+        /// "tensor" or "compressed weight".
+        what: &'static str,
+        /// The name asked for.
+        name: String,
+        /// What is there instead.
+        hint: String,
+    },
+
+    /// A tensor of another dtype than asked for.
+    #[error("expected dtype {expected}, found {found}")]
+    WrongDType {
+        /// The dtype asked for.
+        expected: crate::file::StoredDType,
+        /// The dtype found.
+        found: crate::file::StoredDType,
+    },
+
+    /// A weight without elements has no compressed form on disk.
+    #[error("a weight of shape [{rows}, {cols}] has no elements and is stored dense")]
+    EmptyWeight {
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+    },
+
+    /// What is written to a file departs from what was planned.
+    #[error("{}: tensor `{name}` {reason}", path.display())]
+    NotPlanned {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// How it departs.
+        reason: &'static str,
+    },
+
+    /// An error inside one file.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong there.
+        #[source]
+        source: Box<Error>,
+    },
+
     /// The operating system refused.
     #[error("{}: {action}: {source}", path.display())]
     Io {
@@ -186,6 +258,12 @@ impl Error {
     #[must_use]
     pub fn in_tensor(self, name: impl Into<String>) -> Self {
         Error::InTensor { name: name.into(), source: Box::new(self) }
+    }
+
+    /// Says in which file the error happened.
+    #[must_use]
+    pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
+        Error::InFile { path: path.into(), source: Box::new(self) }
     }
 }
 

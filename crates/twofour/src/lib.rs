@@ -10,7 +10,7 @@
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
 //! | what GPUs want instead | `layout` |
-//! | on disk | `file` |
+//! | on disk | [`file`] |
 //! | multiplying with it | `kernel` |
 //!
 //! It needs no machine-learning framework and no GPU.
@@ -18,6 +18,7 @@
 pub mod compressed;
 pub mod element;
 mod error;
+pub mod file;
 pub mod mask;
 pub mod matrix;
 pub mod pattern;

@@ -1,0 +1,319 @@
+//! Reading a model: one file, or several with an index.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    CompressedInfo, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, manifest, source::Source,
+    unique::quoted,
+};
+use crate::{Compressed, Element, Error, Result};
+
+/// The end of an index's file name.
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+
+/// A model on disk, memory-mapped: a tensor is read when it is looked at.
+///
+/// Everything the headers claim is checked when the model is opened; the metadata of a compressed weight, when that weight
+/// is.
+#[derive(Debug)]
+pub struct Reader {
+    shards: Vec<Shard>,
+    index: Option<(PathBuf, Index)>,
+    metadata: BTreeMap<String, String>,
+    /// Shard and position in its header of each tensor.
+    tensors: HashMap<String, (usize, usize)>,
+    /// Shard and position in its list of each compressed weight.
+    weights: HashMap<String, (usize, usize)>,
+}
+
+/// One file of a model.
+#[derive(Debug)]
+pub struct Shard {
+    source: Source,
+    header: Header,
+    weights: Vec<CompressedInfo>,
+    /// The names of the tensors that are parts of compressed weights.
+    parts: HashSet<String>,
+}
+
+/// A tensor's elements, in the file.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorView<'a> {
+    /// What the header says.
+    pub info: &'a TensorInfo,
+    /// The elements' bytes, little-endian, row-major.
+    pub data: &'a [u8],
+}
+
+impl<'a> TensorView<'a> {
+    /// The elements: borrowed where the file happens to align them for `T`, as our writer makes sure, copied otherwise.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`] where the tensor holds another dtype.
+    pub fn elements<T: StoredElement>(&self) -> Result<Cow<'a, [T]>> {
+        if self.info.dtype != T::STORED {
+            let wrong = Error::WrongDType { expected: T::STORED, found: self.info.dtype };
+            return Err(wrong.in_tensor(&self.info.name));
+        }
+        Ok(match bytemuck::try_cast_slice(self.data) {
+            Ok(elements) => Cow::Borrowed(elements),
+            Err(_) => Cow::Owned(bytemuck::allocation::pod_collect_to_vec(self.data)),
+        })
+    }
+}
+
+impl Shard {
+    fn new(source: Source) -> Result<Self> {
+        let header = Header::parse(source.path(), source.bytes())?;
+        let weights = manifest::parse(source.path(), header.metadata(), header.tensors())?;
+        let parts = weights.iter().flat_map(|w| w.parts().into_iter().map(|(part, ..)| part.key(&w.name))).collect();
+        Ok(Shard { source, header, weights, parts })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        self.source.path()
+    }
+
+    /// The file's header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The compressed weights of this file, in order of name.
+    pub fn compressed_weights(&self) -> &[CompressedInfo] {
+        &self.weights
+    }
+
+    /// The tensors of this file that are no parts of compressed weights, in file order.
+    pub fn plain_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.header.tensors().iter().filter(|t| !self.parts.contains(&t.name))
+    }
+
+    /// An error about this file.
+    fn fault(&self, reason: String) -> Error {
+        Error::Format { path: self.path().to_owned(), reason }
+    }
+}
+
+impl Reader {
+    /// Opens a model: a `.safetensors` file, a `*.safetensors.index.json`, or a directory that holds either (the index
+    /// wins; without one there must be exactly one `.safetensors` file).
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`] where
+    /// the files are not what they claim.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let found = if path.is_dir() { find_in_directory(path)? } else { path.to_owned() };
+        if found.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json")) {
+            Self::open_sharded(found)
+        } else {
+            Self::new(vec![Shard::new(Source::map(&found)?)?], None)
+        }
+    }
+
+    /// Reads a single file's bytes from memory; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// As [`Reader::open`], but for those of the system.
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: Vec<u8>) -> Result<Self> {
+        Self::new(vec![Shard::new(Source::owned(path.as_ref(), bytes))?], None)
+    }
+
+    fn open_sharded(path: PathBuf) -> Result<Self> {
+        let io = |source| Error::Io { path: path.clone(), action: "reading the index", source };
+        let length = fs::metadata(&path).map_err(io)?.len();
+        if length > MAX_HEADER_BYTES as u64 {
+            return Err(Error::Format { path, reason: format!("{length} bytes are too many for an index") });
+        }
+        let index = Index::parse(&path, &fs::read(&path).map_err(io)?)?;
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let mut shards = Vec::new();
+        for name in index.shards() {
+            let shard = directory.join(name);
+            if !shard.exists() {
+                return Err(Error::MissingShard { index: path.clone(), shard });
+            }
+            shards.push(Shard::new(Source::map(&shard)?)?);
+        }
+        for shard in &shards {
+            let file = shard.path().file_name().unwrap_or_default().to_string_lossy();
+            for tensor in shard.header.tensors() {
+                if index.weight_map.get(&tensor.name).map(String::as_str) != Some(&*file) {
+                    return Err(shard.fault(format!(
+                        "tensor {} is in this shard, but the index {} does not place it here",
+                        quoted(&tensor.name),
+                        path.display()
+                    )));
+                }
+            }
+        }
+        let reader = Self::new(shards, None)?;
+        for (name, shard) in &index.weight_map {
+            if !reader.tensors.contains_key(name) {
+                return Err(Error::Format {
+                    path,
+                    reason: format!("tensor {} is placed in shard {}, which lacks it", quoted(name), quoted(shard)),
+                });
+            }
+        }
+        Ok(Reader { index: Some((path, index)), ..reader })
+    }
+
+    fn new(shards: Vec<Shard>, index: Option<(PathBuf, Index)>) -> Result<Self> {
+        let mut tensors = HashMap::new();
+        let mut weights = HashMap::new();
+        let mut metadata = BTreeMap::new();
+        for (s, shard) in shards.iter().enumerate() {
+            for (t, tensor) in shard.header.tensors().iter().enumerate() {
+                if tensors.insert(tensor.name.clone(), (s, t)).is_some() {
+                    return Err(shard.fault(format!("tensor {} is in another shard too", quoted(&tensor.name))));
+                }
+            }
+            for (name, value) in shard.header.metadata() {
+                metadata.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        }
+        for (s, shard) in shards.iter().enumerate() {
+            for (w, weight) in shard.weights.iter().enumerate() {
+                if weights.insert(weight.name.clone(), (s, w)).is_some() || tensors.contains_key(&weight.name) {
+                    return Err(shard.fault(format!("weight {} is in another shard too", quoted(&weight.name))));
+                }
+            }
+        }
+        Ok(Reader { shards, index, metadata, tensors, weights })
+    }
+
+    /// The model's files, in order of name.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// The index and its path, where the model is sharded.
+    pub fn index(&self) -> Option<(&Path, &Index)> {
+        self.index.as_ref().map(|(path, index)| (path.as_path(), index))
+    }
+
+    /// Every tensor that is stored, in file order; a compressed weight appears as its parts.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.shards.iter().flat_map(|s| s.header.tensors())
+    }
+
+    /// Every tensor that is no part of a compressed weight, in file order.
+    pub fn plain_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.shards.iter().flat_map(Shard::plain_tensors)
+    }
+
+    /// The metadata of the file; of a sharded model, of all files together (the first file that has a name wins; the
+    /// manifest of compressed weights is each file's own).
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// A stored tensor.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] where there is none of that name, [`Error::Format`] where the file changed since it was opened.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
+        let &(shard, at) = self.tensors.get(name).ok_or_else(|| self.no_tensor(name, "tensor"))?;
+        let shard = &self.shards[shard];
+        shard.source.unchanged()?;
+        let info = &shard.header.tensors()[at];
+        Ok(TensorView { info, data: &shard.source.bytes()[shard.header.range(info)] })
+    }
+
+    /// The compressed weights, in order of file, then of name.
+    pub fn compressed_weights(&self) -> impl Iterator<Item = &CompressedInfo> {
+        self.shards.iter().flat_map(|s| &s.weights)
+    }
+
+    /// What the file says about one compressed weight.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] where no compressed weight has that name.
+    pub fn compressed_info(&self, name: &str) -> Result<&CompressedInfo> {
+        let &(shard, at) = self.weights.get(name).ok_or_else(|| self.no_tensor(name, "compressed weight"))?;
+        Ok(&self.shards[shard].weights[at])
+    }
+
+    /// A compressed weight, after checking every rule of the canonical form.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::WrongDType`] where it is of another dtype
+    /// than `T`, and those of [`Compressed::from_parts`], with file and tensor, where it is damaged.
+    pub fn compressed<T: Element>(&self, name: &str) -> Result<Compressed<T>> {
+        let info = self.compressed_info(name)?;
+        let values = self.tensor(&Part::Values.key(name))?.elements::<T>()?.into_owned();
+        let meta = self.tensor(&Part::Meta.key(name))?.elements::<u32>()?.into_owned();
+        Compressed::from_parts(info.rows, info.cols, values, meta)
+            .map_err(|e| e.in_tensor(name).in_file(self.path_of_weight(name)))
+    }
+
+    /// The scales of a compressed weight's rows, where it has them.
+    ///
+    /// # Errors
+    /// As [`Reader::tensor`].
+    pub fn scales(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        if !self.compressed_info(name)?.scaled {
+            return Ok(None);
+        }
+        Ok(Some(self.tensor(&Part::Scales.key(name))?.elements::<f32>()?.into_owned()))
+    }
+
+    /// The file that holds a compressed weight; the first one where there is no such weight.
+    fn path_of_weight(&self, name: &str) -> &Path {
+        let shard = self.weights.get(name).map_or(0, |&(shard, _)| shard);
+        self.shards.get(shard).map_or(Path::new(""), Shard::path)
+    }
+
+    /// Where the model was found: the index, or the one file.
+    pub fn path(&self) -> &Path {
+        match &self.index {
+            Some((path, _)) => path,
+            None => self.shards.first().map_or(Path::new(""), Shard::path),
+        }
+    }
+
+    fn no_tensor(&self, name: &str, what: &'static str) -> Error {
+        let hint = match what {
+            "tensor" if self.weights.contains_key(name) => "it is stored compressed".to_owned(),
+            "tensor" => format!("it holds {} tensors", self.tensors.len()),
+            _ if self.tensors.contains_key(name) => "it is stored dense".to_owned(),
+            _ => format!("it holds {} compressed weights", self.weights.len()),
+        };
+        Error::NoTensor { path: self.path().to_owned(), what, name: name.to_owned(), hint }
+    }
+}
+
+/// The index of a directory, or its only `.safetensors` file.
+fn find_in_directory(directory: &Path) -> Result<PathBuf> {
+    let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
+    let (mut indices, mut files) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(directory).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        let text = name.to_string_lossy();
+        if text.ends_with(INDEX_SUFFIX) {
+            indices.push(directory.join(&name));
+        } else if text.ends_with(".safetensors") {
+            files.push(directory.join(&name));
+        }
+    }
+    let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
+    match (indices.as_mut_slice(), files.as_mut_slice()) {
+        ([index], _) => Ok(std::mem::take(index)),
+        ([], [file]) => Ok(std::mem::take(file)),
+        ([], []) => fault("the directory holds no .safetensors file".to_owned()),
+        ([], files) => fault(format!(
+            "the directory holds {} .safetensors files and no index; name one of them, or, if a conversion was interrupted \
+             here, run it again",
+            files.len()
+        )),
+        (indices, _) => fault(format!("the directory holds {} indices; name one of them", indices.len())),
+    }
+}

@@ -1,0 +1,301 @@
+//! Writing a file: all of it or nothing.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    io::{self, ErrorKind, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value, json};
+use tempfile::{NamedTempFile, TempPath};
+
+use super::{
+    MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement, header::METADATA, manifest,
+};
+use crate::{Compressed, Element, Error, Result};
+
+/// The data begins at a multiple of this many bytes, a cache line.
+const DATA_ALIGNMENT: usize = 64;
+
+/// The beginning of the name of a file that is being written; a process that is killed leaves it behind, and it may be
+/// deleted. The end is [`TEMP_SUFFIX`].
+pub const TEMP_PREFIX: &str = ".twofour-";
+
+/// The end of the name of a file that is being written.
+pub const TEMP_SUFFIX: &str = ".tmp";
+
+/// Whether an existing output may be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overwrite {
+    /// An existing output is an error.
+    #[default]
+    No,
+    /// An existing output is replaced, at the very end and in one step.
+    Yes,
+}
+
+/// A safetensors file in the making.
+///
+/// The bytes go to a temporary file in the same directory. [`Writer::finish`] brings it to the disk and gives it its name
+/// in one step; a writer that is dropped before leaves nothing. Tensors are written one at a time, in any order.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use twofour::file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer};
+/// let directory = tempfile::tempdir()?;
+/// let path = directory.path().join("model.safetensors");
+/// let plan = vec![PlannedTensor::new("bias", StoredDType::F32, [2])];
+/// let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new())?;
+/// writer.write_elements("bias", &[1.0f32, 2.0])?;
+/// writer.finish()?;
+/// assert_eq!(*Reader::open(&path)?.tensor("bias")?.elements::<f32>()?, [1.0, 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Writer {
+    output: Output,
+    slots: HashMap<String, Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    dtype: StoredDType,
+    start: u64,
+    bytes: usize,
+    written: bool,
+}
+
+impl Writer {
+    /// Begins a file: makes the temporary file and writes the header.
+    ///
+    /// Tensors are laid out in descending order of element size, then by name, and the data begins at a multiple of 64
+    /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the plan's
+    /// compressed weights goes into the metadata under `twofour`, in the place of one that is there already.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it; [`Error::Format`]
+    /// where two tensors would have the same name or one is too large; [`Error::Io`] where the system refuses.
+    pub fn create(
+        path: impl AsRef<Path>,
+        overwrite: Overwrite,
+        plan: impl Into<Plan>,
+        mut metadata: BTreeMap<String, String>,
+    ) -> Result<Writer> {
+        let (path, plan) = (path.as_ref(), plan.into());
+        let sizes = plan.check(path)?;
+        metadata.remove(MANIFEST_KEY);
+        if !plan.weights().is_empty() {
+            let mut weights: Vec<_> = plan.weights().iter().collect();
+            weights.sort_by(|a, b| a.name.cmp(&b.name));
+            metadata.insert(MANIFEST_KEY.to_owned(), manifest::to_json(weights));
+        }
+        let mut order: Vec<(&PlannedTensor, usize)> = plan.tensors().iter().zip(sizes).collect();
+        order.sort_by(|(a, _), (b, _)| b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name)));
+        let header = header_text(&order, &metadata);
+        if header.len() > MAX_HEADER_BYTES {
+            let reason = format!("its header would take {} bytes, {MAX_HEADER_BYTES} are allowed", header.len());
+            return Err(Error::Format { path: path.to_owned(), reason });
+        }
+        let mut output = Output::create(path, overwrite)?;
+        output.append(&(header.len() as u64).to_le_bytes())?;
+        output.append(header.as_bytes())?;
+        let mut start = 8 + header.len() as u64;
+        let slots = order
+            .into_iter()
+            .map(|(tensor, bytes)| {
+                let slot = Slot { dtype: tensor.dtype, start, bytes, written: false };
+                start += bytes as u64;
+                (tensor.name.clone(), slot)
+            })
+            .collect();
+        Ok(Writer { output, slots })
+    }
+
+    /// Writes the little-endian, row-major bytes of one tensor.
+    ///
+    /// # Errors
+    /// [`Error::NotPlanned`] where the tensor is not planned or is written already, [`Error::Length`] where it has another
+    /// length than planned, [`Error::Io`] where the system refuses.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let refused = |reason| Err(Error::NotPlanned { path: self.output.path.clone(), name: name.to_owned(), reason });
+        let Some(slot) = self.slots.get_mut(name) else { return refused("is not among the planned tensors") };
+        if slot.written {
+            return refused("was written already");
+        }
+        if bytes.len() != slot.bytes {
+            let wrong = Error::Length { what: "bytes to write", expected: slot.bytes, found: bytes.len() };
+            return Err(wrong.in_tensor(name));
+        }
+        slot.written = true;
+        self.output.write_at(slot.start, bytes)
+    }
+
+    /// Writes the elements of one tensor.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`] where another dtype was planned, and those of [`Writer::write`].
+    pub fn write_elements<T: StoredElement>(&mut self, name: &str, elements: &[T]) -> Result<()> {
+        match self.slots.get(name) {
+            Some(slot) if slot.dtype != T::STORED => {
+                Err(Error::WrongDType { expected: slot.dtype, found: T::STORED }.in_tensor(name))
+            }
+            _ => self.write(name, bytemuck::cast_slice(elements)),
+        }
+    }
+
+    /// Writes values and metadata of a compressed weight.
+    ///
+    /// # Errors
+    /// As [`Writer::write_elements`].
+    pub fn write_compressed<T: Element>(&mut self, name: &str, weight: &Compressed<T>) -> Result<()> {
+        self.write_elements(&Part::Values.key(name), weight.values())?;
+        self.write_elements(&Part::Meta.key(name), weight.meta())
+    }
+
+    /// Brings the file to the disk and gives it its name.
+    ///
+    /// # Errors
+    /// [`Error::NotPlanned`] where a planned tensor was not written, [`Error::Exists`] where an output appeared meanwhile,
+    /// [`Error::Io`] where the system refuses. Nothing is left then.
+    pub fn finish(self) -> Result<()> {
+        self.seal()?.publish()
+    }
+
+    /// Brings the file to the disk, still under its temporary name.
+    pub(super) fn seal(self) -> Result<Sealed> {
+        let mut missing: Vec<&str> =
+            self.slots.iter().filter(|(_, slot)| !slot.written && slot.bytes > 0).map(|(n, _)| n.as_str()).collect();
+        missing.sort_unstable();
+        if let Some(name) = missing.first() {
+            let reason = "was planned and never written";
+            return Err(Error::NotPlanned { path: self.output.path.clone(), name: (*name).to_owned(), reason });
+        }
+        self.output.seal()
+    }
+}
+
+/// The header's JSON, padded with spaces so that the data is aligned.
+fn header_text(order: &[(&PlannedTensor, usize)], metadata: &BTreeMap<String, String>) -> String {
+    let mut header = Map::new();
+    if !metadata.is_empty() {
+        header.insert(METADATA.to_owned(), json!(metadata));
+    }
+    let mut start = 0;
+    for (tensor, bytes) in order {
+        let entry = json!({
+            "dtype": tensor.dtype.name(),
+            "shape": tensor.shape,
+            "data_offsets": [start, start + bytes],
+        });
+        header.insert(tensor.name.clone(), entry);
+        start += bytes;
+    }
+    let mut text = Value::Object(header).to_string();
+    let padded = (8 + text.len()).next_multiple_of(DATA_ALIGNMENT) - 8;
+    text.extend(std::iter::repeat_n(' ', padded - text.len()));
+    text
+}
+
+/// A file that is being written under a temporary name.
+#[derive(Debug)]
+pub(super) struct Output {
+    path: PathBuf,
+    overwrite: Overwrite,
+    temp: NamedTempFile,
+}
+
+impl Output {
+    /// Begins a file beside its final place.
+    pub(super) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
+        let usable = path.file_name().is_some() && !path.is_dir();
+        if !usable {
+            let reason = "is a directory; name the file to write".to_owned();
+            return Err(Error::Format { path: path.to_owned(), reason });
+        }
+        // symlink_metadata: a dangling link is an existing output too.
+        if overwrite == Overwrite::No && fs::symlink_metadata(path).is_ok() {
+            return Err(Error::Exists { path: path.to_owned() });
+        }
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(TEMP_PREFIX).suffix(TEMP_SUFFIX);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // What an ordinary new file gets, less the umask; a temporary file would be its owner's only.
+            builder.permissions(fs::Permissions::from_mode(0o666));
+        }
+        let directory = directory_of(path);
+        let temp = builder.tempfile_in(directory).map_err(|source| Error::Io {
+            path: directory.to_owned(),
+            action: "making a temporary file there",
+            // tempfile adds the temporary path to the message; the kind says it all.
+            source: source.raw_os_error().map_or(source, io::Error::from_raw_os_error),
+        })?;
+        Ok(Output { path: path.to_owned(), overwrite, temp })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.temp.as_file_mut().write_all(bytes).map_err(|e| self.refused("writing", e))
+    }
+
+    fn write_at(&mut self, start: u64, bytes: &[u8]) -> Result<()> {
+        let file = self.temp.as_file_mut();
+        let outcome = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(bytes));
+        outcome.map_err(|e| self.refused("writing", e))
+    }
+
+    fn seal(self) -> Result<Sealed> {
+        self.temp.as_file().sync_all().map_err(|e| self.refused("bringing it to the disk", e))?;
+        Ok(Sealed { path: self.path, overwrite: self.overwrite, temp: self.temp.into_temp_path() })
+    }
+
+    fn refused(&self, action: &'static str, source: io::Error) -> Error {
+        Error::Io { path: self.path.clone(), action, source }
+    }
+}
+
+/// A file that is complete and on the disk, under a temporary name; dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    path: PathBuf,
+    overwrite: Overwrite,
+    temp: TempPath,
+}
+
+impl Sealed {
+    /// Gives the file its name.
+    pub(super) fn publish(self) -> Result<()> {
+        let outcome = match self.overwrite {
+            Overwrite::Yes => self.temp.persist(&self.path),
+            Overwrite::No => self.temp.persist_noclobber(&self.path),
+        };
+        match outcome {
+            Ok(()) => sync_directory(directory_of(&self.path)),
+            Err(e) if e.error.kind() == ErrorKind::AlreadyExists => Err(Error::Exists { path: self.path }),
+            Err(e) => Err(Error::Io { path: self.path, action: "giving it its name", source: e.error }),
+        }
+    }
+}
+
+/// The directory that holds the path's last component.
+pub(super) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Brings a directory's entries to the disk, where the system can.
+pub(super) fn sync_directory(directory: &Path) -> Result<()> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(directory).and_then(|d| d.sync_all()) {
+        // Some network file systems cannot; the rename has happened all the same.
+        Err(e) if !matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
+            Err(Error::Io { path: directory.to_owned(), action: "bringing the directory to the disk", source: e })
+        }
+        _ => Ok(()),
+    }
+}
