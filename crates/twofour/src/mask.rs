@@ -135,7 +135,8 @@ impl Mask {
     fn kept_mass<T: Element>(&self, matrix: MatrixRef<'_, T>, mass: impl Fn(f64) -> f64 + Sync) -> Result<f64> {
         self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
         // Per-row sums collected in order: the figure does not depend on the number of threads.
-        let sums: Vec<(f64, f64)> = (0..self.rows)
+        let rows = if self.cols == 0 { 0 } else { self.rows };
+        let sums: Vec<(f64, f64)> = (0..rows)
             .into_par_iter()
             .map(|row| {
                 let (mut kept, mut all) = (0.0, 0.0);
@@ -190,6 +191,7 @@ impl Mask {
             Axis::Row => (self.rows, self.cols.div_ceil(m)),
             Axis::Column => (self.rows.div_ceil(m), self.cols),
         };
+        let outer = if inner == 0 { 0 } else { outer };
         (0..outer).flat_map(move |o| {
             (0..inner).filter_map(move |i| {
                 let (line, group, kept) = match axis {

@@ -136,6 +136,8 @@ impl<T: Element> Compressed<T> {
             return Err(Error::Length { what: "compressed metadata", expected: meta_len, found: meta.len() });
         }
         let compressed = Self { rows, cols, values, meta };
+        // A stranger's shape may have any number of empty rows.
+        let rows = if cols == 0 { 0 } else { rows };
         // find_map_first: the same error whatever the number of threads.
         match (0..rows).into_par_iter().find_map_first(|row| compressed.verify_row(row).err()) {
             None => Ok(compressed),
@@ -189,7 +191,8 @@ impl<T: Element> Compressed<T> {
     /// The mask of the stored positions: exactly two a group, also where a stored value is zero.
     pub fn mask(&self) -> Mask {
         let mut mask = Mask::empty(self.rows, self.cols);
-        for row in 0..self.rows {
+        let rows = if self.cols == 0 { 0 } else { self.rows };
+        for row in 0..rows {
             for group in 0..groups_per_row(self.cols) {
                 let (first, second) = code::positions(self.code(row, group));
                 for col in [group * 4 + first, group * 4 + second] {
@@ -329,6 +332,20 @@ mod tests {
             let legal = code::is_legal(byte & 15) && code::is_legal(byte >> 4) && (at % 4 != 3 || byte >> 4 == before >> 4);
             prop_assert_eq!(Compressed::from_parts(4, 30, values, meta).is_ok(), legal);
         }
+    }
+
+    /// A hostile file may name any number of rows where there are no columns; nothing may walk over them.
+    #[test]
+    fn empty_rows_without_end_take_no_time() {
+        let rows = 1 << 60;
+        let matrix = MatrixRef::<f32>::new(rows, 0, &[]).unwrap();
+        let parts = Compressed::from_parts(rows, 0, vec![], vec![]).unwrap();
+        assert_eq!(Compressed::from_dense(matrix).unwrap(), parts);
+        let c = Compressed::from_pruned(matrix).unwrap();
+        assert!(c.to_dense().is_empty());
+        assert!(c.mask().verify(Pattern::TWO_FOUR, Axis::Row).is_ok());
+        assert!(c.mask().verify(Pattern::TWO_FOUR, Axis::Column).is_ok());
+        assert_eq!(c.mask().kept_l1(matrix).unwrap(), 1.0);
     }
 
     #[test]

@@ -88,7 +88,8 @@ fn best(scores: &[f32], n: usize) -> u64 {
 
 /// An error with the place of the first NaN, if there is one.
 pub(crate) fn reject_nan<T: Element>(matrix: MatrixRef<'_, T>) -> Result<()> {
-    let found = (0..matrix.rows())
+    let rows = if matrix.cols() == 0 { 0 } else { matrix.rows() };
+    let found = (0..rows)
         .into_par_iter()
         .find_map_first(|row| matrix.row(row).iter().position(|v| v.to_f32().is_nan()).map(|col| (row, col)));
     match found {
