@@ -79,6 +79,24 @@ pub enum Error {
         col: usize,
     },
 
+    /// An infinity where elements must be finite.
+    #[error("row {row}, column {col}: the element is infinite; find out where it came from before pruning")]
+    Infinite {
+        /// Row of the first infinity.
+        row: usize,
+        /// Column of the first infinity.
+        col: usize,
+    },
+
+    /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
+    #[error(
+        "{count} elements are -0.0, which the compressed form stores as +0.0; allow that (NegativeZeros::Normalise) or          replace them by +0.0"
+    )]
+    NegativeZeros {
+        /// How many.
+        count: usize,
+    },
+
     /// A group with more non-zeros (or kept elements) than the pattern allows.
     #[error(
         "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or ask for pruning",

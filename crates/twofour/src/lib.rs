@@ -10,7 +10,7 @@
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
 //! | what GPUs want instead | `layout` |
-//! | on disk | [`file`] |
+//! | on disk | [`mod@file`] |
 //! | multiplying with it | `kernel` |
 //!
 //! It needs no machine-learning framework and no GPU.

@@ -183,10 +183,11 @@ fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> R
     let dim = |dim: u64| usize::try_from(dim).map_err(|_| format!("shape {:?} is not addressable", raw.shape));
     let mut weight =
         CompressedInfo::new(name, dtype, dim(raw.shape.0)?, dim(raw.shape.1)?).map_err(|e| e.to_string())?;
-    weight.scaled = tensors.contains_key(Part::Scales.key(name).as_str());
-    if weight.scaled && dtype != DType::I8 {
-        return Err(format!("it has scales, which only I8 weights may have, and is {dtype}"));
-    }
+    // A tensor of that name that is anything else is an ordinary tensor: the input's own, in its own convention.
+    weight.scaled = dtype == DType::I8
+        && tensors
+            .get(Part::Scales.key(name).as_str())
+            .is_some_and(|t| t.dtype == StoredDType::F32 && t.shape == [weight.rows]);
     for (part, dtype, shape) in weight.parts() {
         let key = part.key(name);
         let Some(tensor) = tensors.get(key.as_str()) else {

@@ -3,12 +3,26 @@
 //! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8), with an entry
 //! in the file's metadata; anything else in the file is an ordinary tensor. `docs/format.md` is the specification.
 //!
+//! [`compress`](compress()), [`decompress`](decompress()) and [`prune`](prune()) convert whole models, one tensor at a time.
+//! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
+//! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
+//! however large the model.
+//!
+//! Outputs appear complete or not at all. A single file is written beside its final place and renamed. Of a sharded model
+//! every shard is complete and on the disk under a temporary name before the first is renamed, and the index is renamed
+//! last: a directory that holds shards and no index is a conversion that was killed in that moment. A killed process
+//! leaves files named `.twofour-*.tmp`, which may be deleted.
+//!
+//! Writing a single file over its own input is safe: the input stays readable, under no name, until it is no longer
+//! needed. A sharded model cannot be converted in place, because its shards cannot be replaced in one step.
+//!
 //! [`Reader`] maps files into memory and believes nothing they say before it is checked. [`Writer`] leaves a complete file
 //! or none.
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
+mod convert;
 mod header;
 mod index;
 mod manifest;
@@ -21,6 +35,11 @@ mod tests;
 mod unique;
 mod writer;
 
+pub use convert::{
+    CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
+    MaskChoice, NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress,
+    decompress, prune,
+};
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;
 pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};

@@ -252,7 +252,7 @@ impl Reader {
         let values = self.tensor(&Part::Values.key(name))?.elements::<T>()?.into_owned();
         let meta = self.tensor(&Part::Meta.key(name))?.elements::<u32>()?.into_owned();
         Compressed::from_parts(info.rows, info.cols, values, meta)
-            .map_err(|e| e.in_tensor(name).in_file(self.path_of_weight(name)))
+            .map_err(|e| e.in_tensor(name).in_file(self.path_of(name)))
     }
 
     /// The scales of a compressed weight's rows, where it has them.
@@ -266,9 +266,10 @@ impl Reader {
         Ok(Some(self.tensor(&Part::Scales.key(name))?.elements::<f32>()?.into_owned()))
     }
 
-    /// The file that holds a compressed weight; the first one where there is no such weight.
-    fn path_of_weight(&self, name: &str) -> &Path {
-        let shard = self.weights.get(name).map_or(0, |&(shard, _)| shard);
+    /// The file that holds a tensor or compressed weight; the first one where there is none of that name.
+    pub(super) fn path_of(&self, name: &str) -> &Path {
+        let place = self.tensors.get(name).or_else(|| self.weights.get(name));
+        let shard = place.map_or(0, |&(shard, _)| shard);
         self.shards.get(shard).map_or(Path::new(""), Shard::path)
     }
 

@@ -245,6 +245,13 @@ impl Output {
         outcome.map_err(|e| self.refused("writing", e))
     }
 
+    /// Writes the whole of a small file.
+    pub(super) fn whole(path: &Path, overwrite: Overwrite, bytes: &[u8]) -> Result<Sealed> {
+        let mut output = Output::create(path, overwrite)?;
+        output.append(bytes)?;
+        output.seal()
+    }
+
     fn seal(self) -> Result<Sealed> {
         self.temp.as_file().sync_all().map_err(|e| self.refused("bringing it to the disk", e))?;
         Ok(Sealed { path: self.path, overwrite: self.overwrite, temp: self.temp.into_temp_path() })

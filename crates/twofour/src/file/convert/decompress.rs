@@ -1,0 +1,104 @@
+//! From compressed weights to dense ones.
+
+use std::path::Path;
+
+use super::{Conversion, Item, Overwrite, Part, Plan, PlannedTensor, Progress, Reader, StoredDType, Writer, run};
+use crate::{DType, Element, F8E4M3, F8E5M2, Result};
+
+/// What [`decompress()`] did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DecompressReport {
+    /// The weights that were compressed, in order of file and name.
+    pub weights: Vec<DecompressedWeight>,
+    /// How many tensors were copied as they are.
+    pub copied: usize,
+}
+
+/// One weight that became dense.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecompressedWeight {
+    /// Its name.
+    pub name: String,
+    /// The dtype of its elements.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: [usize; 2],
+    /// Bytes that it took compressed.
+    pub bytes_before: usize,
+    /// Bytes that it takes dense.
+    pub bytes_after: usize,
+}
+
+/// Writes a model with every compressed weight as the dense tensor it stands for; all else is copied byte for byte.
+///
+/// What [`compress`](crate::file::compress()) made of a 2:4 model comes back with the same names, dtypes, shapes, metadata and bytes, but
+/// for one thing: -0.0 has become +0.0, as that conversion reported. A scaled I8 weight keeps its scales as the
+/// tensor `<name>.scales`.
+///
+/// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
+///
+/// # Errors
+/// Those of [`Reader::open`] and [`Reader::compressed`]; [`crate::Error::Exists`] where the output exists and may not be
+/// replaced; [`crate::Error::Io`] where the system refuses. Nothing is left then.
+pub fn decompress(
+    input: impl AsRef<Path>,
+    output: impl AsRef<Path>,
+    overwrite: Overwrite,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<DecompressReport> {
+    let reader = Reader::open(input)?;
+    let mut conversion = Decompress { report: DecompressReport::default() };
+    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
+    Ok(conversion.report)
+}
+
+struct Decompress {
+    report: DecompressReport,
+}
+
+impl Conversion for Decompress {
+    fn plan(&mut self, _: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
+        match item {
+            Item::Plain(_) => {
+                self.report.copied += 1;
+                item.plan_copy(plan);
+            }
+            Item::Compressed(weight) => {
+                let shape = [weight.rows, weight.cols];
+                plan.tensor(PlannedTensor::new(&weight.name, weight.dtype, shape));
+                if weight.scaled {
+                    let name = Part::Scales.key(&weight.name);
+                    plan.tensor(PlannedTensor::new(name, StoredDType::F32, [weight.rows]));
+                }
+                self.report.weights.push(DecompressedWeight {
+                    name: weight.name.clone(),
+                    dtype: weight.dtype,
+                    shape,
+                    bytes_before: weight.bytes(),
+                    bytes_after: weight.dense_bytes(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
+        let Item::Compressed(weight) = item else { return item.write_copy(reader, writer) };
+        match weight.dtype {
+            DType::F32 => dense::<f32>(reader, &weight.name, writer)?,
+            DType::F16 => dense::<half::f16>(reader, &weight.name, writer)?,
+            DType::BF16 => dense::<half::bf16>(reader, &weight.name, writer)?,
+            DType::I8 => dense::<i8>(reader, &weight.name, writer)?,
+            DType::F8E4M3 => dense::<F8E4M3>(reader, &weight.name, writer)?,
+            DType::F8E5M2 => dense::<F8E5M2>(reader, &weight.name, writer)?,
+        }
+        match reader.scales(&weight.name)? {
+            Some(scales) => writer.write_elements(&Part::Scales.key(&weight.name), &scales),
+            None => Ok(()),
+        }
+    }
+}
+
+fn dense<T: Element>(reader: &Reader, name: &str, writer: &mut Writer) -> Result<()> {
+    writer.write_elements(name, &reader.compressed::<T>(name)?.to_dense())
+}

@@ -1,0 +1,172 @@
+//! Where a conversion writes: a file, or a directory of shards with their index.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use super::super::{
+    Index, Overwrite, Plan, Reader, Writer,
+    unique::quoted,
+    writer::{Output, Sealed, directory_of, sync_directory},
+};
+use crate::{Error, Result};
+
+/// The output's place, found fit before any work is done.
+#[derive(Debug)]
+pub(super) struct Destination {
+    path: PathBuf,
+    overwrite: Overwrite,
+}
+
+impl Destination {
+    /// Checks the output's place against the input's and the file system.
+    pub(super) fn new(reader: &Reader, path: &Path, overwrite: Overwrite) -> Result<Self> {
+        let fault = |reason: &str| Err(Error::Format { path: path.to_owned(), reason: reason.to_owned() });
+        let parent = directory_of(path);
+        let io = |source| Error::Io { path: parent.to_owned(), action: "looking for the output's directory", source };
+        fs::metadata(parent).map_err(io)?;
+        let exists = fs::symlink_metadata(path).is_ok();
+        let Some((index_path, _)) = reader.index() else {
+            if path.is_dir() {
+                return fault("is a directory, but the input is a single file; name the file to write");
+            }
+            if exists && overwrite == Overwrite::No {
+                return Err(Error::Exists { path: path.to_owned() });
+            }
+            return Ok(Destination { path: path.to_owned(), overwrite });
+        };
+        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+            return fault("names a file, but the input is sharded; name a directory to write");
+        }
+        if exists {
+            if !path.is_dir() {
+                return fault("is a file, but the input is sharded; name a directory to write");
+            }
+            let listing = |source| Error::Io { path: path.to_owned(), action: "listing the directory", source };
+            let same = fs::canonicalize(path).map_err(listing)?
+                == fs::canonicalize(directory_of(index_path)).map_err(listing)?;
+            if same {
+                return fault(
+                    "is the input's own directory; a sharded model cannot be converted in place, name another",
+                );
+            }
+            if overwrite == Overwrite::No && fs::read_dir(path).map_err(listing)?.next().is_some() {
+                return Err(Error::Exists { path: path.to_owned() });
+            }
+        }
+        Ok(Destination { path: path.to_owned(), overwrite })
+    }
+
+    /// An error where two shards would hold a tensor of the same name.
+    pub(super) fn check(&self, plans: &[Plan]) -> Result<()> {
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        for (shard, plan) in plans.iter().enumerate() {
+            let tensors = plan.tensors().iter().map(|t| t.name.as_str());
+            for name in tensors.chain(plan.weights().iter().map(|w| w.name.as_str())) {
+                if seen.insert(name, shard).is_some_and(|other| other != shard) {
+                    let reason =
+                        format!("two shards would hold a tensor named {}; rename or leave out one", quoted(name));
+                    return Err(Error::Format { path: self.path.clone(), reason });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the directory of a sharded output, where it is not there yet.
+    pub(super) fn open(self, reader: &Reader) -> Result<Opened> {
+        let index = reader.index().map(|(path, index)| {
+            let empty = Index { metadata: index.metadata.clone(), weight_map: BTreeMap::new() };
+            (self.path.join(file_name(path)), empty)
+        });
+        let mut made = MadeDirectory(None);
+        if index.is_some() {
+            match fs::create_dir(&self.path) {
+                Ok(()) => made.0 = Some(self.path.clone()),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => {
+                    return Err(Error::Io { path: self.path, action: "making the output directory", source });
+                }
+            }
+        }
+        Ok(Opened { destination: self, index, total_bytes: 0, sealed: Vec::new(), made })
+    }
+}
+
+/// An output whose files are being made.
+#[derive(Debug)]
+pub(super) struct Opened {
+    destination: Destination,
+    index: Option<(PathBuf, Index)>,
+    total_bytes: u64,
+    // Dropped in this order: the files go before the directory that holds them.
+    sealed: Vec<Sealed>,
+    made: MadeDirectory,
+}
+
+/// A directory that goes with us unless the output is complete.
+#[derive(Debug)]
+struct MadeDirectory(Option<PathBuf>);
+
+impl Drop for MadeDirectory {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // Best effort on the way out of another error; only an empty directory goes.
+            let _ = fs::remove_dir(path);
+        }
+    }
+}
+
+impl Opened {
+    /// Begins the file that the input's shard turns into.
+    pub(super) fn writer(&mut self, input: &Path, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
+        let path = match &mut self.index {
+            None => self.destination.path.clone(),
+            Some((_, index)) => {
+                let shard = file_name(input);
+                for tensor in plan.tensors() {
+                    index.weight_map.insert(tensor.name.clone(), shard.clone());
+                    self.total_bytes += tensor.dtype.bytes(&tensor.shape).unwrap_or(0) as u64;
+                }
+                self.destination.path.join(shard)
+            }
+        };
+        Writer::create(path, self.destination.overwrite, plan, metadata)
+    }
+
+    /// Brings a written file to the disk.
+    pub(super) fn seal(&mut self, writer: Writer) -> Result<()> {
+        self.sealed.push(writer.seal()?);
+        Ok(())
+    }
+
+    /// Gives every file its name, the index last.
+    pub(super) fn publish(self) -> Result<()> {
+        let Opened { destination: Destination { path, overwrite }, index, total_bytes, sealed, mut made } = self;
+        let index = match index {
+            None => None,
+            Some((index_path, mut index)) => {
+                index.metadata.insert("total_size".to_owned(), total_bytes.into());
+                let text = index.to_json();
+                let sealed = Output::whole(&index_path, overwrite, text.as_bytes())?;
+                if overwrite == Overwrite::Yes && fs::symlink_metadata(&index_path).is_ok() {
+                    // From here to the end no index describes a mixture of old and new shards.
+                    let io = |source| Error::Io { path: index_path.clone(), action: "removing the old index", source };
+                    fs::remove_file(&index_path).map_err(io)?;
+                    sync_directory(&path)?;
+                }
+                Some(sealed)
+            }
+        };
+        made.0 = None;
+        sealed.into_iter().chain(index).try_for_each(Sealed::publish)
+    }
+}
+
+/// The last component of a path that names a file.
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

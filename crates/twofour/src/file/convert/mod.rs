@@ -1,0 +1,203 @@
+//! The conversions' common ground: what a piece of a model is, and the two passes over all of them.
+
+mod compress;
+mod decompress;
+mod destination;
+mod prune;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::{
+    CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, Writer,
+};
+use crate::{DType, Element, Error, F8E4M3, F8E5M2, MatrixRef, Result};
+use destination::Destination;
+
+pub use compress::{
+    CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
+};
+pub use decompress::{DecompressReport, DecompressedWeight, decompress};
+pub use prune::{MaskChoice, PruneOutcome, PruneReport, PrunedTensor, prune};
+
+/// How far a conversion is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// Which of the two passes runs.
+    pub phase: Phase,
+    /// The tensor that was just finished.
+    pub tensor: &'a str,
+    /// Bytes of the input that this pass is through with.
+    pub bytes_done: u64,
+    /// Bytes of the input altogether.
+    pub bytes_total: u64,
+}
+
+/// A pass of a conversion over its input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Looking at the input.
+    Checking,
+    /// Writing the output.
+    Writing,
+}
+
+/// A piece of the input.
+#[derive(Debug, Clone, Copy)]
+enum Item<'a> {
+    Plain(&'a TensorInfo),
+    Compressed(&'a CompressedInfo),
+}
+
+impl Item<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Item::Plain(tensor) => &tensor.name,
+            Item::Compressed(weight) => &weight.name,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Item::Plain(tensor) => tensor.bytes,
+            Item::Compressed(weight) => weight.bytes(),
+        }
+    }
+
+    /// Plans the piece as it is.
+    fn plan_copy(&self, plan: &mut Plan) {
+        match self {
+            Item::Plain(t) => plan.tensor(PlannedTensor::new(&t.name, t.dtype, t.shape.as_slice())),
+            Item::Compressed(weight) => plan.compressed((*weight).clone()),
+        };
+    }
+
+    /// Copies the piece byte for byte.
+    fn write_copy(&self, reader: &Reader, writer: &mut Writer) -> Result<()> {
+        match self {
+            Item::Plain(t) => writer.write(&t.name, reader.tensor(&t.name)?.data),
+            Item::Compressed(weight) => weight.parts().into_iter().try_for_each(|(part, ..)| {
+                let key = part.key(&weight.name);
+                writer.write(&key, reader.tensor(&key)?.data)
+            }),
+        }
+    }
+}
+
+/// What a conversion does with one piece at a time.
+trait Conversion {
+    /// Checks the piece and plans what becomes of it.
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()>;
+
+    /// Writes what was planned.
+    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()>;
+}
+
+/// Runs a conversion over every shard of a model.
+fn run(
+    conversion: &mut impl Conversion,
+    reader: &Reader,
+    output: &Path,
+    overwrite: Overwrite,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    let destination = Destination::new(reader, output, overwrite)?;
+    let items: Vec<Vec<Item<'_>>> = reader
+        .shards()
+        .iter()
+        .map(|shard| {
+            let plain = shard.plain_tensors().map(Item::Plain);
+            plain.chain(shard.compressed_weights().iter().map(Item::Compressed)).collect()
+        })
+        .collect();
+    let bytes_total = items.iter().flatten().map(|item| item.bytes() as u64).sum();
+    let mut report = |phase, item: &Item<'_>, done: &mut u64| {
+        *done += item.bytes() as u64;
+        progress(Progress { phase, tensor: item.name(), bytes_done: *done, bytes_total });
+    };
+
+    let mut done = 0;
+    let mut plans = Vec::with_capacity(items.len());
+    for items in &items {
+        let mut plan = Plan::new();
+        for item in items {
+            conversion.plan(reader, *item, &mut plan)?;
+            report(Phase::Checking, item, &mut done);
+        }
+        plans.push(plan);
+    }
+    destination.check(&plans)?;
+
+    let mut done = 0;
+    let mut opened = destination.open(reader)?;
+    for ((shard, items), plan) in reader.shards().iter().zip(&items).zip(plans) {
+        // The old manifest goes, a new one comes with the plan.
+        let metadata: BTreeMap<String, String> = shard.header().metadata().clone();
+        let mut writer = opened.writer(shard.path(), plan, metadata)?;
+        for item in items {
+            conversion.write(reader, *item, &mut writer)?;
+            report(Phase::Writing, item, &mut done);
+        }
+        opened.seal(writer)?;
+    }
+    opened.publish()
+}
+
+/// The dtype, rows and columns of a tensor that can be pruned and compressed: two-dimensional, of a dtype that twofour
+/// knows, and not without elements.
+fn as_matrix(tensor: &TensorInfo) -> Option<(DType, usize, usize)> {
+    match (tensor.dtype.element(), tensor.shape.as_slice()) {
+        (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some((dtype, rows, cols)),
+        _ => None,
+    }
+}
+
+/// Code over a matrix of any element type.
+trait OnMatrix {
+    type Output;
+
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
+}
+
+/// Runs code over a tensor's elements; errors name file and tensor.
+fn on_matrix<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<C::Output> {
+    let Some((dtype, rows, cols)) = as_matrix(tensor) else {
+        // Callers ask `as_matrix` first; what it refused is no matrix here either.
+        return Err(Error::EmptyWeight { rows: 0, cols: 0 }.in_tensor(&tensor.name));
+    };
+    fn typed<T: Element, C: OnMatrix>(view: TensorView<'_>, rows: usize, cols: usize, code: C) -> Result<C::Output> {
+        let elements = view.elements::<T>()?;
+        code.run(MatrixRef::new(rows, cols, &elements)?)
+    }
+    let view = reader.tensor(&tensor.name)?;
+    let outcome = match dtype {
+        DType::F32 => typed::<f32, C>(view, rows, cols, code),
+        DType::F16 => typed::<half::f16, C>(view, rows, cols, code),
+        DType::BF16 => typed::<half::bf16, C>(view, rows, cols, code),
+        DType::I8 => typed::<i8, C>(view, rows, cols, code),
+        DType::F8E4M3 => typed::<F8E4M3, C>(view, rows, cols, code),
+        DType::F8E5M2 => typed::<F8E5M2, C>(view, rows, cols, code),
+    };
+    outcome.map_err(|e| match e {
+        // Writing errors name their place already.
+        Error::Io { .. } | Error::NotPlanned { .. } => e,
+        e => e.in_tensor(&tensor.name).in_file(reader.path_of(&tensor.name)),
+    })
+}
+
+/// An error with the place of the first NaN or infinity.
+fn reject_not_finite<T: Element>(matrix: MatrixRef<'_, T>) -> Result<()> {
+    let found = (0..matrix.rows()).into_par_iter().find_map_first(|row| {
+        let col = matrix.row(row).iter().position(|v| !v.to_f32().is_finite())?;
+        Some((row, col, matrix.row(row)[col].to_f32()))
+    });
+    match found {
+        None => Ok(()),
+        Some((row, col, value)) if value.is_nan() => Err(Error::NotANumber { row, col }),
+        Some((row, col, _)) => Err(Error::Infinite { row, col }),
+    }
+}

@@ -1,0 +1,175 @@
+//! From dense weights to dense weights with zeros.
+
+use std::{collections::HashMap, path::Path};
+
+use super::{
+    Conversion, Item, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, as_matrix, on_matrix,
+    reject_not_finite, run,
+};
+use crate::{Axis, Element, MatrixRef, Pattern, Result, file::StoredDType, select};
+
+/// How the mask of a tensor is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MaskChoice {
+    /// The tensor stays as it is.
+    Keep,
+    /// The largest magnitudes of each group ([`select::magnitude`]).
+    Magnitude {
+        /// The pattern that the result obeys.
+        pattern: Pattern,
+        /// The axis along which it does.
+        axis: Axis,
+    },
+}
+
+/// What [`prune()`] did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PruneReport {
+    /// Every tensor of the input, in file order.
+    pub tensors: Vec<PrunedTensor>,
+}
+
+/// What became of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrunedTensor {
+    /// Its name.
+    pub name: String,
+    /// The dtype of its elements.
+    pub dtype: StoredDType,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// What was done.
+    pub outcome: PruneOutcome,
+}
+
+/// What [`prune()`] did with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum PruneOutcome {
+    /// It was pruned.
+    Pruned {
+        /// How the mask was chosen.
+        choice: MaskChoice,
+        /// The share of elements that the mask keeps.
+        density: f64,
+        /// The share of `Σ|w|` that was kept.
+        kept_l1: f64,
+        /// The share of `Σw²` that was kept.
+        kept_l2: f64,
+    },
+    /// [`MaskChoice::Keep`] was chosen, and it was copied.
+    NotChosen,
+    /// It is no matrix with elements of a dtype that twofour knows, and was copied.
+    NotAMatrix,
+    /// It is stored compressed already, and was copied.
+    AlreadyCompressed,
+}
+
+/// Writes a model with the chosen weights pruned: dense, with +0.0 in the place of every element that is dropped. All else,
+/// metadata included, is copied byte for byte.
+///
+/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows.
+///
+/// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
+///
+/// # Errors
+/// [`crate::Error::NotANumber`] or [`crate::Error::Infinite`], with tensor, row and column, where a chosen tensor is not
+/// finite, before anything is written. Those of [`Reader::open`]; [`crate::Error::Exists`] where the output exists and may
+/// not be replaced; [`crate::Error::Io`] where the system refuses. Nothing is left then.
+pub fn prune(
+    input: impl AsRef<Path>,
+    output: impl AsRef<Path>,
+    overwrite: Overwrite,
+    choose: &mut dyn FnMut(&TensorInfo) -> MaskChoice,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<PruneReport> {
+    let reader = Reader::open(input)?;
+    let mut conversion = Prune { choose, report: PruneReport::default(), choices: HashMap::new() };
+    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
+    Ok(conversion.report)
+}
+
+struct Prune<'a> {
+    choose: &'a mut dyn FnMut(&TensorInfo) -> MaskChoice,
+    report: PruneReport,
+    choices: HashMap<String, MaskChoice>,
+}
+
+impl Conversion for Prune<'_> {
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
+        if let Item::Plain(tensor) = item
+            && as_matrix(tensor).is_some()
+        {
+            let choice = (self.choose)(tensor);
+            if choice != MaskChoice::Keep {
+                on_matrix(reader, tensor, Finite)?;
+            }
+            self.choices.insert(tensor.name.clone(), choice);
+        }
+        item.plan_copy(plan);
+        Ok(())
+    }
+
+    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
+        let (dtype, shape, outcome) = match item {
+            Item::Compressed(w) => {
+                item.write_copy(reader, writer)?;
+                (w.dtype.into(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
+            }
+            Item::Plain(tensor) => {
+                let outcome = match self.choices.get(&tensor.name) {
+                    Some(&choice) if choice != MaskChoice::Keep => {
+                        on_matrix(reader, tensor, Write { writer, name: &tensor.name, choice })?
+                    }
+                    chosen => {
+                        item.write_copy(reader, writer)?;
+                        if chosen.is_some() { PruneOutcome::NotChosen } else { PruneOutcome::NotAMatrix }
+                    }
+                };
+                (tensor.dtype, tensor.shape.clone(), outcome)
+            }
+        };
+        self.report.tensors.push(PrunedTensor { name: item.name().to_owned(), dtype, shape, outcome });
+        Ok(())
+    }
+}
+
+/// Checks that every element is finite.
+struct Finite;
+
+impl OnMatrix for Finite {
+    type Output = ();
+
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
+        reject_not_finite(matrix)
+    }
+}
+
+/// Prunes and writes a matrix.
+struct Write<'a> {
+    writer: &'a mut Writer,
+    name: &'a str,
+    choice: MaskChoice,
+}
+
+impl OnMatrix for Write<'_> {
+    type Output = PruneOutcome;
+
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
+        let mask = match self.choice {
+            MaskChoice::Keep => {
+                self.writer.write_elements(self.name, matrix.data())?;
+                return Ok(PruneOutcome::NotChosen);
+            }
+            MaskChoice::Magnitude { pattern, axis } => select::magnitude(matrix, pattern, axis)?,
+        };
+        self.writer.write_elements(self.name, &mask.apply(matrix)?)?;
+        Ok(PruneOutcome::Pruned {
+            choice: self.choice,
+            density: mask.density(),
+            kept_l1: mask.kept_l1(matrix)?,
+            kept_l2: mask.kept_l2(matrix)?,
+        })
+    }
+}
