@@ -1,0 +1,124 @@
+//! What is left when writing fails or is killed: nothing, or one file with a recognisable name.
+#![cfg(unix)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use twofour::{
+    Error,
+    file::{CompressOptions, Index, Overwrite, PlannedTensor, StoredDType, TEMP_PREFIX, TEMP_SUFFIX, Writer, compress},
+};
+
+const DIRECTORY: &str = "TWOFOUR_TEST_DIRECTORY";
+
+/// Elements of the weights in these tests: 256 KiB of f32, half of them zero.
+const ROWS: usize = 256;
+
+fn write_model(path: &Path) -> twofour::Result<()> {
+    let w: Vec<f32> = (0..ROWS * 256).map(|i| if i % 4 < 2 { i as f32 } else { 0.0 }).collect();
+    let plan = vec![PlannedTensor::new("w", StoredDType::F32, [ROWS, 256])];
+    let mut writer = Writer::create(path, Overwrite::No, plan, BTreeMap::new())?;
+    writer.write_elements("w", &w)?;
+    writer.finish()
+}
+
+fn entries(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Runs one of the ignored tests below in a process of its own, behind a shell command that prepares it.
+fn child(prepare: &str, test: &str, directory: &Path) -> Child {
+    Command::new("sh")
+        .args(["-c", &format!("{prepare} exec \"$0\" --exact {test} --ignored --nocapture")])
+        .arg(std::env::current_exe().unwrap())
+        .env(DIRECTORY, directory)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn directory_of_child() -> PathBuf {
+    std::env::var_os(DIRECTORY).expect("run by another test").into()
+}
+
+/// A limit on file sizes stands in for a full disk: the write is refused half-way through a tensor.
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    write_model(&directory.path().join("in.safetensors")).unwrap();
+    let sharded = directory.path().join("sharded");
+    fs::create_dir(&sharded).unwrap();
+    let mut index = Index { metadata: Default::default(), weight_map: BTreeMap::new() };
+    // The first shard is small enough to be written in full.
+    let plan = vec![PlannedTensor::new("a", StoredDType::U8, [1])];
+    let mut writer = Writer::create(sharded.join("1.safetensors"), Overwrite::No, plan, BTreeMap::new()).unwrap();
+    writer.write("a", &[1]).unwrap();
+    writer.finish().unwrap();
+    write_model(&sharded.join("2.safetensors")).unwrap();
+    index.weight_map.insert("a".to_owned(), "1.safetensors".to_owned());
+    index.weight_map.insert("w".to_owned(), "2.safetensors".to_owned());
+    fs::write(sharded.join("model.safetensors.index.json"), index.to_json()).unwrap();
+
+    let before = entries(directory.path());
+    // 64 blocks of 512 bytes (of 1024 in some shells); the signal that comes with it is ignored, as a full disk sends none.
+    let status = child("trap '' XFSZ; ulimit -f 64;", "writing_beyond_the_limit", directory.path()).wait().unwrap();
+    assert!(status.success());
+    assert_eq!(entries(directory.path()), before);
+}
+
+#[test]
+#[ignore = "run by a_full_disk_leaves_nothing, under a limit"]
+fn writing_beyond_the_limit() {
+    let directory = directory_of_child();
+    let expect_refusal = |outcome: twofour::Result<()>| match outcome {
+        Err(Error::Io { action: "writing", path, .. }) => assert!(path.starts_with(&directory), "{path:?}"),
+        other => panic!("{other:?}"),
+    };
+    expect_refusal(write_model(&directory.join("out.safetensors")));
+    let options = CompressOptions::default();
+    for (input, output) in [("in.safetensors", "out.safetensors"), ("sharded", "out")] {
+        let outcome = compress(directory.join(input), directory.join(output), Overwrite::No, &options, &mut |_| ());
+        expect_refusal(outcome.map(|_| ()));
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_one_temporary_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut child = child("", "writing_for_ever", directory.path());
+    let began = Instant::now();
+    while !directory.path().join("ready").exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the child does not begin");
+        assert!(child.try_wait().unwrap().is_none(), "the child ended");
+        sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = entries(directory.path());
+    let [temporary, ready] = left.as_slice() else { panic!("{left:?}") };
+    assert_eq!(ready, "ready");
+    assert!(temporary.starts_with(TEMP_PREFIX) && temporary.ends_with(TEMP_SUFFIX), "{temporary}");
+    // The next attempt is not disturbed by it.
+    write_model(&directory.path().join("out.safetensors")).unwrap();
+}
+
+#[test]
+#[ignore = "run by a_killed_process_leaves_one_temporary_file, and killed"]
+fn writing_for_ever() {
+    let directory = directory_of_child();
+    let plan = vec![PlannedTensor::new("a", StoredDType::U8, [1]), PlannedTensor::new("b", StoredDType::U8, [1])];
+    let mut writer = Writer::create(directory.join("out.safetensors"), Overwrite::No, plan, BTreeMap::new()).unwrap();
+    writer.write("a", &[1]).unwrap();
+    fs::write(directory.join("ready"), "").unwrap();
+    sleep(Duration::from_secs(120));
+    writer.write("b", &[1]).unwrap();
+}

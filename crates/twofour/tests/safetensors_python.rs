@@ -1,0 +1,182 @@
+//! Against the Python package: its files are read, and ours are read by it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use twofour::{
+    Compressed, DType, Element, F8E4M3, F8E5M2, MatrixRef,
+    file::{
+        CompressOptions, CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, Writer, compress,
+        decompress,
+    },
+};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/safetensors").join(name)
+}
+
+/// Dtype, shape and bytes of every stored tensor.
+fn tensors(path: &Path) -> BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)> {
+    let reader = Reader::open(path).unwrap();
+    let read = |name: &str| reader.tensor(name).unwrap().data.to_vec();
+    reader.tensors().map(|t| (t.name.clone(), (t.dtype.name(), t.shape.clone(), read(&t.name)))).collect()
+}
+
+#[test]
+fn files_of_the_package_are_read() {
+    let dense = tensors(&fixture("dense.safetensors"));
+    assert_eq!(dense.len(), 18 + 9 + 2);
+    assert_eq!(dense["scalar"], ("F32", vec![], 0.5f32.to_le_bytes().to_vec()));
+    assert_eq!(dense["empty"], ("F32", vec![0, 4], vec![]));
+    assert_eq!(tensors(&fixture("sharded")), dense);
+    let reader = Reader::open(fixture("dense.safetensors")).unwrap();
+    assert_eq!(reader.metadata()["quote"], "\"ü\"");
+    for t in reader.tensors().filter(|t| t.dtype == StoredDType::I64) {
+        assert_eq!(reader.tensor(&t.name).unwrap().elements::<i64>().unwrap().len(), 6);
+    }
+}
+
+/// Two compressors that share nothing but the specification must agree on every byte.
+#[test]
+fn the_fixture_of_a_second_compressor_is_ours() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let options = CompressOptions { which: &|t| t.name.ends_with(".weight"), ..Default::default() };
+    let report = compress(fixture("dense.safetensors"), at("small"), Overwrite::No, &options, &mut |_| ()).unwrap();
+    assert_eq!(report.negative_zeros(), 0);
+    assert_eq!(tensors(&at("small")), tensors(&fixture("compressed.safetensors")));
+    let (ours, theirs) = (Reader::open(at("small")).unwrap(), Reader::open(fixture("compressed.safetensors")).unwrap());
+    assert!(ours.compressed_weights().eq(theirs.compressed_weights()));
+    assert_eq!(ours.compressed_weights().count(), 18);
+
+    decompress(fixture("compressed.safetensors"), at("back"), Overwrite::No, &mut |_| ()).unwrap();
+    assert_eq!(tensors(&at("back")), tensors(&fixture("dense.safetensors")));
+    compress(fixture("sharded"), at("shards"), Overwrite::No, &options, &mut |_| ()).unwrap();
+    assert_eq!(tensors(&at("shards")), tensors(&at("small")));
+    decompress(at("shards"), at("shards back"), Overwrite::No, &mut |_| ()).unwrap();
+    assert_eq!(tensors(&at("shards back")), tensors(&fixture("dense.safetensors")));
+}
+
+/// Runs a Python script and gives its output; `None`, and a line that says why, where Python or a package it needs is
+/// not there.
+fn python(needs: &str, script: &str, argument: &Path) -> Option<String> {
+    let present = Command::new("python3").args(["-c", &format!("import {needs}")]).output();
+    if !present.as_ref().is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped: python3 with {needs} is not installed");
+        return None;
+    }
+    let output = Command::new("python3").arg("-c").arg(script).arg(argument).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn the_package_reads_our_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("small");
+    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| ()).unwrap();
+    let script = "import sys, safetensors\n\
+        for name, t in safetensors.deserialize(open(sys.argv[1], 'rb').read()):\n\
+        \x20   print(name, t['dtype'], *t['shape'], '=', bytes(t['data']).hex())\n\
+        with safetensors.safe_open(sys.argv[1], framework='np') as f:\n\
+        \x20   print(sorted(f.metadata()))\n";
+    let Some(output) = python("safetensors", script, &path) else { return };
+    let mut expected: Vec<String> = tensors(&path)
+        .into_iter()
+        .map(|(name, (dtype, shape, data))| {
+            let shape: String = shape.iter().map(|d| format!(" {d}")).collect();
+            format!("{name} {dtype}{shape} = {}", hex(&data))
+        })
+        .collect();
+    expected.push("['format', 'quote', 'twofour']".to_owned());
+    let mut output: Vec<&str> = output.lines().map(str::trim_end).collect();
+    output.sort_unstable();
+    let mut expected: Vec<&str> = expected.iter().map(|line| line.trim_end()).collect();
+    expected.sort_unstable();
+    assert_eq!(output, expected);
+}
+
+/// The text of the first block of `docs/format.md` that is marked with that language.
+fn block_of_the_specification(language: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let begin =
+        text.find(&format!("\n```{language}\n")).expect("the specification has such a block") + 5 + language.len();
+    let length = text[begin..].find("\n```").unwrap();
+    text[begin..begin + length].to_owned()
+}
+
+/// The bytes of the specification's worked example are those that we write, and mean what it says.
+#[test]
+fn the_specifications_example_is_what_we_write() {
+    let example: Vec<u8> = block_of_the_specification("hexdump")
+        .lines()
+        // Offset, bytes, and behind a bar the same bytes as text.
+        .flat_map(|line| line.split('|').next().unwrap_or_default().split_whitespace().skip(1))
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect();
+    let w = [0.0f32, 5.0, 0.0, 6.0, 7.0, 0.0, 0.0, 0.0, 0.0, -1.0, 2.0, 0.0];
+    let weight = Compressed::from_dense(MatrixRef::new(2, 6, &w).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("example.safetensors");
+    let mut plan = Plan::new();
+    plan.compressed(CompressedInfo::new("w", DType::F32, 2, 6).unwrap());
+    let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new()).unwrap();
+    writer.write_compressed("w", &weight).unwrap();
+    writer.finish().unwrap();
+    assert_eq!(hex(&std::fs::read(&path).unwrap()), hex(&example));
+    let read = Reader::from_bytes("example", example).unwrap().compressed::<f32>("w").unwrap();
+    assert_eq!(read.to_dense(), w);
+}
+
+#[test]
+fn the_specifications_reader_reads_our_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("small");
+    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| ()).unwrap();
+    let script = block_of_the_specification("python")
+        + "\nimport sys\nfor name, t in read(sys.argv[1]).items():\n    print(name, t.shape, t.tobytes().hex())\n";
+    let Some(output) = python("numpy", &script, &path) else { return };
+    let mut output: Vec<&str> = output.lines().collect();
+    output.sort_unstable();
+    let shape = |dims: &[usize]| match dims {
+        [] => "()".to_owned(),
+        [one] => format!("({one},)"),
+        dims => format!("({})", dims.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let mut expected: Vec<String> = tensors(&fixture("dense.safetensors"))
+        .into_iter()
+        .map(|(name, (_, dims, data))| format!("{name} {} {}", shape(&dims), hex(&data)))
+        .collect();
+    expected.sort_unstable();
+    assert_eq!(output, expected);
+}
+
+/// Every dtype of the fixture is one that this crate reads as elements.
+#[test]
+fn elements_of_every_dtype_are_read() {
+    fn check<T: Element>(reader: &Reader, label: &str) {
+        for (rows, cols) in [(3, 8), (2, 35), (1, 1)] {
+            let name = format!("layer.{label}.{rows}x{cols}.weight");
+            let view = reader.tensor(&name).unwrap();
+            let elements = view.elements::<T>().unwrap();
+            assert_eq!(bytemuck::cast_slice::<T, u8>(&elements), view.data);
+            assert!(elements.iter().all(|v| v.to_f32().is_finite() && !v.is_negative_zero()));
+            assert_eq!(PlannedTensor::new(&name, T::DTYPE, [rows, cols]).shape, view.info.shape);
+        }
+    }
+    let reader = Reader::open(fixture("dense.safetensors")).unwrap();
+    check::<f32>(&reader, "f32");
+    check::<half::f16>(&reader, "f16");
+    check::<half::bf16>(&reader, "bf16");
+    check::<i8>(&reader, "i8");
+    check::<F8E4M3>(&reader, "e4m3");
+    check::<F8E5M2>(&reader, "e5m2");
+}
