@@ -11,7 +11,7 @@
 //! | the canonical compressed form | [`compressed`] |
 //! | what GPUs want instead | `layout` |
 //! | on disk | [`mod@file`] |
-//! | multiplying with it | `kernel` |
+//! | multiplying with it | [`kernel`] |
 //!
 //! It needs no machine-learning framework and no GPU.
 
@@ -19,6 +19,7 @@ pub mod compressed;
 pub mod element;
 mod error;
 pub mod file;
+pub mod kernel;
 pub mod mask;
 pub mod matrix;
 pub mod pattern;

@@ -89,37 +89,56 @@ impl<T: Element> Compressed<T> {
     fn build(matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<Self> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let (values_len, meta_len) = lengths(rows, cols)?;
-        let mut values = vec![T::ZERO; values_len];
-        let mut meta = vec![0u32; meta_len];
-        if values_len > 0 {
-            values
-                .par_chunks_mut(groups_per_row(cols) * 2)
-                .zip(meta.par_chunks_mut(meta_words_per_row(cols)))
-                .enumerate()
-                .try_for_each(|(row, (values, meta))| {
-                    for (group, (source, pair)) in
-                        matrix.row(row).chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate()
-                    {
-                        let mut four = [T::ZERO; 4];
-                        four[..source.len()].copy_from_slice(source);
-                        let bits = kept(row, group, &four);
-                        let code = code::of_kept(bits).ok_or(Error::TooManyKept {
-                            axis: Axis::Row,
-                            line: row,
-                            group,
-                            kept: bits.count_ones() as usize,
-                            n: 2,
-                            m: 4,
-                        })?;
-                        let keep = |i: usize| if bits >> i & 1 == 1 && !four[i].is_zero() { four[i] } else { T::ZERO };
-                        let (first, second) = code::positions(code);
-                        *pair = [keep(first), keep(second)];
-                        meta[group / 8] |= u32::from(code) << (group % 8 * 4);
-                    }
-                    Ok(())
-                })?;
+        let mut compressed = Self { rows, cols, values: vec![T::ZERO; values_len], meta: vec![0u32; meta_len] };
+        compressed.fill(matrix, kept)?;
+        Ok(compressed)
+    }
+
+    /// Compresses another matrix of the same shape into this one's memory, as [`Compressed::from_masked`] does.
+    ///
+    /// # Errors
+    /// Those of [`Compressed::from_masked`], and [`Error::Shape`] where the matrix has another shape than this weight. After
+    /// [`Error::TooManyKept`] the contents are a mixture of the old and the new rows.
+    pub fn recompress(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
+        if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
+            let expected = (self.rows, self.cols);
+            return Err(Error::Shape { what: "recompressed matrix", expected, found: (matrix.rows(), matrix.cols()) });
         }
-        Ok(Self { rows, cols, values, meta })
+        mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
+        self.fill(matrix, |row, group, _| mask.bits(row, group * 4, 4) as u8)
+    }
+
+    fn fill(&mut self, matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<()> {
+        let cols = self.cols;
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        self.values
+            .par_chunks_mut(groups_per_row(cols) * 2)
+            .zip(self.meta.par_chunks_mut(meta_words_per_row(cols)))
+            .enumerate()
+            .try_for_each(|(row, (values, meta))| {
+                meta.fill(0);
+                for (group, (source, pair)) in matrix.row(row).chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate()
+                {
+                    let mut four = [T::ZERO; 4];
+                    four[..source.len()].copy_from_slice(source);
+                    let bits = kept(row, group, &four);
+                    let code = code::of_kept(bits).ok_or(Error::TooManyKept {
+                        axis: Axis::Row,
+                        line: row,
+                        group,
+                        kept: bits.count_ones() as usize,
+                        n: 2,
+                        m: 4,
+                    })?;
+                    let keep = |i: usize| if bits >> i & 1 == 1 && !four[i].is_zero() { four[i] } else { T::ZERO };
+                    let (first, second) = code::positions(code);
+                    *pair = [keep(first), keep(second)];
+                    meta[group / 8] |= u32::from(code) << (group % 8 * 4);
+                }
+                Ok(())
+            })
     }
 
     /// Takes over values and metadata made elsewhere, after checking every rule of the form.

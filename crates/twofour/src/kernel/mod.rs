@@ -1,0 +1,25 @@
+//! Multiplying with a 2:4 weight on a CPU: `y = act(x · Wᵀ + bias)` and `dx = dy · W`.
+//!
+//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] for one [`Engine`]; a dense one becomes a [`DenseWeight`], whose kernels are written
+//! with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
+//!
+//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are rayon's.
+
+#[cfg(target_arch = "x86_64")]
+mod amx_permission;
+mod arguments;
+mod decode;
+mod dense_weight;
+mod element;
+mod engine;
+mod epilogue;
+mod reference;
+mod sparse_weight;
+#[cfg(test)]
+mod tests;
+
+pub use dense_weight::DenseWeight;
+pub use element::KernelElement;
+pub use engine::{ENGINE_VARIABLE, Engine};
+pub use epilogue::{Activation, Epilogue};
+pub use sparse_weight::SparseWeight;

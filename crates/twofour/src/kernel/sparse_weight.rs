@@ -1,0 +1,131 @@
+//! A compressed weight, ready to multiply.
+
+use rayon::prelude::*;
+
+use super::{
+    Engine, Epilogue, KernelElement,
+    arguments::{expect_bias, expect_len, store, widen},
+    decode::{self, SparseBlock},
+    reference,
+};
+use crate::{Compressed, Mask, MatrixRef, Result};
+
+/// A 2:4 weight `[out_features, in_features]` in the layout of one engine's kernels.
+///
+/// ```
+/// use twofour::{Compressed, MatrixRef, kernel::{Epilogue, SparseWeight}};
+/// let w = [0.0f32, 2.0, 0.0, 3.0, 1.0, 0.0, 0.0, 0.0];
+/// let w = SparseWeight::pack(Compressed::from_dense(MatrixRef::new(2, 4, &w)?)?)?;
+/// let mut y = [0.0; 2];
+/// w.linear(&[1.0, 10.0, 100.0, 1000.0], 1, Epilogue::default(), &mut y)?;
+/// assert_eq!(y, [3020.0, 1.0]);
+/// # Ok::<(), twofour::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct SparseWeight<T> {
+    weight: Compressed<T>,
+    engine: Engine,
+}
+
+impl<T: KernelElement> SparseWeight<T> {
+    /// Packs for [`Engine::best`].
+    ///
+    /// # Errors
+    /// Those of [`Engine::best`].
+    pub fn pack(weight: Compressed<T>) -> Result<Self> {
+        Self::pack_for(weight, Engine::best()?)
+    }
+
+    /// Packs for one engine.
+    ///
+    /// # Errors
+    /// [`crate::Error::Engine`] where this machine cannot run it.
+    pub fn pack_for(weight: Compressed<T>, engine: Engine) -> Result<Self> {
+        Ok(Self { weight, engine: engine.expect_available()? })
+    }
+
+    /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse training
+    /// does after every step.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] where a shape differs, [`crate::Error::TooManyKept`] where the mask is not 2:4 along rows; the
+    /// weight's contents are then unspecified, but valid.
+    pub fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
+        self.weight.recompress(matrix, mask)
+    }
+
+    /// The engine whose layout this is.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Rows of the weight.
+    pub fn out_features(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// Columns of the weight.
+    pub fn in_features(&self) -> usize {
+        self.weight.cols()
+    }
+
+    /// Bytes of values and metadata.
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes()
+    }
+
+    /// The weight in canonical form.
+    pub fn compressed(&self) -> &Compressed<T> {
+        &self.weight
+    }
+
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
+    ///
+    /// A pruned weight takes no part in any sum, so an infinity or a NaN that meets one leaves no trace.
+    ///
+    /// # Errors
+    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
+    pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
+        expect_len("x", x, tokens, self.in_features())?;
+        expect_len("y", y, tokens, self.out_features())?;
+        expect_bias(&epilogue, self.out_features())?;
+        let products = decode::product(self.engine, self.block(), &widen(x), tokens);
+        store(&products, tokens, epilogue, y);
+        Ok(())
+    }
+
+    /// `dx = dy · W`: `dy` is `[tokens, out_features]`, `dx` is `[tokens, in_features]` and is overwritten.
+    ///
+    /// # Errors
+    /// [`crate::Error::Length`] where `dy` or `dx` does not fit.
+    pub fn input_gradient(&self, dy: &[T], tokens: usize, dx: &mut [T]) -> Result<()> {
+        expect_len("dy", dy, tokens, self.out_features())?;
+        expect_len("dx", dx, tokens, self.in_features())?;
+        if dx.is_empty() {
+            return Ok(());
+        }
+        let dy = widen(dy);
+        dx.par_chunks_mut(self.in_features()).enumerate().for_each(|(token, dx)| {
+            let mut sums = vec![0f32; dx.len()];
+            reference::sparse_input_gradient(
+                self.block(),
+                &dy[token * self.out_features()..][..self.out_features()],
+                &mut sums,
+            );
+            for (dx, sum) in dx.iter_mut().zip(sums) {
+                *dx = T::from_f32(sum);
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn block(&self) -> SparseBlock<'_, T> {
+        SparseBlock {
+            rows: self.weight.rows(),
+            values: self.weight.values(),
+            meta: self.weight.meta(),
+            row_values: self.weight.groups() * 2,
+            row_words: crate::compressed::meta_words_per_row(self.weight.cols()),
+        }
+    }
+}

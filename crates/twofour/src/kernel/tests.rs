@@ -1,0 +1,215 @@
+//! The suite that every engine of this machine must pass: each kernel against a sum in f64 over what is stored.
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Compressed, MatrixRef};
+
+/// Shapes around every edge of the kernels, values with ties, zeros of both signs and wide ranges.
+#[derive(Debug, Clone)]
+struct Case {
+    out: usize,
+    inn: usize,
+    tokens: usize,
+    weight: Vec<f32>,
+    x: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    activation: Activation,
+}
+
+fn value() -> impl Strategy<Value = f32> {
+    prop_oneof![3 => -2.0f32..2.0, 1 => Just(0.0), 1 => Just(-0.0), 1 => (-2i8..=2).prop_map(f32::from), 1 => -300f32..300.0]
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let activation =
+        prop_oneof![Just(Activation::Identity), Just(Activation::Relu), Just(Activation::Gelu), Just(Activation::Silu)];
+    (
+        0usize..40,
+        prop_oneof![0usize..140, Just(256)],
+        prop_oneof![0usize..7, Just(17), Just(70)],
+        any::<bool>(),
+        activation,
+    )
+        .prop_flat_map(|(out, inn, tokens, biased, activation)| {
+            let many = |n: usize| proptest::collection::vec(value(), n);
+            (
+                Just((out, inn, tokens, activation)),
+                many(out * inn),
+                many(tokens * inn),
+                many(out).prop_map(move |b| biased.then_some(b)),
+            )
+        })
+        .prop_map(|((out, inn, tokens, activation), weight, x, bias)| Case {
+            out,
+            inn,
+            tokens,
+            weight,
+            x,
+            bias,
+            activation,
+        })
+}
+
+fn narrow<T: KernelElement>(values: &[f32]) -> Vec<T> {
+    values.iter().map(|v| T::from_f32(*v)).collect()
+}
+
+/// Half the distance between neighbours at 1.
+fn epsilon<T: KernelElement>() -> f64 {
+    match T::DTYPE {
+        crate::DType::F32 => 2f64.powi(-24),
+        crate::DType::F16 => 2f64.powi(-11),
+        _ => 2f64.powi(-8),
+    }
+}
+
+/// `found` must be the value of `exact` but for rounding: of the sum, whose terms' magnitudes add up to `mass`, and of the output.
+fn assert_close<T: KernelElement>(found: T, exact: f64, mass: f64, terms: usize, what: &str) {
+    let found = f64::from(found.to_f32());
+    let allowed = exact.abs() * 2.0 * epsilon::<T>() + 1.5 * mass * (terms as f64 + 4.0) * 2f64.powi(-23) + 1e-6;
+    // An f16 output may overflow where the exact sum does not fit.
+    let overflowed = T::DTYPE == crate::DType::F16 && exact.abs() > 65000.0;
+    assert!(overflowed || (found - exact).abs() <= allowed, "{what}: {found} instead of {exact}, allowed {allowed}");
+}
+
+fn check<T: KernelElement>(case: &Case, engine: Engine) {
+    let (out, inn, tokens) = (case.out, case.inn, case.tokens);
+    let weight: Vec<T> = narrow(&case.weight);
+    let x: Vec<T> = narrow(&case.x);
+    let matrix = MatrixRef::new(out, inn, &weight).unwrap();
+    let compressed = Compressed::from_pruned(matrix).unwrap();
+    let pruned = compressed.to_dense();
+    let sparse = SparseWeight::pack_for(compressed, engine).unwrap();
+    let dense = DenseWeight::pack_for(matrix, engine).unwrap();
+    let epilogue = Epilogue { bias: case.bias.as_deref(), activation: case.activation };
+    for (name, w) in [("2:4", &pruned), ("dense", &weight)] {
+        // Poisoned, so that an output never written is seen.
+        let mut y = vec![T::from_f32(f32::NAN); tokens * out];
+        match name {
+            "2:4" => sparse.linear(&x, tokens, epilogue, &mut y).unwrap(),
+            _ => dense.linear(&x, tokens, epilogue, &mut y).unwrap(),
+        }
+        for t in 0..tokens {
+            for o in 0..out {
+                let terms = || {
+                    w[o * inn..][..inn]
+                        .iter()
+                        .zip(&x[t * inn..][..inn])
+                        .map(|(w, x)| f64::from(w.to_f32()) * f64::from(x.to_f32()))
+                };
+                let bias = case.bias.as_ref().map_or(0.0, |b| f64::from(b[o]));
+                let mass = terms().map(f64::abs).sum::<f64>() + bias.abs();
+                let exact = f64::from(case.activation.apply((terms().sum::<f64>() + bias) as f32));
+                // The activations' slopes are below 1.2.
+                assert_close(
+                    y[t * out + o],
+                    exact,
+                    1.2 * mass,
+                    inn,
+                    &format!("{engine} {name} {} y[{t}, {o}]", T::DTYPE),
+                );
+            }
+        }
+        let dy: Vec<T> = narrow(&case.x.iter().cycle().copied().chain([1.0]).take(tokens * out).collect::<Vec<_>>());
+        if dy.len() < tokens * out {
+            continue; // there was no x to take it from
+        }
+        let mut dx = vec![T::from_f32(f32::NAN); tokens * inn];
+        match name {
+            "2:4" => sparse.input_gradient(&dy, tokens, &mut dx).unwrap(),
+            _ => dense.input_gradient(&dy, tokens, &mut dx).unwrap(),
+        }
+        for t in 0..tokens {
+            for i in 0..inn {
+                let terms =
+                    || (0..out).map(|o| f64::from(w[o * inn + i].to_f32()) * f64::from(dy[t * out + o].to_f32()));
+                let mass = terms().map(f64::abs).sum::<f64>();
+                assert_close(
+                    dx[t * inn + i],
+                    terms().sum(),
+                    mass,
+                    out,
+                    &format!("{engine} {name} {} dx[{t}, {i}]", T::DTYPE),
+                );
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn every_engine_multiplies_as_f64_does(case in case()) {
+        for &engine in Engine::available() {
+            check::<f32>(&case, engine);
+            check::<bf16>(&case, engine);
+            check::<f16>(&case, engine);
+        }
+    }
+}
+
+#[test]
+fn what_is_pruned_leaves_no_trace_and_what_is_kept_does() {
+    for &engine in Engine::available() {
+        for inn in [4, 20, 32, 64, 100] {
+            let w: Vec<f32> = (0..inn).map(|i| if i % 4 < 2 { 1.0 } else { 0.0 }).collect();
+            let sparse =
+                SparseWeight::pack_for(Compressed::from_dense(MatrixRef::new(1, inn, &w).unwrap()).unwrap(), engine)
+                    .unwrap();
+            for tokens in [1, 2, 3, 40] {
+                let x: Vec<f32> =
+                    (0..tokens * inn).map(|i| if i % inn % 4 < 2 { 1.0 } else { f32::INFINITY }).collect();
+                let mut y = vec![0.0; tokens];
+                sparse.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
+                assert_eq!(y, vec![inn as f32 / 2.0; tokens], "{engine}, {inn} columns, {tokens} tokens");
+                let mut x = x;
+                x[0] = f32::NAN;
+                sparse.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
+                assert!(y[0].is_nan() && y[1..].iter().all(|v| v.is_finite()));
+            }
+        }
+    }
+}
+
+#[test]
+fn without_inputs_the_product_is_zero() {
+    for &engine in Engine::available() {
+        let sparse =
+            SparseWeight::pack_for(Compressed::<f32>::from_dense(MatrixRef::new(3, 0, &[]).unwrap()).unwrap(), engine)
+                .unwrap();
+        let dense = DenseWeight::<f32>::pack_for(MatrixRef::new(3, 0, &[]).unwrap(), engine).unwrap();
+        let epilogue = Epilogue { bias: Some(&[1.0, 2.0, 3.0]), activation: Activation::Identity };
+        for tokens in [0, 1, 50] {
+            let (mut a, mut b) = (vec![f32::NAN; 3 * tokens], vec![f32::NAN; 3 * tokens]);
+            sparse.linear(&[], tokens, epilogue, &mut a).unwrap();
+            dense.linear(&[], tokens, epilogue, &mut b).unwrap();
+            assert_eq!((&a, &b), (&[1.0, 2.0, 3.0].repeat(tokens), &a));
+        }
+    }
+}
+
+#[test]
+fn buffers_that_do_not_fit_are_named() {
+    let w = vec![0f32; 2 * 8];
+    let sparse = SparseWeight::pack(Compressed::from_dense(MatrixRef::new(2, 8, &w).unwrap()).unwrap()).unwrap();
+    let mut y = [0f32; 2];
+    let error = |r: crate::Result<()>| r.unwrap_err().to_string();
+    assert_eq!(error(sparse.linear(&[0.0; 7], 1, Epilogue::default(), &mut y)), "x: expected 8 elements, found 7");
+    assert_eq!(error(sparse.linear(&[0.0; 16], 2, Epilogue::default(), &mut y)), "y: expected 4 elements, found 2");
+    let epilogue = Epilogue { bias: Some(&[0.0; 3]), ..Epilogue::default() };
+    assert_eq!(error(sparse.linear(&[0.0; 8], 1, epilogue, &mut y)), "bias: expected 2 elements, found 3");
+    assert_eq!(error(sparse.input_gradient(&[0.0; 2], 1, &mut y)), "dx: expected 8 elements, found 2");
+}
+
+#[test]
+fn repacking_is_packing() {
+    let w: Vec<f32> = (0..64 * 40).map(|i| ((i * 37 % 101) as f32) - 50.0).collect();
+    let v: Vec<f32> = w.iter().map(|w| (w * 13.0) % 7.0).collect();
+    let (w, v) = (MatrixRef::new(64, 40, &w).unwrap(), MatrixRef::new(64, 40, &v).unwrap());
+    let mask = crate::select::magnitude(v, crate::Pattern::TWO_FOUR, crate::Axis::Row).unwrap();
+    let mut sparse = SparseWeight::pack(Compressed::from_pruned(w).unwrap()).unwrap();
+    sparse.repack(v, &mask).unwrap();
+    assert_eq!(sparse.compressed(), &Compressed::from_masked(v, &mask).unwrap());
+}
