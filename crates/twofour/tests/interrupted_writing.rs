@@ -46,8 +46,9 @@ fn child(prepare: &str, test: &str, directory: &Path) -> Child {
         .unwrap()
 }
 
-fn directory_of_child() -> PathBuf {
-    std::env::var_os(DIRECTORY).expect("run by another test").into()
+/// Where a child shall write; `None` where the test was not started as a child.
+fn directory_of_child() -> Option<PathBuf> {
+    std::env::var_os(DIRECTORY).map(PathBuf::from)
 }
 
 /// A limit on file sizes stands in for a full disk: the write is refused half-way through a tensor.
@@ -78,7 +79,7 @@ fn a_full_disk_leaves_nothing() {
 #[test]
 #[ignore = "run by a_full_disk_leaves_nothing, under a limit"]
 fn writing_beyond_the_limit() {
-    let directory = directory_of_child();
+    let Some(directory) = directory_of_child() else { return };
     let expect_refusal = |outcome: twofour::Result<()>| match outcome {
         Err(Error::Io { action: "writing", path, .. }) => assert!(path.starts_with(&directory), "{path:?}"),
         other => panic!("{other:?}"),
@@ -89,6 +90,31 @@ fn writing_beyond_the_limit() {
         let outcome = compress(directory.join(input), directory.join(output), Overwrite::No, &options, &mut |_| ());
         expect_refusal(outcome.map(|_| ()));
     }
+}
+
+/// A file system of 128 KiB, where the system lets an ordinary user mount one.
+#[test]
+fn a_file_system_without_space_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let mount = format!("mount -t tmpfs -o size=128k none '{}'", directory.path().display());
+    let possible = Command::new("unshare").args(["-rm", "sh", "-c", &mount]).output();
+    if !possible.is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    }
+    let prepare = format!("exec unshare -rm sh -c \"{mount} && exec '$0' --exact writing_to_a_full_disk --ignored\";");
+    assert!(child(&prepare, "", directory.path()).wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "run by a_file_system_without_space_is_an_error, on a small file system"]
+fn writing_to_a_full_disk() {
+    let Some(directory) = directory_of_child() else { return };
+    match write_model(&directory.join("out.safetensors")) {
+        Err(Error::Io { action: "writing", source, .. }) => assert_eq!(source.kind(), std::io::ErrorKind::StorageFull),
+        other => panic!("{other:?}"),
+    }
+    assert!(entries(&directory).is_empty());
 }
 
 #[test]
@@ -114,7 +140,7 @@ fn a_killed_process_leaves_one_temporary_file() {
 #[test]
 #[ignore = "run by a_killed_process_leaves_one_temporary_file, and killed"]
 fn writing_for_ever() {
-    let directory = directory_of_child();
+    let Some(directory) = directory_of_child() else { return };
     let plan = vec![PlannedTensor::new("a", StoredDType::U8, [1]), PlannedTensor::new("b", StoredDType::U8, [1])];
     let mut writer = Writer::create(directory.join("out.safetensors"), Overwrite::No, plan, BTreeMap::new()).unwrap();
     writer.write("a", &[1]).unwrap();
