@@ -3,12 +3,10 @@
 use std::{collections::HashMap, fmt, path::Path};
 
 use super::{
-    CompressedInfo, Conversion, Item, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, as_matrix,
-    on_matrix, reject_not_finite, run,
+    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer,
+    reject_not_finite, run,
 };
-use crate::{
-    Axis, Compressed, DType, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select, verify,
-};
+use crate::{Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select, verify};
 
 /// What to compress, and what to do where a weight resists.
 #[derive(Clone, Copy)]
@@ -134,6 +132,13 @@ pub enum CompressOutcome {
     AlreadyCompressed,
 }
 
+impl CompressOutcome {
+    /// Whether the tensor was dense and is now compressed.
+    pub fn is_compressed(&self) -> bool {
+        matches!(self, CompressOutcome::Compressed { .. } | CompressOutcome::Pruned { .. })
+    }
+}
+
 /// Writes a model with the chosen weights compressed; all else, metadata included, is copied byte for byte.
 ///
 /// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
@@ -162,48 +167,51 @@ struct Compress<'a> {
     outcomes: HashMap<String, CompressOutcome>,
 }
 
-impl Compress<'_> {
-    fn outcome(&self, reader: &Reader, tensor: &TensorInfo) -> Result<CompressOutcome> {
-        if as_matrix(tensor).is_none() {
-            Ok(CompressOutcome::NotAMatrix)
-        } else if !(self.options.which)(tensor) {
-            Ok(CompressOutcome::NotChosen)
-        } else {
-            on_matrix(reader, tensor, Inspect(self.options))
-        }
-    }
-}
-
 impl Conversion for Compress<'_> {
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
+        let mut compressed = None;
         let (dtype, shape, outcome) = match item {
-            Item::Plain(tensor) => (tensor.dtype, tensor.shape.clone(), self.outcome(reader, tensor)?),
             Item::Compressed(w) => (w.dtype.into(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed),
+            Item::Plain(tensor) => {
+                let outcome = match Matrix::of(tensor) {
+                    None => CompressOutcome::NotAMatrix,
+                    Some(_) if !(self.options.which)(tensor) => CompressOutcome::NotChosen,
+                    Some(matrix) => {
+                        let outcome = matrix.run(reader, Inspect(self.options))?;
+                        if outcome.is_compressed() {
+                            let Matrix { dtype, rows, cols, .. } = matrix;
+                            compressed = Some(CompressedInfo::new(&tensor.name, dtype, rows, cols)?);
+                        }
+                        outcome
+                    }
+                };
+                (tensor.dtype, tensor.shape.clone(), outcome)
+            }
         };
-        let mut bytes_after = item.bytes();
-        match (item, outcome) {
-            (Item::Plain(tensor), CompressOutcome::Compressed { .. } | CompressOutcome::Pruned { .. }) => {
-                let (dtype, rows, cols) = as_matrix(tensor).unwrap_or((DType::F32, 0, 0));
-                let weight = CompressedInfo::new(&tensor.name, dtype, rows, cols)?;
+        let name = item.name().to_owned();
+        let bytes_before = item.bytes();
+        let mut bytes_after = bytes_before;
+        match compressed {
+            None => item.plan_copy(plan),
+            Some(weight) => {
                 bytes_after = weight.bytes();
                 plan.compressed(weight);
             }
-            _ => item.plan_copy(plan),
         }
-        let name = item.name().to_owned();
         self.outcomes.insert(name.clone(), outcome);
-        let bytes_before = item.bytes();
         self.report.tensors.push(CompressedTensor { name, dtype, shape, bytes_before, bytes_after, outcome });
         Ok(())
     }
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        match (item, self.outcomes.get(item.name())) {
-            (Item::Plain(tensor), Some(CompressOutcome::Compressed { .. })) => {
-                on_matrix(reader, tensor, Write { writer, name: &tensor.name, prune: None })
-            }
-            (Item::Plain(tensor), Some(CompressOutcome::Pruned { .. })) => {
-                on_matrix(reader, tensor, Write { writer, name: &tensor.name, prune: Some(Pattern::TWO_FOUR) })
+        let outcome = self.outcomes.get(item.name());
+        match item {
+            Item::Plain(tensor) if outcome.is_some_and(CompressOutcome::is_compressed) => {
+                let prune = matches!(outcome, Some(CompressOutcome::Pruned { .. })).then_some(Pattern::TWO_FOUR);
+                match Matrix::of(tensor) {
+                    Some(matrix) => matrix.run(reader, Write { writer, name: &tensor.name, prune }),
+                    None => item.write_copy(reader, writer),
+                }
             }
             _ => item.write_copy(reader, writer),
         }

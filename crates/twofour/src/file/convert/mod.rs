@@ -147,12 +147,44 @@ fn run(
     opened.publish()
 }
 
-/// The dtype, rows and columns of a tensor that can be pruned and compressed: two-dimensional, of a dtype that twofour
-/// knows, and not without elements.
-fn as_matrix(tensor: &TensorInfo) -> Option<(DType, usize, usize)> {
-    match (tensor.dtype.element(), tensor.shape.as_slice()) {
-        (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some((dtype, rows, cols)),
-        _ => None,
+/// A tensor that can be pruned and compressed: two-dimensional, of a dtype that twofour knows, and not without elements.
+#[derive(Debug, Clone, Copy)]
+struct Matrix<'a> {
+    tensor: &'a TensorInfo,
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn of(tensor: &'a TensorInfo) -> Option<Self> {
+        match (tensor.dtype.element(), tensor.shape.as_slice()) {
+            (Some(dtype), &[rows, cols]) if rows > 0 && cols > 0 => Some(Matrix { tensor, dtype, rows, cols }),
+            _ => None,
+        }
+    }
+
+    /// Runs code over the elements; errors name file and tensor.
+    fn run<C: OnMatrix>(self, reader: &Reader, code: C) -> Result<C::Output> {
+        let view = reader.tensor(&self.tensor.name)?;
+        let outcome = match self.dtype {
+            DType::F32 => self.typed::<f32, C>(view, code),
+            DType::F16 => self.typed::<half::f16, C>(view, code),
+            DType::BF16 => self.typed::<half::bf16, C>(view, code),
+            DType::I8 => self.typed::<i8, C>(view, code),
+            DType::F8E4M3 => self.typed::<F8E4M3, C>(view, code),
+            DType::F8E5M2 => self.typed::<F8E5M2, C>(view, code),
+        };
+        outcome.map_err(|e| match e {
+            // Writing errors name their place already.
+            Error::Io { .. } | Error::NotPlanned { .. } => e,
+            e => e.in_tensor(&self.tensor.name).in_file(reader.path_of(&self.tensor.name)),
+        })
+    }
+
+    fn typed<T: Element, C: OnMatrix>(self, view: TensorView<'_>, code: C) -> Result<C::Output> {
+        let elements = view.elements::<T>()?;
+        code.run(MatrixRef::new(self.rows, self.cols, &elements)?)
     }
 }
 
@@ -161,32 +193,6 @@ trait OnMatrix {
     type Output;
 
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
-}
-
-/// Runs code over a tensor's elements; errors name file and tensor.
-fn on_matrix<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<C::Output> {
-    let Some((dtype, rows, cols)) = as_matrix(tensor) else {
-        // Callers ask `as_matrix` first; what it refused is no matrix here either.
-        return Err(Error::EmptyWeight { rows: 0, cols: 0 }.in_tensor(&tensor.name));
-    };
-    fn typed<T: Element, C: OnMatrix>(view: TensorView<'_>, rows: usize, cols: usize, code: C) -> Result<C::Output> {
-        let elements = view.elements::<T>()?;
-        code.run(MatrixRef::new(rows, cols, &elements)?)
-    }
-    let view = reader.tensor(&tensor.name)?;
-    let outcome = match dtype {
-        DType::F32 => typed::<f32, C>(view, rows, cols, code),
-        DType::F16 => typed::<half::f16, C>(view, rows, cols, code),
-        DType::BF16 => typed::<half::bf16, C>(view, rows, cols, code),
-        DType::I8 => typed::<i8, C>(view, rows, cols, code),
-        DType::F8E4M3 => typed::<F8E4M3, C>(view, rows, cols, code),
-        DType::F8E5M2 => typed::<F8E5M2, C>(view, rows, cols, code),
-    };
-    outcome.map_err(|e| match e {
-        // Writing errors name their place already.
-        Error::Io { .. } | Error::NotPlanned { .. } => e,
-        e => e.in_tensor(&tensor.name).in_file(reader.path_of(&tensor.name)),
-    })
 }
 
 /// An error with the place of the first NaN or infinity.

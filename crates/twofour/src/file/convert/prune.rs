@@ -3,8 +3,7 @@
 use std::{collections::HashMap, path::Path};
 
 use super::{
-    Conversion, Item, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, as_matrix, on_matrix,
-    reject_not_finite, run,
+    Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, reject_not_finite, run,
 };
 use crate::{Axis, Element, MatrixRef, Pattern, Result, file::StoredDType, select};
 
@@ -99,11 +98,11 @@ struct Prune<'a> {
 impl Conversion for Prune<'_> {
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
         if let Item::Plain(tensor) = item
-            && as_matrix(tensor).is_some()
+            && let Some(matrix) = Matrix::of(tensor)
         {
             let choice = (self.choose)(tensor);
             if choice != MaskChoice::Keep {
-                on_matrix(reader, tensor, Finite)?;
+                matrix.run(reader, Finite)?;
             }
             self.choices.insert(tensor.name.clone(), choice);
         }
@@ -118,13 +117,13 @@ impl Conversion for Prune<'_> {
                 (w.dtype.into(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
             }
             Item::Plain(tensor) => {
-                let outcome = match self.choices.get(&tensor.name) {
-                    Some(&choice) if choice != MaskChoice::Keep => {
-                        on_matrix(reader, tensor, Write { writer, name: &tensor.name, choice })?
+                let outcome = match (Matrix::of(tensor), self.choices.get(&tensor.name)) {
+                    (Some(matrix), Some(&choice)) => {
+                        matrix.run(reader, Write { writer, name: &tensor.name, choice })?
                     }
-                    chosen => {
+                    _ => {
                         item.write_copy(reader, writer)?;
-                        if chosen.is_some() { PruneOutcome::NotChosen } else { PruneOutcome::NotAMatrix }
+                        PruneOutcome::NotAMatrix
                     }
                 };
                 (tensor.dtype, tensor.shape.clone(), outcome)
