@@ -18,6 +18,25 @@
 //!
 //! [`Reader`] maps files into memory and believes nothing they say before it is checked. [`Writer`] leaves a complete file
 //! or none.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use twofour::{Axis, Pattern, file::{self, MaskChoice, Overwrite, PlannedTensor, Reader, StoredDType, Writer}};
+//! let directory = tempfile::tempdir()?;
+//! let at = |name: &str| directory.path().join(name);
+//! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
+//! let mut writer = Writer::create(at("model.safetensors"), Overwrite::No, plan, BTreeMap::new())?;
+//! writer.write_elements("up.weight", &[1.0f32, -3.0, 2.0, 0.5])?;
+//! writer.finish()?;
+//!
+//! let two_four = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
+//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| two_four, &mut |_| ())?;
+//! let options = file::CompressOptions::default();
+//! file::compress(at("sparse.safetensors"), at("small.safetensors"), Overwrite::No, &options, &mut |_| ())?;
+//! let weight = Reader::open(at("small.safetensors"))?.compressed::<f32>("up.weight")?;
+//! assert_eq!(weight.values(), [-3.0, 2.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");

@@ -19,7 +19,9 @@ const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// A model on disk, memory-mapped: a tensor is read when it is looked at.
 ///
 /// Everything the headers claim is checked when the model is opened; the metadata of a compressed weight, when that weight
-/// is.
+/// is. A file must not be written to in place while it is open: asking for a tensor notices that and is an error, but a
+/// file that is cut while a tensor is being looked at kills the process, as with every mapped file. Replacing a file by
+/// renaming another over it, as [`super::Writer`] does, is harmless.
 #[derive(Debug)]
 pub struct Reader {
     shards: Vec<Shard>,

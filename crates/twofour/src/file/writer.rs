@@ -73,6 +73,8 @@ impl Writer {
     /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the plan's
     /// compressed weights goes into the metadata under `twofour`, in the place of one that is there already.
     ///
+    /// Where `path` is a symbolic link, the link is replaced, not what it points to.
+    ///
     /// # Errors
     /// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it; [`Error::Format`]
     /// where two tensors would have the same name or one is too large; [`Error::Io`] where the system refuses.
