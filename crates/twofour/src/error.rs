@@ -30,6 +30,15 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// A selector's name is unknown.
+    #[error("selector `{name}`: there is none of this name; known: {known}")]
+    UnknownSelector {
+        /// The name as given.
+        name: String,
+        /// The names there are.
+        known: &'static str,
+    },
+
     /// A buffer's length does not fit the shape it was given with.
     #[error("{what}: expected {expected} elements, found {found}")]
     Length {

@@ -1,0 +1,139 @@
+//! Transposable selection: masks of 4x4 tiles that keep at most two elements in every row and in every column.
+//!
+//! Such a mask makes a weight 2:4 along its rows and its transpose 2:4 as well, so that both the product and the input
+//! gradient can be computed sparse (Hubara et al., NeurIPS 2021; Hu et al., ICML 2024).
+//!
+//! | name | rule |
+//! |---|---|
+//! | `greedy` | take elements from the largest magnitude down while their row and column have room |
+//! | `greedy-signed` | the same by signed value: torch's default, which prunes large negative weights |
+//! | `causal1122` | rows in order, by signed value, at most 1, 1, 2, 2 elements of them |
+//! | `optimal` | the pattern of largest kept magnitude among the 90 with two elements in each row and column |
+//!
+//! The greedy rules order a tile's elements with the sorting networks that torch's GPU kernels use, whose comparators exchange
+//! equal keys, so that masks agree with torch bit for bit, ties included. The greedy rule may keep seven elements of 16.
+//!
+//! Where the matrix ends inside a tile, elements past its edge are ordered after all others and never kept.
+
+mod network;
+mod optimal;
+
+use std::{fmt, str::FromStr};
+
+use rayon::prelude::*;
+
+use super::nm::reject_nan;
+use crate::{Element, Error, Mask, MatrixRef, Result};
+
+/// A rule that chooses the mask of a 4x4 tile; see the [module](self).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transposable {
+    /// From the largest magnitude down (torch's `largest_abs_values_greedy`).
+    GreedyAbs,
+    /// From the largest signed value down (torch's `largest_values_greedy` and default).
+    GreedySigned,
+    /// Rows in order, at most 1, 1, 2, 2 elements each, by signed value (torch's `causal1122`).
+    Causal1122,
+    /// The best of the 90 patterns.
+    Optimal,
+}
+
+impl Transposable {
+    /// All rules.
+    pub const ALL: [Transposable; 4] =
+        [Transposable::GreedyAbs, Transposable::GreedySigned, Transposable::Causal1122, Transposable::Optimal];
+
+    /// Its name, as commands take it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transposable::GreedyAbs => "greedy",
+            Transposable::GreedySigned => "greedy-signed",
+            Transposable::Causal1122 => "causal1122",
+            Transposable::Optimal => "optimal",
+        }
+    }
+}
+
+impl fmt::Display for Transposable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Transposable {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|rule| rule.name() == name).ok_or_else(|| Error::UnknownSelector {
+            name: name.to_owned(),
+            known: "greedy, greedy-signed, causal1122, optimal",
+        })
+    }
+}
+
+/// A tile's values and which of its elements exist: bit `4 * row + col` of `inside`.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    values: [f32; 16],
+    inside: u16,
+}
+
+impl Tile {
+    fn select(&self, rule: Transposable) -> u16 {
+        match rule {
+            Transposable::GreedyAbs => network::greedy(&self.keys(f32::abs), self.inside),
+            Transposable::GreedySigned => network::greedy(&self.keys(|v| v), self.inside),
+            Transposable::Causal1122 => network::causal1122(&self.keys(|v| v), self.inside),
+            Transposable::Optimal => optimal::best(&self.values.map(f32::abs), self.inside),
+        }
+    }
+
+    /// Sorting keys; what does not exist comes last.
+    fn keys(&self, key: impl Fn(f32) -> f32) -> [f32; 16] {
+        std::array::from_fn(|i| if self.inside >> i & 1 == 1 { key(self.values[i]) } else { f32::NEG_INFINITY })
+    }
+}
+
+/// A mask that is 2:4 along rows and along columns, chosen tile by tile.
+///
+/// `matrix` may have any shape. The result is the same on every engine and with any number of threads.
+///
+/// # Errors
+/// [`Error::NotANumber`] with the place of the first NaN.
+///
+/// ```
+/// use twofour::{Axis, MatrixRef, Pattern, select::{self, Transposable}};
+/// let w: Vec<f32> = (0..64).map(|i| ((i * 37) % 64) as f32 - 31.5).collect();
+/// let mask = select::transposable(MatrixRef::new(8, 8, &w)?, Transposable::Optimal)?;
+/// mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
+/// mask.verify(Pattern::TWO_FOUR, Axis::Column)?;
+/// # Ok::<(), twofour::Error>(())
+/// ```
+pub fn transposable<T: Element>(matrix: MatrixRef<'_, T>, rule: Transposable) -> Result<Mask> {
+    reject_nan(matrix)?;
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let mut mask = Mask::empty(rows, cols);
+    mask.par_bands_mut(4).enumerate().for_each(|(band, words)| {
+        let height = (rows - band * 4).min(4);
+        let stride = words.len() / height;
+        for first in (0..cols).step_by(4) {
+            let width = (cols - first).min(4);
+            let mut tile = Tile { values: [0.0; 16], inside: 0 };
+            for r in 0..height {
+                for (c, value) in matrix.row(band * 4 + r)[first..first + width].iter().enumerate() {
+                    tile.values[4 * r + c] = value.to_f32();
+                    tile.inside |= 1 << (4 * r + c);
+                }
+            }
+            let kept = tile.select(rule);
+            for r in 0..height {
+                // A tile's four columns never straddle two words.
+                words[r * stride + first / 64] |= u64::from(kept >> (4 * r) & 15) << (first % 64);
+            }
+        }
+    });
+    Ok(mask)
+}
+
+#[cfg(test)]
+mod tests;
