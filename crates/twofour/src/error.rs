@@ -157,6 +157,17 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// More input features than a 32-bit sum of int8 products is sure to hold.
+    #[error(
+        "{found} input features: int8 products are summed in 32 bits, which holds {limit}; split the layer, or use bf16"
+    )]
+    TooManyInputs {
+        /// The input features.
+        found: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+
     /// An operation does not exist for this dtype.
     #[error("{operation} does not support dtype {dtype}; supported: {supported}")]
     UnsupportedDType {

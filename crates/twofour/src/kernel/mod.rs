@@ -13,6 +13,7 @@ mod dense_weight;
 mod element;
 mod engine;
 mod epilogue;
+mod int8;
 mod reference;
 mod sparse_weight;
 #[cfg(test)]
@@ -22,4 +23,5 @@ pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
 pub use engine::{ENGINE_VARIABLE, Engine};
 pub use epilogue::{Activation, Epilogue};
+pub use int8::{DenseWeightI8, SparseWeightI8, quantize};
 pub use sparse_weight::SparseWeight;

@@ -5,14 +5,14 @@
 
 use super::{
     KernelElement,
-    decode::{Block, DenseBlock, SparseBlock},
+    decode::{DenseBlock, SparseBlock},
 };
 use crate::compressed::code;
 
 /// `out[row * tokens + token]` for a compressed block.
 pub(super) fn sparse<T: KernelElement>(block: SparseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
     let tokens = x.len();
-    for row in 0..block.rows() {
+    for row in 0..block.rows {
         let values = &block.values[row * block.row_values..][..block.row_values];
         let meta = &block.meta[row * block.row_words..][..block.row_words];
         for (token, x) in x.iter().enumerate() {
@@ -32,10 +32,40 @@ pub(super) fn sparse<T: KernelElement>(block: SparseBlock<'_, T>, x: &[Vec<f32>]
 /// `out[row * tokens + token]` for a dense block.
 pub(super) fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
     let tokens = x.len();
-    for row in 0..block.rows() {
+    for row in 0..block.rows {
         let values = &block.values[row * block.cols..][..block.cols];
         for (token, x) in x.iter().enumerate() {
             out[row * tokens + token] = values.iter().zip(x).map(|(w, x)| w.to_f32() * x).sum();
+        }
+    }
+}
+
+/// `out[row * tokens + token]` of a compressed int8 block.
+pub(super) fn sparse_bytes(block: SparseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+    let tokens = x.len();
+    for row in 0..block.rows {
+        let values = &block.values[row * block.row_values..][..block.row_values];
+        let meta = &block.meta[row * block.row_words..][..block.row_words];
+        for (token, x) in x.iter().enumerate() {
+            let mut sum = 0;
+            for (group, (pair, four)) in values.as_chunks::<2>().0.iter().zip(x.chunks(4)).enumerate() {
+                let (first, second) = code::positions((meta[group / 8] >> (group % 8 * 4) & 15) as u8);
+                for (position, value) in [first, second].into_iter().zip(pair) {
+                    sum += i32::from(*value) * four.get(position).map_or(0, |x| i32::from(*x));
+                }
+            }
+            out[row * tokens + token] = sum;
+        }
+    }
+}
+
+/// `out[row * tokens + token]` of a dense int8 block.
+pub(super) fn dense_bytes(block: DenseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+    let tokens = x.len();
+    for row in 0..block.rows {
+        let values = &block.values[row * block.cols..][..block.cols];
+        for (token, x) in x.iter().enumerate() {
+            out[row * tokens + token] = values.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
         }
     }
 }

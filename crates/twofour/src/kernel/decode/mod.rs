@@ -8,12 +8,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod int8;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
 use rayon::prelude::*;
 
 use super::{Engine, KernelElement, reference};
+pub(super) use int8::offset as int8_offset;
 #[cfg(target_arch = "x86_64")]
 use vector::{Vector, WORD_COLUMNS, WORD_VALUES, interleave_groups};
 
@@ -68,26 +70,47 @@ impl<T> Clone for DenseBlock<'_, T> {
 }
 impl<T> Copy for DenseBlock<'_, T> {}
 
+impl<T> SparseBlock<'_, T> {
+    fn slice(&self, rows: std::ops::Range<usize>) -> Self {
+        SparseBlock {
+            rows: rows.len(),
+            values: &self.values[rows.start * self.row_values..rows.end * self.row_values],
+            meta: &self.meta[rows.start * self.row_words..rows.end * self.row_words],
+            ..*self
+        }
+    }
+}
+
+impl<T> DenseBlock<'_, T> {
+    fn slice(&self, rows: std::ops::Range<usize>) -> Self {
+        DenseBlock { rows: rows.len(), values: &self.values[rows.start * self.cols..rows.end * self.cols], ..*self }
+    }
+}
+
 /// Rows of a weight in whatever form, that a thread can take a part of.
 pub(super) trait Block: Copy + Send + Sync {
+    /// An activation: f32, or i8 for integer kernels.
+    type Activation: Sync;
+    /// A dot product: f32, or i32 for integer kernels.
+    type Sum: Copy + Default + Send;
     /// How many rows it has.
     fn rows(&self) -> usize;
     /// Some of its rows.
     fn part(&self, rows: std::ops::Range<usize>) -> Self;
-    /// Activations as the engine's kernel wants them, a vector per token.
-    fn prepare(&self, engine: Engine, x: &[f32]) -> Vec<f32>;
+    /// One token's activations in the order that the engine's kernel wants.
+    fn prepare(&self, engine: Engine, x: &[Self::Activation]) -> Vec<Self::Activation>;
     /// Multiplies: `out[row * tokens + token]`, for prepared activations.
-    fn multiply(self, engine: Engine, x: &[Vec<f32>], out: &mut [f32]);
+    fn multiply(self, engine: Engine, x: &[Vec<Self::Activation>], out: &mut [Self::Sum]);
 }
 
-/// `x · Wᵀ` in f32 for few tokens: `[out_features, tokens]`, row-major. `x` is `[tokens, in_features]`.
-pub(super) fn product<B: Block>(engine: Engine, block: B, x: &[f32], tokens: usize) -> Vec<f32> {
-    let mut out = vec![0f32; block.rows() * tokens];
+/// `x · Wᵀ` for few tokens: `[out_features, tokens]`, row-major. `x` is `[tokens, in_features]`.
+pub(super) fn product<B: Block>(engine: Engine, block: B, x: &[B::Activation], tokens: usize) -> Vec<B::Sum> {
+    let mut out = vec![B::Sum::default(); block.rows() * tokens];
     let in_features = x.len() / tokens.max(1);
     if out.is_empty() || in_features == 0 {
         return out;
     }
-    let x: Vec<Vec<f32>> = x.chunks(in_features).map(|x| block.prepare(engine, x)).collect();
+    let x: Vec<_> = x.chunks(in_features).map(|x| block.prepare(engine, x)).collect();
     // A few parts per thread even out what else the machine is doing.
     let part = block.rows().div_ceil(4 * rayon::current_num_threads()).max(16);
     out.par_chunks_mut(part * tokens).enumerate().for_each(|(i, out)| {
@@ -98,17 +121,15 @@ pub(super) fn product<B: Block>(engine: Engine, block: B, x: &[f32], tokens: usi
 }
 
 impl<T: KernelElement> Block for SparseBlock<'_, T> {
+    type Activation = f32;
+    type Sum = f32;
+
     fn rows(&self) -> usize {
         self.rows
     }
 
     fn part(&self, rows: std::ops::Range<usize>) -> Self {
-        SparseBlock {
-            rows: rows.len(),
-            values: &self.values[rows.start * self.row_values..rows.end * self.row_values],
-            meta: &self.meta[rows.start * self.row_words..rows.end * self.row_words],
-            ..*self
-        }
+        self.slice(rows)
     }
 
     fn prepare(&self, engine: Engine, x: &[f32]) -> Vec<f32> {
@@ -140,12 +161,15 @@ impl<T: KernelElement> Block for SparseBlock<'_, T> {
 }
 
 impl<T: KernelElement> Block for DenseBlock<'_, T> {
+    type Activation = f32;
+    type Sum = f32;
+
     fn rows(&self) -> usize {
         self.rows
     }
 
     fn part(&self, rows: std::ops::Range<usize>) -> Self {
-        DenseBlock { rows: rows.len(), values: &self.values[rows.start * self.cols..rows.end * self.cols], ..*self }
+        self.slice(rows)
     }
 
     fn prepare(&self, _: Engine, x: &[f32]) -> Vec<f32> {
@@ -213,19 +237,19 @@ unsafe fn dense_rows<V: Vector, T: KernelElement>(block: DenseBlock<'_, T>, x: &
 }
 
 #[cfg(target_arch = "x86_64")]
-fn widen_sums<const N: usize>(sums: [[f32; N]; STREAMS]) -> [[f32; TOKENS]; STREAMS] {
-    sums.map(|s| std::array::from_fn(|i| s.get(i).copied().unwrap_or(0.0)))
+fn widen_sums<S: Copy + Default, const N: usize>(sums: [[S; N]; STREAMS]) -> [[S; TOKENS]; STREAMS] {
+    sums.map(|s| std::array::from_fn(|i| s.get(i).copied().unwrap_or_default()))
 }
 
 /// Walks `rows` in [`STREAMS`] parallel streams and the tokens in runs of up to [`TOKENS`]. `dot(rows, first, count)`
 /// multiplies one row of each stream with `count` tokens from `first` on. A stream that has ended repeats its last row.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn walk(
+fn walk<S: Copy>(
     rows: usize,
     tokens: usize,
-    out: &mut [f32],
-    dot: impl Fn([usize; STREAMS], usize, usize) -> [[f32; TOKENS]; STREAMS],
+    out: &mut [S],
+    dot: impl Fn([usize; STREAMS], usize, usize) -> [[S; TOKENS]; STREAMS],
 ) {
     let length = rows.div_ceil(STREAMS);
     let mut first = 0;

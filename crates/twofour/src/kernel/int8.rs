@@ -1,0 +1,297 @@
+//! Int8 weights with a scale for each row, and activations quantised token by token.
+//!
+//! `y = act(scale_x[token] · scale_w[row] · Σ q_x q_w + bias)`: symmetric quantisation, `scale = amax / 127`, rounding to nearest even (as torch's
+//! dynamic int8 linear with per-channel weights). The integer sums are exact and the same on every engine.
+
+use rayon::prelude::*;
+
+use super::{
+    Engine, Epilogue,
+    arguments::{expect_bias, expect_len},
+    decode::{self, Block, DenseBlock, SparseBlock},
+};
+use crate::{Compressed, Error, MatrixRef, Result};
+
+/// Products are at most 128 * 255 (with the offset of unsigned activations) and must not overflow 31 bits in any order.
+const MAX_INPUTS: usize = i32::MAX as usize / (128 * 255);
+
+/// Quantises a matrix row by row: the int8 values, `[rows, cols]`, and a scale for each row, `amax / 127` (0 for a row of
+/// zeros). Zeros stay zeros, so a 2:4 matrix stays 2:4.
+///
+/// # Errors
+/// [`Error::NotANumber`] or [`Error::Infinite`] with the place of the first value that is not finite.
+pub fn quantize(matrix: MatrixRef<'_, f32>) -> Result<(Vec<i8>, Vec<f32>)> {
+    for row in 0..matrix.rows() {
+        if let Some(col) = matrix.row(row).iter().position(|v| !v.is_finite()) {
+            let nan = matrix.row(row)[col].is_nan();
+            return Err(if nan { Error::NotANumber { row, col } } else { Error::Infinite { row, col } });
+        }
+    }
+    let rows: Vec<(Vec<i8>, f32)> =
+        (0..matrix.rows()).into_par_iter().map(|row| quantize_row(matrix.row(row))).collect();
+    let scales = rows.iter().map(|(_, scale)| *scale).collect();
+    Ok((rows.into_iter().flat_map(|(values, _)| values).collect(), scales))
+}
+
+/// A row's int8 values and its scale. A row with a NaN or an infinity gets a scale that is not finite, which makes every product
+/// with it NaN.
+fn quantize_row(row: &[f32]) -> (Vec<i8>, f32) {
+    let amax = row.iter().fold(0f32, |amax, v| if v.is_nan() || amax.is_nan() { f32::NAN } else { amax.max(v.abs()) });
+    let scale = amax / 127.0;
+    if scale == 0.0 || !scale.is_finite() {
+        return (vec![0; row.len()], if scale == 0.0 { 0.0 } else { f32::NAN });
+    }
+    // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite. `as` saturates, but |v / scale| is at most 127.
+    (row.iter().map(|v| (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8).collect(), scale)
+}
+
+/// A compressed int8 weight with a scale for each row, ready to multiply.
+#[derive(Debug, Clone)]
+pub struct SparseWeightI8 {
+    weight: Compressed<i8>,
+    shared: Rows,
+}
+
+/// A dense int8 weight with a scale for each row: the contender.
+#[derive(Debug, Clone)]
+pub struct DenseWeightI8 {
+    values: Vec<i8>,
+    in_features: usize,
+    shared: Rows,
+}
+
+/// What int8 weights of either kind keep beside their values.
+#[derive(Debug, Clone)]
+struct Rows {
+    engine: Engine,
+    /// One a row.
+    scales: Vec<f32>,
+    /// The sum of each row's values.
+    sums: Vec<i32>,
+}
+
+impl Rows {
+    fn new<'a>(
+        engine: Engine,
+        in_features: usize,
+        scales: Vec<f32>,
+        rows: impl ExactSizeIterator<Item = &'a [i8]>,
+    ) -> Result<Self> {
+        if in_features > MAX_INPUTS {
+            return Err(Error::TooManyInputs { found: in_features, limit: MAX_INPUTS });
+        }
+        expect_len("scales", &scales, 1, rows.len())?;
+        let sums = rows.map(|row| row.iter().map(|v| i32::from(*v)).sum()).collect();
+        Ok(Rows { engine: engine.expect_available()?, scales, sums })
+    }
+
+    fn linear<B: Block<Activation = i8, Sum = i32>>(
+        &self,
+        block: B,
+        in_features: usize,
+        x: &[f32],
+        tokens: usize,
+        epilogue: Epilogue<'_>,
+        y: &mut [f32],
+    ) -> Result<()> {
+        let out_features = self.scales.len();
+        expect_len("x", x, tokens, in_features)?;
+        expect_len("y", y, tokens, out_features)?;
+        expect_bias(&epilogue, out_features)?;
+        if y.is_empty() {
+            return Ok(());
+        }
+        let mut scales = Vec::with_capacity(tokens);
+        let mut quantized = Vec::with_capacity(x.len());
+        for token in 0..tokens {
+            let (values, scale) = quantize_row(&x[token * in_features..][..in_features]);
+            quantized.extend(values);
+            scales.push(scale);
+        }
+        let products = decode::product(self.engine, block, &quantized, tokens);
+        // Without inputs nothing was multiplied, and nothing is to be corrected: the sums are zero too.
+        let offset = decode::int8_offset(self.engine);
+        y.par_chunks_mut(out_features).zip(&scales).enumerate().for_each(|(token, (y, scale_x))| {
+            for (out, y) in y.iter_mut().enumerate() {
+                let product = products[out * tokens + token].wrapping_sub(offset.wrapping_mul(self.sums[out]));
+                *y = epilogue.apply(product as f32 * scale_x * self.scales[out], out);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl SparseWeightI8 {
+    /// Packs for [`Engine::best`]; `scales` has a value for each row.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where the scales do not fit, [`Error::TooManyInputs`] where the sums could overflow, and those of
+    /// [`Engine::best`].
+    pub fn pack(weight: Compressed<i8>, scales: Vec<f32>) -> Result<Self> {
+        Self::pack_for(weight, scales, Engine::best()?)
+    }
+
+    /// Packs for one engine.
+    ///
+    /// # Errors
+    /// Those of [`SparseWeightI8::pack`].
+    pub fn pack_for(weight: Compressed<i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
+        let rows = (0..weight.rows()).map(|row| weight.values_row(row));
+        let shared = Rows::new(engine, weight.cols(), scales, rows)?;
+        Ok(Self { weight, shared })
+    }
+
+    /// Rows of the weight.
+    pub fn out_features(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// Columns of the weight.
+    pub fn in_features(&self) -> usize {
+        self.weight.cols()
+    }
+
+    /// Bytes of values, metadata and scales.
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes() + size_of_val(self.scales())
+    }
+
+    /// The weight in canonical form, without its scales.
+    pub fn compressed(&self) -> &Compressed<i8> {
+        &self.weight
+    }
+
+    /// The scale of each row.
+    pub fn scales(&self) -> &[f32] {
+        &self.shared.scales
+    }
+
+    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`, both f32; `x` is quantised to int8 token by
+    /// token. A token with a NaN or an infinity gives NaN throughout.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `x`, `y` or the bias does not fit.
+    pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
+        let block = SparseBlock {
+            rows: self.weight.rows(),
+            values: self.weight.values(),
+            meta: self.weight.meta(),
+            row_values: self.weight.groups() * 2,
+            row_words: crate::compressed::meta_words_per_row(self.weight.cols()),
+        };
+        self.shared.linear(block, self.in_features(), x, tokens, epilogue, y)
+    }
+}
+
+impl DenseWeightI8 {
+    /// Packs for [`Engine::best`]; `scales` has a value for each row.
+    ///
+    /// # Errors
+    /// Those of [`SparseWeightI8::pack`].
+    pub fn pack(matrix: MatrixRef<'_, i8>, scales: Vec<f32>) -> Result<Self> {
+        Self::pack_for(matrix, scales, Engine::best()?)
+    }
+
+    /// Packs for one engine.
+    ///
+    /// # Errors
+    /// Those of [`SparseWeightI8::pack`].
+    pub fn pack_for(matrix: MatrixRef<'_, i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
+        let rows = (0..matrix.rows()).map(|row| matrix.row(row));
+        let shared = Rows::new(engine, matrix.cols(), scales, rows)?;
+        Ok(Self { values: matrix.data().to_vec(), in_features: matrix.cols(), shared })
+    }
+
+    /// Rows of the weight.
+    pub fn out_features(&self) -> usize {
+        self.shared.scales.len()
+    }
+
+    /// Columns of the weight.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// Bytes of values and scales.
+    pub fn bytes(&self) -> usize {
+        self.values.len() + size_of_val(self.shared.scales.as_slice())
+    }
+
+    /// As [`SparseWeightI8::linear`].
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `x`, `y` or the bias does not fit.
+    pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
+        let block = DenseBlock { rows: self.out_features(), values: &self.values, cols: self.in_features };
+        self.shared.linear(block, self.in_features, x, tokens, epilogue, y)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn adversarial() -> impl Strategy<Value = i8> {
+        prop_oneof![3 => any::<i8>(), 1 => Just(0), 1 => Just(-128), 1 => Just(127)]
+    }
+
+    proptest! {
+        #[test]
+        fn every_engine_gives_the_same_exact_sums(
+            (out, inn, tokens, w, x) in (0usize..20, prop_oneof![0usize..300, Just(512)], 0usize..7).prop_flat_map(|(o, i, t)| {
+                let x = prop_oneof![4 => -1f32..1.0, 1 => Just(0.0), 1 => Just(1.0), 1 => Just(-1.0)];
+                (Just(o), Just(i), Just(t), proptest::collection::vec(adversarial(), o * i), proptest::collection::vec(x, t * i))
+            })
+        ) {
+            let matrix = MatrixRef::new(out, inn, &w).unwrap();
+            let scales: Vec<f32> = (0..out).map(|o| 0.5 + o as f32).collect();
+            let compressed = Compressed::from_pruned(matrix).unwrap();
+            let pruned = compressed.to_dense();
+            for &engine in Engine::available() {
+                let sparse = SparseWeightI8::pack_for(compressed.clone(), scales.clone(), engine).unwrap();
+                let dense = DenseWeightI8::pack_for(matrix, scales.clone(), engine).unwrap();
+                let (mut a, mut b) = (vec![f32::NAN; tokens * out], vec![f32::NAN; tokens * out]);
+                sparse.linear(&x, tokens, Epilogue::default(), &mut a).unwrap();
+                dense.linear(&x, tokens, Epilogue::default(), &mut b).unwrap();
+                for t in 0..tokens {
+                    let (q, scale) = quantize_row(&x[t * inn..][..inn]);
+                    for o in 0..out {
+                        let exact = |w: &[i8]| {
+                            let sum: i64 = w[o * inn..][..inn].iter().zip(&q).map(|(w, q)| i64::from(*w) * i64::from(*q)).sum();
+                            sum as i32 as f32 * scale * scales[o]
+                        };
+                        prop_assert_eq!(a[t * out + o], exact(&pruned), "{} 2:4 y[{}, {}]", engine, t, o);
+                        prop_assert_eq!(b[t * out + o], exact(&w), "{} dense y[{}, {}]", engine, t, o);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn quantisation_is_within_half_a_step(row in proptest::collection::vec(prop_oneof![-1e3f32..1e3, Just(0.0), Just(1e-40)], 1..50)) {
+            let (values, scales) = quantize(MatrixRef::new(1, row.len(), &row).unwrap()).unwrap();
+            for (v, q) in row.iter().zip(values) {
+                prop_assert!((v - f32::from(q) * scales[0]).abs() <= 0.5001 * scales[0] + f32::MIN_POSITIVE);
+                prop_assert!(*v != 0.0 || q == 0);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_hidden() {
+        let w = vec![1i8, 1, 0, 0];
+        for &engine in Engine::available() {
+            let dense = DenseWeightI8::pack_for(MatrixRef::new(1, 4, &w).unwrap(), vec![1.0], engine).unwrap();
+            let mut y = [0.0; 3];
+            let x = [1.0, 1.0, 0.0, f32::NAN, f32::INFINITY, 0.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0];
+            dense.linear(&x, 3, Epilogue::default(), &mut y).unwrap();
+            assert!(y[0].is_nan() && y[1].is_nan() && (y[2] - 4.0).abs() < 1e-5, "{y:?}");
+        }
+        let error = quantize(MatrixRef::new(1, 2, &[1.0, f32::INFINITY]).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::Infinite { row: 0, col: 1 }), "{error}");
+        let wide = vec![0i8; MAX_INPUTS + 1];
+        let error = DenseWeightI8::pack(MatrixRef::new(1, wide.len(), &wide).unwrap(), vec![1.0]).unwrap_err();
+        assert!(matches!(error, Error::TooManyInputs { .. }), "{error}");
+    }
+}
