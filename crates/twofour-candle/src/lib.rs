@@ -1,1 +1,6 @@
-//! 2:4
+//! 2:4 sparse layers, training and a small GPT for candle.
+
+mod error;
+pub mod linear;
+
+pub use error::{Error, Result, Unmatched};

@@ -1,0 +1,149 @@
+//! The 2:4 layer for inference.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use half::{bf16, f16};
+use twofour::{Compressed, Mask, MatrixRef};
+
+use super::{
+    LinearOperand,
+    operand::bias_values,
+    weight::{Packed, Stored, Weight},
+};
+use crate::{Error, Result};
+
+/// What the values of a compressed layer are stored as, and computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CompressedDType {
+    /// 32-bit floats: 17/32 of the dense f32 weight.
+    F32,
+    /// bfloat16: 9/16 of the dense bf16 weight.
+    Bf16,
+    /// 16-bit floats: 9/16 of the dense f16 weight.
+    F16,
+}
+
+impl fmt::Display for CompressedDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CompressedDType::F32 => "f32",
+            CompressedDType::Bf16 => "bf16",
+            CompressedDType::F16 => "f16",
+        })
+    }
+}
+
+impl FromStr for CompressedDType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "f32" => Ok(CompressedDType::F32),
+            "bf16" => Ok(CompressedDType::Bf16),
+            "f16" => Ok(CompressedDType::F16),
+            _ => Err(Error::Setting {
+                what: "dtype of compressed layers",
+                found: text.to_owned(),
+                expected: "f32, bf16 or f16",
+            }),
+        }
+    }
+}
+
+/// A 2:4 linear layer for inference, `y = x·Wᵀ + bias`, its weight compressed and packed once.
+///
+/// The weight and the bias are its own: training the layer it came from does not change it, and it has no weight
+/// gradient. The input's gradient passes through it, A clone shares the
+/// weight.
+#[derive(Debug, Clone)]
+pub struct CompressedLinear {
+    operand: LinearOperand,
+    dtype: CompressedDType,
+}
+
+impl CompressedLinear {
+    /// Takes over a compressed weight and a bias `[out]`.
+    ///
+    /// # Errors
+    /// A bias that does not fit.
+    pub fn new<T: CompressedElement>(weight: Compressed<T>, bias: Option<&Tensor>) -> Result<Self> {
+        let (rows, cols) = (weight.rows(), weight.cols());
+        Self::from_weight(T::wrap(Arc::new(Packed::from_compressed(weight)?)), (rows, cols), bias, T::STORED)
+    }
+
+    /// Compresses what the mask keeps of a matrix.
+    pub(super) fn from_masked<T: CompressedElement>(
+        matrix: MatrixRef<'_, T>,
+        mask: &Mask,
+        bias: Option<&Tensor>,
+    ) -> Result<Self> {
+        Self::new(Compressed::from_masked(matrix, mask)?, bias)
+    }
+
+    fn from_weight(
+        product: Weight,
+        (out_features, in_features): (usize, usize),
+        bias: Option<&Tensor>,
+        dtype: CompressedDType,
+    ) -> Result<Self> {
+        let bias_values = bias_values(bias)?;
+        if let Some(bias) = bias.filter(|b| b.dims() != [out_features]) {
+            let expected = format!("[{out_features}]");
+            return Err(Error::Shape { what: "the bias", found: bias.dims().to_vec(), expected });
+        }
+        let operand =
+            LinearOperand { product, bias_values, keep: None, out_features, in_features, weight: None, bias: None };
+        Ok(CompressedLinear { operand, dtype })
+    }
+
+    /// Number of outputs and number of inputs.
+    pub fn dims(&self) -> (usize, usize) {
+        (self.operand.out_features, self.operand.in_features)
+    }
+
+    /// What the weight's values are stored as.
+    pub fn dtype(&self) -> CompressedDType {
+        self.dtype
+    }
+
+    /// Bytes of the packed weight: values and metadata.
+    pub fn packed_bytes(&self) -> usize {
+        self.operand.product.bytes()
+    }
+
+    /// The bias values.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.operand.bias_values.as_deref()
+    }
+
+    /// The compressed weight, where its values are stored as `T`.
+    pub fn weight<T: CompressedElement>(&self) -> Option<&Compressed<T>> {
+        T::packed(&self.operand.product).map(|packed| packed.compressed())
+    }
+
+    pub(super) fn operand(&self) -> LinearOperand {
+        self.operand.clone()
+    }
+}
+
+/// A float that a [`CompressedLinear`] stores: f32, bf16 or f16.
+#[allow(private_bounds)]
+pub trait CompressedElement: Stored {
+    /// Its name among the stored dtypes.
+    const STORED: CompressedDType;
+}
+
+impl CompressedElement for f32 {
+    const STORED: CompressedDType = CompressedDType::F32;
+}
+
+impl CompressedElement for bf16 {
+    const STORED: CompressedDType = CompressedDType::Bf16;
+}
+
+impl CompressedElement for f16 {
+    const STORED: CompressedDType = CompressedDType::F16;
+}

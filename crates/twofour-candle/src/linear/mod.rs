@@ -1,0 +1,275 @@
+//! Linear layers that are dense, 2:4 for training, or 2:4 compressed for inference.
+//!
+//! A model holds [`AnyLinear`] where it would hold `candle_nn::Linear`, and says by what name ([`HasLinears`]). Then the
+//! functions of this module turn its layers from one form into another, by name:
+//!
+//! | function | from | to |
+//! |---|---|---|
+//! | [`sparsify`], [`swap_linear_with_semi_sparse_linear`] | dense | [`SparseLinear`], sharing the parameters |
+//! | [`swap_semi_sparse_linear_with_linear`] | sparse | dense, sharing the parameters |
+//! | [`compress_linears`] | sparse, or dense and 2:4 already | [`CompressedLinear`], a copy of half the size |
+//!
+//! | product | dense | sparse | compressed |
+//! |---|---|---|---|
+//! | forward | dense | through the packed weight | through the packed weight |
+//! | input gradient | dense | through the packed weight | through the packed weight (floats) |
+//! | weight gradient | dense | dense, to the master | none |
+//!
+//! [`LinearOperand`] is the same layer on slices, for operators that span more than one layer. For models whose layers
+//! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
+
+mod compressed;
+mod dense_product;
+mod float;
+mod named;
+mod names;
+mod operand;
+mod operator;
+mod prune_on_load;
+mod sparse;
+mod state;
+mod weight;
+
+use candle_core::{DType, Tensor};
+use candle_nn::{Linear, Module};
+use half::{bf16, f16};
+use twofour::{Compressed, MatrixRef};
+
+use crate::Result;
+
+pub use compressed::{CompressedDType, CompressedElement, CompressedLinear};
+pub use named::{
+    HasLinears, SparsifyConfig, compress_linears, linear_names, set_mode, sparsify,
+    swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear, visit_field,
+};
+pub use operand::LinearOperand;
+pub use prune_on_load::{PruneOnLoad, prune_on_load};
+pub use sparse::{MaskRule, Mode, Refresh, SparseLinear, SparseSettings, WeightGradient};
+pub use state::{load_masks, masks};
+
+/// A linear layer, `y = x·Wᵀ + bias`, in one of its forms. `x` is `[.., in]`, `y` is `[.., out]`.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{Module, VarBuilder, VarMap};
+/// use twofour_candle::linear::{AnyLinear, SparseSettings};
+/// let parameters = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
+/// let dense = AnyLinear::from(candle_nn::linear(128, 256, vb)?);
+/// let sparse = dense.sparse(SparseSettings::default())?;
+/// let y = sparse.forward(&Tensor::ones((2, 7, 128), DType::F32, &Device::Cpu)?)?;
+/// assert_eq!(y.dims(), [2, 7, 256]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub enum AnyLinear {
+    /// Dense: any dtype and device that candle computes on.
+    Dense(Linear),
+    /// 2:4 and trainable.
+    Sparse(SparseLinear),
+    /// 2:4 and compressed, for inference.
+    Compressed(CompressedLinear),
+}
+
+impl From<Linear> for AnyLinear {
+    fn from(linear: Linear) -> Self {
+        AnyLinear::Dense(linear)
+    }
+}
+
+impl From<SparseLinear> for AnyLinear {
+    fn from(linear: SparseLinear) -> Self {
+        AnyLinear::Sparse(linear)
+    }
+}
+
+impl From<CompressedLinear> for AnyLinear {
+    fn from(linear: CompressedLinear) -> Self {
+        AnyLinear::Compressed(linear)
+    }
+}
+
+impl AnyLinear {
+    /// "dense", "sparse" or "compressed".
+    pub fn form(&self) -> &'static str {
+        match self {
+            AnyLinear::Dense(_) => "dense",
+            AnyLinear::Sparse(_) => "sparse",
+            AnyLinear::Compressed(_) => "compressed",
+        }
+    }
+
+    /// Number of outputs and number of inputs.
+    ///
+    /// # Errors
+    /// A dense layer whose weight is not a matrix.
+    pub fn dims(&self) -> Result<(usize, usize)> {
+        match self {
+            AnyLinear::Dense(linear) => Ok(linear.weight().dims2()?),
+            AnyLinear::Sparse(linear) => Ok(linear.weight().dims2()?),
+            AnyLinear::Compressed(linear) => Ok(linear.dims()),
+        }
+    }
+
+    /// The weight `[out, in]` as a tensor: of a sparse layer the dense master; `None` of a compressed layer.
+    pub fn weight(&self) -> Option<&Tensor> {
+        match self {
+            AnyLinear::Dense(linear) => Some(linear.weight()),
+            AnyLinear::Sparse(linear) => Some(linear.weight()),
+            AnyLinear::Compressed(_) => None,
+        }
+    }
+
+    /// The bias `[out]` as a tensor; `None` where there is none, and of a compressed layer.
+    pub fn bias(&self) -> Option<&Tensor> {
+        match self {
+            AnyLinear::Dense(linear) => linear.bias(),
+            AnyLinear::Sparse(linear) => linear.bias(),
+            AnyLinear::Compressed(_) => None,
+        }
+    }
+
+    /// Bytes of the weight as the forward product reads it: dense values, or packed values and metadata.
+    pub fn weight_bytes(&self) -> usize {
+        match self {
+            AnyLinear::Dense(linear) => linear.weight().elem_count() * linear.weight().dtype().size_in_bytes(),
+            AnyLinear::Sparse(linear) => linear.packed_bytes(),
+            AnyLinear::Compressed(linear) => linear.packed_bytes(),
+        }
+    }
+
+    /// The layer's products on f32 slices, for one forward pass and its backward pass. For a sparse layer in
+    /// [`Mode::Train`] this is a forward pass, which may refresh its mask.
+    ///
+    /// # Errors
+    /// A weight that is not on the CPU; a dense or sparse one that is not f32.
+    pub fn operand(&self) -> Result<LinearOperand> {
+        if let Some(weight) = self.weight().filter(|w| w.dtype() != DType::F32) {
+            return Err(crate::Error::DType {
+                what: "the weight of a layer inside a block operator",
+                found: weight.dtype(),
+                expected: "F32".to_owned(),
+            });
+        }
+        match self {
+            AnyLinear::Dense(linear) => dense_operand(linear),
+            AnyLinear::Sparse(linear) => linear.operand(),
+            AnyLinear::Compressed(linear) => Ok(linear.operand()),
+        }
+    }
+
+    /// `y = x·Wᵀ + bias` for `x` of shape `[.., in]`, with gradients on candle's tape. What [`Module::forward`] does, with
+    /// this crate's error.
+    ///
+    /// # Errors
+    /// An input of another dtype than the weight (a compressed layer takes f32, bf16 and f16), of another last dimension,
+    /// or on another device.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            AnyLinear::Dense(linear) => {
+                let ours = |t: &Tensor| t.device().is_cpu() && t.dtype() == DType::F32;
+                if ours(x) && ours(linear.weight()) && linear.bias().is_none_or(ours) {
+                    operator::apply(dense_operand(linear)?, x)
+                } else {
+                    Ok(linear.forward(x)?)
+                }
+            }
+            AnyLinear::Sparse(linear) => operator::apply(linear.operand()?, x),
+            AnyLinear::Compressed(linear) => operator::apply(linear.operand(), x),
+        }
+    }
+
+    /// A sparse layer over the same parameters; of one that is sparse already, with new settings and a new mask.
+    ///
+    /// # Errors
+    /// A compressed layer, which has no master; what [`SparseLinear::new`] refuses.
+    pub fn sparse(&self, settings: SparseSettings) -> Result<AnyLinear> {
+        match self.weight() {
+            Some(weight) => Ok(AnyLinear::Sparse(SparseLinear::new(weight.clone(), self.bias().cloned(), settings)?)),
+            None => Err(compressed_is_final()),
+        }
+    }
+
+    /// A dense layer over the same parameters: of a sparse layer, over the master, with its pruned elements as they are.
+    ///
+    /// # Errors
+    /// A compressed layer, which has no master.
+    pub fn dense(&self) -> Result<AnyLinear> {
+        match self.weight() {
+            Some(weight) => Ok(AnyLinear::Dense(Linear::new(weight.clone(), self.bias().cloned()))),
+            None => Err(compressed_is_final()),
+        }
+    }
+
+    /// A compressed copy for inference: of a sparse layer with its present mask, of a dense one if its weight is 2:4
+    /// along rows already.
+    ///
+    /// # Errors
+    /// [`twofour::Error::TooManyKept`] for a dense weight that is not 2:4, a layer that is compressed already.
+    pub fn compressed(&self, dtype: CompressedDType) -> Result<AnyLinear> {
+        let sparse = match self {
+            AnyLinear::Compressed(_) => return Err(compressed_is_final()),
+            AnyLinear::Sparse(linear) => linear.clone(),
+            AnyLinear::Dense(linear) => {
+                sparse::check_parameters(linear.weight(), linear.bias())?;
+                let weight = linear.weight().to_dtype(DType::F32)?;
+                let (rows, cols) = weight.dims2()?;
+                float::with_elements::<f32, _>("the weight", &weight, |data| {
+                    Compressed::from_dense(MatrixRef::new(rows, cols, data)?)?;
+                    Ok(())
+                })?;
+                SparseLinear::new(linear.weight().clone(), linear.bias().cloned(), SparseSettings::default())?
+            }
+        };
+        let bias = sparse.bias();
+        Ok(AnyLinear::Compressed(match dtype {
+            CompressedDType::F32 => sparse.pruned::<f32, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
+            CompressedDType::Bf16 => sparse.pruned::<bf16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
+            CompressedDType::F16 => sparse.pruned::<f16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
+        }))
+    }
+
+    /// The weight as the forward product sees it, dense: of a sparse layer with its pruned elements zero. Detached.
+    ///
+    /// # Errors
+    /// A compressed layer.
+    pub fn effective_weight(&self) -> Result<Tensor> {
+        match self {
+            AnyLinear::Dense(linear) => Ok(linear.weight().detach()),
+            AnyLinear::Sparse(linear) => linear.effective_weight(),
+            AnyLinear::Compressed(_) => Err(compressed_is_final()),
+        }
+    }
+}
+
+impl Module for AnyLinear {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.apply(x)?)
+    }
+}
+
+fn dense_operand(linear: &Linear) -> Result<LinearOperand> {
+    sparse::check_parameters(linear.weight(), linear.bias())?;
+    let (out_features, in_features) = linear.weight().dims2()?;
+    // Recorded on the tape, so that a weight that is a view still gets its gradient.
+    let weight = linear.weight().contiguous()?;
+    Ok(LinearOperand {
+        product: weight::Weight::Dense(weight.clone()),
+        bias_values: operand::bias_values(linear.bias())?,
+        keep: None,
+        out_features,
+        in_features,
+        weight: Some(weight),
+        bias: linear.bias().cloned(),
+    })
+}
+
+fn compressed_is_final() -> crate::Error {
+    crate::Error::WrongForm {
+        found: "compressed, without a dense master",
+        remedy: "keep the layer it was made from, or load the dense weights",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! The linear layer as an operator on candle's tape.
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor, WithDType, bail};
+use twofour::kernel::{Activation, Epilogue};
+
+use super::{
+    LinearOperand,
+    float::{Float, expect_cpu, for_float, with_elements},
+    weight::{Weight, bias_gradient, dense_forward, weight_gradient},
+};
+use crate::{Error, Result};
+
+/// `y = x·Wᵀ + bias` for `x` of shape `[.., in]`, recorded on candle's tape where anything it depends on is.
+pub(super) fn apply(operand: LinearOperand, x: &Tensor) -> Result<Tensor> {
+    const WHAT: &str = "the input of a linear layer";
+    expect_cpu(WHAT, x)?;
+    for_float!(WHAT, x.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
+    if let Some(weight) = operand.weight().filter(|w| w.dtype() != x.dtype()) {
+        return Err(Error::DType { what: WHAT, found: x.dtype(), expected: format!("{:?}", weight.dtype()) });
+    }
+    if x.dims().last() != Some(&operand.in_features) {
+        let expected = format!("[.., {}]", operand.in_features);
+        return Err(Error::Shape { what: WHAT, found: x.dims().to_vec(), expected });
+    }
+    let x = x.contiguous()?;
+    let (weight, bias) = (operand.weight.clone(), operand.bias.clone());
+    let operator = LinearOperator(operand);
+    Ok(match (weight, bias) {
+        (None, _) => x.apply_op1(operator)?,
+        (Some(weight), None) => x.apply_op2(&weight, operator)?,
+        (Some(weight), Some(bias)) => x.apply_op3(&weight, &bias, operator)?,
+    })
+}
+
+/// The weight and the bias are arguments so that their gradients reach them; what is multiplied is in the operand.
+struct LinearOperator(LinearOperand);
+
+impl LinearOperator {
+    /// `dense` is the weight where it is dense.
+    fn run(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        dense: Option<(&CpuStorage, &Layout)>,
+    ) -> Result<(CpuStorage, Shape)> {
+        for_float!("the input of a linear layer", storage_dtype(x), T => self.run_as::<T>(x, layout, dense))
+    }
+
+    fn run_as<T: Float>(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        dense: Option<(&CpuStorage, &Layout)>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let operand = &self.0;
+        let x = elements::<T>(x, layout)?;
+        let tokens = rows(layout.dims());
+        let dims = (tokens, operand.out_features, operand.in_features);
+        let epilogue = Epilogue { bias: operand.bias_values.as_deref(), activation: Activation::Identity };
+        let mut y = vec![T::zero(); tokens * operand.out_features];
+        match (&operand.product, dense) {
+            // The storage that the tape has locked already, rather than locking it a second time.
+            (Weight::Dense(_), Some((w, w_layout))) => super::float::write_as::<T, f32>(&mut y, |y| {
+                dense_forward(&super::float::convert::<T, f32>(x), elements(w, w_layout)?, dims, epilogue, y);
+                Ok(())
+            })?,
+            (product, _) => product.forward(x, dims, epilogue, &mut y)?,
+        }
+        Ok((T::to_cpu_storage_owned(y), with_last(layout.dims(), operand.out_features)))
+    }
+
+    /// The gradients of the input, the weight and the bias, each where somebody asks for it.
+    fn gradients(&self, x: &Tensor, dy: &Tensor, wanted: Wanted<'_>) -> Result<Gradients> {
+        for_float!("the gradient of a linear layer", x.dtype(), T => self.gradients_as::<T>(x, dy, wanted))
+    }
+
+    fn gradients_as<T: Float>(&self, x: &Tensor, dy: &Tensor, wanted: Wanted<'_>) -> Result<Gradients> {
+        let operand = &self.0;
+        let tokens = rows(x.dims());
+        let dims = (tokens, operand.out_features, operand.in_features);
+        with_elements::<T, _>("the gradient of a linear layer", dy, |dy| {
+            let mut gradients = Gradients { x: None, weight: None, bias: None };
+            if x.track_op() {
+                let mut dx = vec![T::zero(); x.elem_count()];
+                operand.product.input_gradient(dy, dims, &mut dx)?;
+                gradients.x = Some(Tensor::from_vec(dx, x.shape(), x.device())?);
+            }
+            if let Some(weight) = wanted.weight.filter(|w| w.track_op()) {
+                let mut dw = vec![T::zero(); weight.elem_count()];
+                with_elements::<T, _>("the input of a linear layer", x, |x| {
+                    weight_gradient(dy, x, dims, operand.keep.as_deref(), &mut dw)
+                })?;
+                gradients.weight = Some(Tensor::from_vec(dw, weight.shape(), weight.device())?);
+            }
+            if let Some(bias) = wanted.bias.filter(|b| b.track_op()) {
+                let mut db = vec![0f32; operand.out_features];
+                bias_gradient(dy, &mut db)?;
+                gradients.bias = Some(Tensor::from_vec(db, bias.shape(), bias.device())?.to_dtype(bias.dtype())?);
+            }
+            Ok(gradients)
+        })
+    }
+}
+
+/// The arguments that may have a gradient, besides the input.
+#[derive(Default)]
+struct Wanted<'a> {
+    weight: Option<&'a Tensor>,
+    bias: Option<&'a Tensor>,
+}
+
+struct Gradients {
+    x: Option<Tensor>,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+impl CustomOp1 for LinearOperator {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok(self.run(x, layout, None)?)
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(self.gradients(x, dy, Wanted::default())?.x)
+    }
+}
+
+impl CustomOp2 for LinearOperator {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok(self.run(x, layout, Some((weight, weight_layout)))?)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let found = self.gradients(x, dy, Wanted { weight: Some(weight), bias: None })?;
+        Ok((found.x, found.weight))
+    }
+}
+
+impl CustomOp3 for LinearOperator {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok(self.run(x, layout, Some((weight, weight_layout)))?)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let found = self.gradients(x, dy, Wanted { weight: Some(weight), bias: Some(bias) })?;
+        Ok((found.x, found.weight, found.bias))
+    }
+}
+
+fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
+    use candle_core::backend::BackendStorage;
+    storage.dtype()
+}
+
+fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
+        None => bail!("a linear layer's argument is not contiguous: strides {:?}", layout.stride()),
+    }
+}
+
+/// The number of rows of `[.., n]`.
+fn rows(dims: &[usize]) -> usize {
+    dims.iter().rev().skip(1).product()
+}
+
+fn with_last(dims: &[usize], last: usize) -> Shape {
+    let mut dims = dims.to_vec();
+    if let Some(n) = dims.last_mut() {
+        *n = last;
+    }
+    Shape::from(dims)
+}
