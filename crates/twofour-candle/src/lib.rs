@@ -2,5 +2,6 @@
 
 mod error;
 pub mod linear;
+pub mod optim;
 
 pub use error::{Error, Result, Unmatched};

@@ -20,7 +20,7 @@
 
 mod compressed;
 mod dense_product;
-mod float;
+pub(crate) mod float;
 mod named;
 mod names;
 mod operand;

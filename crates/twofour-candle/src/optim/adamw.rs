@@ -1,0 +1,465 @@
+//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) as one in-place operator for each parameter.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp2, Layout, Tensor, Var, backprop::GradStore, bail};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use twofour::{Arithmetic, Element};
+
+use crate::linear::float::{Float, expect_cpu, for_float, with_elements};
+use crate::{Error, Result};
+
+/// Elements that one task updates.
+const TASK: usize = 1 << 14;
+
+/// The settings of [`AdamW`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct AdamWConfig {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decay of the first moment, the running mean of the gradient.
+    pub beta1: f64,
+    /// Decay of the second moment, the running mean of its square.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Share of the parameter that each step takes off, times the learning rate.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWConfig {
+    /// The defaults of candle and PyTorch: 1e-3, 0.9, 0.999, 1e-8, 0.01.
+    fn default() -> Self {
+        AdamWConfig { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// AdamW over named parameters.
+///
+/// One pass over each parameter, its gradient and its two moments, in parallel on rayon's current pool. Moments are f32,
+/// whatever the parameter's dtype (f32, bf16 or f16, on the CPU). The result does not depend on the number of threads.
+#[derive(Debug)]
+pub struct AdamW {
+    parameters: Vec<Parameter>,
+    config: AdamWConfig,
+    steps: u64,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    name: String,
+    var: Var,
+    weight_decay: f64,
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
+impl AdamW {
+    /// An optimizer of the parameters, all with the weight decay of `config`.
+    ///
+    /// # Errors
+    /// What [`AdamW::add`] refuses; [`Error::Setting`] for a setting out of range.
+    pub fn new(parameters: impl IntoIterator<Item = (String, Var)>, config: AdamWConfig) -> Result<Self> {
+        let share = 0.0..1.0;
+        if !share.contains(&config.beta1) || !share.contains(&config.beta2) {
+            let found = format!("{} and {}", config.beta1, config.beta2);
+            return Err(Error::Setting { what: "the betas", found, expected: "from 0 up to, but not including, 1" });
+        }
+        expect_finite("the learning rate", config.learning_rate)?;
+        expect_finite("epsilon", config.epsilon)?;
+        let mut optimizer = AdamW { parameters: Vec::new(), config, steps: 0 };
+        optimizer.add(parameters, config.weight_decay)?;
+        Ok(optimizer)
+    }
+
+    /// Adds parameters with a weight decay of their own: 0 for biases and norms, as is usual.
+    ///
+    /// # Errors
+    /// A parameter that is not on the CPU or not f32, bf16 or f16; a name or a variable that is there already; a weight decay
+    /// that is negative or not finite.
+    pub fn add(&mut self, parameters: impl IntoIterator<Item = (String, Var)>, weight_decay: f64) -> Result<()> {
+        expect_finite("the weight decay", weight_decay)?;
+        let mut names: HashSet<_> = self.parameters.iter().map(|p| p.name.clone()).collect();
+        let mut ids: HashSet<_> = self.parameters.iter().map(|p| p.var.id()).collect();
+        for (name, var) in parameters {
+            expect_cpu("a parameter", &var).map_err(|e| e.in_layer(&name))?;
+            for_float!("a parameter", var.dtype(), T => { let _: Option<T> = None; Ok(()) })
+                .map_err(|e| e.in_layer(&name))?;
+            if !names.insert(name.clone()) || !ids.insert(var.id()) {
+                let expected = "given once: a second time it would be stepped twice";
+                return Err(Error::Setting { what: "parameter", found: name, expected });
+            }
+            let len = var.elem_count();
+            self.parameters.push(Parameter { name, var, weight_decay, first: vec![0.0; len], second: vec![0.0; len] });
+        }
+        Ok(())
+    }
+
+    /// The learning rate.
+    pub fn learning_rate(&self) -> f64 {
+        self.config.learning_rate
+    }
+
+    /// Sets the learning rate of the steps to come.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.config.learning_rate = learning_rate;
+    }
+
+    /// How many steps there were.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The norm of all gradients taken as one vector, summed in f64.
+    ///
+    /// # Errors
+    /// [`Error::MissingGradient`], and [`Error::NonFiniteGradient`] with the first parameter whose gradient holds an infinity
+    /// or a NaN.
+    pub fn gradient_norm(&self, gradients: &GradStore) -> Result<f64> {
+        let mut sum = 0.0;
+        for (parameter, gradient) in self.pair(gradients)? {
+            let squares = for_float!("a gradient", gradient.dtype(), T => with_elements::<T, _>("a gradient", gradient, |g| {
+                // Partial sums collected in order: the norm does not depend on the number of threads.
+                let partial = |g: &[T]| g.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum::<f64>();
+                Ok(g.par_chunks(TASK).map(partial).collect::<Vec<_>>().iter().sum::<f64>())
+            }))?;
+            if !squares.is_finite() {
+                return Err(Error::NonFiniteGradient { parameter: parameter.name.clone() });
+            }
+            sum += squares;
+        }
+        Ok(sum.sqrt())
+    }
+
+    /// One step along the gradients as they are.
+    ///
+    /// # Errors
+    /// [`Error::MissingGradient`] where a parameter has none; [`Error::Shape`] or [`Error::DType`] for a gradient that does not
+    /// fit. Nothing is updated then.
+    pub fn step(&mut self, gradients: &GradStore) -> Result<()> {
+        self.step_scaled(gradients, 1.0)
+    }
+
+    /// One step along the gradients, scaled down so that their global norm is at most `max_norm`. Returns the norm they had.
+    /// The gradients are read twice and not written.
+    ///
+    /// # Errors
+    /// As [`AdamW::step`]; [`Error::NonFiniteGradient`] where a gradient holds an infinity or a NaN: nothing is updated, and
+    /// training may go on with the next batch. [`Error::Setting`] for a `max_norm` that is not positive.
+    pub fn step_clipped(&mut self, gradients: &GradStore, max_norm: f64) -> Result<f64> {
+        if max_norm.is_nan() || max_norm <= 0.0 {
+            let expected = "a number above 0; infinity does not clip";
+            return Err(Error::Setting { what: "the largest gradient norm", found: max_norm.to_string(), expected });
+        }
+        let norm = self.gradient_norm(gradients)?;
+        self.step_scaled(gradients, if norm > max_norm { max_norm / norm } else { 1.0 })?;
+        Ok(norm)
+    }
+
+    fn step_scaled(&mut self, gradients: &GradStore, scale: f64) -> Result<()> {
+        self.pair(gradients)?;
+        let steps = self.steps + 1;
+        let AdamWConfig { learning_rate, beta1, beta2, epsilon, .. } = self.config;
+        // f64 powers: at large counts both are simply zero.
+        let corrected = |beta: f64| 1.0 / (1.0 - beta.powf(steps as f64));
+        for Parameter { var, weight_decay, first, second, .. } in &mut self.parameters {
+            let Some(gradient) = gradients.get(var) else { continue };
+            let update = Update {
+                scale: scale as f32,
+                decay: (1.0 - learning_rate * *weight_decay) as f32,
+                beta1: beta1 as f32,
+                rest1: (1.0 - beta1) as f32,
+                beta2: beta2 as f32,
+                rest2: (1.0 - beta2) as f32,
+                first_scale: corrected(beta1) as f32,
+                second_scale: corrected(beta2) as f32,
+                epsilon: epsilon as f32,
+                learning_rate: learning_rate as f32,
+            };
+            let gradient = gradient.contiguous()?;
+            var.inplace_op2(&gradient, &Step { update, moments: Mutex::new((first, second)) })?;
+        }
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Each parameter with its gradient, after checking that all can be used.
+    fn pair<'a>(&'a self, gradients: &'a GradStore) -> Result<Vec<(&'a Parameter, &'a Tensor)>> {
+        let missing: Vec<_> = self.parameters.iter().filter(|p| gradients.get(&p.var).is_none()).collect();
+        if !missing.is_empty() {
+            return Err(Error::MissingGradient { parameters: missing.iter().map(|p| p.name.clone()).collect() });
+        }
+        let pairs = self.parameters.iter().filter_map(|p| Some((p, gradients.get(&p.var)?)));
+        pairs
+            .map(|(p, g)| {
+                if g.dims() != p.var.dims() {
+                    let expected = format!("{:?}", p.var.dims());
+                    let error = Error::Shape { what: "its gradient", found: g.dims().to_vec(), expected };
+                    return Err(error.in_layer(&p.name));
+                }
+                if g.dtype() != p.var.dtype() {
+                    let expected = format!("{:?}", p.var.dtype());
+                    return Err(Error::DType { what: "its gradient", found: g.dtype(), expected }.in_layer(&p.name));
+                }
+                Ok((p, g))
+            })
+            .collect()
+    }
+
+    /// The moments and the count of steps as tensors: `name.first_moment`, `name.second_moment` (f32, of the parameter's shape)
+    /// and `steps` (i64, `[1]`). With the parameters and the settings they are all that exact resuming needs.
+    ///
+    /// # Errors
+    /// candle's own.
+    pub fn state(&self) -> Result<HashMap<String, Tensor>> {
+        let mut tensors = HashMap::new();
+        for p in &self.parameters {
+            for (key, moment) in [("first_moment", &p.first), ("second_moment", &p.second)] {
+                tensors.insert(format!("{}.{key}", p.name), Tensor::from_slice(moment, p.var.shape(), &Device::Cpu)?);
+            }
+        }
+        tensors.insert("steps".to_owned(), Tensor::from_vec(vec![self.steps as i64], 1, &Device::Cpu)?);
+        Ok(tensors)
+    }
+
+    /// Puts back what [`AdamW::state`] gave; `tensors` may hold others besides.
+    ///
+    /// # Errors
+    /// [`Error::State`] where a tensor is missing or does not fit; nothing is changed then.
+    pub fn load_state(&mut self, tensors: &HashMap<String, Tensor>) -> Result<()> {
+        let find = |key: String, dtype: DType, shape: &[usize]| match tensors.get(&key) {
+            None => Err(Error::State { reason: format!("there is no `{key}`") }),
+            Some(t) if t.dtype() != dtype || t.dims() != shape => {
+                let reason = format!("`{key}` is {:?} {:?}, not {dtype:?} {shape:?}", t.dtype(), t.dims());
+                Err(Error::State { reason })
+            }
+            Some(t) => Ok(t.flatten_all()?),
+        };
+        let steps = find("steps".to_owned(), DType::I64, &[1])?.to_vec1::<i64>()?[0];
+        let steps = u64::try_from(steps)
+            .map_err(|_| Error::State { reason: format!("`steps` is {steps}, a negative count") })?;
+        let moment = |p: &Parameter, key: &str| {
+            Ok::<_, Error>(find(format!("{}.{key}", p.name), DType::F32, p.var.dims())?.to_vec1::<f32>()?)
+        };
+        let moments: Vec<_> = self
+            .parameters
+            .iter()
+            .map(|p| Ok((moment(p, "first_moment")?, moment(p, "second_moment")?)))
+            .collect::<Result<_>>()?;
+        for (p, (first, second)) in self.parameters.iter_mut().zip(moments) {
+            (p.first, p.second) = (first, second);
+        }
+        self.steps = steps;
+        Ok(())
+    }
+}
+
+/// An error unless the setting is a finite number from 0 up.
+fn expect_finite(what: &'static str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() {
+        Ok(())
+    } else {
+        Err(Error::Setting { what, found: value.to_string(), expected: "a finite number from 0 up" })
+    }
+}
+
+/// The numbers of one parameter's update.
+#[derive(Debug, Clone, Copy)]
+struct Update {
+    scale: f32,
+    decay: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    first_scale: f32,
+    second_scale: f32,
+    epsilon: f32,
+    learning_rate: f32,
+}
+
+impl Update {
+    fn run<T: Element + Arithmetic>(&self, parameter: &mut [T], gradient: &[T], first: &mut [f32], second: &mut [f32]) {
+        for (((p, g), m), v) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
+            let g = g.to_f32() * self.scale;
+            *m = *m * self.beta1 + g * self.rest1;
+            *v = *v * self.beta2 + g * g * self.rest2;
+            let step = *m * self.first_scale / ((*v * self.second_scale).sqrt() + self.epsilon);
+            *p = T::from_f32(p.to_f32() * self.decay - step * self.learning_rate);
+        }
+    }
+}
+
+/// [`Update`] as candle's in-place operator. The operator is borrowed immutably while it runs, hence the lock.
+struct Step<'a> {
+    update: Update,
+    moments: Mutex<(&'a mut Vec<f32>, &'a mut Vec<f32>)>,
+}
+
+impl InplaceOp2 for Step<'_> {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn cpu_fwd(&self, var: &mut CpuStorage, l: &Layout, gradient: &CpuStorage, gl: &Layout) -> candle_core::Result<()> {
+        match (var, gradient) {
+            (CpuStorage::F32(p), CpuStorage::F32(g)) => self.run(p, l, g, gl),
+            (CpuStorage::BF16(p), CpuStorage::BF16(g)) => self.run(p, l, g, gl),
+            (CpuStorage::F16(p), CpuStorage::F16(g)) => self.run(p, l, g, gl),
+            _ => bail!("adamw: parameter and gradient must both be F32, BF16 or F16"),
+        }
+    }
+}
+
+impl Step<'_> {
+    fn run<T: Float>(&self, p: &mut [T], l: &Layout, g: &[T], gl: &Layout) -> candle_core::Result<()> {
+        let (Some((start, end)), Some((g_start, g_end))) = (l.contiguous_offsets(), gl.contiguous_offsets()) else {
+            bail!("adamw: the parameter is not contiguous");
+        };
+        let mut moments = self.moments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (first, second) = &mut *moments;
+        p[start..end]
+            .par_chunks_mut(TASK)
+            .zip(g[g_start..g_end].par_chunks(TASK))
+            .zip(first.par_chunks_mut(TASK).zip(second.par_chunks_mut(TASK)))
+            .for_each(|((p, g), (m, v))| self.update.run(p, g, m, v));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::backprop::GradStore;
+    use candle_nn::Optimizer;
+
+    use super::*;
+
+    fn var(len: usize, seed: f32, dtype: DType) -> Var {
+        let data: Vec<f32> = (0..len).map(|i| (i as f32 * 0.37 + seed).sin()).collect();
+        Var::from_tensor(&Tensor::from_vec(data, len, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()).unwrap()
+    }
+
+    /// Gradients of a loss in which each element has a different slope.
+    fn gradients(vars: &[Var], step: usize) -> GradStore {
+        let losses: Vec<Tensor> = vars
+            .iter()
+            .map(|v| {
+                let slope = var(v.elem_count(), step as f32, v.dtype());
+                (v.sqr().unwrap() * slope.as_tensor()).unwrap().to_dtype(DType::F32).unwrap().sum_all().unwrap()
+            })
+            .collect();
+        losses.into_iter().reduce(|a, b| (a + b).unwrap()).unwrap().backward().unwrap()
+    }
+
+    fn named(vars: &[Var]) -> Vec<(String, Var)> {
+        vars.iter().enumerate().map(|(i, v)| (format!("p{i}"), v.clone())).collect()
+    }
+
+    fn distance(a: &Var, b: &Var) -> f32 {
+        let (a, b) = (a.to_vec1::<f32>().unwrap(), b.to_vec1::<f32>().unwrap());
+        a.iter().zip(b).fold(0.0, |m, (a, b)| m.max((a - b).abs()))
+    }
+
+    #[test]
+    fn agrees_with_candles_over_many_steps() {
+        let ours = [var(40_000, 0.0, DType::F32), var(7, 1.0, DType::F32)];
+        let theirs = [var(40_000, 0.0, DType::F32), var(7, 1.0, DType::F32)];
+        let config = AdamWConfig { learning_rate: 1e-2, weight_decay: 0.1, ..Default::default() };
+        let mut a = AdamW::new(named(&ours), config).unwrap();
+        let params = candle_nn::ParamsAdamW { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+        let mut b = candle_nn::AdamW::new(theirs.to_vec(), params).unwrap();
+        for step in 0..30 {
+            // The same gradients for both, so that differences do not feed on themselves.
+            let grads = gradients(&theirs, step);
+            let mut same = gradients(&ours, step);
+            for (o, t) in ours.iter().zip(&theirs) {
+                same.insert(o, grads.get(t).unwrap().clone());
+            }
+            a.step(&same).unwrap();
+            b.step(&grads).unwrap();
+            for (o, t) in ours.iter().zip(&theirs) {
+                assert!(distance(o, t) < 1e-6, "step {step}: {}", distance(o, t));
+            }
+        }
+        assert!(distance(&ours[1], &var(7, 1.0, DType::F32)) > 0.05);
+    }
+
+    #[test]
+    fn half_precision_parameters_keep_f32_moments() {
+        let half = [var(500, 0.5, DType::BF16)];
+        let full = [Var::from_tensor(&half[0].to_dtype(DType::F32).unwrap()).unwrap()];
+        let config = AdamWConfig { learning_rate: 0.05, ..Default::default() };
+        let (mut a, mut b) = (AdamW::new(named(&half), config).unwrap(), AdamW::new(named(&full), config).unwrap());
+        for step in 0..5 {
+            a.step(&gradients(&half, step)).unwrap();
+            b.step(&gradients(&full, step)).unwrap();
+        }
+        let widened = Var::from_tensor(&half[0].to_dtype(DType::F32).unwrap()).unwrap();
+        assert!(distance(&widened, &full[0]) < 0.02);
+        assert_eq!(a.state().unwrap()["p0.first_moment"].dtype(), DType::F32);
+    }
+
+    #[test]
+    fn clipping_scales_by_the_global_norm() {
+        let vars = [var(100, 0.0, DType::F32), var(30, 2.0, DType::F32)];
+        let grads = gradients(&vars, 1);
+        let all: Vec<f32> = vars.iter().flat_map(|v| grads.get(v).unwrap().to_vec1::<f32>().unwrap()).collect();
+        let expected = all.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        // No epsilon-free quantity shows the scale but the moments.
+        let mut optimizer = AdamW::new(named(&vars), AdamWConfig::default()).unwrap();
+        let norm = optimizer.step_clipped(&grads, expected / 4.0).unwrap();
+        assert!((norm - expected).abs() < 1e-9 * expected);
+        let first: Vec<f32> = ["p0", "p1"]
+            .iter()
+            .flat_map(|p| optimizer.state().unwrap()[&format!("{p}.first_moment")].to_vec1::<f32>().unwrap())
+            .collect();
+        assert!(first.iter().zip(&all).all(|(m, g)| (m - 0.1 * g / 4.0).abs() < 1e-6));
+        // Below the limit nothing is scaled.
+        let mut optimizer = AdamW::new(named(&vars), AdamWConfig::default()).unwrap();
+        optimizer.step_clipped(&grads, f64::INFINITY).unwrap();
+        let first = optimizer.state().unwrap()["p1.first_moment"].to_vec1::<f32>().unwrap();
+        assert!(first.iter().zip(&all[100..]).all(|(m, g)| (m - 0.1 * g).abs() < 1e-6));
+        assert!(optimizer.step_clipped(&grads, f64::NAN).is_err() && optimizer.step_clipped(&grads, 0.0).is_err());
+    }
+
+    #[test]
+    fn bad_gradients_update_nothing() {
+        let vars = [var(10, 0.0, DType::F32), var(4, 1.0, DType::F32)];
+        let before = var(10, 0.0, DType::F32);
+        let mut optimizer = AdamW::new(named(&vars), AdamWConfig::default()).unwrap();
+        let mut grads = gradients(&vars, 0);
+        grads.insert(&vars[1], Tensor::new(&[1f32, f32::NAN, 0.0, 0.0], &Device::Cpu).unwrap());
+        let error = optimizer.step_clipped(&grads, 1.0).unwrap_err();
+        assert!(matches!(&error, Error::NonFiniteGradient { parameter } if parameter == "p1"), "{error}");
+        grads.insert(&vars[1], Tensor::zeros(5, DType::F32, &Device::Cpu).unwrap());
+        assert!(matches!(optimizer.step(&grads), Err(Error::InLayer { .. })));
+        grads.insert(&vars[1], Tensor::zeros(4, DType::F64, &Device::Cpu).unwrap());
+        assert!(matches!(optimizer.step(&grads), Err(Error::InLayer { .. })));
+        grads.remove(&vars[1]);
+        let error = optimizer.step(&grads).unwrap_err().to_string();
+        assert!(error.contains("no gradient arrived for p1"), "{error}");
+        assert_eq!((distance(&vars[0], &before), optimizer.steps()), (0.0, 0));
+        assert!(optimizer.add([("again".to_owned(), vars[0].clone())], 0.0).is_err());
+        assert!(AdamW::new(named(&[]), AdamWConfig { beta2: 1.0, ..Default::default() }).is_err());
+        assert!(AdamW::new(named(&[]), AdamWConfig { epsilon: f64::NAN, ..Default::default() }).is_err());
+    }
+
+    #[test]
+    fn resuming_is_exact() {
+        let vars = [var(50, 0.0, DType::F32)];
+        let mut through = AdamW::new(named(&vars), AdamWConfig::default()).unwrap();
+        (0..3).for_each(|s| through.step(&gradients(&vars, s)).unwrap());
+        let (state, saved) = (through.state().unwrap(), [Var::from_tensor(&vars[0].copy().unwrap()).unwrap()]);
+        (3..6).for_each(|s| through.step(&gradients(&vars, s)).unwrap());
+        let mut resumed = AdamW::new(named(&saved), AdamWConfig::default()).unwrap();
+        resumed.load_state(&state).unwrap();
+        (3..6).for_each(|s| resumed.step(&gradients(&saved, s)).unwrap());
+        assert_eq!((distance(&vars[0], &saved[0]), resumed.steps()), (0.0, 6));
+        let mut other = AdamW::new(named(&[var(51, 0.0, DType::F32)]), AdamWConfig::default()).unwrap();
+        assert!(
+            other.load_state(&state).unwrap_err().to_string().contains("`p0.first_moment` is F32 [50], not F32 [51]")
+        );
+    }
+}
