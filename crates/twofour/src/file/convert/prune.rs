@@ -20,6 +20,8 @@ pub enum MaskChoice {
         /// The axis along which it does.
         axis: Axis,
     },
+    /// 2:4 along rows and along columns, tile by tile ([`select::transposable`]).
+    Transposable(select::Transposable),
 }
 
 /// What [`prune()`] did.
@@ -162,6 +164,7 @@ impl OnMatrix for Write<'_> {
                 return Ok(PruneOutcome::NotChosen);
             }
             MaskChoice::Magnitude { pattern, axis } => select::magnitude(matrix, pattern, axis)?,
+            MaskChoice::Transposable(rule) => select::transposable(matrix, rule)?,
         };
         self.writer.write_elements(self.name, &mask.apply(matrix)?)?;
         Ok(PruneOutcome::Pruned {

@@ -221,6 +221,7 @@ fn pruning_writes_what_the_mask_says() {
         ("embed".to_owned(), tensor(&[5, 8], &w)),
         ("up".to_owned(), tensor(&[5, 8], &w)),
         ("down".to_owned(), tensor(&[5, 8], &w)),
+        ("gate".to_owned(), tensor(&[5, 8], &w)),
         ("norm".to_owned(), tensor(&[40], &w)),
     ]);
     save_sharded(&at("in"), &model, |name| if name == "up" { 1 } else { 2 });
@@ -232,6 +233,7 @@ fn pruning_writes_what_the_mask_says() {
         &mut |t| match t.name.as_str() {
             "up" => MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row },
             "down" => MaskChoice::Magnitude { pattern, axis: Axis::Column },
+            "gate" => MaskChoice::Transposable(select::Transposable::Optimal),
             _ => MaskChoice::Keep,
         },
         &mut no_progress(),
@@ -239,8 +241,12 @@ fn pruning_writes_what_the_mask_says() {
     .unwrap();
     let out = load(&at("out"));
     let matrix = MatrixRef::new(5, 8, &w).unwrap();
-    for (name, pattern, axis) in [("up", Pattern::TWO_FOUR, Axis::Row), ("down", pattern, Axis::Column)] {
-        let mask = select::magnitude(matrix, pattern, axis).unwrap();
+    let magnitude = |pattern, axis| select::magnitude(matrix, pattern, axis).unwrap();
+    for (name, mask) in [
+        ("up", magnitude(Pattern::TWO_FOUR, Axis::Row)),
+        ("down", magnitude(pattern, Axis::Column)),
+        ("gate", select::transposable(matrix, select::Transposable::Optimal).unwrap()),
+    ] {
         assert_eq!(out[name], tensor(&[5, 8], &mask.apply(matrix).unwrap()));
         let t = report.tensors.iter().find(|t| t.name == name).unwrap();
         let PruneOutcome::Pruned { density, kept_l1, .. } = t.outcome else { panic!("{t:?}") };
