@@ -55,8 +55,10 @@ unsafe impl Vector for Avx2 {
     unsafe fn pick<const STEP: u32>(even: Self, odd: Self, word: u32) -> Self {
         // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
         unsafe {
-            let word = _mm256_set1_epi32((word >> (16 * STEP)) as i32);
-            let index = _mm256_srlv_epi32(word, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+            // Both steps shift the same broadcast word, so that it is loaded once.
+            let shifts =
+                _mm256_add_epi32(_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), _mm256_set1_epi32(16 * STEP as i32));
+            let index = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), shifts);
             let (e, o) = (_mm256_permutevar_ps(even.0, index), _mm256_permutevar_ps(odd.0, index));
             Avx2(_mm256_blend_ps::<0b1100_1100>(e, o))
         }

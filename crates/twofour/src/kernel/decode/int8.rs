@@ -1,9 +1,10 @@
 //! Int8 decode: i8 weights, i8 activations, sums in i32. Integer sums are exact, so every engine gives the same.
 
 #[cfg(target_arch = "x86_64")]
-use super::{
-    AHEAD, STREAMS, TOKENS, avx2, avx512, prefetch, vector::WORD_COLUMNS, vector::WORD_VALUES, walk, widen_sums,
-};
+use std::marker::PhantomData;
+
+#[cfg(target_arch = "x86_64")]
+use super::{AHEAD, RowKernel, STREAMS, avx2, avx512, prefetch, vector::WORD_COLUMNS, vector::WORD_VALUES, walk};
 use super::{Block, DenseBlock, Engine, SparseBlock, reference};
 
 /// A register of bytes, or of i32 sums of their products.
@@ -136,6 +137,65 @@ impl Block for DenseBlock<'_, i8> {
     }
 }
 
+/// A compressed int8 weight for the vectors `V`; activations as [`interleave_halves`] makes them.
+#[cfg(target_arch = "x86_64")]
+struct SparseKernel<'a, V>(SparseBlock<'a, i8>, PhantomData<V>);
+
+/// A dense int8 weight for the vectors `V`; activations as [`complete`] makes them.
+#[cfg(target_arch = "x86_64")]
+struct DenseKernel<'a, V>(DenseBlock<'a, i8>, PhantomData<V>);
+
+#[cfg(target_arch = "x86_64")]
+impl<V> Clone for SparseKernel<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl<V> Copy for SparseKernel<'_, V> {}
+#[cfg(target_arch = "x86_64")]
+impl<V> Clone for DenseKernel<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl<V> Copy for DenseKernel<'_, V> {}
+
+// SAFETY: `sparse_dots` reads the given rows and whole registers of activations, which is what interleaving completes to.
+#[cfg(target_arch = "x86_64")]
+unsafe impl<V: ByteVector> RowKernel for SparseKernel<'_, V> {
+    type Activation = i8;
+    type Sum = i32;
+
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const i8; N]) -> [[i32; N]; STREAMS] {
+        // SAFETY: the caller's.
+        unsafe { sparse_dots::<V, STREAMS, N>(self.0, rows, x) }
+    }
+}
+
+// SAFETY: `dense_dots` reads the given rows and whole registers of activations, to which they are completed.
+#[cfg(target_arch = "x86_64")]
+unsafe impl<V: ByteVector> RowKernel for DenseKernel<'_, V> {
+    type Activation = i8;
+    type Sum = i32;
+
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const i8; N]) -> [[i32; N]; STREAMS] {
+        // SAFETY: the caller's.
+        unsafe { dense_dots::<V, STREAMS, N>(self.0, rows, x) }
+    }
+}
+
 /// Multiplies the rows of `block` with every token of `x`, as `prepare` made it: `out[row * tokens + token]`, with
 /// `V::OFFSET` times the row's sum still in it.
 ///
@@ -144,17 +204,8 @@ impl Block for DenseBlock<'_, i8> {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn sparse_rows<V: ByteVector>(block: SparseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
-    walk(block.rows, x.len(), out, |starts, first, count| {
-        let x: [*const i8; TOKENS] = std::array::from_fn(|i| x[(first + i).min(x.len() - 1)].as_ptr());
-        // SAFETY: `starts` are rows of the block; the activations are complete.
-        unsafe {
-            match count {
-                1 => widen_sums(sparse_dots::<V, STREAMS, 1>(block, starts, [x[0]])),
-                2 => widen_sums(sparse_dots::<V, STREAMS, 2>(block, starts, [x[0], x[1]])),
-                _ => sparse_dots::<V, STREAMS, TOKENS>(block, starts, x),
-            }
-        }
-    });
+    // SAFETY: the caller's.
+    unsafe { walk(SparseKernel::<V>(block, PhantomData), x, out) }
 }
 
 /// As [`sparse_rows`], for a dense block.
@@ -164,17 +215,43 @@ pub(super) unsafe fn sparse_rows<V: ByteVector>(block: SparseBlock<'_, i8>, x: &
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn dense_rows<V: ByteVector>(block: DenseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
-    walk(block.rows, x.len(), out, |starts, first, count| {
-        let x: [*const i8; TOKENS] = std::array::from_fn(|i| x[(first + i).min(x.len() - 1)].as_ptr());
-        // SAFETY: `starts` are rows of the block; the activations are complete.
-        unsafe {
-            match count {
-                1 => widen_sums(dense_dots::<V, STREAMS, 1>(block, starts, [x[0]])),
-                2 => widen_sums(dense_dots::<V, STREAMS, 2>(block, starts, [x[0], x[1]])),
-                _ => dense_dots::<V, STREAMS, TOKENS>(block, starts, x),
-            }
+    // SAFETY: the caller's.
+    unsafe { walk(DenseKernel::<V>(block, PhantomData), x, out) }
+}
+
+/// A register of each token's activations, from `at` on.
+///
+/// # Safety
+/// The CPU has `V`'s instructions; a register can be read there.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn load<V: ByteVector, const N: usize>(x: [*const i8; N], at: usize) -> [V; N] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut out = [V::zero(); N];
+        for n in 0..N {
+            out[n] = V::load(x[n].add(at));
         }
-    });
+        out
+    }
+}
+
+/// Two adjacent registers of each token's activations, from `at` on.
+///
+/// # Safety
+/// The CPU has `V`'s instructions; two registers can be read there.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn load_pairs<V: ByteVector, const N: usize>(x: [*const i8; N], at: usize) -> [(V, V); N] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut out = [(V::zero(), V::zero()); N];
+        for n in 0..N {
+            let lower = x[n].add(at);
+            out[n] = (V::load(lower), V::load(lower.add(V::WORDS * WORD_VALUES)));
+        }
+        out
+    }
 }
 
 /// Dot products of `R` rows with `N` tokens.
@@ -196,7 +273,7 @@ unsafe fn sparse_dots<V: ByteVector, const R: usize, const N: usize>(
         let step = V::WORDS * WORD_VALUES;
         let full = block.row_values / step;
         for i in 0..full {
-            let x = x.map(|x| x.add(2 * step * i)).map(|x| (V::load(x), V::load(x.add(step))));
+            let x = load_pairs::<V, N>(x, 2 * step * i);
             for r in 0..R {
                 let values = values[r].add(step * i);
                 prefetch(values.cast::<u8>().wrapping_add(AHEAD));
@@ -208,7 +285,7 @@ unsafe fn sparse_dots<V: ByteVector, const R: usize, const N: usize>(
         }
         let tail = block.row_values % step;
         if tail > 0 {
-            let x = x.map(|x| x.add(2 * step * full)).map(|x| (V::load(x), V::load(x.add(step))));
+            let x = load_pairs::<V, N>(x, 2 * step * full);
             for r in 0..R {
                 let (mut last, mut words) = ([0i8; 64], [0u32; 4]);
                 std::ptr::copy_nonoverlapping(values[r].add(step * full), last.as_mut_ptr(), tail);
@@ -220,7 +297,13 @@ unsafe fn sparse_dots<V: ByteVector, const R: usize, const N: usize>(
                 }
             }
         }
-        sums.map(|s| s.map(|v| v.sum()))
+        let mut out = [[0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                out[r][n] = sums[r][n].sum();
+            }
+        }
+        out
     }
 }
 
@@ -242,7 +325,7 @@ unsafe fn dense_dots<V: ByteVector, const R: usize, const N: usize>(
         let step = V::WORDS * WORD_VALUES;
         let full = block.cols / step;
         for i in 0..full {
-            let x = x.map(|x| V::load(x.add(step * i)));
+            let x = load::<V, N>(x, step * i);
             for r in 0..R {
                 let values = values[r].add(step * i);
                 prefetch(values.cast::<u8>().wrapping_add(AHEAD));
@@ -254,7 +337,7 @@ unsafe fn dense_dots<V: ByteVector, const R: usize, const N: usize>(
         }
         let tail = block.cols % step;
         if tail > 0 {
-            let x = x.map(|x| V::load(x.add(step * full)));
+            let x = load::<V, N>(x, step * full);
             for r in 0..R {
                 let mut last = [0i8; 64];
                 std::ptr::copy_nonoverlapping(values[r].add(step * full), last.as_mut_ptr(), tail);
@@ -264,7 +347,13 @@ unsafe fn dense_dots<V: ByteVector, const R: usize, const N: usize>(
                 }
             }
         }
-        sums.map(|s| s.map(|v| v.sum()))
+        let mut out = [[0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                out[r][n] = sums[r][n].sum();
+            }
+        }
+        out
     }
 }
 

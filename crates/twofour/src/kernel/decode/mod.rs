@@ -12,6 +12,9 @@ mod int8;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
+#[cfg(target_arch = "x86_64")]
+use std::marker::PhantomData;
+
 use rayon::prelude::*;
 
 use super::{Engine, KernelElement, reference};
@@ -191,6 +194,142 @@ impl<T: KernelElement> Block for DenseBlock<'_, T> {
     }
 }
 
+/// A kernel that multiplies a few rows of a weight with a few tokens.
+///
+/// A trait and not a closure: LLVM must inline the kernel into a function that has the instructions enabled, or else every
+/// intrinsic becomes a call, and only a function can be marked for that.
+///
+/// # Safety
+/// Implementations read no rows but those given, and no more of an activation than its kernel's preparation made.
+#[cfg(target_arch = "x86_64")]
+unsafe trait RowKernel: Copy {
+    /// What activations are made of.
+    type Activation;
+    /// What a dot product is.
+    type Sum: Copy;
+
+    /// How many rows the weight has.
+    fn rows(&self) -> usize;
+
+    /// Dot products of a row of each stream with `N` tokens.
+    ///
+    /// # Safety
+    /// The CPU has the kernel's instructions; `rows` are rows of the weight; each of `x` is prepared for this kernel.
+    unsafe fn dots<const N: usize>(
+        self,
+        rows: [usize; STREAMS],
+        x: [*const Self::Activation; N],
+    ) -> [[Self::Sum; N]; STREAMS];
+}
+
+/// Walks the rows in [`STREAMS`] parallel streams and the tokens in runs of up to [`TOKENS`]:
+/// `out[row * tokens + token]`.
+///
+/// # Safety
+/// The CPU has the kernel's instructions; each of `x` is prepared for this kernel.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn walk<K: RowKernel>(kernel: K, x: &[Vec<K::Activation>], out: &mut [K::Sum]) {
+    let mut first = 0;
+    while first < x.len() {
+        // SAFETY: the caller's.
+        first += unsafe {
+            match x.len() - first {
+                1 => pass::<K, 1>(kernel, x, first, out),
+                2 => pass::<K, 2>(kernel, x, first, out),
+                _ => pass::<K, TOKENS>(kernel, x, first, out),
+            }
+        };
+    }
+}
+
+/// One pass over the weight: multiplies it with `N` tokens from `first` on, or as many as there are, and says how many. A
+/// stream that has ended repeats its last row, a missing token the last one.
+///
+/// # Safety
+/// As [`walk`]; there is a token `first`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn pass<K: RowKernel, const N: usize>(
+    kernel: K,
+    x: &[Vec<K::Activation>],
+    first: usize,
+    out: &mut [K::Sum],
+) -> usize {
+    let (tokens, rows) = (x.len(), kernel.rows());
+    let count = N.min(tokens - first);
+    let x: [*const K::Activation; N] = std::array::from_fn(|i| x[(first + i).min(tokens - 1)].as_ptr());
+    let length = rows.div_ceil(STREAMS);
+    for step in 0..length {
+        let rows: [usize; STREAMS] = std::array::from_fn(|s| (s * length + step).min(rows - 1));
+        // SAFETY: `rows` are rows of the weight; the rest is the caller's.
+        let sums = unsafe { kernel.dots(rows, x) };
+        for (row, sums) in rows.into_iter().zip(sums) {
+            out[row * tokens + first..][..count].copy_from_slice(&sums[..count]);
+        }
+    }
+    count
+}
+
+/// A compressed float weight for the vectors `V`; activations as [`interleave_groups`] makes them for its lanes.
+#[cfg(target_arch = "x86_64")]
+struct SparseKernel<'a, V, T>(SparseBlock<'a, T>, PhantomData<V>);
+
+/// A dense float weight for the vectors `V`; activations as they are.
+#[cfg(target_arch = "x86_64")]
+struct DenseKernel<'a, V, T>(DenseBlock<'a, T>, PhantomData<V>);
+
+#[cfg(target_arch = "x86_64")]
+impl<V, T> Clone for SparseKernel<'_, V, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl<V, T> Copy for SparseKernel<'_, V, T> {}
+#[cfg(target_arch = "x86_64")]
+impl<V, T> Clone for DenseKernel<'_, V, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+#[cfg(target_arch = "x86_64")]
+impl<V, T> Copy for DenseKernel<'_, V, T> {}
+
+// SAFETY: `sparse_dots` reads the given rows and `32 * row_words` activations, which is what interleaving completes to.
+#[cfg(target_arch = "x86_64")]
+unsafe impl<V: Vector, T: KernelElement> RowKernel for SparseKernel<'_, V, T> {
+    type Activation = f32;
+    type Sum = f32;
+
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const f32; N]) -> [[f32; N]; STREAMS] {
+        // SAFETY: the caller's.
+        unsafe { sparse_dots::<V, T, STREAMS, N>(self.0, rows, x) }
+    }
+}
+
+// SAFETY: `dense_dots` reads the given rows and `cols` activations.
+#[cfg(target_arch = "x86_64")]
+unsafe impl<V: Vector, T: KernelElement> RowKernel for DenseKernel<'_, V, T> {
+    type Activation = f32;
+    type Sum = f32;
+
+    fn rows(&self) -> usize {
+        self.0.rows
+    }
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const f32; N]) -> [[f32; N]; STREAMS] {
+        // SAFETY: the caller's.
+        unsafe { dense_dots::<V, T, STREAMS, N>(self.0, rows, x) }
+    }
+}
+
 /// Multiplies the rows of `block` with every token of `x`, as interleaved by [`interleave_groups`] for `V`'s lanes:
 /// `out[row * tokens + token]`.
 ///
@@ -199,19 +338,8 @@ impl<T: KernelElement> Block for DenseBlock<'_, T> {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn sparse_rows<V: Vector, T: KernelElement>(block: SparseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
-    let rows = block.rows();
-    let dot = |starts: [usize; STREAMS], first: usize, count: usize| {
-        let x: [*const f32; TOKENS] = std::array::from_fn(|i| x[(first + i).min(x.len() - 1)].as_ptr());
-        // SAFETY: `starts` are rows of the block; the activations have whole words.
-        unsafe {
-            match count {
-                1 => widen_sums(sparse_dots::<V, T, STREAMS, 1>(block, starts, [x[0]])),
-                2 => widen_sums(sparse_dots::<V, T, STREAMS, 2>(block, starts, [x[0], x[1]])),
-                _ => sparse_dots::<V, T, STREAMS, TOKENS>(block, starts, x),
-            }
-        }
-    };
-    walk(rows, x.len(), out, dot);
+    // SAFETY: the caller's.
+    unsafe { walk(SparseKernel::<V, T>(block, PhantomData), x, out) }
 }
 
 /// As [`sparse_rows`], for a dense block and activations as they are.
@@ -221,53 +349,8 @@ unsafe fn sparse_rows<V: Vector, T: KernelElement>(block: SparseBlock<'_, T>, x:
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn dense_rows<V: Vector, T: KernelElement>(block: DenseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
-    let rows = block.rows();
-    let dot = |starts: [usize; STREAMS], first: usize, count: usize| {
-        let x: [*const f32; TOKENS] = std::array::from_fn(|i| x[(first + i).min(x.len() - 1)].as_ptr());
-        // SAFETY: `starts` are rows of the block; the activations have its columns.
-        unsafe {
-            match count {
-                1 => widen_sums(dense_dots::<V, T, STREAMS, 1>(block, starts, [x[0]])),
-                2 => widen_sums(dense_dots::<V, T, STREAMS, 2>(block, starts, [x[0], x[1]])),
-                _ => dense_dots::<V, T, STREAMS, TOKENS>(block, starts, x),
-            }
-        }
-    };
-    walk(rows, x.len(), out, dot);
-}
-
-#[cfg(target_arch = "x86_64")]
-fn widen_sums<S: Copy + Default, const N: usize>(sums: [[S; N]; STREAMS]) -> [[S; TOKENS]; STREAMS] {
-    sums.map(|s| std::array::from_fn(|i| s.get(i).copied().unwrap_or_default()))
-}
-
-/// Walks `rows` in [`STREAMS`] parallel streams and the tokens in runs of up to [`TOKENS`]. `dot(rows, first, count)`
-/// multiplies one row of each stream with `count` tokens from `first` on. A stream that has ended repeats its last row.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn walk<S: Copy>(
-    rows: usize,
-    tokens: usize,
-    out: &mut [S],
-    dot: impl Fn([usize; STREAMS], usize, usize) -> [[S; TOKENS]; STREAMS],
-) {
-    let length = rows.div_ceil(STREAMS);
-    let mut first = 0;
-    while first < tokens {
-        let count = match tokens - first {
-            1 => 1,
-            2 => 2,
-            more => more.min(TOKENS),
-        };
-        for step in 0..length {
-            let starts: [usize; STREAMS] = std::array::from_fn(|s| (s * length + step).min(rows - 1));
-            let sums = dot(starts, first, count);
-            for (row, sums) in starts.into_iter().zip(sums) {
-                out[row * tokens + first..][..count].copy_from_slice(&sums[..count]);
-            }
-        }
-        first += count;
-    }
+    // SAFETY: the caller's.
+    unsafe { walk(DenseKernel::<V, T>(block, PhantomData), x, out) }
 }
 
 /// Dot products of `R` rows with `N` tokens.
@@ -307,7 +390,13 @@ unsafe fn sparse_dots<V: Vector, T: KernelElement, const R: usize, const N: usiz
                 );
             }
         }
-        sums.map(|s| s.map(|v| v.sum()))
+        let mut out = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                out[r][n] = sums[r][n].sum();
+            }
+        }
+        out
     }
 }
 
@@ -360,19 +449,27 @@ unsafe fn dense_dots<V: Vector, T: KernelElement, const R: usize, const N: usize
         let per_line = 64 / size_of::<T>();
         let mut col = 0;
         while col < whole {
-            let x = x.map(|x| V::load(x.add(col)));
+            let mut activations = [V::zero(); N];
+            for n in 0..N {
+                activations[n] = V::load(x[n].add(col));
+            }
             for r in 0..R {
                 if col % per_line == 0 {
                     prefetch(values[r].add(col).cast::<u8>().wrapping_add(AHEAD));
                 }
                 let w = V::widen(values[r].add(col));
                 for n in 0..N {
-                    sums[r][n] = w.multiply_add(x[n], sums[r][n]);
+                    sums[r][n] = w.multiply_add(activations[n], sums[r][n]);
                 }
             }
             col += V::LANES;
         }
-        let mut out = sums.map(|s| s.map(|v| v.sum()));
+        let mut out = [[0.0; N]; R];
+        for r in 0..R {
+            for n in 0..N {
+                out[r][n] = sums[r][n].sum();
+            }
+        }
         for (r, sums) in out.iter_mut().enumerate() {
             for (n, sum) in sums.iter_mut().enumerate() {
                 for col in whole..block.cols {
