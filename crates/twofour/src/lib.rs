@@ -9,7 +9,7 @@
 //! | choosing the mask | [`select`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
-//! | what GPUs want instead | `layout` |
+//! | what GPUs want instead | [`layout`] |
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
 //!
@@ -20,6 +20,7 @@ pub mod element;
 mod error;
 pub mod file;
 pub mod kernel;
+pub mod layout;
 pub mod mask;
 pub mod matrix;
 pub mod pattern;
