@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
+use twofour::kernel::{SparseWeightI8, quantize};
 use twofour::{Compressed, Mask, MatrixRef};
 
 use super::{
@@ -24,6 +25,8 @@ pub enum CompressedDType {
     Bf16,
     /// 16-bit floats: 9/16 of the dense f16 weight.
     F16,
+    /// 8-bit integers with one scale a row; inputs are quantized to 8 bits for each token.
+    I8,
 }
 
 impl fmt::Display for CompressedDType {
@@ -32,6 +35,7 @@ impl fmt::Display for CompressedDType {
             CompressedDType::F32 => "f32",
             CompressedDType::Bf16 => "bf16",
             CompressedDType::F16 => "f16",
+            CompressedDType::I8 => "i8",
         })
     }
 }
@@ -44,10 +48,11 @@ impl FromStr for CompressedDType {
             "f32" => Ok(CompressedDType::F32),
             "bf16" => Ok(CompressedDType::Bf16),
             "f16" => Ok(CompressedDType::F16),
+            "i8" => Ok(CompressedDType::I8),
             _ => Err(Error::Setting {
                 what: "dtype of compressed layers",
                 found: text.to_owned(),
-                expected: "f32, bf16 or f16",
+                expected: "f32, bf16, f16 or i8",
             }),
         }
     }
@@ -56,7 +61,7 @@ impl FromStr for CompressedDType {
 /// A 2:4 linear layer for inference, `y = x·Wᵀ + bias`, its weight compressed and packed once.
 ///
 /// The weight and the bias are its own: training the layer it came from does not change it, and it has no weight
-/// gradient. The input's gradient passes through it, A clone shares the
+/// gradient. The input's gradient passes through it, except in i8, where asking for one is an error. A clone shares the
 /// weight.
 #[derive(Debug, Clone)]
 pub struct CompressedLinear {
@@ -72,6 +77,25 @@ impl CompressedLinear {
     pub fn new<T: CompressedElement>(weight: Compressed<T>, bias: Option<&Tensor>) -> Result<Self> {
         let (rows, cols) = (weight.rows(), weight.cols());
         Self::from_weight(T::wrap(Arc::new(Packed::from_compressed(weight)?)), (rows, cols), bias, T::STORED)
+    }
+
+    /// Takes over a weight quantized to i8 with a scale for each row, and a bias `[out]`.
+    ///
+    /// # Errors
+    /// Scales or a bias that do not fit.
+    pub fn from_quantized(weight: Compressed<i8>, scales: Vec<f32>, bias: Option<&Tensor>) -> Result<Self> {
+        let dims = (weight.rows(), weight.cols());
+        let packed = Weight::I8(Arc::new(SparseWeightI8::pack(weight, scales)?));
+        Self::from_weight(packed, dims, bias, CompressedDType::I8)
+    }
+
+    /// Quantizes and compresses what the mask keeps of a matrix: symmetric, one scale for each row.
+    pub(super) fn quantized(matrix: MatrixRef<'_, f32>, mask: &Mask, bias: Option<&Tensor>) -> Result<Self> {
+        // The pruned elements must not set the scale.
+        let kept = mask.apply(matrix)?;
+        let (values, scales) = quantize(MatrixRef::new(matrix.rows(), matrix.cols(), &kept)?)?;
+        let values = MatrixRef::new(matrix.rows(), matrix.cols(), &values)?;
+        Self::from_quantized(Compressed::from_masked(values, mask)?, scales, bias)
     }
 
     /// Compresses what the mask keeps of a matrix.

@@ -44,7 +44,7 @@ pub use named::{
 };
 pub use operand::LinearOperand;
 pub use prune_on_load::{PruneOnLoad, prune_on_load};
-pub use sparse::{MaskRule, Mode, Refresh, SparseLinear, SparseSettings, WeightGradient};
+pub use sparse::{InputGradient, MaskRule, Mode, Refresh, SparseLinear, SparseSettings, WeightGradient};
 pub use state::{load_masks, masks};
 
 /// A linear layer, `y = x·Wᵀ + bias`, in one of its forms. `x` is `[.., in]`, `y` is `[.., out]`.
@@ -226,6 +226,7 @@ impl AnyLinear {
             CompressedDType::F32 => sparse.pruned::<f32, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
             CompressedDType::Bf16 => sparse.pruned::<bf16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
             CompressedDType::F16 => sparse.pruned::<f16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
+            CompressedDType::I8 => sparse.pruned::<f32, _>(|w, m| CompressedLinear::quantized(w, m, bias))?,
         }))
     }
 

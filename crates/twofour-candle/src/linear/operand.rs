@@ -54,7 +54,7 @@ impl LinearOperand {
 
     /// `y = act(x·Wᵀ + bias)`.
     ///
-    /// A weight in bf16 or f16 is multiplied with `x` rounded to that type.
+    /// A weight in bf16 or f16 is multiplied with `x` rounded to that type; one in i8 with `x` quantized for each token.
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length) where a slice does not fit.
@@ -65,7 +65,8 @@ impl LinearOperand {
     /// `dx = dy·W`.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where a slice does not fit.
+    /// [`Error::Length`](crate::Error::Length) where a slice does not fit, [`Error::WrongForm`](crate::Error::WrongForm) for an
+    /// i8 weight.
     pub fn input_gradient(&self, dy: &[f32], tokens: usize, dx: &mut [f32]) -> Result<()> {
         self.product.input_gradient(dy, self.dims(tokens), dx)
     }

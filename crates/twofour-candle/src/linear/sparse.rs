@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::Tensor;
-use twofour::{Axis, Mask, MatrixRef, Pattern, select};
+use twofour::{Axis, Mask, MatrixRef, Pattern, select, select::Transposable};
 
 use super::{
     LinearOperand,
@@ -21,6 +21,20 @@ pub enum MaskRule {
     /// The two largest magnitudes of each group of four along a row; ties to the lower index.
     #[default]
     Magnitude,
+    /// 2:4 along rows and along columns at once, chosen tile by tile.
+    Transposable(Transposable),
+}
+
+/// What the input gradient `dy·W` is multiplied through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum InputGradient {
+    /// The packed rows of the weight, whatever the mask.
+    #[default]
+    PackedRows,
+    /// A packed transpose, kept beside the packed rows and packed anew at every forward pass. Needs a
+    /// [`MaskRule::Transposable`]. Made for engines that cannot multiply by packed columns; on a CPU the rows serve both
+    /// products, and packing twice has to be won back: `cargo bench --bench training` measures both here.
+    PackedTranspose,
 }
 
 /// When a training forward pass chooses the mask anew. Its values follow the master at every forward pass in any case.
@@ -67,6 +81,15 @@ pub struct SparseSettings {
     pub refresh: Refresh,
     /// What the weight gradient is.
     pub weight_gradient: WeightGradient,
+    /// What the input gradient is multiplied through.
+    pub input_gradient: InputGradient,
+}
+
+impl SparseSettings {
+    /// The mask of the transpose, where it is to be packed.
+    fn transposed(&self, mask: &Mask) -> Option<Mask> {
+        (self.input_gradient == InputGradient::PackedTranspose).then(|| mask.transposed())
+    }
 }
 
 /// A trainable 2:4 linear layer, `y = x·(mask ⊙ W)ᵀ + bias`.
@@ -91,6 +114,8 @@ pub struct SparseLinear {
 struct State {
     mode: Mode,
     mask: Arc<Mask>,
+    /// The mask of the transpose, where that is packed too.
+    transposed: Option<Mask>,
     packed: Weight,
     forwards: u64,
     flip_rate: Option<f64>,
@@ -100,13 +125,23 @@ impl SparseLinear {
     /// A layer over a master `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
     ///
     /// # Errors
-    /// A weight that is not on the CPU, not f32, bf16 or f16, not a matrix; a bias that does not fit; a NaN in the master.
+    /// A weight that is not on the CPU, not f32, bf16 or f16, not a matrix; a bias that does not fit; a NaN in the master; a
+    /// packed transpose without a transposable mask.
     pub fn new(weight: Tensor, bias: Option<Tensor>, settings: SparseSettings) -> Result<Self> {
         check_parameters(&weight, bias.as_ref())?;
+        if settings.input_gradient == InputGradient::PackedTranspose && settings.rule == MaskRule::Magnitude {
+            return Err(Error::Setting {
+                what: "the input gradient through a packed transpose",
+                found: "a mask that is 2:4 along rows only".to_owned(),
+                expected: "a transposable mask",
+            });
+        }
         let state = for_float!("the weight", weight.dtype(), T => with_master::<T, _>(&weight, |matrix| {
             let mask = choose(settings.rule, matrix)?;
-            let packed = T::wrap(Arc::new(Packed::new(matrix, &mask, None)?));
-            Ok(State { mode: Mode::Train, mask: Arc::new(mask), packed, forwards: 0, flip_rate: None })
+            let transposed = settings.transposed(&mask);
+            let packed = T::wrap(Arc::new(Packed::new(matrix, &mask, transposed.as_ref())?));
+            let mask = Arc::new(mask);
+            Ok(State { mode: Mode::Train, mask, transposed, packed, forwards: 0, flip_rate: None })
         }))?;
         Ok(SparseLinear { weight, bias, settings, state: Arc::new(Mutex::new(state)) })
     }
@@ -168,14 +203,14 @@ impl SparseLinear {
     /// A NaN in the master, with its place.
     pub fn refresh_mask(&self) -> Result<f64> {
         for_float!("the weight", self.weight.dtype(), T => {
-            with_master::<T, _>(&self.weight, |matrix| self.state().refresh(self.settings.rule, matrix))
+            with_master::<T, _>(&self.weight, |matrix| self.state().refresh(&self.settings, matrix))
         })
     }
 
     /// Puts back a mask and the count of forward passes that were saved.
     ///
     /// # Errors
-    /// A mask of another shape, or one that is not 2:4 along rows.
+    /// A mask of another shape, or one that is not 2:4 along rows (and along columns, where the transpose is packed).
     pub fn restore(&self, mask: Mask, forwards: u64) -> Result<()> {
         let (rows, cols) = self.weight.dims2()?;
         if (mask.rows(), mask.cols()) != (rows, cols) {
@@ -183,7 +218,12 @@ impl SparseLinear {
             return Err(Error::Shape { what: "the mask", found, expected: format!("[{rows}, {cols}]") });
         }
         mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
+        let transposed = self.settings.transposed(&mask);
+        if let Some(transposed) = &transposed {
+            transposed.verify(Pattern::TWO_FOUR, Axis::Row)?;
+        }
         let mut state = self.state();
+        state.transposed = transposed;
         state.mask = Arc::new(mask);
         state.forwards = forwards;
         state.flip_rate = None;
@@ -211,7 +251,7 @@ impl SparseLinear {
                 let mut state = self.state();
                 if state.mode == Mode::Train {
                     if let Refresh::Every(k) = self.settings.refresh && state.forwards % k == 0 {
-                        state.refresh(self.settings.rule, matrix)?;
+                        state.refresh(&self.settings, matrix)?;
                     }
                     state.forwards += 1;
                 }
@@ -232,9 +272,10 @@ impl SparseLinear {
 }
 
 impl State {
-    fn refresh<T: Float>(&mut self, rule: MaskRule, master: MatrixRef<'_, T>) -> Result<f64> {
-        let mask = choose(rule, master)?;
+    fn refresh<T: Float>(&mut self, settings: &SparseSettings, master: MatrixRef<'_, T>) -> Result<f64> {
+        let mask = choose(settings.rule, master)?;
         let rate = mask.flip_rate(&self.mask)?;
+        self.transposed = settings.transposed(&mask);
         self.mask = Arc::new(mask);
         self.flip_rate = Some(rate);
         Ok(rate)
@@ -243,9 +284,9 @@ impl State {
     /// Packs the master's present values, in place unless an earlier forward pass still waits for its backward.
     fn repack<T: Stored>(&mut self, master: MatrixRef<'_, T>) -> Result<()> {
         match T::packed_mut(&mut self.packed) {
-            Some(packed) => Arc::make_mut(packed).repack(master, &self.mask, None)?,
+            Some(packed) => Arc::make_mut(packed).repack(master, &self.mask, self.transposed.as_ref())?,
             // The layer's dtype does not change, so this arm is for a `Weight` of a kind that `new` never makes.
-            None => self.packed = T::wrap(Arc::new(Packed::new(master, &self.mask, None)?)),
+            None => self.packed = T::wrap(Arc::new(Packed::new(master, &self.mask, self.transposed.as_ref())?)),
         }
         Ok(())
     }
@@ -254,6 +295,7 @@ impl State {
 fn choose<T: Float>(rule: MaskRule, master: MatrixRef<'_, T>) -> Result<Mask> {
     Ok(match rule {
         MaskRule::Magnitude => select::magnitude(master, Pattern::TWO_FOUR, Axis::Row)?,
+        MaskRule::Transposable(rule) => select::transposable(master, rule)?,
     })
 }
 

@@ -123,6 +123,33 @@ fn dense_and_sparse_layers_agree_with_candles_on_every_shape() -> Result<()> {
 }
 
 #[test]
+fn transposable_masks_are_sparse_both_ways() -> Result<()> {
+    for rule in twofour::select::Transposable::ALL {
+        for input_gradient in [InputGradient::PackedRows, InputGradient::PackedTranspose] {
+            let case = Case::new(&[9, 52], 36, Some(()), DType::F32);
+            let settings = SparseSettings { rule: MaskRule::Transposable(rule), input_gradient, ..Default::default() };
+            let sparse = case.sparse(settings);
+            sparse.mask().verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Column).unwrap();
+            let layer = AnyLinear::from(sparse.clone());
+            // The second pass packs anew, in place.
+            for seed in [2, 50] {
+                case.weight.set(&tensor(&[36, 52], seed))?;
+                sparse.refresh_mask()?;
+                let pruned = sparse.effective_weight()?;
+                case.compare(&layer.forward(&case.x)?, &case.reference(&pruned)?, 1e-5)?;
+            }
+            let row_only = case.sparse(SparseSettings::default()).mask();
+            let back = sparse.restore((*row_only).clone(), 0);
+            assert_eq!(back.is_err(), input_gradient == InputGradient::PackedTranspose);
+        }
+    }
+    let settings = SparseSettings { input_gradient: InputGradient::PackedTranspose, ..Default::default() };
+    let error = SparseLinear::new(tensor(&[4, 8], 1), None, settings).unwrap_err().to_string();
+    assert!(error.contains("transposable"), "{error}");
+    Ok(())
+}
+
+#[test]
 fn half_precision_agrees_within_its_rounding() -> Result<()> {
     for dtype in [DType::BF16, DType::F16] {
         let case = Case::new(&[33, 128], 64, Some(()), dtype);
@@ -287,6 +314,10 @@ fn compressed_layers_agree_with_the_sparse_one() -> Result<()> {
         assert!(compressed.dense().is_err() && compressed.sparse(SparseSettings::default()).is_err());
         assert_eq!(compressed.dims()?, (48, 72));
     }
+    let quantized = sparse.compressed(CompressedDType::I8)?;
+    let y = quantized.forward(&case.x)?;
+    assert!(distance(&y, &expected) < 2e-2, "{}", distance(&y, &expected));
+    assert!(loss(&y)?.backward().unwrap_err().to_string().contains("the layer is compressed to i8"));
     let AnyLinear::Compressed(bf) = sparse.compressed(CompressedDType::Bf16)? else { unreachable!() };
     assert!(bf.weight::<f32>().is_none());
     let dense = bf.weight::<bf16>().unwrap().to_dense();

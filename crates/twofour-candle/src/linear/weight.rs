@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
-use twofour::kernel::{Activation, Epilogue, KernelElement, SparseWeight};
+use twofour::kernel::{Activation, Epilogue, KernelElement, SparseWeight, SparseWeightI8};
 use twofour::{Compressed, Mask, MatrixRef};
 
 use super::{
@@ -76,6 +76,8 @@ pub(crate) enum Weight {
     Bf16(Arc<Packed<bf16>>),
     /// Compressed, f16.
     F16(Arc<Packed<f16>>),
+    /// Compressed, i8 with a scale for each row.
+    I8(Arc<SparseWeightI8>),
 }
 
 /// A float whose packed weight is one of [`Weight`]'s kinds.
@@ -145,6 +147,10 @@ impl Weight {
             Weight::F32(w) => packed(w, x, dims, epilogue, y),
             Weight::Bf16(w) => packed(w, x, dims, epilogue, y),
             Weight::F16(w) => packed(w, x, dims, epilogue, y),
+            Weight::I8(w) => {
+                let x = convert::<T, f32>(x);
+                write_as::<T, f32>(y, |y| Ok(w.linear(&x, dims.0, epilogue, y)?))
+            }
         }
     }
 
@@ -175,6 +181,10 @@ impl Weight {
             Weight::F32(w) => packed(w, dy, dims, dx),
             Weight::Bf16(w) => packed(w, dy, dims, dx),
             Weight::F16(w) => packed(w, dy, dims, dx),
+            Weight::I8(_) => Err(Error::WrongForm {
+                found: "compressed to i8",
+                remedy: "gradients pass through dense, sparse and float-compressed layers only",
+            }),
         }
     }
 
@@ -185,6 +195,7 @@ impl Weight {
             Weight::F32(w) => w.bytes(),
             Weight::Bf16(w) => w.bytes(),
             Weight::F16(w) => w.bytes(),
+            Weight::I8(w) => w.bytes(),
         }
     }
 }
