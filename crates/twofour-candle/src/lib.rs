@@ -1,7 +1,9 @@
 //! 2:4 sparse layers, training and a small GPT for candle.
 
+pub mod block;
 mod error;
 pub mod linear;
+pub mod ops;
 pub mod optim;
 
 pub use error::{Error, Result, Unmatched};

@@ -1,0 +1,168 @@
+//! Rotary position embedding (Su et al., 2021), element `i` paired with element `i + d/2`.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+
+use super::rows;
+
+/// Rotates `x: [.., positions, d]` by the angles whose cosines and sines are `cos, sin: [positions, d/2]`, with a gradient
+/// for `x` (the tables are constants).
+///
+/// Element `i < d/2` of a row is paired with element `i + d/2`, as in Llama. Computed in f32, returned in the dtype of `x`.
+///
+/// # Errors
+/// An odd `d`, tables of another shape, or tensors that are not on the CPU.
+pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    let (positions, d) = match x.dims() {
+        [.., t, d] => (*t, *d),
+        other => bail!("rope: expected [.., positions, d], found {other:?}"),
+    };
+    if !d.is_multiple_of(2) || cos.dims() != [positions, d / 2] || sin.dims() != cos.dims() {
+        bail!(
+            "rope: x has {positions} positions of {d} elements, so the tables must be [{positions}, {}] and d even; found {:?} and {:?}",
+            d / 2,
+            cos.dims(),
+            sin.dims()
+        );
+    }
+    let table = |t: &Tensor| rows::with_slice(t, "rope table", |s| Ok(Arc::<[f32]>::from(s)));
+    let op = Rope { cos: table(cos)?, sin: table(sin)?, half: d / 2 };
+    rows::operand(x)?.apply_op1(op)?.to_dtype(x.dtype())
+}
+
+struct Rope {
+    cos: Arc<[f32]>,
+    sin: Arc<[f32]>,
+    half: usize,
+}
+
+impl Rope {
+    fn rotate_all(&self, x: &mut [f32], rotation: impl Fn(&mut [f32], &[f32], &[f32]) + Sync) {
+        let half = self.half;
+        if half == 0 || self.cos.is_empty() {
+            return;
+        }
+        let positions = self.cos.len() / half;
+        rows::for_each(x, 2 * half, |first, x| {
+            for (row, x) in x.chunks_exact_mut(2 * half).enumerate() {
+                let at = (first + row) % positions * half;
+                rotation(x, &self.cos[at..at + half], &self.sin[at..at + half]);
+            }
+        });
+    }
+}
+
+impl CustomOp1 for Rope {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let mut y = rows::slice(x, layout, "rope")?.to_vec();
+        self.rotate_all(&mut y, rotate);
+        Ok((CpuStorage::F32(y), layout.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
+        let mut dx = rows::with_slice(dy, "rope backward", |dy| Ok(dy.to_vec()))?;
+        self.rotate_all(&mut dx, rotate_back);
+        Ok(Some(Tensor::from_vec(dx, x.shape(), x.device())?))
+    }
+}
+
+/// Rotates one row of `2 * cos.len()` elements.
+#[inline(always)]
+pub(crate) fn rotate(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = row.split_at_mut(cos.len());
+    for (((a, b), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+    }
+}
+
+/// The inverse of [`rotate`], which is also its transpose: the gradient.
+#[inline(always)]
+pub(crate) fn rotate_back(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = row.split_at_mut(cos.len());
+    for (((a, b), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        (*a, *b) = (*a * c + *b * s, *b * c - *a * s);
+    }
+}
+
+/// Cosines and sines of `position * base^(-i / half)` for every position below `positions` and `i < half`.
+#[derive(Debug)]
+pub(crate) struct Table {
+    positions: usize,
+    half: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Table {
+    /// The wavelength base that the method's paper uses.
+    const BASE: f64 = 10_000.0;
+
+    pub(crate) fn new(positions: usize, half: usize) -> Self {
+        let angle = |k: usize| (k / half) as f64 * Self::BASE.powf(-((k % half) as f64) / half as f64);
+        let (sin, cos) = (0..positions * half).map(angle).map(|a| (a.sin() as f32, a.cos() as f32)).unzip();
+        Table { positions, half, cos, sin }
+    }
+
+    /// How many positions it has.
+    pub(crate) fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Cosines and sines at one position, which must be below [`Table::positions`].
+    #[inline(always)]
+    pub(crate) fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        let range = position * self.half..(position + 1) * self.half;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+
+    /// The first `positions` rows as tensors `[positions, half]` on the CPU.
+    pub(crate) fn tensors(&self, positions: usize) -> Result<(Tensor, Tensor)> {
+        let device = candle_core::Device::Cpu;
+        let n = positions * self.half;
+        Ok((
+            Tensor::from_slice(&self.cos[..n], (positions, self.half), &device)?,
+            Tensor::from_slice(&self.sin[..n], (positions, self.half), &device)?,
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::gradient_check::{Case, against_reference, finite_differences, random};
+
+    #[test]
+    fn agrees_with_the_slow_path_in_values_and_gradients() -> Result<()> {
+        for (b, h, t, d) in [(2, 3, 7, 8), (1, 1, 1, 2), (2, 2, 40, 64)] {
+            let (cos, sin) = Table::new(t, d / 2).tensors(t)?;
+            let case = Case::new(&[vec![b, h, t, d]], 31)?;
+            against_reference(
+                &case,
+                |v| rope(&v[0], &cos, &sin),
+                |v| candle_nn::rotary_emb::rope_slow(&v[0], &cos, &sin),
+                1e-5,
+            )?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_agree_with_finite_differences() -> Result<()> {
+        let (cos, sin) = Table::new(5, 3).tensors(5)?;
+        finite_differences(&Case::new(&[vec![2, 5, 6]], 32)?, |v| rope(&v[0], &cos, &sin))
+    }
+
+    #[test]
+    fn tables_of_the_wrong_shape_are_refused() -> Result<()> {
+        let (cos, sin) = Table::new(5, 3).tensors(5)?;
+        assert!(rope(&random(&[2, 4, 6], 1)?, &cos, &sin).is_err());
+        assert!(rope(&random(&[2, 5, 7], 1)?, &cos, &sin).is_err());
+        assert!(rope(&random(&[6], 1)?, &cos, &sin).is_err());
+        Ok(())
+    }
+}
