@@ -2,8 +2,10 @@
 
 pub mod block;
 mod error;
+pub mod gpt;
 pub mod linear;
 pub mod ops;
 pub mod optim;
+mod random;
 
 pub use error::{Error, Result, Unmatched};

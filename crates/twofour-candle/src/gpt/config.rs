@@ -1,0 +1,115 @@
+//! The sizes of a model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Number of tokens: every byte is one.
+pub const VOCABULARY: usize = 256;
+
+/// The sizes of a byte-level GPT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Number of layers, each an attention block and a feed-forward block.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Heads of attention; they divide the width into even parts.
+    pub heads: usize,
+    /// The longest sequence, in bytes.
+    pub context: usize,
+    /// Width of the feed-forward block's hidden layer.
+    pub feed_forward: usize,
+}
+
+impl Config {
+    /// The model of `twofour quickstart`: 12.6 million weights in linear layers, wide enough that products, not overheads,
+    /// take the time.
+    #[must_use]
+    pub fn quickstart() -> Self {
+        Config { layers: 4, width: 512, heads: 8, context: 256, feed_forward: 2048 }
+    }
+
+    /// Checks the sizes against each other.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a size that is zero or absurd, or heads that do not divide the width into even parts.
+    pub fn validate(&self) -> Result<()> {
+        // Bounds a hostile file's sizes before anything is allocated by them.
+        const LARGEST: usize = 1 << 20;
+        let sizes = [
+            ("layers", self.layers),
+            ("width", self.width),
+            ("heads", self.heads),
+            ("context", self.context),
+            ("feed_forward", self.feed_forward),
+        ];
+        for (what, size) in sizes {
+            if size == 0 || size > LARGEST {
+                return Err(Error::Setting { what, found: size.to_string(), expected: "between 1 and 2^20" });
+            }
+        }
+        if !self.width.is_multiple_of(2 * self.heads) {
+            let found = format!("{} for width {}", self.heads, self.width);
+            return Err(Error::Setting {
+                what: "heads",
+                found,
+                expected: "a divisor of the width that leaves an even number of elements for each head",
+            });
+        }
+        Ok(())
+    }
+
+    /// Output and input features of every linear layer with its name, in the order of computation.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        let Config { width, feed_forward, .. } = *self;
+        let mut all: Vec<_> = (0..self.layers)
+            .flat_map(|layer| {
+                [
+                    (format!("blocks.{layer}.attn.qkv"), 3 * width, width),
+                    (format!("blocks.{layer}.attn.out"), width, width),
+                    (format!("blocks.{layer}.mlp.up"), feed_forward, width),
+                    (format!("blocks.{layer}.mlp.down"), width, feed_forward),
+                ]
+            })
+            .collect();
+        all.push(("head".to_owned(), VOCABULARY, width));
+        all
+    }
+
+    /// Number of trainable parameters.
+    pub fn parameters(&self) -> usize {
+        let weights: usize = self.linear_layers().iter().map(|(_, out, inputs)| out * inputs).sum();
+        // Every linear layer but the head has a bias; a layer has two norms, the model one more, of gain and bias each.
+        let biases: usize = self.linear_layers().iter().map(|(_, out, _)| out).sum::<usize>() - VOCABULARY;
+        weights + biases + (2 * self.layers + 1) * 2 * self.width + VOCABULARY * self.width
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_do_not_fit_are_refused_by_name() {
+        let good = Config::quickstart();
+        good.validate().unwrap();
+        for (bad, word) in [
+            (Config { layers: 0, ..good }, "layers"),
+            (Config { context: usize::MAX, ..good }, "context"),
+            (Config { heads: 7, ..good }, "heads"),
+            (Config { width: 24, heads: 8, ..good }, "heads"),
+        ] {
+            let message = bad.validate().unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let text = serde_json::to_string(&Config::quickstart()).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), Config::quickstart());
+        assert!(serde_json::from_str::<Config>(&text.replace("heads", "hands")).is_err());
+    }
+}
