@@ -7,5 +7,6 @@ pub mod linear;
 pub mod ops;
 pub mod optim;
 mod random;
+pub mod train;
 
 pub use error::{Error, Result, Unmatched};
