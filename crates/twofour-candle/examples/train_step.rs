@@ -1,7 +1,7 @@
 //! Median time of a training step of a [`Gpt`], dense and 2:4, steps of the two alternated.
 //!
-//! `cargo run --release --example train_step -- [STEPS] [BATCH]`; defaults: 8 steps of each, batch 4, the quickstart's
-//! model. It prints one JSON object. `bench/pytorch_gpt_step.py` times the same step in PyTorch.
+//! `cargo run --release --example train_step -- [STEPS] [BATCH] [dense|sparse]`; defaults: 8 steps of each, batch 4, both
+//! forms; the quickstart's model. It prints one JSON object. `bench/pytorch_gpt_step.py` times the same step in PyTorch.
 
 use std::{sync::Arc, time::Instant};
 
@@ -40,12 +40,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (steps, batch) = (argument(1, 8)?.max(1), argument(2, 4)?);
     let config = Config::quickstart();
     let training = TrainConfig { batch, steps: 1000, ..Default::default() };
-    let mut contenders =
-        [trainer(&config, training, None)?, trainer(&config, training, Some(SparseSettings::default()))?];
-    let mut times = [vec![], vec![]];
+    let only = std::env::args().nth(3);
+    let forms = [("dense_ms", "dense", None), ("sparse_ms", "sparse", Some(SparseSettings::default()))];
+    let mut contenders = vec![];
+    for (key, form, settings) in forms {
+        if only.as_deref().is_none_or(|only| only == form) {
+            contenders.push((key, trainer(&config, training, settings)?, vec![]));
+        }
+    }
     // Two steps to fill the work buffers and warm up.
     for step in 0..steps + 2 {
-        for (trainer, times) in contenders.iter_mut().zip(&mut times) {
+        for (_, trainer, times) in &mut contenders {
             let start = Instant::now();
             trainer.step()?;
             if step >= 2 {
@@ -53,14 +58,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
-    let [dense, sparse] = times.map(median);
-    let tokens = batch * config.context;
-    let line = serde_json::json!({
+    let mut line = serde_json::json!({
         "config": config, "batch": batch, "steps": steps, "parameters": config.parameters(),
-        "threads": rayon::current_num_threads(),
-        "dense_ms": dense, "sparse_ms": sparse,
-        "dense_tokens_per_s": tokens as f64 / dense * 1e3, "sparse_tokens_per_s": tokens as f64 / sparse * 1e3,
+        "tokens": batch * config.context, "threads": rayon::current_num_threads(),
     });
+    for (key, _, times) in contenders {
+        line[key] = median(times).into();
+    }
     println!("{line}");
     Ok(())
 }
