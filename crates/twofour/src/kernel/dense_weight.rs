@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::prefill::Prefill;
 use super::{
     Engine, Epilogue, KernelElement,
     arguments::{expect_bias, expect_len, store, widen},
@@ -65,6 +67,11 @@ impl<T: KernelElement> DenseWeight<T> {
         expect_len("x", x, tokens, self.cols)?;
         expect_len("y", y, tokens, self.rows)?;
         expect_bias(&epilogue, self.rows)?;
+        #[cfg(target_arch = "x86_64")]
+        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+            prefill.dense_linear(self.block(), x, epilogue, y);
+            return Ok(());
+        }
         let products = decode::product(self.engine, self.block(), &widen(x), tokens);
         store(&products, tokens, epilogue, y);
         Ok(())
@@ -78,6 +85,11 @@ impl<T: KernelElement> DenseWeight<T> {
         expect_len("dy", dy, tokens, self.rows)?;
         expect_len("dx", dx, tokens, self.cols)?;
         if dx.is_empty() {
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+            prefill.dense_input_gradient(self.block(), dy, dx);
             return Ok(());
         }
         let dy = widen(dy);

@@ -14,6 +14,8 @@ mod element;
 mod engine;
 mod epilogue;
 mod int8;
+#[cfg(target_arch = "x86_64")]
+mod prefill;
 mod reference;
 mod sparse_weight;
 #[cfg(test)]

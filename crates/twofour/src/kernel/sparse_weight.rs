@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::prefill::Prefill;
 use super::{
     Engine, Epilogue, KernelElement,
     arguments::{expect_bias, expect_len, store, widen},
@@ -89,12 +91,20 @@ impl<T: KernelElement> SparseWeight<T> {
         expect_len("x", x, tokens, self.in_features())?;
         expect_len("y", y, tokens, self.out_features())?;
         expect_bias(&epilogue, self.out_features())?;
+        #[cfg(target_arch = "x86_64")]
+        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+            prefill.sparse_linear(self.block(), self.in_features(), x, epilogue, y);
+            return Ok(());
+        }
         let products = decode::product(self.engine, self.block(), &widen(x), tokens);
         store(&products, tokens, epilogue, y);
         Ok(())
     }
 
     /// `dx = dy · W`: `dy` is `[tokens, out_features]`, `dx` is `[tokens, in_features]` and is overwritten.
+    /// Products accumulate in f32.
+    ///
+    /// A pruned weight takes no part in any sum, so an infinite or NaN gradient that meets one leaves no trace.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `dy` or `dx` does not fit.
@@ -102,6 +112,11 @@ impl<T: KernelElement> SparseWeight<T> {
         expect_len("dy", dy, tokens, self.out_features())?;
         expect_len("dx", dx, tokens, self.in_features())?;
         if dx.is_empty() {
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+            prefill.sparse_input_gradient(self.block(), self.in_features(), dy, dx);
             return Ok(());
         }
         let dy = widen(dy);

@@ -1,7 +1,7 @@
 //! The suite that every engine of this machine must pass: each kernel against a sum in f64 over what is stored.
 
 use half::{bf16, f16};
-use proptest::prelude::*;
+use proptest::{prelude::*, strategy::ValueTree};
 
 use super::*;
 use crate::{Compressed, MatrixRef};
@@ -133,6 +133,80 @@ fn check<T: KernelElement>(case: &Case, engine: Engine) {
                     out,
                     &format!("{engine} {name} {} dx[{t}, {i}]", T::DTYPE),
                 );
+            }
+        }
+    }
+}
+
+/// Shapes whose blocks, panels and steps over the depth are all more than one, or just not.
+#[test]
+fn many_tokens_cross_every_edge_of_blocks_and_panels() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    for (out, inn, tokens) in [
+        (1, 600, 200),
+        (257, 65, 9),
+        (300, 64, 97),
+        (33, 513, 193),
+        (70, 257, 129),
+        (7, 63, 8),
+        (64, 128, 96),
+        (35, 3, 41),
+    ] {
+        let case = (proptest::collection::vec(value(), out * inn), proptest::collection::vec(value(), tokens * inn))
+            .new_tree(&mut runner)
+            .unwrap()
+            .current();
+        let bias = Some((0..out).map(|i| i as f32 - 3.0).collect());
+        let case = Case { out, inn, tokens, weight: case.0, x: case.1, bias, activation: Activation::Relu };
+        for &engine in Engine::available() {
+            check::<f32>(&case, engine);
+            check::<bf16>(&case, engine);
+            check::<f16>(&case, engine);
+        }
+    }
+}
+
+/// More tokens than are multiplied in one go.
+#[test]
+fn thousands_of_tokens_multiply_as_one_does() {
+    let (out, inn, tokens) = (5, 36, 4200);
+    let w: Vec<f32> = (0..out * inn).map(|i| ((i * 37 % 101) as f32) - 50.0).collect();
+    let x: Vec<f32> = (0..tokens * inn).map(|i| ((i * 53 % 97) as f32) - 48.0).collect();
+    for &engine in Engine::available() {
+        let w = Compressed::from_pruned(MatrixRef::new(out, inn, &w).unwrap()).unwrap();
+        let sparse = SparseWeight::pack_for(w, engine).unwrap();
+        let mut y = vec![f32::NAN; tokens * out];
+        sparse.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
+        for (x, y) in x.chunks(inn).zip(y.chunks(out)) {
+            let mut one = [0.0; 5];
+            sparse.linear(x, 1, Epilogue::default(), &mut one).unwrap();
+            // Sums of whole numbers below 2^24 are exact in any order.
+            assert_eq!(y, one, "{engine}");
+        }
+    }
+}
+
+#[test]
+fn a_pruned_weight_leaves_no_trace_in_the_gradient() {
+    for &engine in Engine::available() {
+        // Row r keeps columns r % 4 and (r + 1) % 4 of each group.
+        let (out, inn) = (67, 44);
+        let kept = |row: usize, col: usize| col % 4 == row % 4 || col % 4 == (row + 1) % 4;
+        let w: Vec<f32> = (0..out * inn).map(|i| f32::from(kept(i / inn, i % inn))).collect();
+        let w = Compressed::from_dense(MatrixRef::new(out, inn, &w).unwrap()).unwrap();
+        let sparse = SparseWeight::pack_for(w, engine).unwrap();
+        for tokens in [1, 8, 30, 100] {
+            // The last row's gradient is infinite.
+            let dy: Vec<f32> =
+                (0..tokens * out).map(|i| if i % out == out - 1 { f32::INFINITY } else { 1.0 }).collect();
+            let mut dx = vec![f32::NAN; tokens * inn];
+            sparse.input_gradient(&dy, tokens, &mut dx).unwrap();
+            for (i, dx) in dx.iter().enumerate() {
+                if kept(out - 1, i % inn) {
+                    assert_eq!(*dx, f32::INFINITY, "{engine}, {tokens} tokens");
+                } else {
+                    assert!(dx.is_finite(), "{engine}, {tokens} tokens: {dx}");
+                }
             }
         }
     }

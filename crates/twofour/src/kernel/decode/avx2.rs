@@ -11,7 +11,7 @@ use super::{
 };
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx2(__m256);
+pub(in crate::kernel) struct Avx2(__m256);
 
 // SAFETY: every method uses AVX2, FMA and F16C only, which the trait's contract demands of the CPU.
 unsafe impl Vector for Avx2 {
@@ -21,6 +21,18 @@ unsafe impl Vector for Avx2 {
     unsafe fn zero() -> Self {
         // SAFETY: the trait's contract.
         Avx2(unsafe { _mm256_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the trait's contract.
+        Avx2(unsafe { _mm256_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_storeu_ps(p, self.0) }
     }
 
     #[inline(always)]

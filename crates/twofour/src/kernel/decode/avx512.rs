@@ -11,7 +11,7 @@ use super::{
 };
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(in crate::kernel) struct Avx512(__m512);
 
 // SAFETY: every method uses AVX-512F only, which the trait's contract demands of the CPU.
 unsafe impl Vector for Avx512 {
@@ -21,6 +21,18 @@ unsafe impl Vector for Avx512 {
     unsafe fn zero() -> Self {
         // SAFETY: the trait's contract.
         Avx512(unsafe { _mm512_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_storeu_ps(p, self.0) }
     }
 
     #[inline(always)]

@@ -5,12 +5,12 @@
 //! blocks, whose index bits are those of the canonical metadata word) and multiplied with the kept values as they lie.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 mod int8;
 #[cfg(target_arch = "x86_64")]
-mod vector;
+pub(super) mod vector;
 
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! The few vector operations that decode kernels are written in.
+//! The few vector operations that kernels are written in.
 
 use super::super::element::Load;
 
@@ -6,13 +6,19 @@ use super::super::element::Load;
 ///
 /// # Safety
 /// Every method may be called only on a CPU that has the implementor's instructions, and pointers must be valid for
-/// reading [`Vector::LANES`] elements.
-pub(super) unsafe trait Vector: Copy {
+/// [`Vector::LANES`] elements.
+pub(in crate::kernel) unsafe trait Vector: Copy {
     /// f32 lanes, a multiple of 4 that divides 16.
     const LANES: usize;
 
     /// Zeros.
     unsafe fn zero() -> Self;
+
+    /// One value in every lane.
+    unsafe fn splat(value: f32) -> Self;
+
+    /// Stores lanes.
+    unsafe fn store(self, p: *mut f32);
 
     /// Loads lanes.
     unsafe fn load(p: *const f32) -> Self;
@@ -32,10 +38,10 @@ pub(super) unsafe trait Vector: Copy {
 }
 
 /// Columns that one metadata word describes.
-pub(super) const WORD_COLUMNS: usize = 32;
+pub(in crate::kernel) const WORD_COLUMNS: usize = 32;
 
 /// Values kept of them.
-pub(super) const WORD_VALUES: usize = 16;
+pub(in crate::kernel) const WORD_VALUES: usize = 16;
 
 /// Puts activations in the order that [`Vector::pick`] wants: of each run of `2 * lanes` columns first the groups of
 /// even number, then those of odd number. Completes the last word with zeros.

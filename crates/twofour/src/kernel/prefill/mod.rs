@@ -1,0 +1,186 @@
+//! Many tokens: every weight meets many activations and arithmetic is what limits.
+//!
+//! The tokens are cut into panels, stored depth-major (`[depth, tokens of the panel]`), so that one weight multiplies
+//! whole vectors of tokens. For a 2:4 weight the kernel walks the list of what is kept, broadcasts each value and
+//! multiplies it with the panel's vectors at its column: half the multiplications of the dense product, no shuffles, and
+//! what is pruned is never touched. The gradient with respect to the input is the same walk along columns instead of
+//! rows. A dense weight is multiplied tile by tile in the manner of Goto and van de Geijn (2008).
+//!
+//! Blocks of outputs are split among threads. A block goes over the depth in steps, so that a panel's part stays in
+//! the first cache while every output of the block meets it.
+
+mod avx2;
+mod avx512;
+mod kept;
+mod panels;
+mod tile;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{
+    Engine, Epilogue, KernelElement,
+    decode::{
+        DenseBlock, SparseBlock,
+        avx2::Avx2,
+        avx512::Avx512,
+        vector::{Vector, WORD_COLUMNS},
+    },
+};
+use kept::{KeptOfColumns, KeptOfRows, Lists};
+use panels::{Panels, unpack};
+use tile::{Columns, Rows, Tiles};
+
+/// Tokens from which this way is taken.
+const MANY: usize = 8;
+
+/// Tokens multiplied in one go: bounds the memory for panels and products.
+const TOKENS: usize = 2048;
+
+/// Outputs of the largest block: its lists and products stay in the second cache.
+const OUTS: usize = 256;
+
+/// The kernels of this module for one CPU: proof that it has their instructions.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Prefill {
+    Avx2,
+    Avx512,
+}
+
+impl Prefill {
+    /// The kernels to multiply so many tokens with on `engine`, or `None` where they are too few.
+    pub(super) fn choose(engine: Engine, tokens: usize) -> Option<Self> {
+        match engine {
+            _ if tokens < MANY => None,
+            Engine::Scalar => None,
+            Engine::Avx2 => Some(Prefill::Avx2),
+            Engine::Avx512 | Engine::Amx => Some(Prefill::Avx512),
+        }
+    }
+
+    /// `y = act(x · Wᵀ + bias)` for a 2:4 weight of `cols` columns; lengths are checked.
+    pub(super) fn sparse_linear<T: KernelElement>(
+        self,
+        w: SparseBlock<'_, T>,
+        cols: usize,
+        x: &[T],
+        epilogue: Epilogue<'_>,
+        y: &mut [T],
+    ) {
+        self.product(KeptOfRows { w, cols }, x, epilogue, y);
+    }
+
+    /// `dx = dy · W` for a 2:4 weight of `cols` columns; lengths are checked.
+    pub(super) fn sparse_input_gradient<T: KernelElement>(
+        self,
+        w: SparseBlock<'_, T>,
+        cols: usize,
+        dy: &[T],
+        dx: &mut [T],
+    ) {
+        self.product(KeptOfColumns { w, cols }, dy, Epilogue::default(), dx);
+    }
+
+    /// `y = act(x · Wᵀ + bias)` for a dense weight; lengths are checked.
+    pub(super) fn dense_linear<T: KernelElement>(
+        self,
+        w: DenseBlock<'_, T>,
+        x: &[T],
+        epilogue: Epilogue<'_>,
+        y: &mut [T],
+    ) {
+        self.product(Rows(w), x, epilogue, y);
+    }
+
+    /// `dx = dy · W` for a dense weight; lengths are checked.
+    pub(super) fn dense_input_gradient<T: KernelElement>(self, w: DenseBlock<'_, T>, dy: &[T], dx: &mut [T]) {
+        self.product(Columns(w), dy, Epilogue::default(), dx);
+    }
+
+    fn product<T: KernelElement, F: Factor>(self, factor: F, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
+        // An Engine is only handed out where Engine::available lists it, and `choose` keeps to it.
+        match self {
+            Prefill::Avx2 => product::<Avx2, T, F>(factor, x, epilogue, y),
+            Prefill::Avx512 => product::<Avx512, T, F>(factor, x, epilogue, y),
+        }
+    }
+}
+
+/// The kernels in one CPU's instructions.
+///
+/// # Safety
+/// The methods may be called only on a CPU that has [`Vector`]'s instructions.
+unsafe trait Kernels: Vector + Send + Sync {
+    /// Vectors of tokens in the widest panel that lists are multiplied with.
+    const LIST_VECTORS: usize;
+    /// Depth of a block of lists.
+    const LIST_DEPTH: usize;
+    /// Outputs of a tile.
+    const TILE_OUTS: usize;
+    /// Vectors of tokens in the widest panel that tiles are multiplied with.
+    const TILE_VECTORS: usize;
+    /// Depth of a block of tiles.
+    const TILE_DEPTH: usize;
+
+    /// See [`kept::multiply`].
+    unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]);
+
+    /// See [`tile::multiply`].
+    unsafe fn multiply_tiles(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]);
+}
+
+/// A weight or its transpose, `[outs, depth]`, from which kernels take blocks.
+trait Factor: Copy + Send + Sync {
+    /// A block in the order in which the kernel reads it.
+    type Block: Default + Send;
+
+    /// Vectors of tokens in the widest panel, and depth of a block: a multiple of 32.
+    fn shape<V: Kernels>() -> (usize, usize);
+
+    fn outs(&self) -> usize;
+    fn depth(&self) -> usize;
+
+    /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. Both ranges start at multiples of 32.
+    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, block: &mut Self::Block);
+
+    /// Adds the product of `block` and `panel` to `out`: `[outs, vectors * lanes]`, one line per output.
+    ///
+    /// # Safety
+    /// The CPU has `V`'s instructions; `block` was prepared for the panel's depth and stride.
+    unsafe fn multiply<V: Kernels>(block: &Self::Block, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]);
+}
+
+/// `y = act(x · factorᵀ + bias)`: `x` is `[tokens, depth]`, `y` is `[tokens, outs]`.
+fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
+    let (outs, depth) = (factor.outs(), factor.depth());
+    if outs == 0 {
+        return;
+    }
+    for (i, y) in y.chunks_mut(TOKENS * outs).enumerate() {
+        let tokens = y.len() / outs;
+        let x = &x[i * TOKENS * depth..][..tokens * depth];
+        let (vectors, step) = F::shape::<V>();
+        let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
+        let mut products = vec![0f32; outs * panels.padded_tokens()];
+        // A few blocks per thread even out what else the machine is doing.
+        let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(WORD_COLUMNS).min(OUTS);
+        products.par_chunks_mut(block * panels.padded_tokens()).enumerate().for_each_init(
+            F::Block::default,
+            |prepared, (i, products)| {
+                let outs = i * block..(i * block + block).min(outs);
+                for start in (0..depth).step_by(step) {
+                    let depth = start..(start + step).min(depth);
+                    factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
+                    for panel in panels.iter() {
+                        let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
+                        let lines = &panel.data[depth.start * panels.stride()..depth.end * panels.stride()];
+                        // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
+                        unsafe { F::multiply::<V>(prepared, lines, panels.stride(), panel.width / V::LANES, out) };
+                    }
+                }
+            },
+        );
+        unpack(&products, &panels, outs, block, epilogue, y);
+    }
+}

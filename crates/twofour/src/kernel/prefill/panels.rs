@@ -1,0 +1,102 @@
+//! Activations cut into panels of tokens, and products put back into rows.
+
+use rayon::prelude::*;
+
+use super::super::{Epilogue, KernelElement};
+
+/// Lines of a panel that are packed together.
+const LINES: usize = 64;
+
+/// Tokens whose outputs are stored together: a cache line of products.
+const TOKENS: usize = 16;
+
+/// Panels of equal width but for the last: `[panel][depth, stride]`, completed with zero tokens.
+#[derive(Debug)]
+pub(super) struct Panels {
+    data: Vec<f32>,
+    depth: usize,
+    stride: usize,
+    padded_tokens: usize,
+}
+
+/// A run of tokens.
+#[derive(Debug)]
+pub(super) struct Panel<'a> {
+    /// `[depth, stride]`.
+    pub data: &'a [f32],
+    /// Its first token.
+    pub first: usize,
+    /// Its tokens, a multiple of the lanes.
+    pub width: usize,
+}
+
+impl Panels {
+    /// Packs `[tokens, depth]` activations into as few panels of at most `vectors` vectors as there can be.
+    pub(super) fn pack<T: KernelElement>(x: &[T], tokens: usize, depth: usize, lanes: usize, vectors: usize) -> Self {
+        let padded_tokens = tokens.next_multiple_of(lanes);
+        let count = padded_tokens.div_ceil(lanes * vectors);
+        let stride = (padded_tokens / lanes).div_ceil(count.max(1)) * lanes;
+        let mut data = vec![0f32; count * depth * stride];
+        if !data.is_empty() {
+            data.par_chunks_mut(depth * stride).enumerate().for_each(|(panel, data)| {
+                let first = panel * stride;
+                data.par_chunks_mut(LINES * stride).enumerate().for_each(|(i, lines)| {
+                    for token in first..(first + stride).min(tokens) {
+                        let x = &x[token * depth + i * LINES..(token + 1) * depth];
+                        for (line, x) in lines.chunks_exact_mut(stride).zip(x) {
+                            line[token - first] = x.to_f32();
+                        }
+                    }
+                });
+            });
+        }
+        Self { data, depth, stride, padded_tokens }
+    }
+
+    /// Tokens including those that complete the last vector.
+    pub(super) fn padded_tokens(&self) -> usize {
+        self.padded_tokens
+    }
+
+    /// Tokens from one line of a panel to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// The panels in order of token.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Panel<'_>> {
+        (0..self.padded_tokens).step_by(self.stride.max(1)).map(|first| Panel {
+            data: &self.data[first * self.depth..][..self.depth * self.stride],
+            first,
+            width: self.width(first),
+        })
+    }
+
+    fn width(&self, first: usize) -> usize {
+        self.stride.min(self.padded_tokens - first)
+    }
+}
+
+/// Stores products, `[block][panel][outs of the block, tokens of the panel]`, as `[tokens, outs]`, through the epilogue.
+pub(super) fn unpack<T: KernelElement>(
+    products: &[f32],
+    panels: &Panels,
+    outs: usize,
+    block: usize,
+    epilogue: Epilogue<'_>,
+    y: &mut [T],
+) {
+    y.par_chunks_mut(TOKENS * outs).enumerate().for_each(|(i, y)| {
+        for (products, start) in products.chunks(block * panels.padded_tokens).zip((0..outs).step_by(block)) {
+            let rows = block.min(outs - start);
+            for (y, token) in y.chunks_exact_mut(outs).zip(i * TOKENS..) {
+                let first = token / panels.stride * panels.stride;
+                let width = panels.width(first);
+                let tile = &products[rows * first..][..rows * width];
+                for ((line, y), out) in tile.chunks_exact(width).zip(&mut y[start..]).zip(start..) {
+                    *y = T::from_f32(epilogue.apply(line[token - first], out));
+                }
+            }
+        }
+    });
+}
