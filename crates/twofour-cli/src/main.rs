@@ -1,2 +1,37 @@
-//! c
-fn main() {}
+//! The `twofour` command: 2:4 sparsity from the shell.
+//!
+//! | folder or file | holds |
+//! |---|---|
+//! | `arguments` | the command line |
+//! | `commands/` | one file for each command |
+//! | `measure/` | timing dense against 2:4 |
+//! | `quickstart/` | training and comparing a small model |
+//! | `present/` | what people and scripts see: tables, units, progress, colours, JSON |
+//! | `selection` | which tensors of a model are meant |
+//! | `tightest` | which pattern a matrix obeys |
+//! | `interrupt` | Ctrl-C |
+//! | `exit` | exit codes and the error message |
+
+mod arguments;
+mod commands;
+mod exit;
+mod interrupt;
+mod measure;
+mod present;
+mod quickstart;
+mod selection;
+mod tightest;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let arguments = arguments::Arguments::parse();
+    arguments.global.color.apply();
+    present::log::start(arguments.global.verbose);
+    exit::code(|| {
+        interrupt::install()?;
+        commands::run(arguments)
+    })
+}

@@ -1,0 +1,91 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::{commands, present::style::ColorChoice};
+
+/// 2:4 sparsity for neural networks: prune, check, compress, train and run it, and see what it gains on this machine.
+///
+/// In a 2:4 weight two of every four consecutive elements of a row are zero. The other two and a 4-bit code for their
+/// places take 9 bits where dense bf16 takes 16, and kernels that skip the zeros read and multiply less.
+#[derive(Debug, Parser)]
+#[command(
+    name = "twofour",
+    version,
+    propagate_version = true,
+    infer_subcommands = false,
+    arg_required_else_help = true,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 asked wrongly, 130 interrupted.",
+    after_long_help = AFTER_LONG_HELP
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: Global,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const AFTER_LONG_HELP: &str = "\
+Start here:
+  twofour quickstart                               train a small model dense and 2:4, compare, draw
+  twofour advise model.safetensors                 would 2:4 be faster here, for these shapes?
+  twofour prune model.safetensors -o pruned.safetensors
+  twofour check pruned.safetensors && twofour compress pruned.safetensors -o small.safetensors
+
+A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or a directory that holds either.
+
+Environment:
+  TWOFOUR_ENGINE      force a kernel engine: scalar, avx2, avx512 or amx
+  TWOFOUR_LOG         log filter, as in `TWOFOUR_LOG=debug` or `TWOFOUR_LOG=twofour=trace`; wins over --verbose
+  RAYON_NUM_THREADS   threads to compute with
+  NO_COLOR            no colours, whatever the terminal
+
+Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 asked wrongly, 130 interrupted.";
+
+/// Options that every command has.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// Print nothing but errors
+    #[arg(long, short, global = true, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+
+    /// Print one JSON object on stdout instead of text for people
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Log what happens to stderr; twice for details
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
+    pub(crate) color: ColorChoice,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Quickstart(commands::quickstart::Quickstart),
+    Check(commands::check::Check),
+    Advise(commands::advise::Advise),
+
+    Prune(commands::prune::Prune),
+    Compress(commands::compress::Compress),
+    Decompress(commands::decompress::Decompress),
+    Inspect(commands::inspect::Inspect),
+    Generate(commands::generate::Generate),
+    Completions(commands::completions::Completions),
+    Man(commands::man::Man),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

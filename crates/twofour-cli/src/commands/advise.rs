@@ -1,0 +1,307 @@
+//! `twofour advise`.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use twofour::file::Reader;
+
+use crate::{
+    exit::Verdict,
+    measure::{self, LayerTiming, Machine, WeightDType},
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    selection::SelectionOptions,
+};
+
+/// Measure whether 2:4 would be faster on this machine, before pruning anything
+///
+/// For every distinct layer shape: time and bytes of this project's dense and 2:4 kernels, taking turns, with weights that come
+/// from memory as in a model. The weights' values are random; no tensor's data is read.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour advise model.safetensors
+  twofour advise --shape 14336x4096 --shape 4096x14336 --tokens 1 --dtype f32
+  twofour advise --json model/ --threads 1 | jq '.totals'
+
+1 token is decoding (a language model writing its next word), many tokens are prefill (reading a prompt) or a batch.")]
+pub(crate) struct Advise {
+    /// The model whose layer shapes to measure
+    #[arg(required_unless_present = "shape", conflicts_with = "shape")]
+    file: Option<PathBuf>,
+
+    /// A layer's shape, output by input features; may be repeated
+    #[arg(long, value_name = "OUTxIN")]
+    shape: Vec<Shape>,
+
+    #[command(flatten)]
+    selection: SelectionOptions,
+
+    /// Numbers of tokens to multiply at once
+    #[arg(long, value_delimiter = ',', default_value = "1,16,512", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    tokens: Vec<u32>,
+
+    /// The dtype of weights and activations
+    #[arg(long, value_enum, default_value_t)]
+    dtype: WeightDType,
+
+    /// Threads to compute with [default: all]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
+
+    /// Seconds to spend on each measurement
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    budget: f64,
+}
+
+/// Output and input features of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Shape {
+    out: usize,
+    inputs: usize,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Larger weights than this do not fit the memory that their copies would need.
+        const MOST_ELEMENTS: usize = 1 << 30;
+        let (out, inputs) = text.split_once('x').ok_or("write it as OUTxIN, for example 14336x4096")?;
+        let number =
+            |s: &str| s.parse::<usize>().ok().filter(|n| *n > 0).ok_or(format!("`{s}` is not a number above 0"));
+        let shape = Shape { out: number(out)?, inputs: number(inputs)? };
+        match shape.out.checked_mul(shape.inputs) {
+            Some(elements) if elements <= MOST_ELEMENTS => Ok(shape),
+            _ => Err("more than 2^30 elements".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.out, self.inputs)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    machine: Machine,
+    dtype: WeightDType,
+    shapes: Vec<ShapeAnswer>,
+    totals: Vec<Total>,
+    verdict: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ShapeAnswer {
+    out: usize,
+    #[serde(rename = "in")]
+    inputs: usize,
+    /// Layers of this shape in the model.
+    layers: usize,
+    timings: Vec<Timing>,
+}
+
+#[derive(Debug, Serialize)]
+struct Timing {
+    tokens: usize,
+    #[serde(flatten)]
+    timing: LayerTiming,
+    speed_up: f64,
+}
+
+/// All layers together.
+#[derive(Debug, Serialize)]
+struct Total {
+    tokens: usize,
+    dense_us: f64,
+    sparse_us: f64,
+    dense_bytes: usize,
+    sparse_bytes: usize,
+    speed_up: f64,
+}
+
+impl Advise {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let shapes = self.shapes()?;
+        let threads = self.threads.map_or(0, usize::from);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("starting the threads")?;
+        let (machine, shapes) =
+            pool.install(|| -> Result<_> { Ok((measure::machine()?, self.measure(screen, &shapes)?)) })?;
+        let totals: Vec<Total> = (0..self.tokens.len()).map(|i| total(&shapes, i)).collect();
+        let answer = Answer { machine, dtype: self.dtype, verdict: verdict(&totals), shapes, totals };
+        tell(screen, &answer)?;
+        screen.json(&answer)?;
+        Ok(Verdict::Yes)
+    }
+
+    /// Distinct shapes with the number of layers that have them.
+    fn shapes(&self) -> Result<BTreeMap<Shape, usize>> {
+        let mut shapes = BTreeMap::new();
+        let Some(file) = &self.file else {
+            self.shape.iter().for_each(|&shape| *shapes.entry(shape).or_default() += 1);
+            return Ok(shapes);
+        };
+        let selection = self.selection.selection()?;
+        let reader = Reader::open(file)?;
+        selection.expect_matches(&reader)?;
+        for t in reader.plain_tensors() {
+            if let (Ok(()), &[out, inputs]) = (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
+                *shapes.entry(Shape { out, inputs }).or_default() += 1;
+            }
+        }
+        for w in reader.compressed_weights() {
+            if selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]).is_ok() {
+                *shapes.entry(Shape { out: w.rows, inputs: w.cols }).or_default() += 1;
+            }
+        }
+        if shapes.is_empty() {
+            bail!("{}: no tensor is a weight matrix; choose some with --include", file.display());
+        }
+        Ok(shapes)
+    }
+
+    fn measure(&self, screen: &Screen, shapes: &BTreeMap<Shape, usize>) -> Result<Vec<ShapeAnswer>> {
+        let mut progress = screen.progress();
+        let all = (shapes.len() * self.tokens.len()) as u64;
+        let mut done = 0;
+        let mut answers = Vec::with_capacity(shapes.len());
+        let budget = Duration::try_from_secs_f64(self.budget).context("--budget")?;
+        for (&shape, &layers) in shapes {
+            let mut timings = Vec::with_capacity(self.tokens.len());
+            for &tokens in &self.tokens {
+                progress.steps(&format!("{shape}, {tokens} tokens"), done, all);
+                let timing = measure::layer(shape.out, shape.inputs, tokens as usize, self.dtype, budget)?;
+                tracing::info!(%shape, tokens, ?timing, "measured");
+                timings.push(Timing { tokens: tokens as usize, speed_up: timing.speed_up(), timing });
+                done += 1;
+            }
+            answers.push(ShapeAnswer { out: shape.out, inputs: shape.inputs, layers, timings });
+        }
+        Ok(answers)
+    }
+}
+
+fn total(shapes: &[ShapeAnswer], which: usize) -> Total {
+    let mut total = Total { tokens: 0, dense_us: 0.0, sparse_us: 0.0, dense_bytes: 0, sparse_bytes: 0, speed_up: 0.0 };
+    for shape in shapes {
+        let Timing { tokens, timing, .. } = shape.timings[which];
+        total.tokens = tokens;
+        total.dense_us += timing.dense_us * shape.layers as f64;
+        total.sparse_us += timing.sparse_us * shape.layers as f64;
+        total.dense_bytes += timing.dense_bytes * shape.layers;
+        total.sparse_bytes += timing.sparse_bytes * shape.layers;
+    }
+    total.speed_up = total.dense_us / total.sparse_us;
+    total
+}
+
+/// Differences smaller than this share are noise.
+const NOISE: f64 = 0.05;
+
+/// The answer in a sentence.
+fn verdict(totals: &[Total]) -> String {
+    let list = |wanted: fn(f64) -> bool| {
+        let hits = totals.iter().filter(|t| wanted(t.speed_up));
+        hits.map(|t| format!("{} for {}", units::factor(t.speed_up), units::plural(t.tokens, "token")))
+            .collect::<Vec<_>>()
+    };
+    let faster = list(|s| s > 1.0 + NOISE);
+    let slower = list(|s| s < 1.0 - NOISE);
+    let same = list(|s| (1.0 - NOISE..=1.0 + NOISE).contains(&s));
+    let mut parts = Vec::new();
+    if !faster.is_empty() {
+        parts.push(format!("2:4 is faster here: {}", faster.join(", ")));
+    }
+    if !same.is_empty() {
+        parts.push(format!("as fast as dense: {}", same.join(", ")));
+    }
+    if !slower.is_empty() {
+        parts.push(format!("slower than dense: {}", slower.join(", ")));
+    }
+    parts.join("; ")
+}
+
+fn tell(screen: &mut Screen, answer: &Answer) -> Result<()> {
+    let Machine { cpu, threads, engine, .. } = &answer.machine;
+    screen.line(format!("{cpu}, {}, engine {engine}\n", units::plural(*threads, "thread")))?;
+    let mut table = Table::new([
+        ("shape", Align::Right),
+        ("layers", Align::Right),
+        ("tokens", Align::Right),
+        ("dense", Align::Right),
+        ("2:4", Align::Right),
+        ("speed-up", Align::Right),
+        ("dense", Align::Right),
+        ("2:4", Align::Right),
+    ]);
+    let us = |us: f64| units::time(Duration::from_secs_f64(us * 1e-6));
+    let mut row = |shape: String, layers: String, tokens, times: [f64; 2], bytes: [usize; 2]| {
+        let speed_up = times[0] / times[1];
+        let style = match speed_up {
+            s if s > 1.0 + NOISE => style::GOOD,
+            s if s < 1.0 - NOISE => style::BAD,
+            _ => anstyle::Style::new(),
+        };
+        let [dense, sparse] = bytes.map(|b| units::bytes(b as u64));
+        let cells = [shape, layers, units::count(tokens), us(times[0]), us(times[1])];
+        table.row([&cells[..], &[paint(style, units::factor(speed_up)), dense, sparse]].concat());
+    };
+    for shape in &answer.shapes {
+        for t in &shape.timings {
+            let name = Shape { out: shape.out, inputs: shape.inputs }.to_string();
+            let bytes = [t.timing.dense_bytes, t.timing.sparse_bytes];
+            row(name, shape.layers.to_string(), t.tokens, [t.timing.dense_us, t.timing.sparse_us], bytes);
+        }
+    }
+    let layers: usize = answer.shapes.iter().map(|s| s.layers).sum();
+    if layers > 1 {
+        for t in &answer.totals {
+            let (times, bytes) = ([t.dense_us, t.sparse_us], [t.dense_bytes, t.sparse_bytes]);
+            row("all".to_owned(), layers.to_string(), t.tokens, times, bytes);
+        }
+    }
+    screen.line(table)?;
+    screen.line(format!("\n{}", answer.verdict))?;
+    screen.line(paint(
+        style::FAINT,
+        "Linear layers only, random values; whether the model stays good is another question (`twofour quickstart`).",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_read_or_refused() {
+        assert_eq!("14336x4096".parse(), Ok(Shape { out: 14336, inputs: 4096 }));
+        for bad in ["", "4096", "0x4", "4x", "-1x4", "99999999x99999999", "4x4x4"] {
+            assert!(bad.parse::<Shape>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_verdict_says_which_way() {
+        let total = |tokens, speed_up| Total {
+            tokens,
+            dense_us: 1.0,
+            sparse_us: 1.0,
+            dense_bytes: 1,
+            sparse_bytes: 1,
+            speed_up,
+        };
+        assert_eq!(
+            verdict(&[total(1, 1.7), total(16, 1.01), total(512, 0.8)]),
+            "2:4 is faster here: 1.70x for 1 token; as fast as dense: 1.01x for 16 tokens; slower than dense: 0.80x for 512 tokens"
+        );
+    }
+}

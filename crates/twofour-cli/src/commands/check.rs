@@ -1,0 +1,319 @@
+//! `twofour check`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use twofour::{
+    Axis, Element, MatrixRef, Pattern,
+    file::{CompressedInfo, Reader, TensorInfo},
+    verify::{self, Census, Conformance},
+};
+
+use super::tensor::{OnMatrix, on_compressed, on_plain};
+use crate::{
+    exit::Verdict,
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    selection::SelectionOptions,
+    tightest::{Tightest, tightest},
+};
+
+/// Check whether a model's weights obey a pattern, and say where they do not
+///
+/// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their places,
+/// and how many elements are -0.0, NaN or infinite. Compressed weights are checked for every rule of their format too.
+///
+/// The exit code is 0 only if every tensor asked for obeys.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour check pruned.safetensors && echo fine
+  twofour check pruned.safetensors --axis both                     transposable: along rows and along columns
+  twofour check --json pruned.safetensors | jq '.tensors[] | select(.obeys | not)'
+
+Without --include the tensors asked for are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
+pub(crate) struct Check {
+    /// The model: a .safetensors file, an index, or a directory
+    file: PathBuf,
+
+    #[command(flatten)]
+    selection: SelectionOptions,
+
+    /// The pattern to obey
+    #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
+    pattern: Pattern,
+
+    /// The axis along which to obey it
+    #[arg(long, value_enum, default_value_t)]
+    axis: Wanted,
+
+    /// How many places of violations to list for each tensor and axis
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    places: usize,
+}
+
+/// The axis along which a pattern is to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Wanted {
+    /// Along rows: what kernels need.
+    #[default]
+    Row,
+    /// Along columns.
+    Column,
+    /// Along both: transposable.
+    Both,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    path: String,
+    pattern: String,
+    axis: &'static str,
+    obeys: bool,
+    tensors: Vec<TensorAnswer>,
+    skipped: Vec<SkippedAnswer>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorAnswer {
+    name: String,
+    dtype: &'static str,
+    shape: [usize; 2],
+    compressed: bool,
+    obeys: bool,
+    /// Obeys along both axes.
+    transposable: bool,
+    density: f64,
+    negative_zeros: usize,
+    nans: usize,
+    infinities: usize,
+    rows: AxisAnswer,
+    columns: AxisAnswer,
+}
+
+#[derive(Debug, Serialize)]
+struct AxisAnswer {
+    /// The tightest pattern found; null where there is none.
+    found: Option<String>,
+    obeys: bool,
+    groups: usize,
+    violation_count: usize,
+    violations: Vec<Place>,
+}
+
+#[derive(Debug, Serialize)]
+struct Place {
+    /// Row or column.
+    line: usize,
+    group: usize,
+    nonzeros: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct SkippedAnswer {
+    name: String,
+    reason: String,
+}
+
+/// What one tensor's elements say.
+struct Findings {
+    rows: (Conformance, Tightest),
+    columns: (Conformance, Tightest),
+    census: Census,
+}
+
+struct Look {
+    pattern: Pattern,
+    places: usize,
+}
+
+impl OnMatrix for Look {
+    type Output = Findings;
+
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Findings {
+        let along = |axis| (verify::conformance(matrix, self.pattern, axis, self.places), tightest(matrix, axis));
+        Findings { rows: along(Axis::Row), columns: along(Axis::Column), census: verify::census(matrix.data()) }
+    }
+}
+
+enum Stored<'a> {
+    Plain(&'a TensorInfo, [usize; 2]),
+    Compressed(&'a CompressedInfo),
+}
+
+impl Check {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let selection = self.selection.selection()?;
+        let reader = Reader::open(&self.file)?;
+        selection.expect_matches(&reader)?;
+
+        let (mut chosen, mut skipped) = (Vec::new(), Vec::new());
+        let mut skip = |name: &str, reason: String| skipped.push(SkippedAnswer { name: name.to_owned(), reason });
+        for t in reader.plain_tensors() {
+            match (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
+                (Ok(()), &[rows, cols]) => chosen.push((Stored::Plain(t, [rows, cols]), t.bytes)),
+                (Ok(()), _) => skip(&t.name, "not 2-D".to_owned()),
+                (Err(reason), _) => skip(&t.name, reason.to_string()),
+            }
+        }
+        for w in reader.compressed_weights() {
+            match selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]) {
+                Ok(()) => chosen.push((Stored::Compressed(w), w.bytes())),
+                Err(reason) => skip(&w.name, reason.to_string()),
+            }
+        }
+        if chosen.is_empty() {
+            bail!(
+                "{}: nothing to check, no tensor is a weight matrix; choose some with --include",
+                self.file.display()
+            );
+        }
+
+        let total = chosen.iter().map(|(_, bytes)| *bytes as u64).sum();
+        let mut progress = screen.progress();
+        let (mut tensors, mut done) = (Vec::with_capacity(chosen.len()), 0);
+        for (stored, bytes) in &chosen {
+            tensors.extend(self.look(&reader, stored)?);
+            done += *bytes as u64;
+            progress.bytes("checking", done, total);
+        }
+        drop(progress);
+
+        let answer = Answer {
+            path: reader.path().display().to_string(),
+            pattern: self.pattern.to_string(),
+            axis: match self.axis {
+                Wanted::Row => "row",
+                Wanted::Column => "column",
+                Wanted::Both => "both",
+            },
+            obeys: tensors.iter().all(|t| t.obeys),
+            tensors,
+            skipped,
+        };
+        self.tell(screen, &answer)?;
+        screen.json(&answer)?;
+        Ok(if answer.obeys { Verdict::Yes } else { Verdict::No })
+    }
+
+    /// What a tensor's elements say; `None` where it is of a dtype that twofour does not know.
+    fn look(&self, reader: &Reader, stored: &Stored<'_>) -> Result<Option<TensorAnswer>> {
+        let code = Look { pattern: self.pattern, places: self.places };
+        let (name, dtype, shape, findings) = match *stored {
+            Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
+            Stored::Compressed(w) => (&w.name, w.dtype.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?)),
+        };
+        tracing::info!(tensor = %name, "checked");
+        let Some(Findings { rows, columns, census }) = findings else { return Ok(None) };
+        let obeys = match self.axis {
+            Wanted::Row => rows.0.obeys(),
+            Wanted::Column => columns.0.obeys(),
+            Wanted::Both => rows.0.obeys() && columns.0.obeys(),
+        };
+        Ok(Some(TensorAnswer {
+            name: name.clone(),
+            dtype,
+            shape,
+            compressed: matches!(stored, Stored::Compressed(_)),
+            obeys,
+            transposable: rows.0.obeys() && columns.0.obeys(),
+            density: census.nonzeros as f64 / census.elements.max(1) as f64,
+            negative_zeros: census.negative_zeros,
+            nans: census.nans,
+            infinities: census.infinities,
+            rows: axis_answer(rows),
+            columns: axis_answer(columns),
+        }))
+    }
+
+    fn tell(&self, screen: &mut Screen, answer: &Answer) -> Result<()> {
+        let mut table = Table::new([
+            ("tensor", Align::Left),
+            ("dtype", Align::Left),
+            ("shape", Align::Right),
+            ("density", Align::Right),
+            ("rows", Align::Left),
+            ("columns", Align::Left),
+            ("-0.0", Align::Right),
+            ("", Align::Left),
+        ]);
+        for t in &answer.tensors {
+            let found = |a: &AxisAnswer| a.found.clone().unwrap_or_else(|| "dense".to_owned());
+            table.row([
+                t.name.clone(),
+                t.dtype.to_owned(),
+                units::shape(&t.shape),
+                units::percent(t.density),
+                found(&t.rows),
+                found(&t.columns),
+                units::count(t.negative_zeros),
+                if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") },
+            ]);
+        }
+        screen.line(table)?;
+        for t in &answer.tensors {
+            self.tell_violations(screen, t)?;
+            if t.nans + t.infinities > 0 {
+                screen.warn(format!(
+                    "{}: {} NaN, {} infinite",
+                    t.name,
+                    units::count(t.nans),
+                    units::count(t.infinities)
+                ));
+            }
+        }
+        let obeying = answer.tensors.iter().filter(|t| t.obeys).count();
+        screen.line(format!(
+            "\n{obeying} of {} {} {}{}",
+            units::plural(answer.tensors.len(), "tensor"),
+            if obeying == 1 { "obeys" } else { "obey" },
+            self.pattern,
+            if answer.skipped.is_empty() {
+                String::new()
+            } else {
+                format!("; {} not asked for", units::plural(answer.skipped.len(), "tensor"))
+            }
+        ))
+    }
+
+    fn tell_violations(&self, screen: &mut Screen, t: &TensorAnswer) -> Result<()> {
+        for (axis, found) in [(Wanted::Row, &t.rows), (Wanted::Column, &t.columns)] {
+            if found.obeys || (self.axis != Wanted::Both && self.axis != axis) {
+                continue;
+            }
+            let line = if axis == Wanted::Row { "row" } else { "column" };
+            screen.line(format!(
+                "\n{}: {} of {} groups along {line}s break {}",
+                t.name,
+                units::count(found.violation_count),
+                units::count(found.groups),
+                self.pattern
+            ))?;
+            for place in &found.violations {
+                screen.line(format!("  {line} {}, group {}: {} non-zeros", place.line, place.group, place.nonzeros))?;
+            }
+            if found.violation_count > found.violations.len() {
+                screen.line("  ...")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn axis_answer((conformance, tightest): (Conformance, Tightest)) -> AxisAnswer {
+    let place = |v: &twofour::mask::Violation| Place { line: v.line, group: v.group, nonzeros: v.kept };
+    AxisAnswer {
+        found: tightest.text(),
+        obeys: conformance.obeys(),
+        groups: conformance.groups,
+        violation_count: conformance.violation_count,
+        violations: conformance.violations.iter().map(place).collect(),
+    }
+}

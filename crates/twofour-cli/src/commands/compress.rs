@@ -1,0 +1,178 @@
+//! `twofour compress`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use twofour::file::{
+    self, CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, Reader,
+};
+
+use super::output::{OutputOptions, show};
+use crate::{
+    exit::Verdict,
+    interrupt,
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    selection::{Selection, SelectionOptions},
+};
+
+/// Store 2:4 weights compressed, bit for bit
+///
+/// A bf16 weight shrinks to 9/16, an f32 one to 17/32, an i8 one to 5/8. `decompress` gives back every bit, but for one thing:
+/// the compressed form has one zero, so -0.0 comes back as +0.0, and their number is shown.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour compress pruned.safetensors -o small.safetensors
+  twofour compress mixed.safetensors -o small.safetensors --keep-dense    leave what is not 2:4 as it is
+  twofour compress dense.safetensors -o small.safetensors --prune         prune by magnitude on the way
+
+A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense
+is given. The format is specified in docs/format.md.")]
+pub(crate) struct Compress {
+    /// The model: a .safetensors file, an index, or a directory
+    input: PathBuf,
+
+    #[command(flatten)]
+    output: OutputOptions,
+
+    #[command(flatten)]
+    selection: SelectionOptions,
+
+    /// Prune chosen weights that are not 2:4 by magnitude
+    #[arg(long, conflicts_with = "keep_dense")]
+    prune: bool,
+
+    /// Leave chosen weights that are not 2:4 dense
+    #[arg(long)]
+    keep_dense: bool,
+
+    /// Fail where a weight holds -0.0, which would come back as +0.0
+    #[arg(long)]
+    exact: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    output: &'a PathBuf,
+    bytes_before: usize,
+    bytes_after: usize,
+    negative_zeros: usize,
+    tensors: Vec<TensorAnswer<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorAnswer<'a> {
+    name: &'a str,
+    dtype: &'static str,
+    shape: &'a [usize],
+    bytes_before: usize,
+    bytes_after: usize,
+    compressed: bool,
+    note: String,
+}
+
+impl Compress {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let selection = self.selection.selection()?;
+        let reader = Reader::open(&self.input)?;
+        selection.expect_matches(&reader)?;
+        tracing::info!(input = %reader.path().display(), "compressing");
+        drop(reader);
+
+        let _guard = interrupt::guard();
+        let mut progress = screen.progress();
+        let options = CompressOptions {
+            which: &|t| selection.of(&t.name, t.dtype, &t.shape).is_ok(),
+            not_sparse: match (self.prune, self.keep_dense) {
+                (true, _) => NotSparse::Prune,
+                (_, true) => NotSparse::KeepDense,
+                _ => NotSparse::Error,
+            },
+            negative_zeros: if self.exact { NegativeZeros::Refuse } else { NegativeZeros::Normalise },
+        };
+        let overwrite = self.output.overwrite();
+        let report =
+            file::compress(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
+        drop(progress);
+        self.tell(screen, &report, &selection)?;
+        Ok(Verdict::Yes)
+    }
+
+    fn tell(&self, screen: &mut Screen, report: &CompressReport, selection: &Selection) -> Result<()> {
+        let answer = Answer {
+            output: &self.output.output,
+            bytes_before: report.tensors.iter().map(|t| t.bytes_before).sum(),
+            bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
+            negative_zeros: report.negative_zeros(),
+            tensors: report.tensors.iter().map(|t| tensor_answer(t, selection)).collect(),
+        };
+        let mut table = Table::new([
+            ("tensor", Align::Left),
+            ("dtype", Align::Left),
+            ("shape", Align::Right),
+            ("before", Align::Right),
+            ("after", Align::Right),
+            ("", Align::Left),
+        ]);
+        for t in &answer.tensors {
+            table.row([
+                t.name.to_owned(),
+                t.dtype.to_owned(),
+                units::shape(t.shape),
+                units::bytes(t.bytes_before as u64),
+                units::bytes(t.bytes_after as u64),
+                if t.compressed { t.note.clone() } else { paint(style::FAINT, &t.note) },
+            ]);
+        }
+        screen.line(table)?;
+        screen.line(format!(
+            "\n{} -> {} ({} of it), written to {}",
+            units::bytes(answer.bytes_before as u64),
+            units::bytes(answer.bytes_after as u64),
+            units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
+            self.output.output.display()
+        ))?;
+        if answer.negative_zeros > 0 {
+            screen.warn(format!(
+                "{} -0.0 will come back as +0.0; --exact refuses such weights",
+                units::count(answer.negative_zeros)
+            ));
+        }
+        if !answer.tensors.iter().any(|t| t.compressed) {
+            screen.warn("no tensor was compressed; choose some with --include");
+        }
+        screen.json(&answer)
+    }
+}
+
+fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAnswer<'a> {
+    let (compressed, note) = match t.outcome {
+        CompressOutcome::Compressed { .. } => (true, "compressed".to_owned()),
+        CompressOutcome::Pruned { kept_l1, .. } => (true, format!("pruned, {} of L1 kept", units::percent(kept_l1))),
+        CompressOutcome::KeptDense { violations } => {
+            (false, format!("dense: {}", units::plural(violations, "violation")))
+        }
+        CompressOutcome::AlreadyCompressed => (true, "compressed already".to_owned()),
+        _ => match selection.of(&t.name, t.dtype, &t.shape) {
+            Err(reason) => (false, format!("dense: {reason}")),
+            Ok(()) => (false, "dense".to_owned()),
+        },
+    };
+    TensorAnswer {
+        name: &t.name,
+        dtype: t.dtype.name(),
+        shape: &t.shape,
+        bytes_before: t.bytes_before,
+        bytes_after: t.bytes_after,
+        compressed,
+        note,
+    }
+}

@@ -1,0 +1,127 @@
+//! `twofour inspect`.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use twofour::file::{MANIFEST_KEY, Reader};
+
+use crate::{
+    exit::Verdict,
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+};
+
+/// Show what a model file holds
+///
+/// Tensors with dtype, shape and size; compressed weights as the dense ones they stand for; metadata. Only headers are read.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour inspect model.safetensors
+  twofour inspect --json model/ | jq '.tensors[].name'")]
+pub(crate) struct Inspect {
+    /// The model: a .safetensors file, an index, or a directory
+    file: PathBuf,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    path: String,
+    files: Vec<String>,
+    bytes: usize,
+    tensors: Vec<TensorAnswer<'a>>,
+    metadata: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorAnswer<'a> {
+    name: &'a str,
+    dtype: &'static str,
+    shape: Vec<usize>,
+    bytes: usize,
+    compressed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pattern: Option<String>,
+    /// Bytes of the dense tensor that a compressed weight stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dense_bytes: Option<usize>,
+}
+
+impl Inspect {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let reader = Reader::open(&self.file)?;
+        let plain = reader.plain_tensors().map(|t| TensorAnswer {
+            name: &t.name,
+            dtype: t.dtype.name(),
+            shape: t.shape.clone(),
+            bytes: t.bytes,
+            compressed: false,
+            pattern: None,
+            dense_bytes: None,
+        });
+        let compressed = reader.compressed_weights().map(|w| TensorAnswer {
+            name: &w.name,
+            dtype: w.dtype.name(),
+            shape: vec![w.rows, w.cols],
+            bytes: w.bytes(),
+            compressed: true,
+            pattern: Some(w.pattern.to_string()),
+            // Saturating: a shape that is addressable compressed may not be so dense.
+            dense_bytes: Some(w.rows.saturating_mul(w.cols).saturating_mul(w.dtype.size())),
+        });
+        let tensors: Vec<_> = plain.chain(compressed).collect();
+        let answer = Answer {
+            path: reader.path().display().to_string(),
+            files: reader.shards().iter().map(|s| s.path().display().to_string()).collect(),
+            bytes: tensors.iter().map(|t| t.bytes).sum(),
+            tensors,
+            metadata: reader.metadata().iter().map(|(k, v)| (k.as_str(), v.as_str())).collect(),
+        };
+        tell(screen, &answer)?;
+        screen.json(&answer)?;
+        Ok(Verdict::Yes)
+    }
+}
+
+fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("dtype", Align::Left),
+        ("shape", Align::Right),
+        ("size", Align::Right),
+        ("", Align::Left),
+    ]);
+    for t in &answer.tensors {
+        let note = match (&t.pattern, t.dense_bytes) {
+            (Some(pattern), Some(dense)) => format!("{pattern} compressed, {} dense", units::bytes(dense as u64)),
+            _ => String::new(),
+        };
+        table.row([
+            t.name.to_owned(),
+            t.dtype.to_owned(),
+            units::shape(&t.shape),
+            units::bytes(t.bytes as u64),
+            paint(style::FAINT, note),
+        ]);
+    }
+    screen.line(table)?;
+    let compressed = answer.tensors.iter().filter(|t| t.compressed).count();
+    screen.line(format!(
+        "\n{} in {}, {}{}",
+        units::plural(answer.tensors.len(), "tensor"),
+        units::plural(answer.files.len(), "file"),
+        units::bytes(answer.bytes as u64),
+        if compressed > 0 { format!(", {compressed} of them compressed") } else { String::new() }
+    ))?;
+    for (name, value) in answer.metadata.iter().filter(|(name, _)| **name != MANIFEST_KEY) {
+        screen.line(format!("{} {value}", paint(style::FAINT, format!("{name}:"))))?;
+    }
+    Ok(())
+}

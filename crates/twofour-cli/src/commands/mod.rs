@@ -1,0 +1,40 @@
+//! One file for each command.
+
+pub(crate) mod advise;
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod compress;
+pub(crate) mod decompress;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod man;
+pub(crate) mod output;
+pub(crate) mod prune;
+pub(crate) mod quickstart;
+pub(crate) mod tensor;
+
+use anyhow::Result;
+
+use crate::{
+    arguments::{Arguments, Command},
+    exit::Verdict,
+    present::Screen,
+};
+
+/// Runs the command that was asked for.
+pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
+    let mut screen = Screen::new(&arguments.global);
+    match arguments.command {
+        Command::Quickstart(command) => command.run(&mut screen),
+        Command::Generate(command) => command.run(&mut screen),
+        Command::Check(command) => command.run(&mut screen),
+
+        Command::Advise(command) => command.run(&mut screen),
+        Command::Prune(command) => command.run(&mut screen),
+        Command::Compress(command) => command.run(&mut screen),
+        Command::Decompress(command) => command.run(&mut screen),
+        Command::Inspect(command) => command.run(&mut screen),
+        Command::Completions(command) => command.run(&mut screen),
+        Command::Man(command) => command.run(&mut screen),
+    }
+}

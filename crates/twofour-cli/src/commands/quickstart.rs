@@ -1,0 +1,176 @@
+//! `twofour quickstart`.
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use twofour_candle::train::Corpus;
+
+use crate::{
+    exit::{Usage, Verdict},
+    interrupt,
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    quickstart::{self, Folder, Plan, Report, Training},
+};
+
+/// Train a small model dense and 2:4, compress it, and compare the two
+///
+/// A byte-level GPT is trained twice from the same seed, on this project's own source and documents, which are part of this
+/// program: once dense, once with its layers under 2:4. Then loss, size and speed are measured side by side.
+///
+/// Leaves in the directory: report.json, report.svg, dense.safetensors and sparse.safetensors (bf16, the latter compressed), and
+/// the training checkpoints.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour quickstart
+  twofour quickstart --minutes 10 --out ten-minutes
+  twofour generate twofour-quickstart --prompt 'pub fn '
+
+Interrupted? Run it again with the same --out: it goes on from a checkpoint at most 20 seconds old.")]
+pub(crate) struct Quickstart {
+    /// Where to put everything; a run that was interrupted there goes on
+    #[arg(long, default_value = "twofour-quickstart", value_name = "DIR")]
+    out: PathBuf,
+
+    /// About how long it may take [default: 3]
+    #[arg(long, value_name = "N")]
+    minutes: Option<f64>,
+
+    /// Decides initial weights and batches [default: 0]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+}
+
+impl Quickstart {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        if let Some(minutes) = self.minutes.filter(|m| !(*m > 0.0 && *m <= 10_000.0)) {
+            bail!(Usage(format!("--minutes {minutes}: must be above 0 and at most 10000")));
+        }
+        let folder = Folder::open(&self.out)?;
+        let corpus = Arc::new(Corpus::new(quickstart::TEXT.to_vec(), quickstart::VALIDATION_SHARE)?);
+        let plan = self.plan(&folder, &corpus, screen)?;
+        if let Some(report) = folder.report()? {
+            screen.line(format!("{} holds a finished run.\n", folder.path().display()))?;
+            return finish(screen, &folder, &report);
+        }
+        let _guard = interrupt::guard();
+        let mut training = Training::open(&plan, &folder, &corpus)?;
+        train(screen, &plan, &folder, &mut training)?;
+        screen.line("Measuring size and speed of both, in turns ...\n")?;
+        let report = quickstart::compare(&plan, &folder, &mut training)?;
+        folder.write("report.svg", quickstart::draw(&report, &training.losses)?.as_bytes())?;
+        folder.write_report(&report)?;
+        finish(screen, &folder, &report)
+    }
+
+    /// The plan of the run in the folder, or a new one.
+    fn plan(&self, folder: &Folder, corpus: &Arc<Corpus>, screen: &mut Screen) -> Result<Plan> {
+        if let Some(plan) = folder.plan()? {
+            let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
+            if differs {
+                bail!(Usage(format!(
+                    "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, or choose another --out",
+                    folder.path().display(),
+                    plan.minutes,
+                    plan.seed
+                )));
+            }
+            return Ok(plan);
+        }
+        screen.line("Timing a few steps, to plan the run ...")?;
+        let plan = Plan::new(self.minutes.unwrap_or(3.0), self.seed.unwrap_or(0), corpus)?;
+        folder.write_plan(&plan)?;
+        Ok(plan)
+    }
+}
+
+fn train(screen: &mut Screen, plan: &Plan, folder: &Folder, training: &mut Training) -> Result<()> {
+    let steps = plan.training.steps;
+    let begun = training.steps_done();
+    screen.line(format!(
+        "Training {} parameters twice, dense and 2:4, {steps} steps on {} of this project's source and documents",
+        units::count(plan.model.parameters()),
+        units::bytes(quickstart::TEXT.len() as u64)
+    ))?;
+    if begun > 0 {
+        screen.line(format!("going on from step {begun}"))?;
+    }
+    let mut progress = screen.progress();
+    let mut told = begun * 10 / steps;
+    while !training.is_finished() {
+        if interrupt::requested() {
+            training.save(folder)?;
+            screen.warn(format!(
+                "stopped at step {} of {steps}; run it again with the same --out to go on",
+                training.steps_done()
+            ));
+            interrupt::check()?;
+        }
+        training.step()?;
+        training.save_if_due(folder)?;
+        let Some((dense, sparse)) = training.recent() else { continue };
+        let done = training.steps_done();
+        let message = format!("loss: dense {dense:.3}, 2:4 {sparse:.3}");
+        progress.steps(&message, done, steps);
+        if done * 10 / steps > told && !progress.can_show() {
+            screen.line(format!("  step {done:>5} of {steps}  {message}"))?;
+            told = done * 10 / steps;
+        }
+    }
+    training.save(folder)
+}
+
+fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdict> {
+    let (dense, sparse) = (&report.dense, &report.sparse);
+    let mut table = Table::new([("", Align::Left), ("dense", Align::Right), ("2:4", Align::Right), ("", Align::Left)]);
+    let rate = |value: f64| units::count(value.round() as usize);
+    let change = sparse.val_loss - dense.val_loss;
+    table.row(
+        [
+            "loss on unseen text",
+            &format!("{:.3}", dense.val_loss),
+            &format!("{:.3}", sparse.val_loss),
+            &format!("{change:+.3}"),
+        ]
+        .map(str::to_owned),
+    );
+    let mut row = |name: &str, [dense, sparse]: [String; 2], verdict: String, good: bool| {
+        let verdict = if good { paint(style::GOOD, verdict) } else { verdict };
+        table.row([name.to_owned(), dense, sparse, verdict]);
+    };
+    let size = [dense.weight_bytes, sparse.weight_bytes].map(|b| units::bytes(b as u64));
+    row("weights under 2:4, bf16", size, units::percent(1.0 / report.size_ratio()) + " of the size", true);
+    for (name, values, ratio) in [
+        ("decode, bytes/s", [dense.decode_tokens_per_s, sparse.decode_tokens_per_s], report.decode_ratio()),
+        ("prefill, bytes/s", [dense.prefill_tokens_per_s, sparse.prefill_tokens_per_s], report.prefill_ratio()),
+    ] {
+        row(name, values.map(rate), units::factor_of(ratio, "faster", "slower"), ratio > 1.05);
+    }
+    screen.line(table)?;
+    screen.line(format!("\nThe 2:4 model goes on after {:?}:\n", report.prompt))?;
+    screen.line(paint(style::FAINT, format!("{}{}", report.prompt, printable(&report.sample))))?;
+    screen.line("")?;
+    for (name, what) in [
+        ("report.json", "all figures"),
+        ("report.svg", "the picture"),
+        ("sparse.safetensors", "the 2:4 model, compressed"),
+        ("dense.safetensors", "the dense model"),
+    ] {
+        screen.line(format!("{}  {what}", folder.file(name).display()))?;
+    }
+    screen.line(format!("\nNext: twofour generate {} --prompt 'pub fn '", folder.path().display()))?;
+    screen.json(report)?;
+    Ok(Verdict::Yes)
+}
+
+/// The text without what would steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| *c == '\n' || !c.is_control()).collect()
+}

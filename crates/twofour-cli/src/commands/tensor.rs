@@ -1,0 +1,72 @@
+//! Looking at a stored tensor's elements, whatever their dtype and form.
+
+use anyhow::Result;
+use half::{bf16, f16};
+use twofour::{
+    DType, Element, F8E4M3, F8E5M2, MatrixRef,
+    file::{CompressedInfo, Reader, StoredElement, TensorInfo},
+    verify::{self, Census},
+};
+
+/// Code over a matrix of any element type.
+pub(crate) trait OnMatrix {
+    /// What it gives.
+    type Output;
+
+    /// Runs it.
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Self::Output;
+}
+
+/// Runs code over a plain two-dimensional tensor; `None` where its dtype is not one that twofour knows or it is no matrix.
+pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<Option<C::Output>> {
+    let (Some(dtype), &[rows, cols]) = (tensor.dtype.element(), tensor.shape.as_slice()) else { return Ok(None) };
+    fn typed<T: Element + StoredElement, C: OnMatrix>(
+        reader: &Reader,
+        (name, rows, cols): (&str, usize, usize),
+        code: C,
+    ) -> Result<C::Output> {
+        let elements = reader.tensor(name)?.elements::<T>()?;
+        Ok(code.run(MatrixRef::new(rows, cols, &elements)?))
+    }
+    let place = (tensor.name.as_str(), rows, cols);
+    Ok(Some(match dtype {
+        DType::F32 => typed::<f32, C>(reader, place, code)?,
+        DType::F16 => typed::<f16, C>(reader, place, code)?,
+        DType::BF16 => typed::<bf16, C>(reader, place, code)?,
+        DType::I8 => typed::<i8, C>(reader, place, code)?,
+        DType::F8E4M3 => typed::<F8E4M3, C>(reader, place, code)?,
+        DType::F8E5M2 => typed::<F8E5M2, C>(reader, place, code)?,
+    }))
+}
+
+/// Runs code over the dense matrix that a compressed weight stands for, after checking every rule of the compressed form.
+pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
+    fn typed<T: Element + StoredElement, C: OnMatrix>(
+        reader: &Reader,
+        weight: &CompressedInfo,
+        code: C,
+    ) -> Result<C::Output> {
+        let dense = reader.compressed::<T>(&weight.name)?.to_dense();
+        Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?))
+    }
+    match weight.dtype {
+        DType::F32 => typed::<f32, C>(reader, weight, code),
+        DType::F16 => typed::<f16, C>(reader, weight, code),
+        DType::BF16 => typed::<bf16, C>(reader, weight, code),
+        DType::I8 => typed::<i8, C>(reader, weight, code),
+        DType::F8E4M3 => typed::<F8E4M3, C>(reader, weight, code),
+        DType::F8E5M2 => typed::<F8E5M2, C>(reader, weight, code),
+    }
+}
+
+/// Counts a plain tensor's zeros and special elements; of one that twofour does not know, nothing.
+pub(crate) fn census(reader: &Reader, tensor: &TensorInfo) -> Result<Census> {
+    struct Count;
+    impl OnMatrix for Count {
+        type Output = Census;
+        fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Census {
+            verify::census(matrix.data())
+        }
+    }
+    Ok(on_plain(reader, tensor, Count)?.unwrap_or_default())
+}

@@ -1,0 +1,81 @@
+//! Exit codes, and how an error is told.
+
+use std::{
+    error::Error,
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+};
+
+use anstream::eprintln;
+use anyhow::Result;
+
+use crate::{
+    interrupt::{self, Interrupted},
+    present::style,
+};
+
+/// How a command that ran to its end ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Exit code 0.
+    Yes,
+    /// Exit code 1: the command did its work and the answer is no (`check` found a tensor that does not obey).
+    No,
+}
+
+/// Something that was asked wrongly: exit code 2, as for arguments that clap refuses.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Usage(pub(crate) String);
+
+/// Runs the command, tells an error on stderr and gives the exit code.
+pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
+    match panic::catch_unwind(AssertUnwindSafe(command)) {
+        Ok(Ok(Verdict::Yes)) => ExitCode::SUCCESS,
+        Ok(Ok(Verdict::No)) => ExitCode::from(1),
+        Ok(Err(error)) if error.is::<Interrupted>() => ExitCode::from(interrupt::EXIT_CODE),
+        Ok(Err(error)) => {
+            let (red, reset) = (style::ERROR.render(), style::ERROR.render_reset());
+            eprintln!("{red}error:{reset} {}", message(error.as_ref()));
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+        Err(payload) if payload.is::<Interrupted>() => ExitCode::from(interrupt::EXIT_CODE),
+        // A bug: the panic hook has told where.
+        Err(payload) => panic::resume_unwind(payload),
+    }
+}
+
+/// The error's message and, line by line, those of its causes that it does not already contain.
+fn message(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text.push_str("\n  because: ");
+            text.push_str(&words);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn a_cause_that_is_told_already_is_not_told_again() {
+        let io = std::io::Error::other("no such thing");
+        let error = twofour::Error::Io { path: "a".into(), action: "opening", source: io };
+        let error = anyhow::Error::from(error).context("reading the model");
+        assert_eq!(message(error.as_ref()), "reading the model\n  because: a: opening: no such thing");
+    }
+
+    #[test]
+    fn the_chain_is_told_from_the_top() {
+        let error = Err::<(), _>(anyhow!("third")).context("second").context("first").unwrap_err();
+        assert_eq!(message(error.as_ref()), "first\n  because: second\n  because: third");
+    }
+}

@@ -1,0 +1,10 @@
+//! What people and scripts see.
+
+pub(crate) mod log;
+pub(crate) mod progress;
+mod screen;
+pub(crate) mod style;
+pub(crate) mod table;
+pub(crate) mod units;
+
+pub(crate) use screen::Screen;

@@ -1,0 +1,95 @@
+//! Where a command's output goes.
+
+use std::io::{self, ErrorKind, Write};
+
+use anstream::eprintln;
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::{
+    progress::Progress,
+    style::{self, paint},
+};
+use crate::arguments::Global;
+
+/// A command's output: text for people, or JSON for scripts, on stdout; warnings and progress on stderr.
+///
+/// When whoever reads stdout goes away (`| head`), the rest is dropped without a word and the command goes on to its verdict.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    quiet: bool,
+    json: bool,
+    closed: bool,
+}
+
+impl Screen {
+    /// The screen that the options ask for.
+    pub(crate) fn new(global: &Global) -> Self {
+        Screen { quiet: global.quiet, json: global.json, closed: false }
+    }
+
+    /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
+    pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
+        if self.quiet || self.json { Ok(()) } else { self.write(format!("{text}\n").as_bytes()) }
+    }
+
+    /// Prints the answer for scripts, if `--json` asks for it.
+    pub(crate) fn json(&mut self, answer: &impl Serialize) -> Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let mut text = serde_json::to_vec_pretty(answer).context("writing JSON")?;
+        text.push(b'\n');
+        self.write(&text)
+    }
+
+    /// Whether the reader of stdout has gone away.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Prints bytes of a text in the making; nothing with `--json`.
+    pub(crate) fn stream(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.json { Ok(()) } else { self.raw(bytes) }
+    }
+
+    /// Prints bytes as they are: what the command was asked to produce.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        let mut stdout = anstream::stdout().lock();
+        self.settle(stdout.write_all(bytes).and_then(|()| stdout.flush()))
+    }
+
+    /// Prints bytes as they are, escape sequences too, without waiting for a line's end.
+    pub(crate) fn raw(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        let mut stdout = io::stdout().lock();
+        self.settle(stdout.write_all(bytes).and_then(|()| stdout.flush()))
+    }
+
+    fn settle(&mut self, result: io::Result<()>) -> Result<()> {
+        match result {
+            Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(())
+            }
+            result => result.context("writing to stdout"),
+        }
+    }
+
+    /// Warns on stderr; not with `--quiet`.
+    pub(crate) fn warn(&self, text: impl std::fmt::Display) {
+        if !self.quiet {
+            eprintln!("{} {text}", paint(style::WARNING, "warning:"));
+        }
+    }
+
+    /// A progress bar on stderr, which shows after two seconds if a person is there to see it.
+    pub(crate) fn progress(&self) -> Progress {
+        if self.quiet { Progress::hidden() } else { Progress::new() }
+    }
+}

@@ -1,0 +1,111 @@
+//! Both models, trained side by side.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use twofour_candle::train::{CHECKPOINT_FILE, Corpus, Trainer};
+
+use super::{Folder, Plan};
+
+/// Time between checkpoints: what a killed run loses at most.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(20);
+
+/// The training losses of both models, one for each step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Losses {
+    /// Of the dense model.
+    pub(crate) dense: Vec<f32>,
+    /// Of the 2:4 model.
+    pub(crate) sparse: Vec<f32>,
+    /// Seconds spent in the dense model's steps.
+    pub(crate) dense_seconds: f64,
+    /// Seconds spent in the 2:4 model's steps.
+    pub(crate) sparse_seconds: f64,
+}
+
+/// Two trainers that take turns, step by step.
+#[derive(Debug)]
+pub(crate) struct Training {
+    pub(crate) dense: Trainer,
+    pub(crate) sparse: Trainer,
+    pub(crate) losses: Losses,
+    saved: Instant,
+}
+
+impl Training {
+    /// Begins the run, or goes on from the folder's checkpoints.
+    pub(crate) fn open(plan: &Plan, folder: &Folder, corpus: &Arc<Corpus>) -> Result<Training> {
+        let (mut dense, mut sparse) = (plan.dense(corpus)?, plan.sparse(corpus)?);
+        for (name, trainer) in [("dense", &mut dense), ("sparse", &mut sparse)] {
+            let directory = folder.file(name);
+            if directory.join(CHECKPOINT_FILE).exists() {
+                trainer
+                    .resume(&directory)
+                    .with_context(|| format!("cannot go on with {}; choose another --out", folder.path().display()))?;
+            }
+        }
+        let mut losses = folder.losses()?.unwrap_or_default();
+        // A process that is killed between two files leaves one of them a little newer.
+        losses.dense.truncate(dense.steps_done() as usize);
+        losses.sparse.truncate(sparse.steps_done() as usize);
+        Ok(Training { dense, sparse, losses, saved: Instant::now() })
+    }
+
+    /// Steps that both models have done.
+    pub(crate) fn steps_done(&self) -> u64 {
+        self.dense.steps_done().min(self.sparse.steps_done())
+    }
+
+    /// Whether both are through.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.dense.is_finished() && self.sparse.is_finished()
+    }
+
+    /// One step of whichever model is behind, or of both.
+    pub(crate) fn step(&mut self) -> Result<()> {
+        let (dense, sparse) = (self.dense.steps_done(), self.sparse.steps_done());
+        if dense <= sparse {
+            timed(&mut self.dense, &mut self.losses.dense, &mut self.losses.dense_seconds)?;
+        }
+        if sparse <= dense {
+            timed(&mut self.sparse, &mut self.losses.sparse, &mut self.losses.sparse_seconds)?;
+        }
+        Ok(())
+    }
+
+    /// The mean of each model's last losses: single batches differ too much to be read.
+    pub(crate) fn recent(&self) -> Option<(f32, f32)> {
+        let mean = |losses: &[f32]| {
+            let last = &losses[losses.len().saturating_sub(10)..];
+            (!last.is_empty()).then(|| last.iter().sum::<f32>() / last.len() as f32)
+        };
+        Some((mean(&self.losses.dense)?, mean(&self.losses.sparse)?))
+    }
+
+    /// Saves if the last checkpoint is old.
+    pub(crate) fn save_if_due(&mut self, folder: &Folder) -> Result<()> {
+        if self.saved.elapsed() < CHECKPOINT_INTERVAL { Ok(()) } else { self.save(folder) }
+    }
+
+    /// Saves both models and the losses.
+    pub(crate) fn save(&mut self, folder: &Folder) -> Result<()> {
+        self.dense.save(folder.file("dense"))?;
+        self.sparse.save(folder.file("sparse"))?;
+        folder.write_losses(&self.losses)?;
+        self.saved = Instant::now();
+        Ok(())
+    }
+}
+
+fn timed(trainer: &mut Trainer, losses: &mut Vec<f32>, seconds: &mut f64) -> Result<()> {
+    let begun = Instant::now();
+    let report = trainer.step()?;
+    *seconds += begun.elapsed().as_secs_f64();
+    losses.push(report.loss);
+    tracing::debug!(?report, "step");
+    Ok(())
+}

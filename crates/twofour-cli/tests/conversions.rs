@@ -1,0 +1,204 @@
+//! `prune`, `check`, `compress`, `decompress` and `inspect` on good input.
+
+mod support;
+
+use std::{fs, process::Stdio};
+
+use support::{model, names, random, run, twofour, write};
+
+#[test]
+fn a_model_goes_through_all_of_it_and_every_bit_comes_back() {
+    let (dir, _) = model();
+    let at = dir.path();
+    let pruned = run(at, &["prune", "model.safetensors", "-o", "pruned.safetensors"]).good();
+    for part in
+        ["layers.0.up.weight", "50.0 %", "kept: embedding", "kept: norm", "kept: output head", "2 of 6 tensors pruned"]
+    {
+        assert!(pruned.stdout.contains(part), "{part}: {}", pruned.stdout);
+    }
+    assert!(!pruned.stdout.contains('\x1b'), "colours where no terminal is");
+    assert_eq!(run(at, &["check", "model.safetensors"]).code, Some(1));
+    run(at, &["check", "pruned.safetensors"]).good();
+    run(at, &["compress", "pruned.safetensors", "-o", "small.safetensors"]).good();
+    run(at, &["check", "small.safetensors"]).good();
+    run(at, &["decompress", "small.safetensors", "-o", "back.safetensors"]).good();
+    let read = |name: &str| fs::read(at.join(name)).unwrap();
+    assert!(read("small.safetensors").len() < read("pruned.safetensors").len());
+    // The writer orders tensors in its own way, once; so both went through it and must be the same bytes.
+    assert_eq!(read("pruned.safetensors"), read("back.safetensors"));
+    let answer = run(at, &["inspect", "--json", "small.safetensors"]).good().json();
+    let compressed: Vec<&str> = answer["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|t| t["compressed"] == true)
+        .map(|t| t["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(compressed, ["layers.0.down.weight", "layers.0.up.weight"]);
+    assert_eq!(names(at).len(), 4, "{:?}", names(at));
+}
+
+#[test]
+fn pruning_keeps_the_largest_two_of_four() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("in.safetensors"), &[("weight", (vec![1, 8], vec![1., -4., 3., 2., 0., 0., 5., 0.]))]);
+    let ran = run(dir.path(), &["prune", "in.safetensors", "-o", "out.safetensors", "--json"]).good();
+    let bytes = fs::read(dir.path().join("out.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let values: Vec<f32> =
+        file.tensor("weight").unwrap().data().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(values, [0., -4., 3., 0., 0., 0., 5., 0.]);
+    let t = &ran.json()["tensors"][0];
+    assert_eq!(t["density_before"], 5.0 / 8.0);
+    assert_eq!(t["kept_l1"], 12.0 / 15.0);
+    assert_eq!(t["mask_density"], 0.5);
+}
+
+#[test]
+fn other_patterns_axes_and_tiles_are_found_again() {
+    let (dir, _) = model();
+    let at = dir.path();
+    for (options, pattern, axis) in [
+        (&["--pattern", "4:8"][..], "4:8", "row"),
+        (&["--axis", "column"], "2:4", "column"),
+        (&["--transposable", "optimal"], "2:4", "both"),
+        (&["--transposable", "greedy"], "2:4", "both"),
+        (&["--pattern", "1:4"], "1:4", "row"),
+    ] {
+        run(at, &[&["prune", "model.safetensors", "-o", "out.safetensors", "--force"], options].concat()).good();
+        let ran = run(at, &["check", "out.safetensors", "--pattern", pattern, "--axis", axis, "--json"]).good();
+        let tensor = &ran.json()["tensors"][0];
+        let key = if axis == "column" { "columns" } else { "rows" };
+        assert_eq!(tensor[key]["found"], pattern, "{options:?}");
+        assert_eq!(tensor["transposable"], axis == "both");
+    }
+    let message = run(at, &["prune", "model.safetensors", "-o", "x", "--transposable", "greedy", "--pattern", "1:4"]);
+    assert!(message.bad(2).contains("--transposable"));
+}
+
+#[test]
+fn a_violation_is_named_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut data = vec![0.0; 32];
+    data[20..23].fill(1.0);
+    data[0] = -0.0;
+    write(&dir.path().join("m.safetensors"), &[("a.weight", (vec![4, 8], data))]);
+    let ran = run(dir.path(), &["check", "m.safetensors"]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.stdout.contains("row 2, group 1: 3 non-zeros"), "{}", ran.stdout);
+    let answer = run(dir.path(), &["check", "m.safetensors", "--json"]).json();
+    let t = &answer["tensors"][0];
+    assert_eq!(answer["obeys"], false);
+    assert_eq!((&t["rows"]["violation_count"], &t["negative_zeros"]), (&1.into(), &1.into()));
+    assert_eq!(t["rows"]["violations"][0], serde_json::json!({"line": 2, "group": 1, "nonzeros": 3}));
+    // Columns hold one non-zero each.
+    run(dir.path(), &["check", "m.safetensors", "--axis", "column"]).good();
+}
+
+#[test]
+fn include_and_exclude_choose() {
+    let (dir, _) = model();
+    let at = dir.path();
+    run(
+        at,
+        &[
+            "prune",
+            "model.safetensors",
+            "-o",
+            "out.safetensors",
+            "--include",
+            "embed*",
+            "--include",
+            "layers.*",
+            "--exclude",
+            "*.up.*",
+        ],
+    )
+    .good();
+    let pruned: Vec<String> =
+        run(at, &["check", "out.safetensors", "--include", "*.weight", "--json"]).json()["tensors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|t| t["obeys"] == true)
+            .map(|t| t["name"].as_str().unwrap().to_owned())
+            .collect();
+    assert_eq!(pruned.len(), 2, "{pruned:?}");
+    assert!(pruned.contains(&"embed.weight".to_owned()) && pruned.contains(&"layers.0.down.weight".to_owned()));
+    let message = run(at, &["prune", "model.safetensors", "-o", "x.safetensors", "--include", "lajers*"]).bad(2);
+    assert!(message.contains("lajers*") && message.contains("their names are like"), "{message}");
+}
+
+#[test]
+fn a_dense_weight_is_not_compressed_unless_asked() {
+    let (dir, _) = model();
+    let at = dir.path();
+    let message = run(at, &["compress", "model.safetensors", "-o", "small.safetensors"]).bad(1);
+    assert!(message.contains("layers.0") && message.contains("group 0") && message.contains("non-zeros"), "{message}");
+    assert_eq!(names(at), ["model.safetensors"]);
+    run(at, &["compress", "model.safetensors", "-o", "small.safetensors", "--prune", "--quiet"]).good();
+    run(at, &["check", "small.safetensors"]).good();
+    let kept = run(at, &["compress", "model.safetensors", "-o", "kept.safetensors", "--keep-dense"]);
+    assert_eq!(kept.code, Some(0));
+    assert!(kept.stderr.contains("warning: no tensor was compressed"), "{kept:?}");
+}
+
+#[test]
+fn negative_zeros_are_counted_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("m.safetensors"), &[("a.weight", (vec![1, 4], vec![-0.0, 1.0, 0.0, -0.0]))]);
+    let ran = run(dir.path(), &["compress", "m.safetensors", "-o", "s.safetensors"]);
+    assert!(ran.code == Some(0) && ran.stderr.contains("2 -0.0 will come back as +0.0"), "{ran:?}");
+    let message = run(dir.path(), &["compress", "m.safetensors", "-o", "e.safetensors", "--exact"]).bad(1);
+    assert!(message.contains("-0.0"), "{message}");
+}
+
+#[test]
+fn quiet_says_nothing_and_json_only_json() {
+    let (dir, _) = model();
+    let at = dir.path();
+    let quiet = run(at, &["prune", "model.safetensors", "-o", "p.safetensors", "--quiet"]).good();
+    assert_eq!(quiet.stdout, "");
+    let json = run(at, &["prune", "model.safetensors", "-o", "p2.safetensors", "--json"]).good().json();
+    assert_eq!(json["pattern"], "2:4");
+    assert_eq!(json["tensors"].as_array().unwrap().len(), 6);
+    for command in ["compress", "check", "inspect"] {
+        let output = format!("{command}.safetensors");
+        let more = if command == "compress" { vec!["-o", &output] } else { vec![] };
+        run(at, &[vec![command, "--json", "p.safetensors"], more].concat()).good().json();
+    }
+    let loud = run(at, &["inspect", "-vv", "p.safetensors"]);
+    assert_eq!(loud.code, Some(0));
+}
+
+#[test]
+fn a_sharded_model_gives_a_sharded_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let sharded = dir.path().join("in");
+    fs::create_dir(&sharded).unwrap();
+    write(&sharded.join("a.safetensors"), &[("l.0.weight", random(&[8, 16]))]);
+    write(&sharded.join("b.safetensors"), &[("l.1.weight", random(&[8, 16]))]);
+    let index = r#"{"metadata": {"total_size": 1024}, "weight_map": {"l.0.weight": "a.safetensors", "l.1.weight": "b.safetensors"}}"#;
+    fs::write(sharded.join("model.safetensors.index.json"), index).unwrap();
+    run(dir.path(), &["prune", "in", "-o", "out"]).good();
+    run(dir.path(), &["check", "out"]).good();
+    assert_eq!(names(&dir.path().join("out")), ["a.safetensors", "b.safetensors", "model.safetensors.index.json"]);
+    fs::remove_file(sharded.join("b.safetensors")).unwrap();
+    let message = run(dir.path(), &["check", "in"]).bad(1);
+    assert!(message.contains("b.safetensors"), "{message}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let (dir, path) = model();
+    let mut child = twofour()
+        .args(["inspect", path.to_str().unwrap()])
+        .current_dir(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
+}
