@@ -143,9 +143,9 @@ impl CompressedLinear {
         self.operand.bias_values.as_deref()
     }
 
-    /// The compressed weight, where its values are stored as `T`.
-    pub fn weight<T: CompressedElement>(&self) -> Option<&Compressed<T>> {
-        T::packed(&self.operand.product).map(|packed| packed.compressed())
+    /// The compressed weight, made anew, where its values are stored as `T`.
+    pub fn to_compressed<T: CompressedElement>(&self) -> Option<Compressed<T>> {
+        T::packed(&self.operand.product).map(|packed| packed.to_compressed())
     }
 
     pub(super) fn operand(&self) -> LinearOperand {

@@ -319,8 +319,8 @@ fn compressed_layers_agree_with_the_sparse_one() -> Result<()> {
     assert!(distance(&y, &expected) < 2e-2, "{}", distance(&y, &expected));
     assert!(loss(&y)?.backward().unwrap_err().to_string().contains("the layer is compressed to i8"));
     let AnyLinear::Compressed(bf) = sparse.compressed(CompressedDType::Bf16)? else { unreachable!() };
-    assert!(bf.weight::<f32>().is_none());
-    let dense = bf.weight::<bf16>().unwrap().to_dense();
+    assert!(bf.to_compressed::<f32>().is_none());
+    let dense = bf.to_compressed::<bf16>().unwrap().to_dense();
     let expected = sparse.effective_weight()?.to_dtype(DType::BF16)?.flatten_all()?.to_vec1::<bf16>()?;
     assert_eq!(dense, expected);
     Ok(())

@@ -55,9 +55,9 @@ impl<T: Float> Packed<T> {
         Ok(())
     }
 
-    /// The weight in canonical form.
-    pub(super) fn compressed(&self) -> &Compressed<T> {
-        self.rows.compressed()
+    /// The weight in canonical form, made anew.
+    pub(super) fn to_compressed(&self) -> Compressed<T> {
+        self.rows.to_compressed()
     }
 
     fn bytes(&self) -> usize {

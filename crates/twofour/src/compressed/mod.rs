@@ -59,6 +59,20 @@ pub fn lengths(rows: usize, cols: usize) -> Result<(usize, usize)> {
     Ok((rows * groups_per_row(cols) * 2, rows * meta_words_per_row(cols)))
 }
 
+/// What is stored of a group of which the elements in `bits` are kept: its code and the two values, or `None` where more
+/// than two are kept.
+pub(crate) fn keep<T: Element>(four: [T; 4], bits: u8) -> Option<(u8, [T; 2])> {
+    let code = code::of_kept(bits)?;
+    let value = |i: usize| if bits >> i & 1 == 1 && !four[i].is_zero() { four[i] } else { T::ZERO };
+    let (first, second) = code::positions(code);
+    Some((code, [value(first), value(second)]))
+}
+
+/// The error for a group of a row of which too many are kept.
+pub(crate) fn too_many_kept(row: usize, group: usize, bits: u8) -> Error {
+    Error::TooManyKept { axis: Axis::Row, line: row, group, kept: bits.count_ones() as usize, n: 2, m: 4 }
+}
+
 impl<T: Element> Compressed<T> {
     /// Compresses a matrix that is 2:4 along its rows already.
     ///
@@ -124,17 +138,8 @@ impl<T: Element> Compressed<T> {
                     let mut four = [T::ZERO; 4];
                     four[..source.len()].copy_from_slice(source);
                     let bits = kept(row, group, &four);
-                    let code = code::of_kept(bits).ok_or(Error::TooManyKept {
-                        axis: Axis::Row,
-                        line: row,
-                        group,
-                        kept: bits.count_ones() as usize,
-                        n: 2,
-                        m: 4,
-                    })?;
-                    let keep = |i: usize| if bits >> i & 1 == 1 && !four[i].is_zero() { four[i] } else { T::ZERO };
-                    let (first, second) = code::positions(code);
-                    *pair = [keep(first), keep(second)];
+                    let (code, kept) = keep(four, bits).ok_or_else(|| too_many_kept(row, group, bits))?;
+                    *pair = kept;
                     meta[group / 8] |= u32::from(code) << (group % 8 * 4);
                 }
                 Ok(())
@@ -162,6 +167,12 @@ impl<T: Element> Compressed<T> {
             None => Ok(compressed),
             Some(error) => Err(error),
         }
+    }
+
+    /// Takes over values and metadata that this crate itself has made of a valid weight.
+    pub(crate) fn from_trusted_parts(rows: usize, cols: usize, values: Vec<T>, meta: Vec<u32>) -> Self {
+        debug_assert_eq!(lengths(rows, cols).ok(), Some((values.len(), meta.len())));
+        Self { rows, cols, values, meta }
     }
 
     fn verify_row(&self, row: usize) -> Result<()> {
@@ -275,7 +286,7 @@ impl<T: Element> Compressed<T> {
         (self.meta_row(row)[group / 8] >> (group % 8 * 4) & 0xF) as u8
     }
 
-    fn pair(&self, row: usize, group: usize) -> [T; 2] {
+    pub(crate) fn pair(&self, row: usize, group: usize) -> [T; 2] {
         let values = self.values_row(row);
         [values[group * 2], values[group * 2 + 1]]
     }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{Epilogue, KernelElement};
+use super::{Epilogue, KernelElement, strips::ROWS};
 use crate::{Error, Result};
 
 /// An error unless the buffer has `tokens * features` elements.
@@ -21,15 +21,23 @@ pub(super) fn widen<T: KernelElement>(x: &[T]) -> Vec<f32> {
     x.iter().map(|v| v.to_f32()).collect()
 }
 
-/// Stores `[out_features, tokens]` products as `[tokens, out_features]` outputs, through the epilogue.
-pub(super) fn store<T: KernelElement>(products: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) {
+/// Stores sums, `[strip, token, ROWS]`, as `[tokens, out_features]` outputs: `output(sum, token, out)`.
+pub(super) fn store<S: Copy + Sync, T: Send>(
+    sums: &[S],
+    tokens: usize,
+    y: &mut [T],
+    output: impl Fn(S, usize, usize) -> T + Sync,
+) {
     let out_features = y.len() / tokens.max(1);
     if out_features == 0 {
         return;
     }
-    y.par_chunks_mut(out_features).enumerate().with_min_len(1).for_each(|(token, y)| {
-        for (out, y) in y.iter_mut().enumerate() {
-            *y = T::from_f32(epilogue.apply(products[out * tokens + token], out));
+    y.par_chunks_mut(out_features).enumerate().for_each(|(token, y)| {
+        for (strip, y) in y.chunks_mut(ROWS).enumerate() {
+            let sums = &sums[(strip * tokens + token) * ROWS..][..ROWS];
+            for (row, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
+                *y = output(*sum, token, strip * ROWS + row);
+            }
         }
     });
 }

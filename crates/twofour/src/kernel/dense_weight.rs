@@ -3,9 +3,10 @@
 use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
-use super::prefill::Prefill;
+use super::prefill::{Many, Prefill};
 use super::{
     Engine, Epilogue, KernelElement,
+    aligned::Aligned,
     arguments::{expect_bias, expect_len, store, widen},
     decode::{self, DenseBlock},
     reference,
@@ -17,7 +18,7 @@ use crate::{MatrixRef, Result};
 pub struct DenseWeight<T> {
     rows: usize,
     cols: usize,
-    values: Vec<T>,
+    values: Aligned<T>,
     engine: Engine,
 }
 
@@ -36,7 +37,7 @@ impl<T: KernelElement> DenseWeight<T> {
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(matrix: MatrixRef<'_, T>, engine: Engine) -> Result<Self> {
         let engine = engine.expect_available()?;
-        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: matrix.data().to_vec(), engine })
+        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: Aligned::copy_of(matrix.data()), engine })
     }
 
     /// Rows of the weight.
@@ -51,7 +52,7 @@ impl<T: KernelElement> DenseWeight<T> {
 
     /// Bytes of the values.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.values.as_slice())
+        size_of_val(&*self.values)
     }
 
     /// The weight's values, `[out_features, in_features]`.
@@ -68,12 +69,12 @@ impl<T: KernelElement> DenseWeight<T> {
         expect_len("y", y, tokens, self.rows)?;
         expect_bias(&epilogue, self.rows)?;
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::DENSE) {
             prefill.dense_linear(self.block(), x, epilogue, y);
             return Ok(());
         }
-        let products = decode::product(self.engine, self.block(), &widen(x), tokens);
-        store(&products, tokens, epilogue, y);
+        let sums = decode::product(self.engine, self.block(), &widen(x), tokens);
+        store(&sums, tokens, y, |sum, _, out| T::from_f32(epilogue.apply(sum, out)));
         Ok(())
     }
 
@@ -88,7 +89,7 @@ impl<T: KernelElement> DenseWeight<T> {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
+        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::GRADIENT) {
             prefill.dense_input_gradient(self.block(), dy, dx);
             return Ok(());
         }

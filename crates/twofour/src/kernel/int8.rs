@@ -7,8 +7,10 @@ use rayon::prelude::*;
 
 use super::{
     Engine, Epilogue,
-    arguments::{expect_bias, expect_len},
-    decode::{self, Block, DenseBlock, SparseBlock},
+    aligned::Aligned,
+    arguments::{expect_bias, expect_len, store},
+    decode::{self, DenseBlock, Factor},
+    strips::Strips,
 };
 use crate::{Compressed, Error, MatrixRef, Result};
 
@@ -48,14 +50,14 @@ fn quantize_row(row: &[f32]) -> (Vec<i8>, f32) {
 /// A compressed int8 weight with a scale for each row, ready to multiply.
 #[derive(Debug, Clone)]
 pub struct SparseWeightI8 {
-    weight: Compressed<i8>,
+    weight: Strips<i8>,
     shared: Rows,
 }
 
 /// A dense int8 weight with a scale for each row: the contender.
 #[derive(Debug, Clone)]
 pub struct DenseWeightI8 {
-    values: Vec<i8>,
+    values: Aligned<i8>,
     in_features: usize,
     shared: Rows,
 }
@@ -85,9 +87,9 @@ impl Rows {
         Ok(Rows { engine: engine.expect_available()?, scales, sums })
     }
 
-    fn linear<B: Block<Activation = i8, Sum = i32>>(
+    fn linear<F: Factor<Activation = i8, Sum = i32>>(
         &self,
-        block: B,
+        weight: F,
         in_features: usize,
         x: &[f32],
         tokens: usize,
@@ -108,14 +110,11 @@ impl Rows {
             quantized.extend(values);
             scales.push(scale);
         }
-        let products = decode::product(self.engine, block, &quantized, tokens);
-        // Without inputs nothing was multiplied, and nothing is to be corrected: the sums are zero too.
-        let offset = decode::int8_offset(self.engine);
-        y.par_chunks_mut(out_features).zip(&scales).enumerate().for_each(|(token, (y, scale_x))| {
-            for (out, y) in y.iter_mut().enumerate() {
-                let product = products[out * tokens + token].wrapping_sub(offset.wrapping_mul(self.sums[out]));
-                *y = epilogue.apply(product as f32 * scale_x * self.scales[out], out);
-            }
+        let (quantized, offset) = decode::prepare_bytes(self.engine, &quantized, in_features);
+        let sums = decode::product(self.engine, weight, &quantized, tokens);
+        store(&sums, tokens, y, |sum, token, out| {
+            let product = sum.wrapping_sub(offset.wrapping_mul(self.sums[out]));
+            epilogue.apply(product as f32 * scales[token] * self.scales[out], out)
         });
         Ok(())
     }
@@ -138,7 +137,7 @@ impl SparseWeightI8 {
     pub fn pack_for(weight: Compressed<i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
         let rows = (0..weight.rows()).map(|row| weight.values_row(row));
         let shared = Rows::new(engine, weight.cols(), scales, rows)?;
-        Ok(Self { weight, shared })
+        Ok(Self { weight: Strips::pack(&weight), shared })
     }
 
     /// Rows of the weight.
@@ -156,9 +155,9 @@ impl SparseWeightI8 {
         self.weight.bytes() + size_of_val(self.scales())
     }
 
-    /// The weight in canonical form, without its scales.
-    pub fn compressed(&self) -> &Compressed<i8> {
-        &self.weight
+    /// The weight in canonical form, made anew, without its scales.
+    pub fn to_compressed(&self) -> Compressed<i8> {
+        self.weight.to_compressed()
     }
 
     /// The scale of each row.
@@ -172,14 +171,7 @@ impl SparseWeightI8 {
     /// # Errors
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
-        let block = SparseBlock {
-            rows: self.weight.rows(),
-            values: self.weight.values(),
-            meta: self.weight.meta(),
-            row_values: self.weight.groups() * 2,
-            row_words: crate::compressed::meta_words_per_row(self.weight.cols()),
-        };
-        self.shared.linear(block, self.in_features(), x, tokens, epilogue, y)
+        self.shared.linear(&self.weight, self.in_features(), x, tokens, epilogue, y)
     }
 }
 
@@ -199,7 +191,7 @@ impl DenseWeightI8 {
     pub fn pack_for(matrix: MatrixRef<'_, i8>, scales: Vec<f32>, engine: Engine) -> Result<Self> {
         let rows = (0..matrix.rows()).map(|row| matrix.row(row));
         let shared = Rows::new(engine, matrix.cols(), scales, rows)?;
-        Ok(Self { values: matrix.data().to_vec(), in_features: matrix.cols(), shared })
+        Ok(Self { values: Aligned::copy_of(matrix.data()), in_features: matrix.cols(), shared })
     }
 
     /// Rows of the weight.

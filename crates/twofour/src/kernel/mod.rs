@@ -1,10 +1,11 @@
 //! Multiplying with a 2:4 weight on a CPU: `y = act(x · Wᵀ + bias)` and `dx = dy · W`.
 //!
-//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] for one [`Engine`]; a dense one becomes a [`DenseWeight`], whose kernels are written
+//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] (in strips of sixteen rows) for one [`Engine`]; a dense one becomes a [`DenseWeight`], whose kernels are written
 //! with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
 //!
 //! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are rayon's.
 
+mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx_permission;
 mod arguments;
@@ -18,6 +19,7 @@ mod int8;
 mod prefill;
 mod reference;
 mod sparse_weight;
+mod strips;
 #[cfg(test)]
 mod tests;
 

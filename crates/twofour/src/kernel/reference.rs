@@ -3,81 +3,81 @@
 //! A sum runs over the stored positions in order of column, in f32. What was pruned takes no part: an infinity or NaN that meets
 //! a pruned weight leaves no trace, on any engine.
 
+use std::ops::Range;
+
 use super::{
     KernelElement,
-    decode::{DenseBlock, SparseBlock},
+    decode::DenseBlock,
+    strips::{ROWS, Strips},
 };
-use crate::compressed::code;
 
-/// `out[row * tokens + token]` for a compressed block.
-pub(super) fn sparse<T: KernelElement>(block: SparseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
-    let tokens = x.len();
-    for row in 0..block.rows {
-        let values = &block.values[row * block.row_values..][..block.row_values];
-        let meta = &block.meta[row * block.row_words..][..block.row_words];
-        for (token, x) in x.iter().enumerate() {
-            let mut sum = 0.0;
-            for (group, (pair, four)) in values.as_chunks::<2>().0.iter().zip(x.chunks(4)).enumerate() {
-                let (first, second) = code::positions((meta[group / 8] >> (group % 8 * 4) & 15) as u8);
-                // Padding past the last column holds zeros only.
-                for (position, value) in [first, second].into_iter().zip(pair) {
-                    sum += value.to_f32() * four.get(position).copied().unwrap_or(0.0);
+/// `[strip, token, ROWS]` for some strips and activations `stride` apart.
+pub(super) fn sparse<T: KernelElement>(
+    weight: &Strips<T>,
+    strips: Range<usize>,
+    x: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
+    let places = strips.flat_map(|strip| x.chunks_exact(stride).map(move |x| (weight.strip(strip), x)));
+    for ((strip, x), out) in places.zip(out.chunks_exact_mut(ROWS)) {
+        for (row, sum) in out.iter_mut().enumerate() {
+            *sum = 0.0;
+            for (group, four) in x.as_chunks::<4>().0.iter().enumerate().take(strip.lines()) {
+                for (position, value) in strip.kept(row, group) {
+                    *sum += value.to_f32() * four[position];
                 }
             }
-            out[row * tokens + token] = sum;
         }
     }
 }
 
-/// `out[row * tokens + token]` for a dense block.
-pub(super) fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
-    let tokens = x.len();
+/// `[strip, token, ROWS]` for a dense block and activations `stride` apart.
+pub(super) fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[f32], stride: usize, out: &mut [f32]) {
+    let tokens = x.len() / stride;
     for row in 0..block.rows {
         let values = &block.values[row * block.cols..][..block.cols];
-        for (token, x) in x.iter().enumerate() {
-            out[row * tokens + token] = values.iter().zip(x).map(|(w, x)| w.to_f32() * x).sum();
+        for (token, x) in x.chunks_exact(stride).enumerate() {
+            out[(row / ROWS * tokens + token) * ROWS + row % ROWS] =
+                values.iter().zip(x).map(|(w, x)| w.to_f32() * x).sum();
         }
     }
 }
 
-/// `out[row * tokens + token]` of a compressed int8 block.
-pub(super) fn sparse_bytes(block: SparseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
-    let tokens = x.len();
-    for row in 0..block.rows {
-        let values = &block.values[row * block.row_values..][..block.row_values];
-        let meta = &block.meta[row * block.row_words..][..block.row_words];
-        for (token, x) in x.iter().enumerate() {
-            let mut sum = 0;
-            for (group, (pair, four)) in values.as_chunks::<2>().0.iter().zip(x.chunks(4)).enumerate() {
-                let (first, second) = code::positions((meta[group / 8] >> (group % 8 * 4) & 15) as u8);
-                for (position, value) in [first, second].into_iter().zip(pair) {
-                    sum += i32::from(*value) * four.get(position).map_or(0, |x| i32::from(*x));
+/// `[strip, token, ROWS]` for some int8 strips and activations `stride` apart.
+pub(super) fn sparse_bytes(weight: &Strips<i8>, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+    let places = strips.flat_map(|strip| x.chunks_exact(stride).map(move |x| (weight.strip(strip), x)));
+    for ((strip, x), out) in places.zip(out.chunks_exact_mut(ROWS)) {
+        for (row, sum) in out.iter_mut().enumerate() {
+            *sum = 0;
+            for (group, four) in x.as_chunks::<4>().0.iter().enumerate().take(2 * strip.lines()) {
+                for (position, value) in strip.kept(row, group) {
+                    *sum += i32::from(value) * i32::from(four[position]);
                 }
             }
-            out[row * tokens + token] = sum;
         }
     }
 }
 
-/// `out[row * tokens + token]` of a dense int8 block.
-pub(super) fn dense_bytes(block: DenseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
-    let tokens = x.len();
+/// `[strip, token, ROWS]` for a dense int8 block and activations `stride` apart.
+pub(super) fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: usize, out: &mut [i32]) {
+    let tokens = x.len() / stride;
     for row in 0..block.rows {
         let values = &block.values[row * block.cols..][..block.cols];
-        for (token, x) in x.iter().enumerate() {
-            out[row * tokens + token] = values.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
+        for (token, x) in x.chunks_exact(stride).enumerate() {
+            out[(row / ROWS * tokens + token) * ROWS + row % ROWS] =
+                values.iter().zip(x).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
         }
     }
 }
 
 /// One token's input gradient, `dx[col] += Σ_row dy[row] · W[row, col]`, added up in order of row.
-pub(super) fn sparse_input_gradient<T: KernelElement>(block: SparseBlock<'_, T>, dy: &[f32], dx: &mut [f32]) {
+pub(super) fn sparse_input_gradient<T: KernelElement>(weight: &Strips<T>, dy: &[f32], dx: &mut [f32]) {
     for (row, dy) in dy.iter().enumerate() {
-        let values = &block.values[row * block.row_values..][..block.row_values];
-        let meta = &block.meta[row * block.row_words..][..block.row_words];
-        for (group, (pair, four)) in values.as_chunks::<2>().0.iter().zip(dx.chunks_mut(4)).enumerate() {
-            let (first, second) = code::positions((meta[group / 8] >> (group % 8 * 4) & 15) as u8);
-            for (position, value) in [first, second].into_iter().zip(pair) {
+        let strip = weight.strip(row / ROWS);
+        for (group, four) in dx.chunks_mut(4).enumerate() {
+            for (position, value) in strip.kept(row % ROWS, group) {
+                // Past the last column only zeros are stored.
                 if let Some(slot) = four.get_mut(position) {
                     *slot += value.to_f32() * dy;
                 }

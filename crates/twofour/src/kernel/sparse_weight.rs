@@ -3,16 +3,16 @@
 use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
-use super::prefill::Prefill;
+use super::prefill::{Many, Prefill};
 use super::{
     Engine, Epilogue, KernelElement,
     arguments::{expect_bias, expect_len, store, widen},
-    decode::{self, SparseBlock},
-    reference,
+    decode, reference,
+    strips::Strips,
 };
 use crate::{Compressed, Mask, MatrixRef, Result};
 
-/// A 2:4 weight `[out_features, in_features]` in the layout of one engine's kernels.
+/// A 2:4 weight `[out_features, in_features]` in the layout of the kernels: strips of sixteen rows.
 ///
 /// ```
 /// use twofour::{Compressed, MatrixRef, kernel::{Epilogue, SparseWeight}};
@@ -25,7 +25,7 @@ use crate::{Compressed, Mask, MatrixRef, Result};
 /// ```
 #[derive(Debug, Clone)]
 pub struct SparseWeight<T> {
-    weight: Compressed<T>,
+    weight: Strips<T>,
     engine: Engine,
 }
 
@@ -43,7 +43,7 @@ impl<T: KernelElement> SparseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(weight: Compressed<T>, engine: Engine) -> Result<Self> {
-        Ok(Self { weight, engine: engine.expect_available()? })
+        Ok(Self { weight: Strips::pack(&weight), engine: engine.expect_available()? })
     }
 
     /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse training
@@ -51,12 +51,12 @@ impl<T: KernelElement> SparseWeight<T> {
     ///
     /// # Errors
     /// [`crate::Error::Shape`] where a shape differs, [`crate::Error::TooManyKept`] where the mask is not 2:4 along rows; the
-    /// weight's contents are then unspecified, but valid.
+    /// weight's contents are then unspecified.
     pub fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
-        self.weight.recompress(matrix, mask)
+        self.weight.repack(matrix, mask)
     }
 
-    /// The engine whose layout this is.
+    /// The engine that multiplies.
     pub fn engine(&self) -> Engine {
         self.engine
     }
@@ -76,9 +76,9 @@ impl<T: KernelElement> SparseWeight<T> {
         self.weight.bytes()
     }
 
-    /// The weight in canonical form.
-    pub fn compressed(&self) -> &Compressed<T> {
-        &self.weight
+    /// The weight in canonical form, made anew.
+    pub fn to_compressed(&self) -> Compressed<T> {
+        self.weight.to_compressed()
     }
 
     /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
@@ -92,12 +92,13 @@ impl<T: KernelElement> SparseWeight<T> {
         expect_len("y", y, tokens, self.out_features())?;
         expect_bias(&epilogue, self.out_features())?;
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
-            prefill.sparse_linear(self.block(), self.in_features(), x, epilogue, y);
+        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::SPARSE) {
+            prefill.sparse_linear(&self.weight, x, epilogue, y);
             return Ok(());
         }
-        let products = decode::product(self.engine, self.block(), &widen(x), tokens);
-        store(&products, tokens, epilogue, y);
+        let x = decode::prepare(x, self.in_features(), self.weight.padded_cols());
+        let sums = decode::product(self.engine, &self.weight, &x, tokens);
+        store(&sums, tokens, y, |sum, _, out| T::from_f32(epilogue.apply(sum, out)));
         Ok(())
     }
 
@@ -115,15 +116,15 @@ impl<T: KernelElement> SparseWeight<T> {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens) {
-            prefill.sparse_input_gradient(self.block(), self.in_features(), dy, dx);
+        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::GRADIENT) {
+            prefill.sparse_input_gradient(&self.weight, dy, dx);
             return Ok(());
         }
         let dy = widen(dy);
         dx.par_chunks_mut(self.in_features()).enumerate().for_each(|(token, dx)| {
             let mut sums = vec![0f32; dx.len()];
             reference::sparse_input_gradient(
-                self.block(),
+                &self.weight,
                 &dy[token * self.out_features()..][..self.out_features()],
                 &mut sums,
             );
@@ -132,15 +133,5 @@ impl<T: KernelElement> SparseWeight<T> {
             }
         });
         Ok(())
-    }
-
-    pub(super) fn block(&self) -> SparseBlock<'_, T> {
-        SparseBlock {
-            rows: self.weight.rows(),
-            values: self.weight.values(),
-            meta: self.weight.meta(),
-            row_values: self.weight.groups() * 2,
-            row_words: crate::compressed::meta_words_per_row(self.weight.cols()),
-        }
     }
 }

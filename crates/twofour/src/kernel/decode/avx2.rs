@@ -1,12 +1,13 @@
 //! Eight lanes: AVX2, FMA, F16C.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
 use super::{
     super::element::{KernelElement, Load},
-    dense_rows,
-    int8::{self, ByteVector},
-    sparse_rows,
+    super::strips::Strips,
+    DenseBlock, dense,
+    int8::{self, ByteVector, BytesKernel},
+    strips::{self, FloatKernel},
     vector::Vector,
 };
 
@@ -16,6 +17,7 @@ pub(in crate::kernel) struct Avx2(__m256);
 // SAFETY: every method uses AVX2, FMA and F16C only, which the trait's contract demands of the CPU.
 unsafe impl Vector for Avx2 {
     const LANES: usize = 8;
+    type Positions = __m256i;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -27,6 +29,12 @@ unsafe impl Vector for Avx2 {
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.
         Avx2(unsafe { _mm256_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn splat_four(p: *const f32) -> Self {
+        // SAFETY: the trait's contract.
+        Avx2(unsafe { _mm256_broadcast_ps(&*p.cast()) })
     }
 
     #[inline(always)]
@@ -48,6 +56,31 @@ unsafe impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn line<T: Load, const HALF: usize>(line: *const T) -> (Self, Self) {
+        // SAFETY: the trait's contract.
+        let (first, second) = unsafe { T::line_avx2::<HALF>(line) };
+        (Avx2(first), Avx2(second))
+    }
+
+    #[inline(always)]
+    unsafe fn positions<const HALF: usize>(word: u32) -> Self::Positions {
+        // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
+        unsafe {
+            let shifts = _mm256_add_epi32(
+                _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14),
+                _mm256_set1_epi32(2 * (HALF * Self::LANES) as i32),
+            );
+            _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), shifts)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pick(self, positions: Self::Positions) -> Self {
+        // SAFETY: the trait's contract.
+        Avx2(unsafe { _mm256_permutevar_ps(self.0, positions) })
+    }
+
+    #[inline(always)]
     unsafe fn multiply_add(self, b: Self, c: Self) -> Self {
         // SAFETY: the trait's contract.
         Avx2(unsafe { _mm256_fmadd_ps(self.0, b.0, c.0) })
@@ -62,19 +95,6 @@ unsafe impl Vector for Avx2 {
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
     }
-
-    #[inline(always)]
-    unsafe fn pick<const STEP: u32>(even: Self, odd: Self, word: u32) -> Self {
-        // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
-        unsafe {
-            // Both steps shift the same broadcast word, so that it is loaded once.
-            let shifts =
-                _mm256_add_epi32(_mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14), _mm256_set1_epi32(16 * STEP as i32));
-            let index = _mm256_srlv_epi32(_mm256_set1_epi32(word as i32), shifts);
-            let (e, o) = (_mm256_permutevar_ps(even.0, index), _mm256_permutevar_ps(odd.0, index));
-            Avx2(_mm256_blend_ps::<0b1100_1100>(e, o))
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -82,7 +102,7 @@ pub(super) struct Bytes(__m256i);
 
 // SAFETY: every method uses AVX2 only, which the trait's contract demands of the CPU.
 unsafe impl ByteVector for Bytes {
-    const WORDS: usize = 2;
+    const BYTES: usize = 32;
     const OFFSET: i32 = 0;
 
     #[inline(always)]
@@ -98,25 +118,28 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn indices(words: *const u32) -> Self {
+    unsafe fn splat_eight(p: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        Bytes(unsafe { _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()) })
+    }
+
+    #[inline(always)]
+    unsafe fn places<const HALF: usize>(codes: *const u32) -> Self {
         // SAFETY: the trait's contract.
         unsafe {
-            // A byte of metadata to each dword, then its four pairs of bits to the bytes of the dword.
-            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(words.cast()));
-            let halves = _mm256_or_si256(bytes, _mm256_slli_epi32::<12>(bytes));
-            let quarters = _mm256_or_si256(halves, _mm256_slli_epi32::<6>(halves));
-            let groups = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, 4, 4, 8, 8, 12, 12, 0, 0, 4, 4, 8, 8, 12, 12));
-            Bytes(_mm256_or_si256(_mm256_and_si256(quarters, _mm256_set1_epi8(3)), groups))
+            // Quarter `2 * HALF` of all positions for the first 128 bits, the next for the others.
+            let halves = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes.cast()));
+            let shifts = _mm256_add_epi64(_mm256_setr_epi64x(0, 0, 2, 2), _mm256_set1_epi64x(4 * HALF as i64));
+            let positions = _mm256_and_si256(_mm256_srlv_epi64(halves, shifts), _mm256_set1_epi8(3));
+            // Two bytes of every four are of the second group.
+            Bytes(_mm256_or_si256(positions, _mm256_set1_epi32(0x0404_0000)))
         }
     }
 
     #[inline(always)]
-    unsafe fn pick(lower: Self, upper: Self, indices: Self) -> Self {
+    unsafe fn pick(self, places: Self) -> Self {
         // SAFETY: the trait's contract.
-        unsafe {
-            let (l, u) = (_mm256_shuffle_epi8(lower.0, indices.0), _mm256_shuffle_epi8(upper.0, indices.0));
-            Bytes(_mm256_blend_epi32::<0b1100_1100>(l, u))
-        }
+        Bytes(unsafe { _mm256_shuffle_epi8(self.0, places.0) })
     }
 
     #[inline(always)]
@@ -130,6 +153,12 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
+    unsafe fn store(self, p: *mut i32) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_storeu_si256(p.cast(), self.0) }
+    }
+
+    #[inline(always)]
     unsafe fn sum(self) -> i32 {
         // SAFETY: the trait's contract.
         unsafe {
@@ -140,42 +169,48 @@ unsafe impl ByteVector for Bytes {
     }
 }
 
-/// See [`int8::sparse_rows`].
+/// See [`strips::walk`].
 ///
 /// # Safety
-/// The CPU has AVX2; the rest as [`int8::sparse_rows`] says.
+/// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn sparse_bytes(block: super::SparseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+pub(super) unsafe fn sparse_bytes(weight: &Strips<i8>, range: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
     // SAFETY: passed on to the caller.
-    unsafe { int8::sparse_rows::<Bytes>(block, x, out) }
+    unsafe { strips::walk::<BytesKernel<Bytes>>(weight, range, x, stride, out) }
 }
 
-/// See [`int8::dense_rows`].
+/// See [`int8::multiply_dense`].
 ///
 /// # Safety
-/// The CPU has AVX2; the rest as [`int8::dense_rows`] says.
+/// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dense_bytes(block: super::DenseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+pub(super) unsafe fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: usize, out: &mut [i32]) {
     // SAFETY: passed on to the caller.
-    unsafe { int8::dense_rows::<Bytes>(block, x, out) }
+    unsafe { int8::multiply_dense::<Bytes>(block, x, stride, out) }
 }
 
-/// See [`sparse_rows`].
+/// See [`strips::walk`].
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the rest as [`sparse_rows`] says.
+/// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn sparse<T: KernelElement>(block: super::SparseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
+pub(super) unsafe fn sparse<T: KernelElement>(
+    weight: &Strips<T>,
+    range: Range<usize>,
+    x: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
     // SAFETY: passed on to the caller.
-    unsafe { sparse_rows::<Avx2, T>(block, x, out) }
+    unsafe { strips::walk::<FloatKernel<Avx2, T>>(weight, range, x, stride, out) }
 }
 
-/// See [`dense_rows`].
+/// See [`dense::multiply`].
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the rest as [`dense_rows`] says.
+/// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn dense<T: KernelElement>(block: super::DenseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
+pub(super) unsafe fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[f32], stride: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { dense_rows::<Avx2, T>(block, x, out) }
+    unsafe { dense::multiply::<Avx2, T>(block, x, stride, out) }
 }

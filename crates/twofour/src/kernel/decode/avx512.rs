@@ -1,12 +1,13 @@
 //! Sixteen lanes: AVX-512.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
 use super::{
     super::element::{KernelElement, Load},
-    dense_rows,
-    int8::{self, ByteVector},
-    sparse_rows,
+    super::strips::Strips,
+    DenseBlock, dense,
+    int8::{self, ByteVector, BytesKernel},
+    strips::{self, FloatKernel},
     vector::Vector,
 };
 
@@ -16,6 +17,7 @@ pub(in crate::kernel) struct Avx512(__m512);
 // SAFETY: every method uses AVX-512F only, which the trait's contract demands of the CPU.
 unsafe impl Vector for Avx512 {
     const LANES: usize = 16;
+    type Positions = __m512i;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -27,6 +29,12 @@ unsafe impl Vector for Avx512 {
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.
         Avx512(unsafe { _mm512_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn splat_four(p: *const f32) -> Self {
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(p)) })
     }
 
     #[inline(always)]
@@ -48,6 +56,28 @@ unsafe impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn line<T: Load, const HALF: usize>(line: *const T) -> (Self, Self) {
+        // SAFETY: the trait's contract.
+        let (first, second) = unsafe { T::line_avx512(line) };
+        (Avx512(first), Avx512(second))
+    }
+
+    #[inline(always)]
+    unsafe fn positions<const HALF: usize>(word: u32) -> Self::Positions {
+        // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
+        unsafe {
+            let shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), shifts)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pick(self, positions: Self::Positions) -> Self {
+        // SAFETY: the trait's contract.
+        Avx512(unsafe { _mm512_permutevar_ps(self.0, positions) })
+    }
+
+    #[inline(always)]
     unsafe fn multiply_add(self, b: Self, c: Self) -> Self {
         // SAFETY: the trait's contract.
         Avx512(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
@@ -58,18 +88,6 @@ unsafe impl Vector for Avx512 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
-
-    #[inline(always)]
-    unsafe fn pick<const STEP: u32>(even: Self, odd: Self, word: u32) -> Self {
-        // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
-        unsafe {
-            let _ = STEP; // one step covers the whole word
-            let shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            let index = _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), shifts);
-            let e = _mm512_permutevar_ps(even.0, index);
-            Avx512(_mm512_mask_permutevar_ps(e, 0b1100_1100_1100_1100, odd.0, index))
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -77,7 +95,7 @@ pub(super) struct Bytes(__m512i);
 
 // SAFETY: every method uses AVX-512 with VNNI only, which the trait's contract demands of the CPU.
 unsafe impl ByteVector for Bytes {
-    const WORDS: usize = 4;
+    const BYTES: usize = 64;
     const OFFSET: i32 = 128;
 
     #[inline(always)]
@@ -93,26 +111,27 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
-    unsafe fn indices(words: *const u32) -> Self {
+    unsafe fn splat_eight(p: *const i8) -> Self {
+        // SAFETY: the trait's contract.
+        Bytes(unsafe { _mm512_set1_epi64(p.cast::<i64>().read_unaligned()) })
+    }
+
+    #[inline(always)]
+    unsafe fn places<const HALF: usize>(codes: *const u32) -> Self {
         // SAFETY: the trait's contract.
         unsafe {
-            // A byte of metadata to each dword, then its four pairs of bits to the bytes of the dword.
-            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(words.cast()));
-            let halves = _mm512_or_si512(bytes, _mm512_slli_epi32::<12>(bytes));
-            let quarters = _mm512_or_si512(halves, _mm512_slli_epi32::<6>(halves));
-            let groups = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 4, 4, 8, 8, 12, 12, 0, 0, 4, 4, 8, 8, 12, 12));
-            Bytes(_mm512_or_si512(_mm512_and_si512(quarters, _mm512_set1_epi8(3)), groups))
+            let halves = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.cast()));
+            let shifted = _mm512_srlv_epi64(halves, _mm512_setr_epi64(0, 0, 2, 2, 4, 4, 6, 6));
+            // `shifted & 3 | group`: two bytes of every four are of the second group.
+            const AND_OR: i32 = 0xEA;
+            Bytes(_mm512_ternarylogic_epi64::<AND_OR>(shifted, _mm512_set1_epi8(3), _mm512_set1_epi32(0x0404_0000)))
         }
     }
 
     #[inline(always)]
-    unsafe fn pick(lower: Self, upper: Self, indices: Self) -> Self {
+    unsafe fn pick(self, places: Self) -> Self {
         // SAFETY: the trait's contract.
-        unsafe {
-            let l = _mm512_shuffle_epi8(lower.0, indices.0);
-            let u = _mm512_shuffle_epi8(upper.0, indices.0);
-            Bytes(_mm512_mask_blend_epi32(0b1100_1100_1100_1100, l, u))
-        }
+        Bytes(unsafe { _mm512_shuffle_epi8(self.0, places.0) })
     }
 
     #[inline(always)]
@@ -122,48 +141,60 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
+    unsafe fn store(self, p: *mut i32) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_storeu_si512(p.cast(), self.0) }
+    }
+
+    #[inline(always)]
     unsafe fn sum(self) -> i32 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_reduce_add_epi32(self.0) }
     }
 }
 
-/// See [`int8::sparse_rows`].
+/// See [`strips::walk`].
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW, VL, DQ, VNNI); the rest as [`int8::sparse_rows`] says.
+/// The CPU has AVX-512 (F, BW, VL, DQ) and VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn sparse_bytes(block: super::SparseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+pub(super) unsafe fn sparse_bytes(weight: &Strips<i8>, range: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
     // SAFETY: passed on to the caller.
-    unsafe { int8::sparse_rows::<Bytes>(block, x, out) }
+    unsafe { strips::walk::<BytesKernel<Bytes>>(weight, range, x, stride, out) }
 }
 
-/// See [`int8::dense_rows`].
+/// See [`int8::multiply_dense`].
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW, VL, DQ, VNNI); the rest as [`int8::dense_rows`] says.
+/// The CPU has AVX-512 (F, BW, VL, DQ) and VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn dense_bytes(block: super::DenseBlock<'_, i8>, x: &[Vec<i8>], out: &mut [i32]) {
+pub(super) unsafe fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: usize, out: &mut [i32]) {
     // SAFETY: passed on to the caller.
-    unsafe { int8::dense_rows::<Bytes>(block, x, out) }
+    unsafe { int8::multiply_dense::<Bytes>(block, x, stride, out) }
 }
 
-/// See [`sparse_rows`].
+/// See [`strips::walk`].
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`sparse_rows`] says.
+/// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn sparse<T: KernelElement>(block: super::SparseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
+pub(super) unsafe fn sparse<T: KernelElement>(
+    weight: &Strips<T>,
+    range: Range<usize>,
+    x: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
     // SAFETY: passed on to the caller.
-    unsafe { sparse_rows::<Avx512, T>(block, x, out) }
+    unsafe { strips::walk::<FloatKernel<Avx512, T>>(weight, range, x, stride, out) }
 }
 
-/// See [`dense_rows`].
+/// See [`dense::multiply`].
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`dense_rows`] says.
+/// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-pub(super) unsafe fn dense<T: KernelElement>(block: super::DenseBlock<'_, T>, x: &[Vec<f32>], out: &mut [f32]) {
+pub(super) unsafe fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[f32], stride: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { dense_rows::<Avx512, T>(block, x, out) }
+    unsafe { dense::multiply::<Avx512, T>(block, x, stride, out) }
 }

@@ -1,4 +1,4 @@
-//! The few vector operations that kernels are written in.
+//! The few vector operations that float kernels are written in.
 
 use super::super::element::Load;
 
@@ -6,16 +6,22 @@ use super::super::element::Load;
 ///
 /// # Safety
 /// Every method may be called only on a CPU that has the implementor's instructions, and pointers must be valid for
-/// [`Vector::LANES`] elements.
+/// [`Vector::LANES`] elements where nothing else is said.
 pub(in crate::kernel) unsafe trait Vector: Copy {
-    /// f32 lanes, a multiple of 4 that divides 16.
+    /// f32 lanes: 8 or 16.
     const LANES: usize;
+
+    /// A register of positions, one in the lowest two bits of each lane.
+    type Positions: Copy;
 
     /// Zeros.
     unsafe fn zero() -> Self;
 
     /// One value in every lane.
     unsafe fn splat(value: f32) -> Self;
+
+    /// The four values at `p` in every 128-bit block.
+    unsafe fn splat_four(p: *const f32) -> Self;
 
     /// Stores lanes.
     unsafe fn store(self, p: *mut f32);
@@ -26,32 +32,18 @@ pub(in crate::kernel) unsafe trait Vector: Copy {
     /// Loads and widens lanes.
     unsafe fn widen<T: Load>(p: *const T) -> Self;
 
+    /// From a line of a strip the first and the second values of a register's worth of rows, from row `HALF * LANES` on.
+    unsafe fn line<T: Load, const HALF: usize>(line: *const T) -> (Self, Self);
+
+    /// The positions that a word holds for the rows from `HALF * LANES` on.
+    unsafe fn positions<const HALF: usize>(word: u32) -> Self::Positions;
+
+    /// Picks in each lane the element of its 128-bit block that `positions` says.
+    unsafe fn pick(self, positions: Self::Positions) -> Self;
+
     /// `self * b + c`.
     unsafe fn multiply_add(self, b: Self, c: Self) -> Self;
 
     /// The sum of the lanes.
     unsafe fn sum(self) -> f32;
-
-    /// Picks activations by metadata. Lane `i` takes the element of its 128-bit block whose number is in bits
-    /// `2 * (i + STEP * LANES)` of `word` and the one above: from `even` where `i % 4 < 2`, from `odd` elsewhere.
-    unsafe fn pick<const STEP: u32>(even: Self, odd: Self, word: u32) -> Self;
-}
-
-/// Columns that one metadata word describes.
-pub(in crate::kernel) const WORD_COLUMNS: usize = 32;
-
-/// Values kept of them.
-pub(in crate::kernel) const WORD_VALUES: usize = 16;
-
-/// Puts activations in the order that [`Vector::pick`] wants: of each run of `2 * lanes` columns first the groups of
-/// even number, then those of odd number. Completes the last word with zeros.
-pub(super) fn interleave_groups(x: &[f32], lanes: usize) -> Vec<f32> {
-    let mut out = vec![0.0; x.len().div_ceil(WORD_COLUMNS) * WORD_COLUMNS];
-    for (run, x) in x.chunks(2 * lanes).enumerate() {
-        for (group, four) in x.chunks(4).enumerate() {
-            let to = run * 2 * lanes + group % 2 * lanes + group / 2 * 4;
-            out[to..to + four.len()].copy_from_slice(four);
-        }
-    }
-    out
 }

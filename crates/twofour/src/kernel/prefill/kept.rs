@@ -5,14 +5,11 @@ use std::ops::Range;
 use super::{
     super::{
         KernelElement,
-        decode::{
-            SparseBlock,
-            vector::{Vector, WORD_COLUMNS, WORD_VALUES},
-        },
+        decode::vector::Vector,
+        strips::{ROWS, Strips},
     },
     Factor, Kernels,
 };
-use crate::compressed::code;
 
 /// A kept weight.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,21 +40,22 @@ impl Lists {
             self.kept.resize(outs * capacity, Kept::default());
         }
     }
+
+    #[inline(always)]
+    fn push(&mut self, out: usize, kept: Kept) {
+        let length = &mut self.lengths[out];
+        self.kept[out * self.capacity + *length as usize] = kept;
+        *length += 1;
+    }
 }
 
 /// The weight itself: outputs are rows.
 #[derive(Debug)]
-pub(super) struct KeptOfRows<'a, T> {
-    pub w: SparseBlock<'a, T>,
-    pub cols: usize,
-}
+pub(super) struct KeptOfRows<'a, T>(pub &'a Strips<T>);
 
 /// Its transpose: outputs are columns.
 #[derive(Debug)]
-pub(super) struct KeptOfColumns<'a, T> {
-    pub w: SparseBlock<'a, T>,
-    pub cols: usize,
-}
+pub(super) struct KeptOfColumns<'a, T>(pub &'a Strips<T>);
 
 impl<T> Clone for KeptOfRows<'_, T> {
     fn clone(&self) -> Self {
@@ -72,27 +70,25 @@ impl<T> Clone for KeptOfColumns<'_, T> {
 }
 impl<T> Copy for KeptOfColumns<'_, T> {}
 
-/// Calls `f(column, value)` for what a row keeps in `cols`, whose start is a multiple of 32, in order of column.
+/// Calls `f(row, column, value)` for what `rows` keep in `cols`, in order of column for each row. The rows start at a
+/// multiple of [`ROWS`], the columns at one of 4.
 #[inline(always)]
 fn for_each_kept<T: KernelElement>(
-    w: &SparseBlock<'_, T>,
-    row: usize,
-    cols: &Range<usize>,
-    mut f: impl FnMut(usize, f32),
+    weight: &Strips<T>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    mut f: impl FnMut(usize, usize, f32),
 ) {
-    let values = &w.values[row * w.row_values..][..w.row_values];
-    let meta = &w.meta[row * w.row_words..][..w.row_words];
-    let words = cols.start / WORD_COLUMNS..cols.end.div_ceil(WORD_COLUMNS);
-    for ((word, meta), values) in
-        words.clone().zip(&meta[words.clone()]).zip(values[words.start * WORD_VALUES..].chunks(WORD_VALUES))
-    {
-        for (group, pair) in values.as_chunks::<2>().0.iter().enumerate() {
-            let (first, second) = code::positions((meta >> (4 * group) & 15) as u8);
-            for (position, value) in [first, second].into_iter().zip(pair) {
-                let col = word * WORD_COLUMNS + group * 4 + position;
-                // Padding past the last column multiplies nothing.
-                if col < cols.end {
-                    f(col, value.to_f32());
+    for first in rows.clone().step_by(ROWS) {
+        let strip = weight.strip(first / ROWS);
+        for group in cols.start / 4..cols.end.div_ceil(4) {
+            for row in 0..ROWS.min(rows.end - first) {
+                for (position, value) in strip.kept(row, group) {
+                    let col = group * 4 + position;
+                    // Padding past the last column multiplies nothing.
+                    if col < cols.end {
+                        f(first + row, col, value.to_f32());
+                    }
                 }
             }
         }
@@ -107,24 +103,39 @@ impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
     }
 
     fn outs(&self) -> usize {
-        self.w.rows
+        self.0.rows()
     }
 
     fn depth(&self) -> usize {
-        self.cols
+        self.0.cols()
     }
 
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists) {
         let capacity = depth.len().div_ceil(4) * 2;
         lists.clear(outs.len(), capacity, depth.len() * stride);
-        for ((row, list), length) in outs.zip(lists.kept.chunks_exact_mut(capacity)).zip(&mut lists.lengths) {
-            let mut n = 0;
-            for_each_kept(&self.w, row, &depth, |col, value| {
-                list[n] = Kept { value, offset: ((col - depth.start) * stride) as u32 };
-                n += 1;
-            });
-            *length = n as u32;
+        let whole = depth.start / 4..depth.end / 4;
+        for first in outs.clone().step_by(ROWS) {
+            let strip = self.0.strip(first / ROWS);
+            for row in 0..ROWS.min(outs.end - first) {
+                let list = &mut lists.kept[(first + row - outs.start) * capacity..][..capacity];
+                let values = strip.values.chunks_exact(Strips::<T>::LINE);
+                let lines = values.zip(strip.codes.as_chunks::<2>().0).take(whole.end).skip(whole.start);
+                let mut offset = 0;
+                for (pair, (values, codes)) in list.as_chunks_mut::<2>().0.iter_mut().zip(lines) {
+                    for (which, slot) in pair.iter_mut().enumerate() {
+                        let position = codes[which] >> (2 * row) & 3;
+                        let value = values[T::value(row, 0, which)].to_f32();
+                        *slot = Kept { value, offset: offset + position * stride as u32 };
+                    }
+                    offset += 4 * stride as u32;
+                }
+            }
         }
+        lists.lengths.fill(2 * whole.len() as u32);
+        // A last group that is not whole.
+        for_each_kept(self.0, outs.clone(), 4 * whole.end..depth.end, |row, col, value| {
+            lists.push(row - outs.start, Kept { value, offset: ((col - depth.start) * stride) as u32 });
+        });
     }
 
     unsafe fn multiply<V: Kernels>(lists: &Lists, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
@@ -141,26 +152,20 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
     }
 
     fn outs(&self) -> usize {
-        self.cols
+        self.0.cols()
     }
 
     fn depth(&self) -> usize {
-        self.w.rows
+        self.0.rows()
     }
 
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists) {
         // A column may be kept in every row.
         let capacity = depth.len();
         lists.clear(outs.len(), capacity, depth.len() * stride);
-        for row in depth.clone() {
-            let offset = ((row - depth.start) * stride) as u32;
-            for_each_kept(&self.w, row, &outs, |col, value| {
-                let out = col - outs.start;
-                let length = &mut lists.lengths[out];
-                lists.kept[out * capacity + *length as usize] = Kept { value, offset };
-                *length += 1;
-            });
-        }
+        for_each_kept(self.0, depth.clone(), outs.clone(), |row, col, value| {
+            lists.push(col - outs.start, Kept { value, offset: ((row - depth.start) * stride) as u32 });
+        });
     }
 
     unsafe fn multiply<V: Kernels>(lists: &Lists, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {

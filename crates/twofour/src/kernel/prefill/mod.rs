@@ -21,19 +21,29 @@ use rayon::prelude::*;
 
 use super::{
     Engine, Epilogue, KernelElement,
-    decode::{
-        DenseBlock, SparseBlock,
-        avx2::Avx2,
-        avx512::Avx512,
-        vector::{Vector, WORD_COLUMNS},
-    },
+    aligned::Aligned,
+    decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
+    strips::Strips,
 };
 use kept::{KeptOfColumns, KeptOfRows, Lists};
 use panels::{Panels, unpack};
 use tile::{Columns, Rows, Tiles};
 
-/// Tokens from which this way is taken.
-const MANY: usize = 8;
+/// What the blocks of a weight start at multiples of, in rows and columns.
+const ALIGNMENT: usize = 32;
+
+/// Tokens from which a product takes this way rather than that of few tokens, by where the two cross on a Zen 3.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Many(usize);
+
+impl Many {
+    /// `x · Wᵀ`, 2:4: listing what is kept must pay.
+    pub(super) const SPARSE: Many = Many(128);
+    /// `x · Wᵀ`, dense.
+    pub(super) const DENSE: Many = Many(48);
+    /// `dy · W`: few tokens have no kernel of their own.
+    pub(super) const GRADIENT: Many = Many(2);
+}
 
 /// Tokens multiplied in one go: bounds the memory for panels and products.
 const TOKENS: usize = 2048;
@@ -50,36 +60,23 @@ pub(super) enum Prefill {
 
 impl Prefill {
     /// The kernels to multiply so many tokens with on `engine`, or `None` where they are too few.
-    pub(super) fn choose(engine: Engine, tokens: usize) -> Option<Self> {
+    pub(super) fn choose(engine: Engine, tokens: usize, Many(many): Many) -> Option<Self> {
         match engine {
-            _ if tokens < MANY => None,
+            _ if tokens < many => None,
             Engine::Scalar => None,
             Engine::Avx2 => Some(Prefill::Avx2),
             Engine::Avx512 | Engine::Amx => Some(Prefill::Avx512),
         }
     }
 
-    /// `y = act(x · Wᵀ + bias)` for a 2:4 weight of `cols` columns; lengths are checked.
-    pub(super) fn sparse_linear<T: KernelElement>(
-        self,
-        w: SparseBlock<'_, T>,
-        cols: usize,
-        x: &[T],
-        epilogue: Epilogue<'_>,
-        y: &mut [T],
-    ) {
-        self.product(KeptOfRows { w, cols }, x, epilogue, y);
+    /// `y = act(x · Wᵀ + bias)` for a 2:4 weight; lengths are checked.
+    pub(super) fn sparse_linear<T: KernelElement>(self, w: &Strips<T>, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
+        self.product(KeptOfRows(w), x, epilogue, y);
     }
 
-    /// `dx = dy · W` for a 2:4 weight of `cols` columns; lengths are checked.
-    pub(super) fn sparse_input_gradient<T: KernelElement>(
-        self,
-        w: SparseBlock<'_, T>,
-        cols: usize,
-        dy: &[T],
-        dx: &mut [T],
-    ) {
-        self.product(KeptOfColumns { w, cols }, dy, Epilogue::default(), dx);
+    /// `dx = dy · W` for a 2:4 weight; lengths are checked.
+    pub(super) fn sparse_input_gradient<T: KernelElement>(self, w: &Strips<T>, dy: &[T], dx: &mut [T]) {
+        self.product(KeptOfColumns(w), dy, Epilogue::default(), dx);
     }
 
     /// `y = act(x · Wᵀ + bias)` for a dense weight; lengths are checked.
@@ -135,13 +132,13 @@ trait Factor: Copy + Send + Sync {
     /// A block in the order in which the kernel reads it.
     type Block: Default + Send;
 
-    /// Vectors of tokens in the widest panel, and depth of a block: a multiple of 32.
+    /// Vectors of tokens in the widest panel, and depth of a block: a multiple of [`ALIGNMENT`].
     fn shape<V: Kernels>() -> (usize, usize);
 
     fn outs(&self) -> usize;
     fn depth(&self) -> usize;
 
-    /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. Both ranges start at multiples of 32.
+    /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. Both ranges start at multiples of [`ALIGNMENT`].
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, block: &mut Self::Block);
 
     /// Adds the product of `block` and `panel` to `out`: `[outs, vectors * lanes]`, one line per output.
@@ -162,9 +159,9 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
         let x = &x[i * TOKENS * depth..][..tokens * depth];
         let (vectors, step) = F::shape::<V>();
         let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
-        let mut products = vec![0f32; outs * panels.padded_tokens()];
+        let mut products = Aligned::<f32>::zeroed(outs * panels.padded_tokens());
         // A few blocks per thread even out what else the machine is doing.
-        let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(WORD_COLUMNS).min(OUTS);
+        let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
         products.par_chunks_mut(block * panels.padded_tokens()).enumerate().for_each_init(
             F::Block::default,
             |prepared, (i, products)| {

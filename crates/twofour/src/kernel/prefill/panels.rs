@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::super::{Epilogue, KernelElement};
+use super::super::{Epilogue, KernelElement, aligned::Aligned};
 
 /// Lines of a panel that are packed together.
 const LINES: usize = 64;
@@ -13,7 +13,7 @@ const TOKENS: usize = 16;
 /// Panels of equal width but for the last: `[panel][depth, stride]`, completed with zero tokens.
 #[derive(Debug)]
 pub(super) struct Panels {
-    data: Vec<f32>,
+    data: Aligned<f32>,
     depth: usize,
     stride: usize,
     padded_tokens: usize,
@@ -36,7 +36,7 @@ impl Panels {
         let padded_tokens = tokens.next_multiple_of(lanes);
         let count = padded_tokens.div_ceil(lanes * vectors);
         let stride = (padded_tokens / lanes).div_ceil(count.max(1)) * lanes;
-        let mut data = vec![0f32; count * depth * stride];
+        let mut data = Aligned::zeroed(count * depth * stride);
         if !data.is_empty() {
             data.par_chunks_mut(depth * stride).enumerate().for_each(|(panel, data)| {
                 let first = panel * stride;

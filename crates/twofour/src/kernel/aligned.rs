@@ -1,0 +1,49 @@
+//! Memory aligned to cache lines, so that vectors do not straddle two.
+
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+/// Elements that start at a cache line.
+#[derive(Debug, Clone)]
+pub(super) struct Aligned<T> {
+    lines: Vec<CacheLine>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Aligned<T> {
+    /// `len` elements of zero bytes.
+    pub(super) fn zeroed(len: usize) -> Self {
+        let lines = (len * size_of::<T>()).div_ceil(size_of::<CacheLine>());
+        // Zeroed pages come from the operating system without being written.
+        Self { lines: bytemuck::zeroed_vec(lines), len, element: PhantomData }
+    }
+
+    /// A copy of `values`.
+    pub(super) fn copy_of(values: &[T]) -> Self {
+        let mut copy = Self::zeroed(values.len());
+        copy.copy_from_slice(values);
+        copy
+    }
+}
+
+impl<T: Pod> std::ops::Deref for Aligned<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+}
+
+impl<T: Pod> std::ops::DerefMut for Aligned<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}

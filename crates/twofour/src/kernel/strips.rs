@@ -1,0 +1,286 @@
+//! The layout that kernels multiply with: a 2:4 weight in strips of sixteen rows.
+//!
+//! A strip stores the kept values of one group (one position along the columns) of all its rows side by side, so that one
+//! register of activations, the same four for every row, serves all of them: a shuffle inside 128-bit blocks picks for each row
+//! what its metadata says, the products need no sum across lanes, and the strip is read as one stream. The layout is
+//! a bijection of the canonical form, made in memory only; rows and groups that complete the last strip and line hold zeros.
+//!
+//! | element | a line | values | positions, 2 bits each |
+//! |---|---|---|---|
+//! | f32, f16 | 1 group | the sixteen first values, then the sixteen second | first: word 0, second: word 1; row `r` at bit `2r` |
+//! | bf16 | 1 group | (first, second) of row 0, of row 1, … | as above |
+//! | i8 | 2 groups | (first, second, first, second) of row 0, of row 1, … | value `8 (2q + h) + b` at bit `8b + 2q` of the 64-bit half `h` |
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::aligned::Aligned;
+use crate::{
+    Compressed, Element, Error, Mask, MatrixRef, Result,
+    compressed::{self, code},
+};
+
+/// Rows of a strip.
+pub(super) const ROWS: usize = 16;
+
+/// Where an element type's values and positions lie in a line.
+pub trait Order: Element {
+    /// Groups of a line.
+    const GROUPS: usize;
+
+    /// Words of positions of a line.
+    const CODE_WORDS: usize;
+
+    /// Where the value is: `row` of the strip, `group` of the line, first or second (`which`).
+    fn value(row: usize, group: usize, which: usize) -> usize;
+
+    /// The word and the bit where its position is.
+    fn code(row: usize, group: usize, which: usize) -> (usize, u32);
+}
+
+macro_rules! order {
+    ($type:ty, $value:expr) => {
+        impl Order for $type {
+            const GROUPS: usize = 1;
+            const CODE_WORDS: usize = 2;
+            #[inline(always)]
+            fn value(row: usize, _: usize, which: usize) -> usize {
+                $value(row, which)
+            }
+            #[inline(always)]
+            fn code(row: usize, _: usize, which: usize) -> (usize, u32) {
+                (which, 2 * row as u32)
+            }
+        }
+    };
+}
+
+order!(f32, |row, which| which * ROWS + row);
+order!(f16, |row, which| which * ROWS + row);
+order!(bf16, |row, which| 2 * row + which);
+
+impl Order for i8 {
+    const GROUPS: usize = 2;
+    const CODE_WORDS: usize = 4;
+    #[inline(always)]
+    fn value(row: usize, group: usize, which: usize) -> usize {
+        row * 4 + group * 2 + which
+    }
+    #[inline(always)]
+    fn code(row: usize, group: usize, which: usize) -> (usize, u32) {
+        let place = Self::value(row, group, which);
+        let (quad, byte) = (place / 8, place % 8);
+        let bit = quad % 2 * 64 + byte * 8 + quad / 2 * 2;
+        (bit / 32, (bit % 32) as u32)
+    }
+}
+
+/// A 2:4 weight in strips; see the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct Strips<T> {
+    rows: usize,
+    cols: usize,
+    values: Aligned<T>,
+    codes: Aligned<u32>,
+}
+
+/// Sixteen rows of a weight.
+#[derive(Debug)]
+pub(super) struct Strip<'a, T> {
+    /// `[lines, GROUPS * 2 * ROWS]`.
+    pub values: &'a [T],
+    /// `[lines, CODE_WORDS]`.
+    pub codes: &'a [u32],
+}
+
+impl<T> Clone for Strip<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Strip<'_, T> {}
+
+impl<T: Order> Strip<'_, T> {
+    /// Lines of the strip.
+    #[inline(always)]
+    pub(super) fn lines(&self) -> usize {
+        self.codes.len() / T::CODE_WORDS
+    }
+
+    /// What a row keeps of a group: positions and values, first and second.
+    #[inline(always)]
+    pub(super) fn kept(&self, row: usize, group: usize) -> [(usize, T); 2] {
+        let (line, group) = (group / T::GROUPS, group % T::GROUPS);
+        [0, 1].map(|which| {
+            let (word, bit) = T::code(row, group, which);
+            let position = self.codes[line * T::CODE_WORDS + word] >> bit & 3;
+            (position as usize, self.values[line * Strips::<T>::LINE + T::value(row, group, which)])
+        })
+    }
+}
+
+impl<T: Order> Strips<T> {
+    /// Values of a line.
+    pub(super) const LINE: usize = T::GROUPS * 2 * ROWS;
+
+    fn empty(rows: usize, cols: usize) -> Self {
+        let lines = compressed::groups_per_row(cols).div_ceil(T::GROUPS) * rows.div_ceil(ROWS);
+        Self { rows, cols, values: Aligned::zeroed(lines * Self::LINE), codes: Aligned::zeroed(lines * T::CODE_WORDS) }
+    }
+
+    /// The strips of a weight.
+    pub(super) fn pack(weight: &Compressed<T>) -> Self {
+        let mut strips = Self::empty(weight.rows(), weight.cols());
+        let filled = strips.fill(|row, group| Ok((weight.code(row, group), weight.pair(row, group))));
+        debug_assert!(filled.is_ok());
+        strips
+    }
+
+    /// Fills with what `mask` keeps of `matrix`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where a shape differs, [`Error::TooManyKept`] where the mask is not 2:4 along rows; the contents are
+    /// then unspecified.
+    pub(super) fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
+        if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
+            let expected = (self.rows, self.cols);
+            return Err(Error::Shape { what: "recompressed matrix", expected, found: (matrix.rows(), matrix.cols()) });
+        }
+        mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
+        self.fill(|row, group| {
+            let source = &matrix.row(row)[group * 4..];
+            let source = &source[..source.len().min(4)];
+            let mut four = [T::ZERO; 4];
+            four[..source.len()].copy_from_slice(source);
+            let bits = mask.bits(row, group * 4, 4) as u8;
+            compressed::keep(four, bits).ok_or_else(|| compressed::too_many_kept(row, group, bits))
+        })
+    }
+
+    /// Stores for each group of each row the code and values that `kept` gives.
+    fn fill(&mut self, kept: impl Fn(usize, usize) -> Result<(u8, [T; 2])> + Sync) -> Result<()> {
+        let (rows, groups) = (self.rows, compressed::groups_per_row(self.cols));
+        let lines = groups.div_ceil(T::GROUPS);
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        let values = self.values.par_chunks_mut(lines * Self::LINE);
+        let codes = self.codes.par_chunks_mut(lines * T::CODE_WORDS);
+        values.zip(codes).enumerate().try_for_each(|(strip, (values, codes))| {
+            codes.fill(0);
+            for row in 0..ROWS.min(rows - strip * ROWS) {
+                for group in 0..groups {
+                    let (line, in_line) = (group / T::GROUPS, group % T::GROUPS);
+                    let (code, pair) = kept(strip * ROWS + row, group)?;
+                    let (first, second) = code::positions(code);
+                    for (which, (position, value)) in [first, second].into_iter().zip(pair).enumerate() {
+                        values[line * Self::LINE + T::value(row, in_line, which)] = value;
+                        let (word, bit) = T::code(row, in_line, which);
+                        codes[line * T::CODE_WORDS + word] |= (position as u32) << bit;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The canonical form.
+    pub(super) fn to_compressed(&self) -> Compressed<T> {
+        let groups = compressed::groups_per_row(self.cols);
+        let words = compressed::meta_words_per_row(self.cols);
+        let mut values = Vec::with_capacity(self.rows * groups * 2);
+        let mut meta = vec![0; self.rows * words];
+        for row in 0..self.rows {
+            let strip = self.strip(row / ROWS);
+            for group in 0..groups {
+                let [(first, a), (second, b)] = strip.kept(row % ROWS, group);
+                values.extend([a, b]);
+                meta[row * words + group / 8] |= ((first | second << 2) as u32) << (group % 8 * 4);
+            }
+        }
+        Compressed::from_trusted_parts(self.rows, self.cols, values, meta)
+    }
+
+    /// Rows of the weight.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of the weight.
+    pub(super) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of values and positions.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.values) + size_of_val(&*self.codes)
+    }
+
+    /// Columns to which activations must be completed.
+    pub(super) fn padded_cols(&self) -> usize {
+        self.cols.next_multiple_of(4 * T::GROUPS)
+    }
+
+    /// One strip.
+    #[inline(always)]
+    pub(super) fn strip(&self, i: usize) -> Strip<'_, T> {
+        let lines = compressed::groups_per_row(self.cols).div_ceil(T::GROUPS);
+        Strip {
+            values: &self.values[i * lines * Self::LINE..][..lines * Self::LINE],
+            codes: &self.codes[i * lines * T::CODE_WORDS..][..lines * T::CODE_WORDS],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check<T: Order>(rows: usize, cols: usize, bytes: &[u8], convert: impl Fn(u8) -> T) {
+        let dense: Vec<T> = bytes[..rows * cols].iter().map(|b| convert(*b)).collect();
+        let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
+        let compressed = Compressed::from_pruned(matrix).unwrap();
+        let mut strips = Strips::pack(&compressed);
+        assert_eq!(strips.to_compressed(), compressed);
+        assert!(strips.bytes() >= compressed.bytes() - 4 * rows * usize::from(!cols.is_multiple_of(32)));
+        // Repacking what is there already changes nothing, also over other contents.
+        let other = Compressed::from_pruned(MatrixRef::new(rows, cols, &vec![T::ZERO; rows * cols]).unwrap()).unwrap();
+        let mask = compressed.mask();
+        strips.repack(matrix, &mask).unwrap();
+        assert_eq!(strips.to_compressed(), compressed);
+        let mut from_other = Strips::pack(&other);
+        from_other.repack(matrix, &mask).unwrap();
+        assert_eq!(from_other.to_compressed(), compressed);
+    }
+
+    proptest! {
+        #[test]
+        fn strips_are_a_bijection_of_the_canonical_form(
+            (rows, cols, bytes) in (0usize..40, 0usize..70).prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(any::<u8>(), r * c)))
+        ) {
+            check(rows, cols, &bytes, |b| f32::from(b as i8));
+            check(rows, cols, &bytes, |b| bf16::from_f32(f32::from(b as i8)));
+            check(rows, cols, &bytes, |b| f16::from_f32(f32::from(b as i8)));
+            check(rows, cols, &bytes, |b| b as i8);
+        }
+    }
+
+    #[test]
+    fn every_value_and_position_has_a_place_of_its_own() {
+        fn check<T: Order>() {
+            let places = (0..ROWS).flat_map(|r| (0..T::GROUPS).flat_map(move |g| [(r, g, 0), (r, g, 1)]));
+            let mut values: Vec<usize> = places.clone().map(|(r, g, w)| T::value(r, g, w)).collect();
+            values.sort_unstable();
+            assert!(values.into_iter().eq(0..Strips::<T>::LINE));
+            let mut codes: Vec<(usize, u32)> = places.map(|(r, g, w)| T::code(r, g, w)).collect();
+            codes.sort_unstable();
+            let all = (0..T::CODE_WORDS).flat_map(|word| (0..32).step_by(2).map(move |bit| (word, bit)));
+            assert!(codes.into_iter().eq(all));
+        }
+        check::<f32>();
+        check::<bf16>();
+        check::<f16>();
+        check::<i8>();
+    }
+}
