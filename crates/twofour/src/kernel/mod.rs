@@ -18,6 +18,8 @@ mod int8;
 #[cfg(target_arch = "x86_64")]
 mod prefill;
 mod reference;
+#[cfg(target_arch = "x86_64")]
+mod scratch;
 mod sparse_weight;
 mod strips;
 #[cfg(test)]

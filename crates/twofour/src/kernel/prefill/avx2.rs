@@ -1,7 +1,7 @@
 //! The kernels in AVX2, FMA and F16C.
 
 use super::{
-    super::decode::avx2::Avx2,
+    super::{KernelElement, decode::avx2::Avx2, strips::ROWS},
     Kernels,
     kept::{self, Lists},
     tile::{self, Tiles},
@@ -15,7 +15,23 @@ unsafe impl Kernels for Avx2 {
     const TILE_VECTORS: usize = 2;
     const TILE_DEPTH: usize = 256;
 
-    unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]) {
+    unsafe fn list_strip<T: KernelElement>(
+        lines: &[T],
+        codes: &[u32],
+        stride: u32,
+        values: &mut [f32],
+        offsets: &mut [u32],
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { list_strip(lines, codes, stride, values, offsets) }
+    }
+
+    unsafe fn multiply_rows(lists: &Lists<ROWS>, panel: &[f32], vectors: usize, out: &mut [f32]) {
+        // SAFETY: passed on to the caller.
+        unsafe { multiply_lists(lists, panel, vectors, out) }
+    }
+
+    unsafe fn multiply_columns(lists: &Lists<1>, panel: &[f32], vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
@@ -26,14 +42,30 @@ unsafe impl Kernels for Avx2 {
     }
 }
 
+/// See [`kept::list_strip`].
+///
+/// # Safety
+/// The CPU has AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn list_strip<T: KernelElement>(
+    lines: &[T],
+    codes: &[u32],
+    stride: u32,
+    values: &mut [f32],
+    offsets: &mut [u32],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe { kept::list_strip::<Avx2, T>(lines, codes, stride, values, offsets) }
+}
+
 /// See [`kept::multiply`].
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C; the rest as [`kept::multiply`] says.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_lists<const I: usize>(lists: &Lists<I>, panel: &[f32], vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::multiply::<Avx2>(lists, panel, vectors, out) }
+    unsafe { kept::multiply::<Avx2, I>(lists, panel, vectors, out) }
 }
 
 /// See [`tile::multiply`].

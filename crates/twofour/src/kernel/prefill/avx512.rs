@@ -1,7 +1,7 @@
 //! The kernels in AVX-512 (F, BW, VL, DQ).
 
 use super::{
-    super::decode::avx512::Avx512,
+    super::{KernelElement, decode::avx512::Avx512, strips::ROWS},
     Kernels,
     kept::{self, Lists},
     tile::{self, Tiles},
@@ -15,7 +15,23 @@ unsafe impl Kernels for Avx512 {
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;
 
-    unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]) {
+    unsafe fn list_strip<T: KernelElement>(
+        lines: &[T],
+        codes: &[u32],
+        stride: u32,
+        values: &mut [f32],
+        offsets: &mut [u32],
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { list_strip(lines, codes, stride, values, offsets) }
+    }
+
+    unsafe fn multiply_rows(lists: &Lists<ROWS>, panel: &[f32], vectors: usize, out: &mut [f32]) {
+        // SAFETY: passed on to the caller.
+        unsafe { multiply_lists(lists, panel, vectors, out) }
+    }
+
+    unsafe fn multiply_columns(lists: &Lists<1>, panel: &[f32], vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
@@ -26,14 +42,30 @@ unsafe impl Kernels for Avx512 {
     }
 }
 
+/// See [`kept::list_strip`].
+///
+/// # Safety
+/// The CPU has AVX-512 (F, BW, VL, DQ).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn list_strip<T: KernelElement>(
+    lines: &[T],
+    codes: &[u32],
+    stride: u32,
+    values: &mut [f32],
+    offsets: &mut [u32],
+) {
+    // SAFETY: passed on to the caller.
+    unsafe { kept::list_strip::<Avx512, T>(lines, codes, stride, values, offsets) }
+}
+
 /// See [`kept::multiply`].
 ///
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`kept::multiply`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_lists<const I: usize>(lists: &Lists<I>, panel: &[f32], vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::multiply::<Avx512>(lists, panel, vectors, out) }
+    unsafe { kept::multiply::<Avx512, I>(lists, panel, vectors, out) }
 }
 
 /// See [`tile::multiply`].

@@ -5,24 +5,20 @@ use std::ops::Range;
 use super::{
     super::{
         KernelElement,
+        aligned::Aligned,
         decode::vector::Vector,
         strips::{ROWS, Strips},
     },
     Factor, Kernels,
 };
 
-/// A kept weight.
-#[derive(Debug, Clone, Copy, Default)]
-struct Kept {
-    value: f32,
-    /// Where its activations start, counted in elements of the panel.
-    offset: u32,
-}
-
-/// For each output, in order of depth, what it multiplies with.
-#[derive(Debug, Default)]
-pub(super) struct Lists {
-    kept: Vec<Kept>,
+/// For each output, in order of depth, the kept values and where their activations start, counted in elements of the panel.
+///
+/// The lists of `INTERLEAVED` outputs lie side by side, as strips have them.
+#[derive(Debug)]
+pub(super) struct Lists<const INTERLEAVED: usize> {
+    values: Aligned<f32>,
+    offsets: Aligned<u32>,
     lengths: Vec<u32>,
     /// Places for each list.
     capacity: usize,
@@ -30,22 +26,36 @@ pub(super) struct Lists {
     panel_len: usize,
 }
 
-impl Lists {
-    fn clear(&mut self, outs: usize, capacity: usize, panel_len: usize) {
+impl<const INTERLEAVED: usize> Default for Lists<INTERLEAVED> {
+    fn default() -> Self {
+        Self {
+            values: Aligned::zeroed(0),
+            offsets: Aligned::zeroed(0),
+            lengths: Vec::new(),
+            capacity: 0,
+            panel_len: 0,
+        }
+    }
+}
+
+impl<const INTERLEAVED: usize> Lists<INTERLEAVED> {
+    /// Makes room; the lists have so many entries each.
+    fn reset(&mut self, outs: usize, length: usize, capacity: usize, panel_len: usize) {
         self.lengths.clear();
-        self.lengths.resize(outs, 0);
+        self.lengths.resize(outs, length as u32);
         self.capacity = capacity;
         self.panel_len = panel_len;
-        if self.kept.len() < outs * capacity {
-            self.kept.resize(outs * capacity, Kept::default());
+        let places = outs.next_multiple_of(INTERLEAVED) * capacity;
+        if self.values.len() < places {
+            self.values = Aligned::zeroed(places);
+            self.offsets = Aligned::zeroed(places);
         }
     }
 
+    /// Where an output's list starts; its entries are `INTERLEAVED` apart.
     #[inline(always)]
-    fn push(&mut self, out: usize, kept: Kept) {
-        let length = &mut self.lengths[out];
-        self.kept[out * self.capacity + *length as usize] = kept;
-        *length += 1;
+    fn start(&self, out: usize) -> usize {
+        out / INTERLEAVED * (INTERLEAVED * self.capacity) + out % INTERLEAVED
     }
 }
 
@@ -96,7 +106,7 @@ fn for_each_kept<T: KernelElement>(
 }
 
 impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
-    type Block = Lists;
+    type Block = Lists<ROWS>;
 
     fn shape<V: Kernels>() -> (usize, usize) {
         (V::LIST_VECTORS, V::LIST_DEPTH)
@@ -110,42 +120,74 @@ impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
         self.0.cols()
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists) {
-        let capacity = depth.len().div_ceil(4) * 2;
-        lists.clear(outs.len(), capacity, depth.len() * stride);
-        let whole = depth.start / 4..depth.end / 4;
-        for first in outs.clone().step_by(ROWS) {
-            let strip = self.0.strip(first / ROWS);
-            for row in 0..ROWS.min(outs.end - first) {
-                let list = &mut lists.kept[(first + row - outs.start) * capacity..][..capacity];
-                let values = strip.values.chunks_exact(Strips::<T>::LINE);
-                let lines = values.zip(strip.codes.as_chunks::<2>().0).take(whole.end).skip(whole.start);
-                let mut offset = 0;
-                for (pair, (values, codes)) in list.as_chunks_mut::<2>().0.iter_mut().zip(lines) {
-                    for (which, slot) in pair.iter_mut().enumerate() {
-                        let position = codes[which] >> (2 * row) & 3;
-                        let value = values[T::value(row, 0, which)].to_f32();
-                        *slot = Kept { value, offset: offset + position * stride as u32 };
-                    }
-                    offset += 4 * stride as u32;
-                }
+    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists<ROWS>) {
+        let groups = depth.start / 4..depth.end.div_ceil(4);
+        lists.reset(outs.len(), 2 * groups.len(), 2 * groups.len(), 4 * groups.len() * stride);
+        let strips = outs.start / ROWS..outs.end.div_ceil(ROWS);
+        let line = Strips::<T>::LINE;
+        let values = lists.values.chunks_exact_mut(groups.len() * line);
+        let offsets = lists.offsets.chunks_exact_mut(groups.len() * line);
+        for ((strip, values), offsets) in strips.zip(values).zip(offsets) {
+            let strip = self.0.strip(strip);
+            // SAFETY: `Kernels` are only used where the CPU has their instructions.
+            unsafe {
+                V::list_strip(
+                    &strip.values[groups.start * line..groups.end * line],
+                    &strip.codes[2 * groups.start..2 * groups.end],
+                    stride as u32,
+                    values,
+                    offsets,
+                );
             }
         }
-        lists.lengths.fill(2 * whole.len() as u32);
-        // A last group that is not whole.
-        for_each_kept(self.0, outs.clone(), 4 * whole.end..depth.end, |row, col, value| {
-            lists.push(row - outs.start, Kept { value, offset: ((col - depth.start) * stride) as u32 });
-        });
     }
 
-    unsafe fn multiply<V: Kernels>(lists: &Lists, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply<V: Kernels>(lists: &Lists<ROWS>, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
-        unsafe { V::multiply_lists(lists, panel, vectors, out) }
+        unsafe { V::multiply_rows(lists, panel, vectors, out) }
+    }
+}
+
+/// Widens the values of a strip's lines and finds their activations, for panels whose lines are `stride` tokens apart.
+///
+/// # Safety
+/// The CPU has `V`'s instructions.
+#[inline(always)]
+pub(super) unsafe fn list_strip<V: Vector, T: KernelElement>(
+    lines: &[T],
+    codes: &[u32],
+    stride: u32,
+    values: &mut [f32],
+    offsets: &mut [u32],
+) {
+    const LINE: usize = 2 * ROWS;
+    assert!(lines.len() == values.len() && lines.len() == offsets.len() && lines.len() == codes.len() * ROWS);
+    let lines = lines.as_chunks::<LINE>().0.iter().zip(codes.as_chunks::<2>().0);
+    let lists = values.as_chunks_mut::<LINE>().0.iter_mut().zip(offsets.as_chunks_mut::<LINE>().0);
+    let mut first = 0;
+    for ((line, codes), (values, offsets)) in lines.zip(lists) {
+        // SAFETY: the caller's; a line has first and second values of `ROWS` rows, and so do the lists.
+        unsafe {
+            let (a, b) = V::line::<T, 0>(line.as_ptr());
+            a.store(values.as_mut_ptr());
+            b.store(values[ROWS..].as_mut_ptr());
+            if V::LANES < ROWS {
+                let (a, b) = V::line::<T, 1>(line.as_ptr());
+                a.store(values[V::LANES..].as_mut_ptr());
+                b.store(values[ROWS + V::LANES..].as_mut_ptr());
+            }
+        }
+        for (codes, offsets) in codes.iter().zip(offsets.as_chunks_mut::<ROWS>().0) {
+            for (row, offset) in offsets.iter_mut().enumerate() {
+                *offset = first + (codes >> (2 * row) & 3) * stride;
+            }
+        }
+        first += 4 * stride;
     }
 }
 
 impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
-    type Block = Lists;
+    type Block = Lists<1>;
 
     fn shape<V: Kernels>() -> (usize, usize) {
         (V::LIST_VECTORS, V::LIST_DEPTH)
@@ -159,18 +201,23 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
         self.0.rows()
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists) {
+    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut Lists<1>) {
         // A column may be kept in every row.
         let capacity = depth.len();
-        lists.clear(outs.len(), capacity, depth.len() * stride);
+        lists.reset(outs.len(), 0, capacity, depth.len() * stride);
+        let Lists { values, offsets, lengths, .. } = lists;
         for_each_kept(self.0, depth.clone(), outs.clone(), |row, col, value| {
-            lists.push(col - outs.start, Kept { value, offset: ((row - depth.start) * stride) as u32 });
+            let out = col - outs.start;
+            let place = out * capacity + lengths[out] as usize;
+            values[place] = value;
+            offsets[place] = ((row - depth.start) * stride) as u32;
+            lengths[out] += 1;
         });
     }
 
-    unsafe fn multiply<V: Kernels>(lists: &Lists, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply<V: Kernels>(lists: &Lists<1>, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
-        unsafe { V::multiply_lists(lists, panel, vectors, out) }
+        unsafe { V::multiply_columns(lists, panel, vectors, out) }
     }
 }
 
@@ -180,53 +227,65 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
 /// The CPU has `V`'s instructions; lines of the panel are at least `vectors` vectors long, as in the panel that the lists
 /// were made for.
 #[inline(always)]
-pub(super) unsafe fn multiply<V: Vector>(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]) {
+pub(super) unsafe fn multiply<V: Vector, const I: usize>(
+    lists: &Lists<I>,
+    panel: &[f32],
+    vectors: usize,
+    out: &mut [f32],
+) {
     assert!(lists.panel_len <= panel.len() && out.len() == lists.lengths.len() * vectors * V::LANES);
     // SAFETY: offsets are starts of lines of the panel; `out` has a line for each list.
     unsafe {
         match vectors {
-            1 => walk::<V, 1, 4>(lists, panel, out),
-            2 => walk::<V, 2, 4>(lists, panel, out),
-            3 => walk::<V, 3, 3>(lists, panel, out),
-            4 => walk::<V, 4, 2>(lists, panel, out),
-            5 => walk::<V, 5, 2>(lists, panel, out),
-            6 => walk::<V, 6, 2>(lists, panel, out),
-            7 => walk::<V, 7, 1>(lists, panel, out),
-            8 => walk::<V, 8, 1>(lists, panel, out),
-            9 => walk::<V, 9, 1>(lists, panel, out),
-            10 => walk::<V, 10, 1>(lists, panel, out),
-            11 => walk::<V, 11, 1>(lists, panel, out),
-            12 => walk::<V, 12, 1>(lists, panel, out),
+            1 => walk::<V, I, 1, 4>(lists, panel, out),
+            2 => walk::<V, I, 2, 4>(lists, panel, out),
+            3 => walk::<V, I, 3, 3>(lists, panel, out),
+            4 => walk::<V, I, 4, 2>(lists, panel, out),
+            5 => walk::<V, I, 5, 2>(lists, panel, out),
+            6 => walk::<V, I, 6, 2>(lists, panel, out),
+            7 => walk::<V, I, 7, 1>(lists, panel, out),
+            8 => walk::<V, I, 8, 1>(lists, panel, out),
+            9 => walk::<V, I, 9, 1>(lists, panel, out),
+            10 => walk::<V, I, 10, 1>(lists, panel, out),
+            11 => walk::<V, I, 11, 1>(lists, panel, out),
+            12 => walk::<V, I, 12, 1>(lists, panel, out),
             _ => unreachable!("panels are at most LIST_VECTORS wide"),
         }
     }
 }
 
-/// One list after the other. Narrow panels take `S` of its elements at once into sums of their own, so that additions
+/// One list after the other. Narrow panels take `S` of its entries at once into sums of their own, so that additions
 /// need not wait for each other.
 ///
 /// # Safety
 /// As [`multiply`]; `out` has `N` vectors for each list.
 #[inline(always)]
-unsafe fn walk<V: Vector, const N: usize, const S: usize>(lists: &Lists, panel: &[f32], out: &mut [f32]) {
+unsafe fn walk<V: Vector, const I: usize, const N: usize, const S: usize>(
+    lists: &Lists<I>,
+    panel: &[f32],
+    out: &mut [f32],
+) {
     // SAFETY: the caller's; a list's length is at most its capacity.
     unsafe {
         let panel = panel.as_ptr();
         for (out_index, length) in lists.lengths.iter().enumerate() {
-            let list = lists.kept.get_unchecked(out_index * lists.capacity..).get_unchecked(..*length as usize);
+            let start = lists.start(out_index);
+            let (mut values, mut offsets) = (lists.values.as_ptr().add(start), lists.offsets.as_ptr().add(start));
             let line = out.as_mut_ptr().add(out_index * N * V::LANES);
             let mut sums = [[V::zero(); N]; S];
             for (n, sum) in sums[0].iter_mut().enumerate() {
                 *sum = V::load(line.add(n * V::LANES));
             }
-            let (runs, rest) = list.as_chunks::<S>();
-            for run in runs {
-                for (kept, sums) in run.iter().zip(&mut sums) {
-                    add_product(*kept, panel, sums);
+            let mut left = *length as usize;
+            while left >= S {
+                for (s, sums) in sums.iter_mut().enumerate() {
+                    add_product(*values.add(s * I), panel.add(*offsets.add(s * I) as usize), sums);
                 }
+                (values, offsets) = (values.add(S * I), offsets.add(S * I));
+                left -= S;
             }
-            for kept in rest {
-                add_product(*kept, panel, &mut sums[0]);
+            for s in 0..left {
+                add_product(*values.add(s * I), panel.add(*offsets.add(s * I) as usize), &mut sums[0]);
             }
             let one = V::splat(1.0);
             let (first, others) = sums.split_at_mut(1);
@@ -240,16 +299,15 @@ unsafe fn walk<V: Vector, const N: usize, const S: usize>(lists: &Lists, panel: 
     }
 }
 
-/// Adds the products of one kept weight with `N` vectors of tokens.
+/// Adds the products of one kept weight with `N` vectors of tokens, which start at `x`.
 ///
 /// # Safety
-/// The CPU has `V`'s instructions; the weight's activations are `N` vectors within the panel.
+/// The CPU has `V`'s instructions; `x` is valid for `N` vectors.
 #[inline(always)]
-unsafe fn add_product<V: Vector, const N: usize>(kept: Kept, panel: *const f32, sums: &mut [V; N]) {
+unsafe fn add_product<V: Vector, const N: usize>(weight: f32, x: *const f32, sums: &mut [V; N]) {
     // SAFETY: the caller's.
     unsafe {
-        let w = V::splat(kept.value);
-        let x = panel.add(kept.offset as usize);
+        let w = V::splat(weight);
         for (n, sum) in sums.iter_mut().enumerate() {
             *sum = w.multiply_add(V::load(x.add(n * V::LANES)), *sum);
         }

@@ -21,9 +21,9 @@ use rayon::prelude::*;
 
 use super::{
     Engine, Epilogue, KernelElement,
-    aligned::Aligned,
     decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
-    strips::Strips,
+    scratch::Scratch,
+    strips::{ROWS, Strips},
 };
 use kept::{KeptOfColumns, KeptOfRows, Lists};
 use panels::{Panels, unpack};
@@ -45,8 +45,11 @@ impl Many {
     pub(super) const GRADIENT: Many = Many(2);
 }
 
+/// Lines of a panel are completed with zeros to a multiple of a group, whose padding multiplies them.
+const GROUP: usize = 4;
+
 /// Tokens multiplied in one go: bounds the memory for panels and products.
-const TOKENS: usize = 2048;
+const TOKENS: usize = 512;
 
 /// Outputs of the largest block: its lists and products stay in the second cache.
 const OUTS: usize = 256;
@@ -120,8 +123,20 @@ unsafe trait Kernels: Vector + Send + Sync {
     /// Depth of a block of tiles.
     const TILE_DEPTH: usize;
 
+    /// See [`kept::list_strip`].
+    unsafe fn list_strip<T: KernelElement>(
+        lines: &[T],
+        codes: &[u32],
+        stride: u32,
+        values: &mut [f32],
+        offsets: &mut [u32],
+    );
+
     /// See [`kept::multiply`].
-    unsafe fn multiply_lists(lists: &Lists, panel: &[f32], vectors: usize, out: &mut [f32]);
+    unsafe fn multiply_rows(lists: &Lists<ROWS>, panel: &[f32], vectors: usize, out: &mut [f32]);
+
+    /// See [`kept::multiply`].
+    unsafe fn multiply_columns(lists: &Lists<1>, panel: &[f32], vectors: usize, out: &mut [f32]);
 
     /// See [`tile::multiply`].
     unsafe fn multiply_tiles(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]);
@@ -159,19 +174,21 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
         let x = &x[i * TOKENS * depth..][..tokens * depth];
         let (vectors, step) = F::shape::<V>();
         let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
-        let mut products = Aligned::<f32>::zeroed(outs * panels.padded_tokens());
+        let mut products = Scratch::take(outs * panels.padded_tokens());
         // A few blocks per thread even out what else the machine is doing.
         let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
         products.par_chunks_mut(block * panels.padded_tokens()).enumerate().for_each_init(
             F::Block::default,
             |prepared, (i, products)| {
                 let outs = i * block..(i * block + block).min(outs);
+                products.fill(0.0);
                 for start in (0..depth).step_by(step) {
                     let depth = start..(start + step).min(depth);
                     factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
                     for panel in panels.iter() {
                         let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
-                        let lines = &panel.data[depth.start * panels.stride()..depth.end * panels.stride()];
+                        let lines = depth.start..depth.end.next_multiple_of(GROUP);
+                        let lines = &panel.data[lines.start * panels.stride()..lines.end * panels.stride()];
                         // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
                         unsafe { F::multiply::<V>(prepared, lines, panels.stride(), panel.width / V::LANES, out) };
                     }

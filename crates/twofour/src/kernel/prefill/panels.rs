@@ -2,7 +2,10 @@
 
 use rayon::prelude::*;
 
-use super::super::{Epilogue, KernelElement, aligned::Aligned};
+use super::{
+    super::{Epilogue, KernelElement, scratch::Scratch},
+    GROUP,
+};
 
 /// Lines of a panel that are packed together.
 const LINES: usize = 64;
@@ -10,11 +13,12 @@ const LINES: usize = 64;
 /// Tokens whose outputs are stored together: a cache line of products.
 const TOKENS: usize = 16;
 
-/// Panels of equal width but for the last: `[panel][depth, stride]`, completed with zero tokens.
+/// Panels of equal width but for the last: `[panel][lines, stride]`, completed with zero tokens and with zero lines to a
+/// multiple of [`GROUP`].
 #[derive(Debug)]
 pub(super) struct Panels {
-    data: Aligned<f32>,
-    depth: usize,
+    data: Scratch,
+    lines: usize,
     stride: usize,
     padded_tokens: usize,
 }
@@ -22,7 +26,7 @@ pub(super) struct Panels {
 /// A run of tokens.
 #[derive(Debug)]
 pub(super) struct Panel<'a> {
-    /// `[depth, stride]`.
+    /// `[lines, stride]`.
     pub data: &'a [f32],
     /// Its first token.
     pub first: usize,
@@ -36,21 +40,28 @@ impl Panels {
         let padded_tokens = tokens.next_multiple_of(lanes);
         let count = padded_tokens.div_ceil(lanes * vectors);
         let stride = (padded_tokens / lanes).div_ceil(count.max(1)) * lanes;
-        let mut data = Aligned::zeroed(count * depth * stride);
+        let lines = depth.next_multiple_of(GROUP);
+        let mut data = Scratch::take(count * lines * stride);
         if !data.is_empty() {
-            data.par_chunks_mut(depth * stride).enumerate().for_each(|(panel, data)| {
+            data.par_chunks_mut(lines * stride).enumerate().for_each(|(panel, data)| {
                 let first = panel * stride;
+                let (data, padding) = data.split_at_mut(depth * stride);
+                padding.fill(0.0);
                 data.par_chunks_mut(LINES * stride).enumerate().for_each(|(i, lines)| {
-                    for token in first..(first + stride).min(tokens) {
+                    let end = (first + stride).min(tokens);
+                    for token in first..end {
                         let x = &x[token * depth + i * LINES..(token + 1) * depth];
                         for (line, x) in lines.chunks_exact_mut(stride).zip(x) {
                             line[token - first] = x.to_f32();
                         }
                     }
+                    if end < first + stride {
+                        lines.chunks_exact_mut(stride).for_each(|line| line[end - first..].fill(0.0));
+                    }
                 });
             });
         }
-        Self { data, depth, stride, padded_tokens }
+        Self { data, lines, stride, padded_tokens }
     }
 
     /// Tokens including those that complete the last vector.
@@ -66,7 +77,7 @@ impl Panels {
     /// The panels in order of token.
     pub(super) fn iter(&self) -> impl Iterator<Item = Panel<'_>> {
         (0..self.padded_tokens).step_by(self.stride.max(1)).map(|first| Panel {
-            data: &self.data[first * self.depth..][..self.depth * self.stride],
+            data: &self.data[first * self.lines..][..self.lines * self.stride],
             first,
             width: self.width(first),
         })
