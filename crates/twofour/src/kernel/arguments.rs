@@ -1,8 +1,9 @@
 //! Checks of what a product is called with, and the shared way from a product to the stored output.
 
+use bytemuck::Pod;
 use rayon::prelude::*;
 
-use super::{Epilogue, KernelElement, strips::ROWS};
+use super::{Epilogue, KernelElement, scratch::Scratch, strips::ROWS};
 use crate::{Error, Result};
 
 /// An error unless the buffer has `tokens * features` elements.
@@ -21,23 +22,42 @@ pub(super) fn widen<T: KernelElement>(x: &[T]) -> Vec<f32> {
     x.iter().map(|v| v.to_f32()).collect()
 }
 
-/// Stores sums, `[strip, token, ROWS]`, as `[tokens, out_features]` outputs: `output(sum, token, out)`.
-pub(super) fn store<S: Copy + Sync, T: Send>(
-    sums: &[S],
-    tokens: usize,
-    y: &mut [T],
-    output: impl Fn(S, usize, usize) -> T + Sync,
-) {
-    let out_features = y.len() / tokens.max(1);
-    if out_features == 0 {
-        return;
-    }
-    y.par_chunks_mut(out_features).enumerate().for_each(|(token, y)| {
-        for (strip, y) in y.chunks_mut(ROWS).enumerate() {
-            let sums = &sums[(strip * tokens + token) * ROWS..][..ROWS];
-            for (row, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
-                *y = output(*sum, token, strip * ROWS + row);
-            }
+/// Sums of products, `[strip, stride, ROWS]`.
+#[derive(Debug)]
+pub(super) struct Sums<S: Pod> {
+    pub(super) values: Scratch<S>,
+    /// Tokens of a strip; those past the ones asked for mean nothing.
+    pub(super) stride: usize,
+}
+
+impl<S: Pod + Sync> Sums<S> {
+    /// Stores them as `[tokens, out_features]`: `output(sums, token, first, y)` fills `y`, a token's outputs from `first` on.
+    pub(super) fn store<T: Send>(
+        &self,
+        tokens: usize,
+        y: &mut [T],
+        output: impl Fn(&[S; ROWS], usize, usize, &mut [T]) + Sync,
+    ) {
+        let out_features = y.len() / tokens.max(1);
+        if out_features == 0 {
+            return;
         }
-    });
+        let sums = self.values.as_chunks::<ROWS>().0;
+        y.par_chunks_mut(out_features).enumerate().for_each(|(token, y)| {
+            for (strip, y) in y.chunks_mut(ROWS).enumerate() {
+                output(&sums[strip * self.stride + token], token, strip * ROWS, y);
+            }
+        });
+    }
+}
+
+impl Sums<f32> {
+    /// Stores them as `[tokens, out_features]` through the epilogue.
+    pub(super) fn store_floats<T: KernelElement>(&self, tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) {
+        self.store(tokens, y, |sums, _, first, y| {
+            let mut products = *sums;
+            epilogue.apply(&mut products[..y.len()], first);
+            y.iter_mut().zip(products).for_each(|(y, product)| *y = T::from_f32(product));
+        });
+    }
 }

@@ -2,14 +2,17 @@
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::prefill::{Many, Prefill};
 use super::{
     Engine, Epilogue, KernelElement,
     aligned::Aligned,
-    arguments::{expect_bias, expect_len, store, widen},
+    arguments::{expect_bias, expect_len, widen},
     decode::{self, DenseBlock},
     reference,
+};
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx,
+    prefill::{Many, Prefill},
 };
 use crate::{MatrixRef, Result};
 
@@ -69,12 +72,16 @@ impl<T: KernelElement> DenseWeight<T> {
         expect_len("y", y, tokens, self.rows)?;
         expect_bias(&epilogue, self.rows)?;
         #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = amx::choose(self.engine, x, tokens) {
+            (tiles.dense)(self.block(), x, tokens).store_floats(tokens, epilogue, y);
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
         if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::DENSE) {
             prefill.dense_linear(self.block(), x, epilogue, y);
             return Ok(());
         }
-        let sums = decode::product(self.engine, self.block(), &widen(x), tokens);
-        store(&sums, tokens, y, |sum, _, out| T::from_f32(epilogue.apply(sum, out)));
+        decode::product(self.engine, self.block(), &widen(x), tokens).store_floats(tokens, epilogue, y);
         Ok(())
     }
 

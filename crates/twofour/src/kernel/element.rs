@@ -3,6 +3,13 @@
 use half::{bf16, f16};
 
 use super::strips::{Order, ROWS};
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx::{self, TileElement},
+    arguments::Sums,
+    decode::DenseBlock,
+    strips::Strips,
+};
 use crate::Arithmetic;
 
 /// f32, bf16 or f16: what weights and activations of a float kernel are made of. Products accumulate in f32.
@@ -15,8 +22,22 @@ impl KernelElement for f16 {}
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+/// Products of a 2:4 and of a dense weight with so many tokens.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub struct TileProducts<T> {
+    pub(super) sparse: fn(&Strips<T>, &[T], usize) -> Sums<f32>,
+    pub(super) dense: fn(DenseBlock<'_, T>, &[T], usize) -> Sums<f32>,
+    /// Whether a value times zero may be other than zero: tiles multiply what was pruned.
+    pub(super) is_special: fn(T) -> bool,
+}
+
 /// Seals [`KernelElement`] and widens elements to f32 vectors.
 pub trait Load: Sized {
+    /// Products by AMX tiles, for an element that they multiply.
+    #[cfg(target_arch = "x86_64")]
+    const TILES: Option<TileProducts<Self>> = None;
+
     /// Widens 8 elements.
     ///
     /// # Safety
@@ -87,6 +108,10 @@ impl Load for f16 {
 }
 
 impl Load for bf16 {
+    #[cfg(target_arch = "x86_64")]
+    const TILES: Option<TileProducts<Self>> =
+        Some(TileProducts { sparse: amx::sparse, dense: amx::dense, is_special: <Self as TileElement>::is_special });
+
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn load_avx2(p: *const Self) -> __m256 {

@@ -86,7 +86,7 @@ impl Engine {
                     && is_x86_feature_detected!("avx512vbmi2")
                     && is_x86_feature_detected!("avx512bf16")
             }
-            Engine::Amx => super::amx_permission::granted(),
+            Engine::Amx => super::amx::permission::granted(),
         }
     }
 

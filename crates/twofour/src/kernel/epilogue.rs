@@ -16,6 +16,7 @@ pub enum Activation {
 
 impl Activation {
     /// The function's value.
+    #[inline]
     pub fn apply(self, x: f32) -> f32 {
         match self {
             Activation::Identity => x,
@@ -43,14 +44,17 @@ pub struct Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
-    /// What to store for output feature `out`.
-    #[inline]
-    pub(crate) fn apply(&self, product: f32, out: usize) -> f32 {
-        let biased = match self.bias {
-            Some(bias) => product + bias[out],
-            None => product,
-        };
-        self.activation.apply(biased)
+    /// Makes of the products of consecutive output features, from `first` on, what is to be stored.
+    #[inline(always)]
+    pub(crate) fn apply(&self, products: &mut [f32], first: usize) {
+        if let Some(bias) = self.bias {
+            products.iter_mut().zip(&bias[first..]).for_each(|(product, bias)| *product += bias);
+        }
+        match self.activation {
+            Activation::Identity => {}
+            Activation::Relu => products.iter_mut().for_each(|v| *v = Activation::Relu.apply(*v)),
+            other => products.iter_mut().for_each(|v| *v = other.apply(*v)),
+        }
     }
 }
 

@@ -3,49 +3,20 @@
 //! `y = act(scale_x[token] · scale_w[row] · Σ q_x q_w + bias)`: symmetric quantisation, `scale = amax / 127`, rounding to nearest even (as torch's
 //! dynamic int8 linear with per-channel weights). The integer sums are exact and the same on every engine.
 
-use rayon::prelude::*;
-
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::{
     Engine, Epilogue,
     aligned::Aligned,
-    arguments::{expect_bias, expect_len, store},
+    arguments::{Sums, expect_bias, expect_len},
     decode::{self, DenseBlock, Factor},
+    quantize::quantize_rows,
     strips::Strips,
 };
 use crate::{Compressed, Error, MatrixRef, Result};
 
 /// Products are at most 128 * 255 (with the offset of unsigned activations) and must not overflow 31 bits in any order.
 const MAX_INPUTS: usize = i32::MAX as usize / (128 * 255);
-
-/// Quantises a matrix row by row: the int8 values, `[rows, cols]`, and a scale for each row, `amax / 127` (0 for a row of
-/// zeros). Zeros stay zeros, so a 2:4 matrix stays 2:4.
-///
-/// # Errors
-/// [`Error::NotANumber`] or [`Error::Infinite`] with the place of the first value that is not finite.
-pub fn quantize(matrix: MatrixRef<'_, f32>) -> Result<(Vec<i8>, Vec<f32>)> {
-    for row in 0..matrix.rows() {
-        if let Some(col) = matrix.row(row).iter().position(|v| !v.is_finite()) {
-            let nan = matrix.row(row)[col].is_nan();
-            return Err(if nan { Error::NotANumber { row, col } } else { Error::Infinite { row, col } });
-        }
-    }
-    let rows: Vec<(Vec<i8>, f32)> =
-        (0..matrix.rows()).into_par_iter().map(|row| quantize_row(matrix.row(row))).collect();
-    let scales = rows.iter().map(|(_, scale)| *scale).collect();
-    Ok((rows.into_iter().flat_map(|(values, _)| values).collect(), scales))
-}
-
-/// A row's int8 values and its scale. A row with a NaN or an infinity gets a scale that is not finite, which makes every product
-/// with it NaN.
-fn quantize_row(row: &[f32]) -> (Vec<i8>, f32) {
-    let amax = row.iter().fold(0f32, |amax, v| if v.is_nan() || amax.is_nan() { f32::NAN } else { amax.max(v.abs()) });
-    let scale = amax / 127.0;
-    if scale == 0.0 || !scale.is_finite() {
-        return (vec![0; row.len()], if scale == 0.0 { 0.0 } else { f32::NAN });
-    }
-    // Dividing, not multiplying by the inverse: the inverse of a subnormal scale is infinite. `as` saturates, but |v / scale| is at most 127.
-    (row.iter().map(|v| (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8).collect(), scale)
-}
 
 /// A compressed int8 weight with a scale for each row, ready to multiply.
 #[derive(Debug, Clone)]
@@ -87,14 +58,16 @@ impl Rows {
         Ok(Rows { engine: engine.expect_available()?, scales, sums })
     }
 
-    fn linear<F: Factor<Activation = i8, Sum = i32>>(
+    /// `y = act(x · Wᵀ + bias)`, where `product` gives for int8 activations the sums, and what they have too much
+    /// for each unit of the row's sum of weights.
+    fn linear(
         &self,
-        weight: F,
         in_features: usize,
         x: &[f32],
         tokens: usize,
         epilogue: Epilogue<'_>,
         y: &mut [f32],
+        product: impl FnOnce(&[i8]) -> (Sums<i32>, i32),
     ) -> Result<()> {
         let out_features = self.scales.len();
         expect_len("x", x, tokens, in_features)?;
@@ -103,21 +76,30 @@ impl Rows {
         if y.is_empty() {
             return Ok(());
         }
-        let mut scales = Vec::with_capacity(tokens);
-        let mut quantized = Vec::with_capacity(x.len());
-        for token in 0..tokens {
-            let (values, scale) = quantize_row(&x[token * in_features..][..in_features]);
-            quantized.extend(values);
-            scales.push(scale);
-        }
-        let (quantized, offset) = decode::prepare_bytes(self.engine, &quantized, in_features);
-        let sums = decode::product(self.engine, weight, &quantized, tokens);
-        store(&sums, tokens, y, |sum, token, out| {
-            let product = sum.wrapping_sub(offset.wrapping_mul(self.sums[out]));
-            epilogue.apply(product as f32 * scales[token] * self.scales[out], out)
+        let (quantized, scales) = quantize_rows(x, tokens, in_features);
+        let (sums, offset) = product(&quantized);
+        sums.store(tokens, y, |sums, token, first, y| {
+            let rows = self.sums[first..].iter().zip(&self.scales[first..]);
+            for ((y, sum), (row_sum, scale)) in y.iter_mut().zip(sums).zip(rows) {
+                let product = sum.wrapping_sub(offset.wrapping_mul(*row_sum));
+                *y = product as f32 * scales[token] * scale;
+            }
+            epilogue.apply(y, first);
         });
         Ok(())
     }
+}
+
+/// Sums of a weight with few tokens, and what they have too much for each unit of the row's sum of weights.
+fn few<F: Factor<Activation = i8, Sum = i32>>(
+    engine: Engine,
+    weight: F,
+    x: &[i8],
+    tokens: usize,
+    in_features: usize,
+) -> (Sums<i32>, i32) {
+    let (x, offset) = decode::prepare_bytes(engine, x, in_features);
+    (decode::product(engine, weight, &x, tokens), offset)
 }
 
 impl SparseWeightI8 {
@@ -171,7 +153,14 @@ impl SparseWeightI8 {
     /// # Errors
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
-        self.shared.linear(&self.weight, self.in_features(), x, tokens, epilogue, y)
+        let engine = self.shared.engine;
+        self.shared.linear(self.in_features(), x, tokens, epilogue, y, |x| {
+            #[cfg(target_arch = "x86_64")]
+            if amx::is_chosen(engine, tokens) {
+                return (amx::sparse(&self.weight, x, tokens), 0);
+            }
+            few(engine, &self.weight, x, tokens, self.in_features())
+        })
     }
 }
 
@@ -215,7 +204,14 @@ impl DenseWeightI8 {
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
         let block = DenseBlock { rows: self.out_features(), values: &self.values, cols: self.in_features };
-        self.shared.linear(block, self.in_features, x, tokens, epilogue, y)
+        let engine = self.shared.engine;
+        self.shared.linear(self.in_features, x, tokens, epilogue, y, |x| {
+            #[cfg(target_arch = "x86_64")]
+            if amx::is_chosen(engine, tokens) {
+                return (amx::dense(block, x, tokens), 0);
+            }
+            few(engine, block, x, tokens, self.in_features)
+        })
     }
 }
 
@@ -231,7 +227,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_engine_gives_the_same_exact_sums(
-            (out, inn, tokens, w, x) in (0usize..20, prop_oneof![0usize..300, Just(512)], 0usize..7).prop_flat_map(|(o, i, t)| {
+            (out, inn, tokens, w, x) in (0usize..20, prop_oneof![4 => 0usize..300, 1 => Just(512), 1 => Just(1100)], prop_oneof![4 => 0usize..7, 1 => 15usize..50]).prop_flat_map(|(o, i, t)| {
                 let x = prop_oneof![4 => -1f32..1.0, 1 => Just(0.0), 1 => Just(1.0), 1 => Just(-1.0)];
                 (Just(o), Just(i), Just(t), proptest::collection::vec(adversarial(), o * i), proptest::collection::vec(x, t * i))
             })
@@ -247,7 +243,8 @@ mod tests {
                 sparse.linear(&x, tokens, Epilogue::default(), &mut a).unwrap();
                 dense.linear(&x, tokens, Epilogue::default(), &mut b).unwrap();
                 for t in 0..tokens {
-                    let (q, scale) = quantize_row(&x[t * inn..][..inn]);
+                    let (q, scale) = quantize_rows(&x[t * inn..][..inn], 1, inn);
+                    let scale = scale[0];
                     for o in 0..out {
                         let exact = |w: &[i8]| {
                             let sum: i64 = w[o * inn..][..inn].iter().zip(&q).map(|(w, q)| i64::from(*w) * i64::from(*q)).sum();
@@ -257,15 +254,6 @@ mod tests {
                         prop_assert_eq!(b[t * out + o], exact(&w), "{} dense y[{}, {}]", engine, t, o);
                     }
                 }
-            }
-        }
-
-        #[test]
-        fn quantisation_is_within_half_a_step(row in proptest::collection::vec(prop_oneof![-1e3f32..1e3, Just(0.0), Just(1e-40)], 1..50)) {
-            let (values, scales) = quantize(MatrixRef::new(1, row.len(), &row).unwrap()).unwrap();
-            for (v, q) in row.iter().zip(values) {
-                prop_assert!((v - f32::from(q) * scales[0]).abs() <= 0.5001 * scales[0] + f32::MIN_POSITIVE);
-                prop_assert!(*v != 0.0 || q == 0);
             }
         }
     }
@@ -280,8 +268,6 @@ mod tests {
             dense.linear(&x, 3, Epilogue::default(), &mut y).unwrap();
             assert!(y[0].is_nan() && y[1].is_nan() && (y[2] - 4.0).abs() < 1e-5, "{y:?}");
         }
-        let error = quantize(MatrixRef::new(1, 2, &[1.0, f32::INFINITY]).unwrap()).unwrap_err();
-        assert!(matches!(error, Error::Infinite { row: 0, col: 1 }), "{error}");
         let wide = vec![0i8; MAX_INPUTS + 1];
         let error = DenseWeightI8::pack(MatrixRef::new(1, wide.len(), &wide).unwrap(), vec![1.0]).unwrap_err();
         assert!(matches!(error, Error::TooManyInputs { .. }), "{error}");

@@ -7,7 +7,7 @@
 
 mod aligned;
 #[cfg(target_arch = "x86_64")]
-mod amx_permission;
+mod amx;
 mod arguments;
 mod decode;
 mod dense_weight;
@@ -17,8 +17,8 @@ mod epilogue;
 mod int8;
 #[cfg(target_arch = "x86_64")]
 mod prefill;
+mod quantize;
 mod reference;
-#[cfg(target_arch = "x86_64")]
 mod scratch;
 mod sparse_weight;
 mod strips;
@@ -29,5 +29,6 @@ pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
 pub use engine::{ENGINE_VARIABLE, Engine};
 pub use epilogue::{Activation, Epilogue};
-pub use int8::{DenseWeightI8, SparseWeightI8, quantize};
+pub use int8::{DenseWeightI8, SparseWeightI8};
+pub use quantize::quantize;
 pub use sparse_weight::SparseWeight;

@@ -2,27 +2,33 @@
 //! a tenth of the time of a product with 512 tokens).
 
 use std::{
+    marker::PhantomData,
     ops::{Deref, DerefMut},
     sync::{Mutex, PoisonError},
 };
+
+use bytemuck::Pod;
 
 use super::aligned::Aligned;
 
 /// Buffers that are kept at most: two for each of two threads that multiply at the same time.
 const KEPT: usize = 4;
 
-static FREE: Mutex<Vec<Aligned<f32>>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<Aligned<u8>>> = Mutex::new(Vec::new());
 
 /// Borrowed working memory; dropped, it is kept for the next.
 #[derive(Debug)]
-pub(super) struct Scratch {
-    buffer: Aligned<f32>,
+pub(super) struct Scratch<T> {
+    buffer: Aligned<u8>,
+    /// Bytes in use.
     len: usize,
+    element: PhantomData<T>,
 }
 
-impl Scratch {
+impl<T: Pod> Scratch<T> {
     /// `len` elements of whatever contents.
     pub(super) fn take(len: usize) -> Self {
+        let len = len * size_of::<T>();
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = (0..free.len()).filter(|&i| free[i].len() >= len).min_by_key(|&i| free[i].len());
         // Where none fits, the smallest makes way.
@@ -32,11 +38,11 @@ impl Scratch {
             Some(buffer) if buffer.len() >= len => buffer,
             _ => Aligned::zeroed(len),
         };
-        Self { buffer, len }
+        Self { buffer, len, element: PhantomData }
     }
 }
 
-impl Drop for Scratch {
+impl<T> Drop for Scratch<T> {
     fn drop(&mut self) {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < KEPT {
@@ -45,17 +51,17 @@ impl Drop for Scratch {
     }
 }
 
-impl Deref for Scratch {
-    type Target = [f32];
+impl<T: Pod> Deref for Scratch<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[f32] {
-        &self.buffer[..self.len]
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.buffer[..self.len])
     }
 }
 
-impl DerefMut for Scratch {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.buffer[..self.len]
+impl<T: Pod> DerefMut for Scratch<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.buffer[..self.len])
     }
 }
 
@@ -66,8 +72,8 @@ mod tests {
     #[test]
     fn memory_is_as_long_as_asked_whatever_was_kept() {
         for len in [10, 1000, 0, 100, 5000, 1] {
-            let mut scratch = Scratch::take(len);
-            let other = Scratch::take(len);
+            let mut scratch = Scratch::<f32>::take(len);
+            let other = Scratch::<u8>::take(len);
             scratch.fill(f32::NAN);
             assert_eq!((scratch.len(), other.len()), (len, len));
         }

@@ -2,13 +2,16 @@
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::prefill::{Many, Prefill};
 use super::{
     Engine, Epilogue, KernelElement,
-    arguments::{expect_bias, expect_len, store, widen},
+    arguments::{expect_bias, expect_len, widen},
     decode, reference,
     strips::Strips,
+};
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx,
+    prefill::{Many, Prefill},
 };
 use crate::{Compressed, Mask, MatrixRef, Result};
 
@@ -92,13 +95,17 @@ impl<T: KernelElement> SparseWeight<T> {
         expect_len("y", y, tokens, self.out_features())?;
         expect_bias(&epilogue, self.out_features())?;
         #[cfg(target_arch = "x86_64")]
+        if let Some(tiles) = amx::choose(self.engine, x, tokens) {
+            (tiles.sparse)(&self.weight, x, tokens).store_floats(tokens, epilogue, y);
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
         if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::SPARSE) {
             prefill.sparse_linear(&self.weight, x, epilogue, y);
             return Ok(());
         }
         let x = decode::prepare(x, self.in_features(), self.weight.padded_cols());
-        let sums = decode::product(self.engine, &self.weight, &x, tokens);
-        store(&sums, tokens, y, |sum, _, out| T::from_f32(epilogue.apply(sum, out)));
+        decode::product(self.engine, &self.weight, &x, tokens).store_floats(tokens, epilogue, y);
         Ok(())
     }
 

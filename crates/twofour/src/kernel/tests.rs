@@ -151,6 +151,9 @@ fn many_tokens_cross_every_edge_of_blocks_and_panels() {
         (7, 63, 8),
         (64, 128, 96),
         (35, 3, 41),
+        (50, 1100, 33),
+        (600, 40, 16),
+        (20, 30, 530),
     ] {
         let case = (proptest::collection::vec(value(), out * inn), proptest::collection::vec(value(), tokens * inn))
             .new_tree(&mut runner)
@@ -224,27 +227,32 @@ proptest! {
     }
 }
 
-#[test]
-fn what_is_pruned_leaves_no_trace_and_what_is_kept_does() {
+fn pruned_leaves_no_trace<T: KernelElement>() {
     for &engine in Engine::available() {
         for inn in [4, 20, 32, 64, 100] {
-            let w: Vec<f32> = (0..inn).map(|i| if i % 4 < 2 { 1.0 } else { 0.0 }).collect();
-            let sparse =
-                SparseWeight::pack_for(Compressed::from_dense(MatrixRef::new(1, inn, &w).unwrap()).unwrap(), engine)
-                    .unwrap();
-            for tokens in [1, 2, 3, 40] {
-                let x: Vec<f32> =
-                    (0..tokens * inn).map(|i| if i % inn % 4 < 2 { 1.0 } else { f32::INFINITY }).collect();
-                let mut y = vec![0.0; tokens];
+            let w: Vec<T> = (0..inn).map(|i| T::from_f32(f32::from(i % 4 < 2))).collect();
+            let compressed = Compressed::from_dense(MatrixRef::new(1, inn, &w).unwrap()).unwrap();
+            let sparse = SparseWeight::pack_for(compressed, engine).unwrap();
+            for tokens in [1, 2, 3, 40, 130] {
+                let x = (0..tokens * inn).map(|i| if i % inn % 4 < 2 { 1.0 } else { f32::INFINITY });
+                let mut x: Vec<T> = x.map(T::from_f32).collect();
+                let mut y = vec![T::ZERO; tokens];
                 sparse.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
-                assert_eq!(y, vec![inn as f32 / 2.0; tokens], "{engine}, {inn} columns, {tokens} tokens");
-                let mut x = x;
-                x[0] = f32::NAN;
+                let expected = vec![T::from_f32(inn as f32 / 2.0); tokens];
+                assert_eq!(y, expected, "{engine}, {inn} columns, {tokens} tokens");
+                x[0] = T::from_f32(f32::NAN);
                 sparse.linear(&x, tokens, Epilogue::default(), &mut y).unwrap();
-                assert!(y[0].is_nan() && y[1..].iter().all(|v| v.is_finite()));
+                assert!(y[0].to_f32().is_nan() && y[1..].iter().all(|v| v.to_f32().is_finite()));
             }
         }
     }
+}
+
+#[test]
+fn what_is_pruned_leaves_no_trace_and_what_is_kept_does() {
+    pruned_leaves_no_trace::<f32>();
+    pruned_leaves_no_trace::<bf16>();
+    pruned_leaves_no_trace::<f16>();
 }
 
 #[test]

@@ -17,12 +17,15 @@ pub(super) mod vector;
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use rayon::prelude::*;
 
 use super::{
     Engine, KernelElement,
     aligned::Aligned,
+    arguments::Sums,
     reference,
+    scratch::Scratch,
     strips::{ROWS, Strips},
 };
 pub(super) use int8::prepare as prepare_bytes;
@@ -58,7 +61,7 @@ pub(super) trait Factor: Copy + Send + Sync {
     /// An activation: f32, or i8 for integer kernels.
     type Activation: Copy + Sync;
     /// A dot product: f32, or i32 for integer kernels.
-    type Sum: Copy + Default + Send;
+    type Sum: bytemuck::Pod + Send;
     /// How many rows it has.
     fn rows(&self) -> usize;
     /// Multiplies some strips with activations `stride` apart: `[strip, token, ROWS]`.
@@ -72,20 +75,21 @@ pub(super) trait Factor: Copy + Send + Sync {
     );
 }
 
-/// `x · Wᵀ` as `[strip, token, ROWS]`, for activations `[tokens, stride]` as the weight's kernel wants them.
-pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation], tokens: usize) -> Vec<F::Sum> {
+/// `x · Wᵀ` for activations `[tokens, stride]` as the weight's kernel wants them.
+pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation], tokens: usize) -> Sums<F::Sum> {
     let strips = weight.rows().div_ceil(ROWS);
-    let mut out = vec![F::Sum::default(); strips * tokens * ROWS];
-    if out.is_empty() || x.is_empty() {
-        return out;
+    let mut sums = Sums { values: Scratch::take(strips * tokens * ROWS), stride: tokens };
+    if sums.values.is_empty() || x.is_empty() {
+        sums.values.fill(F::Sum::zeroed());
+        return sums;
     }
     let stride = x.len() / tokens;
     // A few parts per thread even out what else the machine is doing.
     let part = strips.div_ceil(4 * rayon::current_num_threads());
-    out.par_chunks_mut(part * tokens * ROWS).enumerate().for_each(|(i, out)| {
+    sums.values.par_chunks_mut(part * tokens * ROWS).enumerate().for_each(|(i, out)| {
         weight.multiply(engine, i * part..(i * part + part).min(strips), x, stride, out);
     });
-    out
+    sums
 }
 
 /// Widens activations, `[tokens, features]`, and completes each token with zeros: `[tokens, stride]`.

@@ -28,13 +28,7 @@ pub(super) struct Lists<const INTERLEAVED: usize> {
 
 impl<const INTERLEAVED: usize> Default for Lists<INTERLEAVED> {
     fn default() -> Self {
-        Self {
-            values: Aligned::zeroed(0),
-            offsets: Aligned::zeroed(0),
-            lengths: Vec::new(),
-            capacity: 0,
-            panel_len: 0,
-        }
+        Self { values: Aligned::zeroed(0), offsets: Aligned::zeroed(0), lengths: Vec::new(), capacity: 0, panel_len: 0 }
     }
 }
 
@@ -239,7 +233,7 @@ pub(super) unsafe fn multiply<V: Vector, const I: usize>(
         match vectors {
             1 => walk::<V, I, 1, 4>(lists, panel, out),
             2 => walk::<V, I, 2, 4>(lists, panel, out),
-            3 => walk::<V, I, 3, 3>(lists, panel, out),
+            3 => walk::<V, I, 3, 2>(lists, panel, out),
             4 => walk::<V, I, 4, 2>(lists, panel, out),
             5 => walk::<V, I, 5, 2>(lists, panel, out),
             6 => walk::<V, I, 6, 2>(lists, panel, out),
@@ -253,6 +247,9 @@ pub(super) unsafe fn multiply<V: Vector, const I: usize>(
         }
     }
 }
+
+/// Entries of a list that are taken together: so few branches are foreseen, where one an entry is not (measured).
+const UNROLLED: usize = 8;
 
 /// One list after the other. Narrow panels take `S` of its entries at once into sums of their own, so that additions
 /// need not wait for each other.
@@ -277,12 +274,12 @@ unsafe fn walk<V: Vector, const I: usize, const N: usize, const S: usize>(
                 *sum = V::load(line.add(n * V::LANES));
             }
             let mut left = *length as usize;
-            while left >= S {
-                for (s, sums) in sums.iter_mut().enumerate() {
-                    add_product(*values.add(s * I), panel.add(*offsets.add(s * I) as usize), sums);
+            while left >= UNROLLED {
+                for s in 0..UNROLLED {
+                    add_product(*values.add(s * I), panel.add(*offsets.add(s * I) as usize), &mut sums[s % S]);
                 }
-                (values, offsets) = (values.add(S * I), offsets.add(S * I));
-                left -= S;
+                (values, offsets) = (values.add(UNROLLED * I), offsets.add(UNROLLED * I));
+                left -= UNROLLED;
             }
             for s in 0..left {
                 add_product(*values.add(s * I), panel.add(*offsets.add(s * I) as usize), &mut sums[0]);

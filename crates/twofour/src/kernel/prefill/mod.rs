@@ -32,13 +32,14 @@ use tile::{Columns, Rows, Tiles};
 /// What the blocks of a weight start at multiples of, in rows and columns.
 const ALIGNMENT: usize = 32;
 
-/// Tokens from which a product takes this way rather than that of few tokens, by where the two cross on a Zen 3.
+/// Tokens from which a product takes this way rather than that of few tokens, by where the two cross (on a Zen 3 and on an
+/// Emerald Rapids alike).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Many(usize);
 
 impl Many {
     /// `x · Wᵀ`, 2:4: listing what is kept must pay.
-    pub(super) const SPARSE: Many = Many(128);
+    pub(super) const SPARSE: Many = Many(96);
     /// `x · Wᵀ`, dense.
     pub(super) const DENSE: Many = Many(48);
     /// `dy · W`: few tokens have no kernel of their own.

@@ -10,14 +10,17 @@ use super::{
 /// Lines of a panel that are packed together.
 const LINES: usize = 64;
 
-/// Tokens whose outputs are stored together: a cache line of products.
-const TOKENS: usize = 16;
+/// Tokens whose outputs are stored together: as many as divide any panel.
+const TOKENS: usize = 8;
+
+/// Outputs that are stored together: a cache line of f32.
+const OUTS: usize = 16;
 
 /// Panels of equal width but for the last: `[panel][lines, stride]`, completed with zero tokens and with zero lines to a
 /// multiple of [`GROUP`].
 #[derive(Debug)]
 pub(super) struct Panels {
-    data: Scratch,
+    data: Scratch<f32>,
     lines: usize,
     stride: usize,
     padded_tokens: usize,
@@ -98,14 +101,24 @@ pub(super) fn unpack<T: KernelElement>(
     y: &mut [T],
 ) {
     y.par_chunks_mut(TOKENS * outs).enumerate().for_each(|(i, y)| {
+        let token = i * TOKENS;
+        let first = token / panels.stride * panels.stride;
+        let width = panels.width(first);
         for (products, start) in products.chunks(block * panels.padded_tokens).zip((0..outs).step_by(block)) {
             let rows = block.min(outs - start);
-            for (y, token) in y.chunks_exact_mut(outs).zip(i * TOKENS..) {
-                let first = token / panels.stride * panels.stride;
-                let width = panels.width(first);
-                let tile = &products[rows * first..][..rows * width];
-                for ((line, y), out) in tile.chunks_exact(width).zip(&mut y[start..]).zip(start..) {
-                    *y = T::from_f32(epilogue.apply(line[token - first], out));
+            let lines = &products[rows * first..][..rows * width];
+            for (lines, out) in lines.chunks(OUTS * width).zip((start..).step_by(OUTS)) {
+                // Transposed in a small square, and stored from there.
+                let mut square = [[0.0; OUTS]; TOKENS];
+                for (o, line) in lines.chunks_exact(width).enumerate() {
+                    for (row, product) in square.iter_mut().zip(&line[token - first..][..TOKENS]) {
+                        row[o] = *product;
+                    }
+                }
+                let outputs = lines.len() / width;
+                for (y, row) in y.chunks_exact_mut(outs).zip(&mut square) {
+                    epilogue.apply(&mut row[..outputs], out);
+                    y[out..out + outputs].iter_mut().zip(row).for_each(|(y, product)| *y = T::from_f32(*product));
                 }
             }
         }

@@ -1,0 +1,141 @@
+//! 2:4 weights as right factors: a row of a tile holds four bytes of depth of sixteen outputs, which is how strips lie, so that a
+//! line of a strip becomes two rows of a tile, lane by lane.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{
+    super::strips::{Order, ROWS, Strips},
+    Factor, LINE, SUMS, TILE, TileElement,
+};
+
+/// Lines of a strip that a tile is expanded from.
+const LINES: usize = TILE / (2 * LINE);
+
+/// An element whose strips can be expanded.
+pub(in super::super) trait Expand: Order {
+    /// Expands a line of a strip to two rows of a tile.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512; `values` and `codes` are a line of a strip.
+    unsafe fn expand(values: *const Self, codes: *const u32) -> [__m512i; 2];
+}
+
+impl Expand for bf16 {
+    #[inline(always)]
+    unsafe fn expand(values: *const Self, codes: *const u32) -> [__m512i; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let pairs = _mm512_loadu_si512(values.cast());
+            let first = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF));
+            let second = _mm512_srli_epi32::<16>(pairs);
+            // Where a row's value goes, in bits of the 64 of a group: 0, 16, 32 or 48.
+            let rows = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let place = |word: u32| {
+                let position = _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), rows);
+                _mm512_slli_epi32::<4>(_mm512_and_si512(position, _mm512_set1_epi32(3)))
+            };
+            let (a, b) = (place(*codes), place(*codes.add(1)));
+            // A shift by more than 31, or by less than 0, leaves nothing.
+            let lower = _mm512_or_si512(_mm512_sllv_epi32(first, a), _mm512_sllv_epi32(second, b));
+            let half = _mm512_set1_epi32(32);
+            let (a, b) = (_mm512_sub_epi32(a, half), _mm512_sub_epi32(b, half));
+            [lower, _mm512_or_si512(_mm512_sllv_epi32(first, a), _mm512_sllv_epi32(second, b))]
+        }
+    }
+}
+
+impl Expand for i8 {
+    #[inline(always)]
+    unsafe fn expand(values: *const Self, codes: *const u32) -> [__m512i; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let fours = _mm512_loadu_si512(values.cast());
+            let halves = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.cast()));
+            // A position in the lowest two bits of each byte, whatever the others are.
+            let positions = _mm512_srlv_epi64(halves, _mm512_setr_epi64(0, 0, 2, 2, 4, 4, 6, 6));
+            let byte = _mm512_set1_epi32(0xFF);
+            // Eight times a position.
+            let mask = _mm512_set1_epi32(0x18);
+            let first = _mm512_sllv_epi32(
+                _mm512_and_si512(fours, byte),
+                _mm512_and_si512(_mm512_slli_epi32::<3>(positions), mask),
+            );
+            let second = _mm512_sllv_epi32(
+                _mm512_and_si512(_mm512_srli_epi32::<8>(fours), byte),
+                _mm512_and_si512(_mm512_srli_epi32::<5>(positions), mask),
+            );
+            let third = _mm512_sllv_epi32(
+                _mm512_and_si512(_mm512_srli_epi32::<16>(fours), byte),
+                _mm512_and_si512(_mm512_srli_epi32::<13>(positions), mask),
+            );
+            let fourth = _mm512_sllv_epi32(
+                _mm512_srli_epi32::<24>(fours),
+                _mm512_and_si512(_mm512_srli_epi32::<21>(positions), mask),
+            );
+            [_mm512_or_si512(first, second), _mm512_or_si512(third, fourth)]
+        }
+    }
+}
+
+/// Expands lines of a strip to tiles; what is past the last line is zero.
+///
+/// # Safety
+/// The CPU has AVX-512 (F, BW, VL, DQ).
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn expand<E: Expand>(values: &[E], codes: &[u32], tiles: &mut [u8]) {
+    let lines = values.chunks_exact(Strips::<E>::LINE).zip(codes.chunks_exact(E::CODE_WORDS));
+    let count = codes.len() / E::CODE_WORDS;
+    let (filled, rest) = tiles.split_at_mut(count * 2 * LINE);
+    for ((values, codes), out) in lines.zip(filled.chunks_exact_mut(2 * LINE)) {
+        // SAFETY: the caller's; the slices are a line, and `out` is two rows of a tile.
+        unsafe {
+            let [lower, upper] = E::expand(values.as_ptr(), codes.as_ptr());
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), lower);
+            _mm512_storeu_si512(out[LINE..].as_mut_ptr().cast(), upper);
+        }
+    }
+    rest.fill(0);
+}
+
+impl<E: TileElement> Factor for &Strips<E> {
+    type Element = E;
+
+    fn rows(&self) -> usize {
+        Strips::rows(self)
+    }
+
+    fn cols(&self) -> usize {
+        Strips::cols(self)
+    }
+
+    /// Left factors: 16 rows of 64 bytes of a token each.
+    fn pack_tokens(x: &[E], cols: usize, tiles: &mut [u8]) {
+        super::dense::pack_rows(x, cols, 0, tiles);
+    }
+
+    fn fill(&self, strip: usize, first: usize, tiles: &mut [u8]) {
+        if strip * ROWS >= Strips::rows(self) {
+            // A strip that completes a pair.
+            return tiles.fill(0);
+        }
+        let strip = self.strip(strip);
+        let lines = first * LINES..(first * LINES + tiles.len() / (2 * LINE)).min(strip.lines());
+        let values = &strip.values[lines.start * Strips::<E>::LINE..lines.end * Strips::<E>::LINE];
+        let codes = &strip.codes[lines.start * E::CODE_WORDS..lines.end * E::CODE_WORDS];
+        // SAFETY: a CPU with AMX has AVX-512.
+        unsafe { expand(values, codes, tiles) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(weights: [*const u8; 2], tokens: [*const u8; 2], depth: usize, sums: [*mut E::Sum; 2]) {
+        // SAFETY: the caller's.
+        unsafe {
+            let of_token = |token: usize| sums.map(|sums| sums.add(token * SUMS));
+            E::multiply(tokens, weights, depth, [of_token(0), of_token(1)]);
+        }
+    }
+
+    fn finish(_: &mut [E::Sum]) {}
+}
