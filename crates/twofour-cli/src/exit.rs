@@ -1,18 +1,11 @@
 //! Exit codes, and how an error is told.
 
-use std::{
-    error::Error,
-    panic::{self, AssertUnwindSafe},
-    process::ExitCode,
-};
+use std::{error::Error, process::ExitCode};
 
 use anstream::eprintln;
 use anyhow::Result;
 
-use crate::{
-    interrupt::{self, Interrupted},
-    present::style,
-};
+use crate::{interrupt, present::style};
 
 /// How a command that ran to its end ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,18 +23,15 @@ pub(crate) struct Usage(pub(crate) String);
 
 /// Runs the command, tells an error on stderr and gives the exit code.
 pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
-    match panic::catch_unwind(AssertUnwindSafe(command)) {
-        Ok(Ok(Verdict::Yes)) => ExitCode::SUCCESS,
-        Ok(Ok(Verdict::No)) => ExitCode::from(1),
-        Ok(Err(error)) if error.is::<Interrupted>() => ExitCode::from(interrupt::EXIT_CODE),
-        Ok(Err(error)) => {
+    match command() {
+        Ok(Verdict::Yes) => ExitCode::SUCCESS,
+        Ok(Verdict::No) => ExitCode::from(1),
+        Err(error) if interrupt::is_cause_of(&error) => ExitCode::from(interrupt::EXIT_CODE),
+        Err(error) => {
             let (red, reset) = (style::ERROR.render(), style::ERROR.render_reset());
             eprintln!("{red}error:{reset} {}", message(error.as_ref()));
             ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
         }
-        Err(payload) if payload.is::<Interrupted>() => ExitCode::from(interrupt::EXIT_CODE),
-        // A bug: the panic hook has told where.
-        Err(payload) => panic::resume_unwind(payload),
     }
 }
 

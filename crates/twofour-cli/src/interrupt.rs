@@ -1,12 +1,12 @@
 //! Ctrl-C: nothing half-written, exit code 130.
 //!
 //! A command that writes nothing ends at once. One that does is [`guard`]ed: the first signal only raises a flag, which the
-//! command looks at where it can stop ([`check`], or [`unwind`] inside a callback that cannot return an error), so that
-//! temporary files are removed by their destructors. A second signal ends the process at once in any case; the files' final
+//! command looks at where it can stop ([`check`], or [`flow`] as a callback's answer), so that temporary files are removed on
+//! the way out. A second signal ends the process at once in any case; the files' final
 //! names are then still untouched, because they are given in one step.
 
 use std::{
-    panic,
+    ops::ControlFlow,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -61,10 +61,12 @@ pub(crate) fn check() -> Result<()> {
     if requested() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// Leaves a callback that cannot return an error, where a signal came: unwinds to `exit::code`, dropping on the way
-/// what would otherwise stay half-written. No panic message appears.
-pub(crate) fn unwind() {
-    if requested() {
-        panic::resume_unwind(Box::new(Interrupted));
-    }
+/// The answer of a callback: to break off where a signal came.
+pub(crate) fn flow() -> ControlFlow<()> {
+    if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// Whether an error says that a command stopped because of a signal.
+pub(crate) fn is_cause_of(error: &anyhow::Error) -> bool {
+    error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(twofour::Error::Interrupted))
 }

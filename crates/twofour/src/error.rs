@@ -278,6 +278,10 @@ pub enum Error {
         source: Box<Error>,
     },
 
+    /// The caller broke the work off; nothing was written.
+    #[error("interrupted before the output was complete; nothing was written")]
+    Interrupted,
+
     /// The operating system refused.
     #[error("{}: {action}: {source}", path.display())]
     Io {

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -87,7 +88,9 @@ fn writing_beyond_the_limit() {
     expect_refusal(write_model(&directory.join("out.safetensors")));
     let options = CompressOptions::default();
     for (input, output) in [("in.safetensors", "out.safetensors"), ("sharded", "out")] {
-        let outcome = compress(directory.join(input), directory.join(output), Overwrite::No, &options, &mut |_| ());
+        let outcome = compress(directory.join(input), directory.join(output), Overwrite::No, &options, &mut |_| {
+            ControlFlow::Continue(())
+        });
         expect_refusal(outcome.map(|_| ()));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -45,18 +46,27 @@ fn the_fixture_of_a_second_compressor_is_ours() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let options = CompressOptions { which: &|t| t.name.ends_with(".weight"), ..Default::default() };
-    let report = compress(fixture("dense.safetensors"), at("small"), Overwrite::No, &options, &mut |_| ()).unwrap();
+    let report =
+        compress(
+            fixture("dense.safetensors"),
+            at("small"),
+            Overwrite::No,
+            &options,
+            &mut |_| ControlFlow::Continue(()),
+        )
+        .unwrap();
     assert_eq!(report.negative_zeros(), 0);
     assert_eq!(tensors(&at("small")), tensors(&fixture("compressed.safetensors")));
     let (ours, theirs) = (Reader::open(at("small")).unwrap(), Reader::open(fixture("compressed.safetensors")).unwrap());
     assert!(ours.compressed_weights().eq(theirs.compressed_weights()));
     assert_eq!(ours.compressed_weights().count(), 18);
 
-    decompress(fixture("compressed.safetensors"), at("back"), Overwrite::No, &mut |_| ()).unwrap();
+    decompress(fixture("compressed.safetensors"), at("back"), Overwrite::No, &mut |_| ControlFlow::Continue(()))
+        .unwrap();
     assert_eq!(tensors(&at("back")), tensors(&fixture("dense.safetensors")));
-    compress(fixture("sharded"), at("shards"), Overwrite::No, &options, &mut |_| ()).unwrap();
+    compress(fixture("sharded"), at("shards"), Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(tensors(&at("shards")), tensors(&at("small")));
-    decompress(at("shards"), at("shards back"), Overwrite::No, &mut |_| ()).unwrap();
+    decompress(at("shards"), at("shards back"), Overwrite::No, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(tensors(&at("shards back")), tensors(&fixture("dense.safetensors")));
 }
 
@@ -81,7 +91,10 @@ fn hex(bytes: &[u8]) -> String {
 fn the_package_reads_our_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("small");
-    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| ()).unwrap();
+    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     let script = "import sys, safetensors\n\
         for name, t in safetensors.deserialize(open(sys.argv[1], 'rb').read()):\n\
         \x20   print(name, t['dtype'], *t['shape'], '=', bytes(t['data']).hex())\n\
@@ -140,7 +153,10 @@ fn the_specifications_example_is_what_we_write() {
 fn the_specifications_reader_reads_our_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("small");
-    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| ()).unwrap();
+    compress(fixture("dense.safetensors"), &path, Overwrite::No, &CompressOptions::default(), &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
     let script = block_of_the_specification("python")
         + "\nimport sys\nfor name, t in read(sys.argv[1]).items():\n    print(name, t.shape, t.tobytes().hex())\n";
     let Some(output) = python("numpy", &script, &path) else { return };

@@ -1,6 +1,6 @@
 //! What the commands that write a model have in common: where to, and how far they are.
 
-use std::path::PathBuf;
+use std::{ops::ControlFlow, path::PathBuf};
 
 use clap::Args;
 use twofour::file::{Overwrite, Phase, Progress};
@@ -26,9 +26,8 @@ impl OutputOptions {
     }
 }
 
-/// Shows how far a conversion is; leaves it where Ctrl-C was pressed.
-pub(crate) fn show(bar: &mut present::progress::Progress, progress: Progress<'_>) {
-    interrupt::unwind();
+/// Shows how far a conversion is; breaks it off where Ctrl-C was pressed.
+pub(crate) fn show(bar: &mut present::progress::Progress, progress: Progress<'_>) -> ControlFlow<()> {
     tracing::debug!(tensor = progress.tensor, phase = ?progress.phase, "done");
     let done = match progress.phase {
         Phase::Checking => progress.bytes_done,
@@ -40,4 +39,5 @@ pub(crate) fn show(bar: &mut present::progress::Progress, progress: Progress<'_>
     };
     // Two passes over the same bytes.
     bar.bytes(&format!("{phase} {}", progress.tensor), done, 2 * progress.bytes_total);
+    interrupt::flow()
 }

@@ -16,12 +16,16 @@
 //! Writing a single file over its own input is safe: the input stays readable, under no name, until it is no longer
 //! needed. A sharded model cannot be converted in place, because its shards cannot be replaced in one step.
 //!
+//! After every tensor of either pass a conversion tells its caller how far it is. A caller that answers
+//! [`ControlFlow::Break`](std::ops::ControlFlow::Break) gets [`Error::Interrupted`](crate::Error::Interrupted), and everything
+//! is as it was before.
+//!
 //! [`Reader`] maps files into memory and believes nothing they say before it is checked. [`Writer`] leaves a complete file
 //! or none.
 //!
 //! ```
-//! use std::collections::BTreeMap;
-//! use twofour::{Axis, Pattern, file::{self, MaskChoice, Overwrite, PlannedTensor, Reader, StoredDType, Writer}};
+//! use std::{collections::BTreeMap, ops::ControlFlow};
+//! use twofour::{Axis, Pattern, file::{self, MaskChoice, Overwrite, PlannedTensor, Progress, Reader, StoredDType, Writer}};
 //! let directory = tempfile::tempdir()?;
 //! let at = |name: &str| directory.path().join(name);
 //! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
@@ -30,9 +34,13 @@
 //! writer.finish()?;
 //!
 //! let two_four = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
-//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| two_four, &mut |_| ())?;
+//! let mut watch = |p: Progress<'_>| {
+//!     println!("{:?} {}: {} of {} bytes", p.phase, p.tensor, p.bytes_done, p.bytes_total);
+//!     ControlFlow::Continue(())
+//! };
+//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| two_four, &mut watch)?;
 //! let options = file::CompressOptions::default();
-//! file::compress(at("sparse.safetensors"), at("small.safetensors"), Overwrite::No, &options, &mut |_| ())?;
+//! file::compress(at("sparse.safetensors"), at("small.safetensors"), Overwrite::No, &options, &mut watch)?;
 //! let weight = Reader::open(at("small.safetensors"))?.compressed::<f32>("up.weight")?;
 //! assert_eq!(weight.values(), [-3.0, 2.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

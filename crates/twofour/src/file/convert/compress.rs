@@ -1,6 +1,6 @@
 //! From 2:4 dense weights to compressed ones.
 
-use std::{collections::HashMap, fmt, path::Path};
+use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
 
 use super::{
     CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer,
@@ -147,13 +147,13 @@ impl CompressOutcome {
 /// Those of [`Reader::open`]; [`Error::TooManyKept`] for a tensor that is not 2:4 and [`NotSparse::Error`];
 /// [`Error::NotANumber`] or [`Error::Infinite`] where a tensor would have to be pruned and is not finite;
 /// [`Error::NegativeZeros`] for [`NegativeZeros::Refuse`]; [`Error::Exists`] where the output exists and may not be
-/// replaced; [`Error::Io`] where the system refuses. Nothing is left then.
+/// replaced; [`Error::Interrupted`] where `progress` breaks off; [`Error::Io`] where the system refuses. Nothing is left then.
 pub fn compress(
     input: impl AsRef<Path>,
     output: impl AsRef<Path>,
     overwrite: Overwrite,
     options: &CompressOptions<'_>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<CompressReport> {
     let reader = Reader::open(input)?;
     let mut conversion = Compress { options, report: CompressReport::default(), outcomes: HashMap::new() };

@@ -1,6 +1,6 @@
 //! From compressed weights to dense ones.
 
-use std::path::Path;
+use std::{ops::ControlFlow, path::Path};
 
 use super::{Conversion, Item, Overwrite, Part, Plan, PlannedTensor, Progress, Reader, StoredDType, Writer, run};
 use crate::{DType, Element, F8E4M3, F8E5M2, Result};
@@ -39,12 +39,13 @@ pub struct DecompressedWeight {
 ///
 /// # Errors
 /// Those of [`Reader::open`] and [`Reader::compressed`]; [`crate::Error::Exists`] where the output exists and may not be
-/// replaced; [`crate::Error::Io`] where the system refuses. Nothing is left then.
+/// replaced; [`crate::Error::Interrupted`] where `progress` breaks off; [`crate::Error::Io`] where the system refuses.
+/// Nothing is left then.
 pub fn decompress(
     input: impl AsRef<Path>,
     output: impl AsRef<Path>,
     overwrite: Overwrite,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<DecompressReport> {
     let reader = Reader::open(input)?;
     let mut conversion = Decompress { report: DecompressReport::default() };

@@ -8,6 +8,7 @@ mod prune;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -103,7 +104,7 @@ fn run(
     reader: &Reader,
     output: &Path,
     overwrite: Overwrite,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let destination = Destination::new(reader, output, overwrite)?;
     let items: Vec<Vec<Item<'_>>> = reader
@@ -117,7 +118,10 @@ fn run(
     let bytes_total = items.iter().flatten().map(|item| item.bytes() as u64).sum();
     let mut report = |phase, item: &Item<'_>, done: &mut u64| {
         *done += item.bytes() as u64;
-        progress(Progress { phase, tensor: item.name(), bytes_done: *done, bytes_total });
+        match progress(Progress { phase, tensor: item.name(), bytes_done: *done, bytes_total }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Interrupted),
+        }
     };
 
     let mut done = 0;
@@ -126,7 +130,7 @@ fn run(
         let mut plan = Plan::new();
         for item in items {
             conversion.plan(reader, *item, &mut plan)?;
-            report(Phase::Checking, item, &mut done);
+            report(Phase::Checking, item, &mut done)?;
         }
         plans.push(plan);
     }
@@ -140,7 +144,7 @@ fn run(
         let mut writer = opened.writer(shard.path(), plan, metadata)?;
         for item in items {
             conversion.write(reader, *item, &mut writer)?;
-            report(Phase::Writing, item, &mut done);
+            report(Phase::Writing, item, &mut done)?;
         }
         opened.seal(writer)?;
     }

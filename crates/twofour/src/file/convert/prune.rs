@@ -1,6 +1,6 @@
 //! From dense weights to dense weights with zeros.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use super::{
     Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, reject_not_finite, run,
@@ -77,13 +77,14 @@ pub enum PruneOutcome {
 /// # Errors
 /// [`crate::Error::NotANumber`] or [`crate::Error::Infinite`], with tensor, row and column, where a chosen tensor is not
 /// finite, before anything is written. Those of [`Reader::open`]; [`crate::Error::Exists`] where the output exists and may
-/// not be replaced; [`crate::Error::Io`] where the system refuses. Nothing is left then.
+/// not be replaced; [`crate::Error::Interrupted`] where `progress` breaks off; [`crate::Error::Io`] where the system
+/// refuses. Nothing is left then.
 pub fn prune(
     input: impl AsRef<Path>,
     output: impl AsRef<Path>,
     overwrite: Overwrite,
     choose: &mut dyn FnMut(&TensorInfo) -> MaskChoice,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<PruneReport> {
     let reader = Reader::open(input)?;
     let mut conversion = Prune { choose, report: PruneReport::default(), choices: HashMap::new() };

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -109,8 +110,8 @@ fn model_strategy() -> impl Strategy<Value = Model> {
     proptest::collection::btree_map("[a-z.\u{e9}\"\\\\]{1,12}", one, 0..6)
 }
 
-fn no_progress() -> impl FnMut(Progress<'_>) {
-    |_| ()
+fn no_progress() -> impl FnMut(Progress<'_>) -> ControlFlow<()> {
+    |_| ControlFlow::Continue(())
 }
 
 proptest! {
@@ -128,6 +129,7 @@ proptest! {
         let mut seen = Vec::new();
         let report = compress(&input, at("small"), Overwrite::No, &CompressOptions::default(), &mut |p| {
             seen.push((p.phase, p.bytes_done, p.bytes_total));
+            ControlFlow::Continue(())
         }).unwrap();
         prop_assert_eq!(report.negative_zeros(), 0);
         prop_assert_eq!(report.tensors.len(), model.len());
@@ -271,7 +273,10 @@ fn what_is_not_finite_is_found_before_anything_is_written() {
         save_sharded(&at("in"), &model, |name| if name == "a" { 1 } else { 2 });
         let all = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
         let mut writing = false;
-        let progress = &mut |p: Progress<'_>| writing |= p.phase == Phase::Writing;
+        let progress = &mut |p: Progress<'_>| {
+            writing |= p.phase == Phase::Writing;
+            ControlFlow::Continue(())
+        };
         let error = prune(at("in"), at("out"), Overwrite::No, &mut |_| all, progress).unwrap_err().to_string();
         assert!(
             error.contains("-00002.safetensors: tensor `z`: row 2, column 1: ") && error.contains(expected),
@@ -396,4 +401,67 @@ fn scales_stay_with_their_weight() {
     assert_eq!(reader.scales("v").unwrap(), None);
     decompress(at("small"), at("back"), Overwrite::No, &mut no_progress()).unwrap();
     assert_eq!(load(&at("back")), model);
+}
+
+/// Breaking off after every tensor of either pass, with and without an output that is there already.
+#[test]
+fn breaking_off_leaves_everything_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let w = tensor(&[2, 4], &[1.0f32, 0.0, 2.0, 0.0, 0.0, -1.0, 0.0, 3.0]);
+    let model = Model::from(["a", "b", "c"].map(|name| (name.to_owned(), w.clone())));
+    save(&at("one"), &model);
+    save_sharded(&at("many"), &model, |name| if name == "a" { 1 } else { 2 });
+    for input in ["one", "many"] {
+        compress(
+            at(input),
+            at(&format!("{input}-small")),
+            Overwrite::No,
+            &CompressOptions::default(),
+            &mut no_progress(),
+        )
+        .unwrap();
+    }
+    save(&at("one-old"), &model);
+    save_sharded(&at("many-old"), &model, |_| 1);
+    fs::write(at("many-old/readme"), "precious").unwrap();
+    let everything = || -> Vec<(PathBuf, Vec<u8>)> {
+        let mut files = Vec::new();
+        for name in entries(directory.path()) {
+            match at(&name) {
+                path if path.is_dir() => {
+                    files.extend(entries(&path).iter().map(|n| (path.join(n), fs::read(path.join(n)).unwrap())))
+                }
+                path => files.push((path.clone(), fs::read(&path).unwrap())),
+            }
+        }
+        files
+    };
+    let before = everything();
+    let all = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
+    for input in ["one", "many"] {
+        for (output, overwrite) in [("new".to_owned(), Overwrite::No), (format!("{input}-old"), Overwrite::Yes)] {
+            for conversion in ["compress", "decompress", "prune"] {
+                for calls in 1..=6 {
+                    let mut left = calls;
+                    let stop = &mut |_: Progress<'_>| {
+                        left -= 1;
+                        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    };
+                    let (input, output) = (at(input), at(&output));
+                    let outcome = match conversion {
+                        "compress" => compress(input, output, overwrite, &CompressOptions::default(), stop).map(drop),
+                        "decompress" => {
+                            decompress(format!("{}-small", input.display()), output, overwrite, stop).map(drop)
+                        }
+                        _ => prune(input, output, overwrite, &mut |_| all, stop).map(drop),
+                    };
+                    assert!(matches!(outcome, Err(Error::Interrupted)), "{conversion} after {calls}: {outcome:?}");
+                    assert_eq!(left, 0);
+                    assert!(everything() == before, "{conversion} after {calls}");
+                }
+            }
+        }
+    }
+    assert!(!at("new").exists());
 }

@@ -1,0 +1,77 @@
+//! Ctrl-C while a model is being written: exit code 130, no output, nothing half-written.
+#![cfg(unix)]
+
+mod support;
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use support::{names, run, twofour, write};
+
+/// So many tensors that their log is longer than a pipe holds, by far: whoever does not read it stops the command.
+const TENSORS: usize = 3000;
+
+/// Runs a command that writes `out.safetensors`, sends it the signal in the middle and gives its exit code.
+///
+/// The command logs a line for every tensor, and we decide how fast: it cannot be at its end before almost all is read.
+fn interrupted(directory: &Path, arguments: &[&str], signal: &str) -> Option<i32> {
+    let mut child = twofour()
+        .args(arguments)
+        .env("TWOFOUR_LOG", "twofour=debug")
+        .current_dir(directory)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let writing = log.by_ref().map(Result::unwrap).find(|line| line.contains("phase=Writing"));
+    assert!(writing.is_some(), "the command ended before it wrote anything");
+    let temporary = names(directory).into_iter().filter(|n| n.ends_with(".tmp")).count();
+    assert_eq!(temporary, 1, "{:?}", names(directory));
+
+    let kill = format!("kill -{signal} {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    // Line by line, so that the thread that waits for the signal has seconds to see it.
+    let mut read = 0;
+    for line in log {
+        line.unwrap();
+        read += 1;
+        sleep(Duration::from_millis(1));
+    }
+    assert!(read < TENSORS - 1, "the command wrote everything all the same");
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn a_signal_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let name = |i| format!("layers.{i}.{}.weight", "x".repeat(100));
+    let tensors: Vec<(String, support::Floats)> =
+        (0..TENSORS).map(|i| (name(i), (vec![1, 4], vec![1.0, 0.0, 2.0, 0.0]))).collect();
+    let tensors: Vec<(&str, support::Floats)> = tensors.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
+    write(&at.join("dense.safetensors"), &tensors);
+    run(at, &["compress", "dense.safetensors", "-o", "small.safetensors", "--quiet"]).good();
+
+    for (command, input, signal) in [
+        ("prune", "dense.safetensors", "INT"),
+        ("compress", "dense.safetensors", "INT"),
+        ("compress", "dense.safetensors", "TERM"),
+        ("decompress", "small.safetensors", "INT"),
+    ] {
+        let code = interrupted(at, &[command, input, "-o", "out.safetensors"], signal);
+        assert_eq!(code, Some(130), "{command}");
+        assert_eq!(names(at), ["dense.safetensors", "small.safetensors"], "{command}");
+    }
+    // An output that is to be replaced stays.
+    std::fs::write(at.join("out.safetensors"), "precious").unwrap();
+    let code = interrupted(at, &["compress", "dense.safetensors", "-o", "out.safetensors", "--force"], "INT");
+    assert_eq!(code, Some(130));
+    assert_eq!(std::fs::read(at.join("out.safetensors")).unwrap(), b"precious");
+    assert_eq!(names(at).len(), 3);
+}
