@@ -6,6 +6,14 @@
 //!
 //! Scores are f32: of a row the sum of its two, of two rows the sum of those, of the tile the sum of those. Of equal scores the first in lexicographic
 //! order of the rows' pairs wins, where pairs are ordered (0,1) (0,2) (0,3) (1,2) (1,3) (2,3); first among the pairs for one vector, then among vectors.
+//!
+//! Because rounding is monotone, the best upper and the best lower pair of a vector have its best rounded sum: no pattern has a larger sum, added up in that
+//! order, than the one that is found.
+//!
+//! # Sums that would overflow
+//! A sum of eight scores above `f32::MAX / 8` could be infinite, and all infinite sums are equal. A tile that holds such a score, or infinity, is therefore
+//! searched with its scores divided by 256 and infinity counting as `f32::MAX / 16`, which is more than eight of the largest finite scores: first the
+//! number of infinities decides, then the finite sum.
 
 /// The pairs a row can keep, as bits, in lexicographic order.
 const PAIRS: [u16; 6] = [0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100];
@@ -63,6 +71,7 @@ const TABLES: ([u8; 36], [u8; 36]) = {
 /// The mask of largest total score. `scores` are not negative and not NaN. Where the tile is cut off by the matrix's edge the mask
 /// is the best with at most two elements in each row and column.
 pub(super) fn best(scores: &[f32; 16], inside: u16) -> u16 {
+    let scores = &without_overflow(*scores);
     if inside != u16::MAX {
         return best_of_cut_tile(scores, inside);
     }
@@ -81,6 +90,14 @@ pub(super) fn best(scores: &[f32; 16], inside: u16) -> u16 {
     }
     let two_rows = |pairs: usize| PAIRS[pairs / 6] | PAIRS[pairs % 6] << 4;
     two_rows(pairs.0) | two_rows(pairs.1) << 8
+}
+
+/// Scores in the same order whose sums are finite; the scores themselves, but for huge ones.
+fn without_overflow(scores: [f32; 16]) -> [f32; 16] {
+    if scores.iter().all(|s| *s <= f32::MAX / 8.0) {
+        return scores;
+    }
+    scores.map(|s| if s == f32::INFINITY { f32::MAX / 16.0 } else { s / 256.0 })
 }
 
 /// For each vector the best score of two rows and the first pairs that reach it.
@@ -178,12 +195,64 @@ mod tests {
         }
     }
 
+    /// The sum in the order in which the search adds up.
+    fn sum_as_searched(s: &[f32; 16], mask: u16) -> f32 {
+        let row = |r: usize| (0..4).filter(|c| mask >> (4 * r + c) & 1 == 1).map(|c| s[4 * r + c]).sum::<f32>();
+        (row(0) + row(1)) + (row(2) + row(3))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..Default::default() })]
+        /// Brute force, with ties and with sums that round: no pattern beats the one found by a single bit.
+        #[test]
+        fn no_pattern_has_a_larger_sum(scores in proptest::array::uniform16(prop_oneof![
+            3 => (0u8..3).prop_map(f32::from),
+            2 => 0f32..1.0,
+            1 => Just(1.0 + f32::EPSILON),
+            1 => Just(16_777_216.0f32),
+        ])) {
+            let found = best(&scores, u16::MAX);
+            prop_assert!(patterns().contains(&found));
+            let top = patterns().iter().map(|m| sum_as_searched(&scores, *m)).fold(f32::NEG_INFINITY, f32::max);
+            prop_assert_eq!(sum_as_searched(&scores, found), top);
+        }
+
+        #[test]
+        fn huge_scores_are_told_apart_and_infinities_come_first(
+            scores in proptest::array::uniform16(prop_oneof![
+                2 => Just(f32::MAX), 2 => 0f32..f32::MAX, 2 => 0f32..1.0, 1 => Just(f32::INFINITY),
+            ]),
+            rows in 1usize..=4,
+            cols in 1usize..=4,
+        ) {
+            let inside = (0..16).filter(|i| i / 4 < rows && i % 4 < cols).fold(0u16, |b, i| b | 1 << i);
+            let infinities = |mask: u16| (0..16).filter(|i| mask >> i & 1 == 1 && scores[*i] == f32::INFINITY).count();
+            let finite = scores.map(|s| if s == f32::INFINITY { 0.0 } else { s });
+            for inside in [u16::MAX, inside] {
+                let found = best(&scores, inside);
+                prop_assert_eq!(found & !inside, 0);
+                let most = patterns().iter().map(|m| infinities(m & inside)).max().unwrap();
+                prop_assert!(infinities(found) >= most);
+                let equal = patterns().into_iter().filter(|m| infinities(m & inside) == infinities(found));
+                let top = equal.map(|m| mass(&finite, m & inside)).fold(0.0, f64::max);
+                // Beside infinities, which stand for f32::MAX / 16, finite scores are rounded to its unit in the last place.
+                let slack = if infinities(found) > 0 { 256.0 * 8.0 * f64::from(f32::MAX) * f64::from(f32::EPSILON) } else { 1e-6 * top };
+                prop_assert!(mass(&finite, found) >= top - slack, "{} instead of {top}", mass(&finite, found));
+            }
+        }
+    }
+
     #[test]
-    fn infinities_are_kept() {
+    fn a_finite_score_never_drives_out_an_infinite_one() {
+        // Both in one column; the first pattern with an infinite sum would have kept one only.
         let mut scores = [1.0f32; 16];
         scores[5] = f32::INFINITY;
-        scores[10] = f32::INFINITY;
+        scores[9] = f32::INFINITY;
         let found = best(&scores, u16::MAX);
-        assert!(found >> 5 & 1 == 1 && found >> 10 & 1 == 1);
+        assert!(found >> 5 & 1 == 1 && found >> 9 & 1 == 1, "{found:016b}");
+        // Eight of f32::MAX on the last pattern, whose sum overflows.
+        let last = *patterns().last().unwrap();
+        let scores = std::array::from_fn(|i| if last >> i & 1 == 1 { f32::MAX } else { f32::MAX / 2.0 });
+        assert_eq!(best(&scores, u16::MAX), last);
     }
 }

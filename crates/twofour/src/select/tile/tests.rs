@@ -36,6 +36,58 @@ fn fixtures() {
     assert_eq!(select_tile([1.0; 16], Optimal), written("1100 / 1100 / 0011 / 0011"));
 }
 
+/// The comparators as they are published: "i,j" in the order in which they run.
+const PUBLISHED: &str = "0,1 2,3 0,2 1,3 1,2 4,5 6,7 4,6 5,7 5,6 0,4 1,5 1,4 2,6 3,7 3,6 2,4 3,5 3,4 8,9 10,11 8,10 9,11 9,10 \
+    12,13 14,15 12,14 13,15 13,14 8,12 9,13 9,12 10,14 11,15 11,14 10,12 11,13 11,12 0,8 1,9 1,8 2,10 3,11 3,10 2,8 3,9 3,8 \
+    4,12 5,13 5,12 6,14 7,15 7,14 6,12 7,13 7,12 4,8 5,9 5,8 6,10 7,11 7,10 6,8 7,9 7,8";
+
+/// Indices from the largest key down: each comparator leaves its two where they are only if the first is strictly smaller.
+fn by_published_network(keys: &[f32], comparators: &str) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    for comparator in comparators.split_whitespace() {
+        let (i, j) = comparator.split_once(',').unwrap();
+        let (i, j): (usize, usize) = (i.parse().unwrap(), j.parse().unwrap());
+        let stays = keys[order[i]] < keys[order[j]];
+        if !stays {
+            order.swap(i, j);
+        }
+    }
+    order.reverse();
+    order
+}
+
+/// Values with many ties, zeros of both signs among them.
+fn tied() -> impl Strategy<Value = f32> {
+    prop_oneof![Just(0.0f32), Just(-0.0), Just(1.0), Just(-1.0), Just(2.0), Just(-2.0)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16 * ProptestConfig::default().cases, ..Default::default() })]
+    #[test]
+    fn ties_are_decided_by_the_published_network(values in proptest::array::uniform16(tied())) {
+        prop_assert_eq!(PUBLISHED.split_whitespace().count(), 65);
+        let tile = Tile { values, inside: u16::MAX };
+        for (rule, key) in [(Transposable::GreedyAbs, f32::abs as fn(f32) -> f32), (Transposable::GreedySigned, |v| v)] {
+            let order = by_published_network(&values.map(key), PUBLISHED);
+            prop_assert_eq!(tile.select(rule), greedy_by(&order), "{}", rule);
+        }
+    }
+
+    #[test]
+    fn causal1122_is_its_sentence(values in proptest::array::uniform16(tied())) {
+        let (mut kept, mut in_column) = (0u16, [0; 4]);
+        for (row, room) in [1, 1, 2, 2].into_iter().enumerate() {
+            let order = by_published_network(&values[4 * row..][..4], "0,1 2,3 0,2 1,3 1,2");
+            let chosen: Vec<usize> = order.into_iter().filter(|c| in_column[*c] < 2).take(room).collect();
+            for col in chosen {
+                in_column[col] += 1;
+                kept |= 1 << (4 * row + col);
+            }
+        }
+        prop_assert_eq!(Tile { values, inside: u16::MAX }.select(Transposable::Causal1122), kept);
+    }
+}
+
 /// The greedy rule as a sentence, over an order that is given.
 fn greedy_by(order: &[usize]) -> u16 {
     let (mut kept, mut in_row, mut in_column) = (0, [0; 4], [0; 4]);
