@@ -53,6 +53,28 @@ fn r1_conversions_are_torchs_bit_for_bit() {
     }
 }
 
+/// R1 in f32: torch's pattern is 1:2 there (an f32 stands for two 16-bit elements that go together). Our general N:M selection prunes
+/// to it; a 1:2 weight is 2:4 too, so our compressed values are torch's, and the 2:4 mask of the halves has torch's metadata.
+#[test]
+fn r1_f32_is_one_of_two() {
+    let reader = oracle();
+    for (rows, cols) in SHAPES {
+        let key = |part| format!("r1.f32.{rows}x{cols}.{part}");
+        let dense = read::<f32>(&reader, &key("dense"));
+        let dense = MatrixRef::new(rows, cols, &dense).unwrap();
+        let mask = select::magnitude(dense, Pattern::new(1, 2).unwrap(), Axis::Row).unwrap();
+        let weight = Compressed::from_masked(dense, &mask).unwrap();
+        assert_eq!(weight.values(), read::<f32>(&reader, &key("values")), "{}", key("values"));
+
+        let halves = Mask::from_fn(rows, 2 * cols, |row, half| mask.is_kept(row, half / 2));
+        let ones = vec![f16::ONE; rows * 2 * cols];
+        let halves = Compressed::from_masked(MatrixRef::new(rows, 2 * cols, &ones).unwrap(), &halves).unwrap();
+        let meta: Vec<u16> = read::<i16>(&reader, &key("meta")).into_iter().map(|w| w as u16).collect();
+        assert_eq!(sm80::encode_16(&halves).unwrap(), meta, "{}", key("meta"));
+        assert_eq!(sm80::decode_16(rows, 2 * cols, &meta).unwrap(), halves.meta());
+    }
+}
+
 /// R2: what becomes of each of the 16 masks of a group. torch coerces the five with more than two elements and drops values by
 /// position; here they are errors. torch gives groups with fewer than two elements other codes than we do; the dense values are the same.
 #[test]
