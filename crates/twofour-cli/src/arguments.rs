@@ -76,6 +76,7 @@ pub(crate) enum Command {
     Decompress(commands::decompress::Decompress),
     Inspect(commands::inspect::Inspect),
     Generate(commands::generate::Generate),
+    Bench(commands::bench::Bench),
     Completions(commands::completions::Completions),
     Man(commands::man::Man),
 }

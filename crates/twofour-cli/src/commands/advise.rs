@@ -1,15 +1,15 @@
 //! `twofour advise`.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::file::Reader;
 
 use crate::{
-    exit::Verdict,
-    measure::{self, LayerTiming, Machine, WeightDType},
+    exit::{Usage, Verdict},
+    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, WeightDType, Who, Work},
     present::{
         Screen,
         style::{self, paint},
@@ -21,8 +21,9 @@ use crate::{
 
 /// Measure whether 2:4 would be faster on this machine, before pruning anything
 ///
-/// For every distinct layer shape: time and bytes of this project's dense and 2:4 kernels, taking turns, with weights that come
-/// from memory as in a model. The weights' values are random; no tensor's data is read.
+/// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense contender (the best of this
+/// project's own dense kernel, candle and the gemm crate), taking turns, with weights that come from memory as in a model. The weights'
+/// values are random; no tensor's data is read.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -47,7 +48,7 @@ pub(crate) struct Advise {
     #[arg(long, value_delimiter = ',', default_value = "1,16,512", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65536))]
     tokens: Vec<u32>,
 
-    /// The dtype of weights and activations
+    /// The dtype of weights and activations (with i8, activations are f32, quantised token by token)
     #[arg(long, value_enum, default_value_t)]
     dtype: WeightDType,
 
@@ -58,36 +59,6 @@ pub(crate) struct Advise {
     /// Seconds to spend on each measurement
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     budget: f64,
-}
-
-/// Output and input features of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Shape {
-    out: usize,
-    inputs: usize,
-}
-
-impl FromStr for Shape {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // Larger weights than this do not fit the memory that their copies would need.
-        const MOST_ELEMENTS: usize = 1 << 30;
-        let (out, inputs) = text.split_once('x').ok_or("write it as OUTxIN, for example 14336x4096")?;
-        let number =
-            |s: &str| s.parse::<usize>().ok().filter(|n| *n > 0).ok_or(format!("`{s}` is not a number above 0"));
-        let shape = Shape { out: number(out)?, inputs: number(inputs)? };
-        match shape.out.checked_mul(shape.inputs) {
-            Some(elements) if elements <= MOST_ELEMENTS => Ok(shape),
-            _ => Err("more than 2^30 elements".to_owned()),
-        }
-    }
-}
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.out, self.inputs)
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -109,12 +80,34 @@ struct ShapeAnswer {
     timings: Vec<Timing>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 struct Timing {
     tokens: usize,
-    #[serde(flatten)]
-    timing: LayerTiming,
+    /// Median time of the fastest dense product.
+    dense_us: f64,
+    /// Whose product that was.
+    dense_contender: Who,
+    /// Median time of the 2:4 product.
+    sparse_us: f64,
+    dense_bytes: usize,
+    /// Values and metadata.
+    sparse_bytes: usize,
     speed_up: f64,
+}
+
+impl Timing {
+    fn of(outcome: Outcome<'_>) -> Self {
+        let Outcome { sparse, best_dense } = outcome;
+        Timing {
+            tokens: sparse.tokens,
+            dense_us: best_dense.median_us,
+            dense_contender: best_dense.contender,
+            sparse_us: sparse.median_us,
+            dense_bytes: best_dense.weight_bytes,
+            sparse_bytes: sparse.weight_bytes,
+            speed_up: outcome.speed_up(),
+        }
+    }
 }
 
 /// All layers together.
@@ -132,10 +125,12 @@ impl Advise {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let shapes = self.shapes()?;
-        let threads = self.threads.map_or(0, usize::from);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("starting the threads")?;
-        let (machine, shapes) =
-            pool.install(|| -> Result<_> { Ok((measure::machine()?, self.measure(screen, &shapes)?)) })?;
+        let threads = match self.threads {
+            Some(threads) => threads.into(),
+            None => thread::available_parallelism().map_or(1, usize::from),
+        };
+        let machine = Machine { threads, ..measure::machine()? };
+        let shapes = self.measure(screen, threads, &shapes)?;
         let totals: Vec<Total> = (0..self.tokens.len()).map(|i| total(&shapes, i)).collect();
         let answer = Answer { machine, dtype: self.dtype, verdict: verdict(&totals), shapes, totals };
         tell(screen, &answer)?;
@@ -169,32 +164,45 @@ impl Advise {
         Ok(shapes)
     }
 
-    fn measure(&self, screen: &Screen, shapes: &BTreeMap<Shape, usize>) -> Result<Vec<ShapeAnswer>> {
+    fn measure(&self, screen: &Screen, threads: usize, shapes: &BTreeMap<Shape, usize>) -> Result<Vec<ShapeAnswer>> {
+        let budget = match Duration::try_from_secs_f64(self.budget) {
+            Ok(budget) => budget,
+            Err(e) => bail!(Usage(format!("--budget {}: {e}", self.budget))),
+        };
+        let of_shape = |&shape: &Shape| {
+            self.tokens.iter().map(move |&tokens| Work { shape, dtype: self.dtype, tokens: tokens as usize })
+        };
+        let works: Vec<Work> = shapes.keys().flat_map(of_shape).collect();
+        let all = works.len() as u64;
         let mut progress = screen.progress();
-        let all = (shapes.len() * self.tokens.len()) as u64;
-        let mut done = 0;
-        let mut answers = Vec::with_capacity(shapes.len());
-        let budget = Duration::try_from_secs_f64(self.budget).context("--budget")?;
-        for (&shape, &layers) in shapes {
-            let mut timings = Vec::with_capacity(self.tokens.len());
-            for &tokens in &self.tokens {
-                progress.steps(&format!("{shape}, {tokens} tokens"), done, all);
-                let timing = measure::layer(shape.out, shape.inputs, tokens as usize, self.dtype, budget)?;
-                tracing::info!(%shape, tokens, ?timing, "measured");
-                timings.push(Timing { tokens: tokens as usize, speed_up: timing.speed_up(), timing });
-                done += 1;
+        let mut timings = Vec::with_capacity(works.len());
+        let request = Request { works, budget, bandwidth: Bandwidth::Skip };
+        measure::measure(threads, &request, &mut |message| {
+            match message {
+                Message::Begun(work) => {
+                    let what = format!("{}, {}", work.shape, units::plural(work.tokens, "token"));
+                    progress.steps(&what, timings.len() as u64, all);
+                }
+                Message::Done(rows) => {
+                    tracing::info!(?rows, "measured");
+                    timings.extend(Outcome::of(&rows).map(Timing::of));
+                }
+                Message::Bandwidth(_) | Message::Failed(_) => {}
             }
-            answers.push(ShapeAnswer { out: shape.out, inputs: shape.inputs, layers, timings });
-        }
-        Ok(answers)
+            Ok(())
+        })?;
+        let answers = shapes.iter().zip(timings.chunks(self.tokens.len())).map(|((shape, &layers), timings)| {
+            ShapeAnswer { out: shape.out, inputs: shape.inputs, layers, timings: timings.to_vec() }
+        });
+        Ok(answers.collect())
     }
 }
 
 fn total(shapes: &[ShapeAnswer], which: usize) -> Total {
     let mut total = Total { tokens: 0, dense_us: 0.0, sparse_us: 0.0, dense_bytes: 0, sparse_bytes: 0, speed_up: 0.0 };
     for shape in shapes {
-        let Timing { tokens, timing, .. } = shape.timings[which];
-        total.tokens = tokens;
+        let timing = shape.timings[which];
+        total.tokens = timing.tokens;
         total.dense_us += timing.dense_us * shape.layers as f64;
         total.sparse_us += timing.sparse_us * shape.layers as f64;
         total.dense_bytes += timing.dense_bytes * shape.layers;
@@ -258,8 +266,8 @@ fn tell(screen: &mut Screen, answer: &Answer) -> Result<()> {
     for shape in &answer.shapes {
         for t in &shape.timings {
             let name = Shape { out: shape.out, inputs: shape.inputs }.to_string();
-            let bytes = [t.timing.dense_bytes, t.timing.sparse_bytes];
-            row(name, shape.layers.to_string(), t.tokens, [t.timing.dense_us, t.timing.sparse_us], bytes);
+            let bytes = [t.dense_bytes, t.sparse_bytes];
+            row(name, shape.layers.to_string(), t.tokens, [t.dense_us, t.sparse_us], bytes);
         }
     }
     let layers: usize = answer.shapes.iter().map(|s| s.layers).sum();
@@ -280,14 +288,6 @@ fn tell(screen: &mut Screen, answer: &Answer) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shapes_are_read_or_refused() {
-        assert_eq!("14336x4096".parse(), Ok(Shape { out: 14336, inputs: 4096 }));
-        for bad in ["", "4096", "0x4", "4x", "-1x4", "99999999x99999999", "4x4x4"] {
-            assert!(bad.parse::<Shape>().is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn the_verdict_says_which_way() {

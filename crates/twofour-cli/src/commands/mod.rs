@@ -1,6 +1,7 @@
 //! One file for each command.
 
 pub(crate) mod advise;
+pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
@@ -34,6 +35,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
         Command::Compress(command) => command.run(&mut screen),
         Command::Decompress(command) => command.run(&mut screen),
         Command::Inspect(command) => command.run(&mut screen),
+        Command::Bench(command) => command.run(&mut screen),
         Command::Completions(command) => command.run(&mut screen),
         Command::Man(command) => command.run(&mut screen),
     }

@@ -44,7 +44,7 @@ fn cpu_name() -> Option<String> {
 }
 
 /// Bytes of the largest cache of the first core, from sysfs.
-fn last_level_cache() -> Option<u64> {
+pub(crate) fn last_level_cache() -> Option<u64> {
     let sizes = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.filter_map(|entry| {
         let text = fs::read_to_string(entry.ok()?.path().join("size")).ok()?;
         cache_size(text.trim())

@@ -1,9 +1,16 @@
 //! Measuring on this machine, fairly: contenders take turns in one process, weights come from memory, medians count.
 
 mod alternate;
-mod layer;
+mod contender;
 mod machine;
+mod memory;
+mod random;
+mod read;
+mod work;
+mod worker;
 
 pub(crate) use alternate::medians;
-pub(crate) use layer::{LayerTiming, WeightDType, layer};
 pub(crate) use machine::{Machine, machine};
+pub(crate) use read::ReadBandwidth;
+pub(crate) use work::{Outcome, Row, Shape, WeightDType, Who, Work};
+pub(crate) use worker::{Bandwidth, Message, Request, measure, work};

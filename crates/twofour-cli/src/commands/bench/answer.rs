@@ -1,0 +1,94 @@
+//! What `twofour bench cpu` found, as JSON and as a table.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::{
+    measure::{self, Machine, Outcome, ReadBandwidth, Row, Who},
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+};
+
+/// The answer; `bench/readme_tables.py` reads its JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Answer {
+    machine: Machine,
+    command: String,
+    /// One for each number of threads.
+    pub(super) read_bandwidth: Vec<ReadBandwidth>,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Answer {
+    /// Nothing measured yet.
+    pub(super) fn new(command: String, threads: usize) -> Result<Self> {
+        let machine = Machine { threads, ..measure::machine()? };
+        Ok(Answer { machine, command, read_bandwidth: Vec::new(), rows: Vec::new() })
+    }
+
+    /// Shows the table to a person.
+    pub(super) fn tell(&self, screen: &mut Screen) -> Result<()> {
+        let Machine { cpu, engine, .. } = &self.machine;
+        screen.line(format!("{cpu}, engine {engine}"))?;
+        for ReadBandwidth { threads, gb_per_s, variant, .. } in &self.read_bandwidth {
+            let with = units::plural(*threads, "thread");
+            screen.line(format!("mere reading, {with}: {gb_per_s:.1} GB/s ({variant})"))?;
+        }
+        screen.line("")?;
+        let mut table = Table::new([
+            ("work", Align::Left),
+            ("threads", Align::Right),
+            ("2:4", Align::Right),
+            ("dense", Align::Right),
+            ("candle", Align::Right),
+            ("gemm", Align::Right),
+            ("speed-up", Align::Right),
+            ("limit", Align::Right),
+            ("of limit", Align::Right),
+            ("dense reads", Align::Right),
+        ]);
+        for rows in self.rows.chunk_by(|a, b| a.what() == b.what() && a.threads == b.threads) {
+            if let Some(outcome) = Outcome::of(rows) {
+                table.row(cells(rows, outcome));
+            }
+        }
+        screen.line(table)?;
+        screen.line(paint(
+            style::FAINT,
+            "\nMedians. Speed-up: the fastest dense contender's time by that of 2:4. Limit: bytes of the dense weight by those of 2:4.\n\
+             Dense reads: its own dense kernel's share of what mere reading reached in the same rounds.",
+        ))
+    }
+}
+
+fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {
+    let Outcome { sparse, best_dense } = outcome;
+    let of = |who: Who| rows.iter().find(|row| row.contender == who);
+    let time = |who: Who| match of(who) {
+        Some(row) => {
+            let time = units::time(Duration::from_secs_f64(row.median_us * 1e-6));
+            if row.contender == best_dense.contender { paint(style::STRONG, time) } else { time }
+        }
+        None => String::new(),
+    };
+    let speed_up = outcome.speed_up();
+    let good = if speed_up > 1.0 { style::GOOD } else { style::BAD };
+    let mut cells = vec![sparse.what().to_string(), sparse.threads.to_string()];
+    cells.extend([Who::Sparse, Who::Dense, Who::Candle, Who::Gemm].map(time));
+    cells.push(paint(good, units::factor(speed_up)));
+    // Where arithmetic takes the time, the bytes are no limit.
+    if let Some(read) = of(Who::Dense).and_then(|dense| dense.read_share) {
+        cells.extend([
+            units::factor(sparse.byte_limit),
+            units::percent(speed_up / sparse.byte_limit),
+            units::percent(read),
+        ]);
+    }
+    cells
+}

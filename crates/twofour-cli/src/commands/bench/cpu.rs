@@ -1,0 +1,198 @@
+//! `twofour bench cpu`.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tempfile::NamedTempFile;
+
+use super::{
+    answer::Answer,
+    suite::{DTYPES, only, product, suite},
+};
+use crate::{
+    exit::{Usage, Verdict},
+    measure::{self, Bandwidth, Message, Request, Shape, WeightDType, Work},
+    present::{Screen, units},
+};
+
+/// Measure 2:4 against the strongest dense products on this machine's CPU
+///
+/// Contenders take turns in one process, and medians count: this project's 2:4 and dense kernels, candle's matmul, and the gemm
+/// crate called directly (f32 and f16). Weights are random, and so many copies of them take turns that they come from memory, as in a
+/// model. While decoding is measured, mere reading of as many bytes as the dense weight has takes turns too: a dense kernel
+/// cannot be faster than that, and a 2:4 kernel cannot gain more than its weight is smaller.
+///
+/// Takes up to 4 GiB of memory, and about two minutes for each number of threads.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour bench cpu
+  twofour bench cpu --threads 1,2,8 -o cpu.json
+  twofour bench cpu --only 'decode/bf16/*/1' --only prefill --seconds 10
+  twofour bench cpu --shape 11008x4096 --tokens 1,64 --dtype bf16 --json | jq '.rows[]'
+
+Work is named KIND/DTYPE/OUTxIN/TOKENS, as in decode/f32/14336x4096/1.")]
+pub(super) struct Cpu {
+    /// Numbers of threads, each measured in a process of its own [default: 1,2]
+    #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Vec<u16>,
+
+    /// Measure only work whose name matches, as in `decode` or `prefill/bf16/**`
+    #[arg(long, value_delimiter = ',', value_name = "GLOB")]
+    only: Vec<String>,
+
+    /// Dtypes of the weight [default: f32,bf16,i8]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
+    dtype: Vec<WeightDType>,
+
+    /// Measure layers of this shape instead of the suite's; may be repeated
+    #[arg(long, value_name = "OUTxIN")]
+    shape: Vec<Shape>,
+
+    /// Numbers of tokens to multiply at once by the shapes given [default: 1,16,512]
+    #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "shape", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    tokens: Vec<u32>,
+
+    /// Seconds to spend on each work with all its contenders; five rounds are made in any case
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    seconds: f64,
+
+    /// Write the JSON to this file too
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Replace an existing FILE
+    #[arg(long, short, requires = "output")]
+    force: bool,
+}
+
+impl Cpu {
+    /// Runs the command.
+    pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let works = self.works()?;
+        let threads = self.threads()?;
+        let budget = match Duration::try_from_secs_f64(self.seconds) {
+            Ok(budget) => budget,
+            Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
+        };
+        if let Some(path) = self.output.as_deref() {
+            self.expect_writable(path)?;
+        }
+        let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
+        let all = (works.len() * threads.len()) as u64;
+        let request = Request { works, budget, bandwidth: Bandwidth::Measure };
+        let mut progress = screen.progress();
+        let mut done = 0;
+        for threads in threads {
+            let with = units::plural(threads, "thread");
+            progress.steps(&format!("reading memory, {with}"), done, all);
+            measure::measure(threads, &request, &mut |message| {
+                match message {
+                    Message::Bandwidth(bandwidth) => answer.read_bandwidth.push(bandwidth),
+                    Message::Begun(work) => progress.steps(&format!("{work}, {with}"), done, all),
+                    Message::Done(rows) => {
+                        tracing::info!(?rows, "measured");
+                        answer.rows.extend(rows);
+                        done += 1;
+                    }
+                    Message::Failed(_) => {}
+                }
+                Ok(())
+            })?;
+        }
+        drop(progress);
+        answer.tell(screen)?;
+        screen.json(&answer)?;
+        if let Some(path) = self.output.as_deref() {
+            let mut text = serde_json::to_vec_pretty(&answer).context("writing JSON")?;
+            text.push(b'\n');
+            self.write(path, &text).with_context(|| path.display().to_string())?;
+        }
+        Ok(Verdict::Yes)
+    }
+
+    fn works(&self) -> Result<Vec<Work>> {
+        let dtypes = if self.dtype.is_empty() { &DTYPES[..] } else { &self.dtype };
+        let tokens: Vec<usize> = self.tokens.iter().map(|&tokens| tokens as usize).collect();
+        let works = match (self.shape.as_slice(), tokens.as_slice()) {
+            ([], _) => suite(dtypes),
+            (shapes, []) => product(shapes, dtypes, &[1, 16, 512]),
+            (shapes, tokens) => product(shapes, dtypes, tokens),
+        };
+        only(works, &self.only)
+    }
+
+    /// The numbers of threads to measure with: not more than there are, where a thread would only wait for another.
+    fn threads(&self) -> Result<Vec<usize>> {
+        let hardware = thread::available_parallelism().map_or(1, usize::from);
+        if self.threads.is_empty() {
+            return Ok([1, 2].into_iter().filter(|threads| *threads <= hardware).collect());
+        }
+        let mut threads: Vec<usize> = self.threads.iter().map(|&threads| threads.into()).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        if let Some(most) = threads.last().filter(|most| **most > hardware) {
+            let has = units::plural(hardware, "hardware thread");
+            bail!(Usage(format!(
+                "--threads {most}: this machine has {has}; with more, they would wait for each other"
+            )));
+        }
+        Ok(threads)
+    }
+
+    /// The command as one would type it again, without places on this machine.
+    fn told(&self) -> String {
+        fn list<T: ToString>(list: &[T]) -> String {
+            list.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        }
+        let mut command = "twofour bench cpu".to_owned();
+        let mut add = |option: &str, value: String| {
+            if !value.is_empty() {
+                command += &format!(" {option} {value}");
+            }
+        };
+        add("--threads", list(&self.threads));
+        self.only.iter().for_each(|pattern| add("--only", format!("'{pattern}'")));
+        add("--dtype", list(&self.dtype));
+        self.shape.iter().for_each(|shape| add("--shape", shape.to_string()));
+        add("--tokens", list(&self.tokens));
+        add("--seconds", self.seconds.to_string());
+        command
+    }
+
+    /// Minutes of measuring shall not end at a file that cannot be written.
+    fn expect_writable(&self, path: &Path) -> Result<()> {
+        let shown = path.display();
+        if path.is_dir() {
+            bail!(Usage(format!("-o {shown}: is a directory; name a file")));
+        }
+        if path.exists() && !self.force {
+            bail!(Usage(format!("{shown} exists; replace it with --force")));
+        }
+        NamedTempFile::new_in(directory(path)).with_context(|| shown.to_string())?;
+        Ok(())
+    }
+
+    /// All of the file or nothing.
+    fn write(&self, path: &Path, text: &[u8]) -> Result<()> {
+        let mut file = NamedTempFile::new_in(directory(path))?;
+        file.write_all(text)?;
+        file.as_file().sync_all()?;
+        if self.force {
+            file.persist(path)?;
+        } else {
+            file.persist_noclobber(path)?;
+        }
+        Ok(())
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

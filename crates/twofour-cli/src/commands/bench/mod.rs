@@ -1,0 +1,42 @@
+//! `twofour bench`.
+
+mod answer;
+mod cpu;
+mod suite;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::{exit::Verdict, measure, present::Screen};
+
+/// Measure this machine: 2:4 against the strongest dense products
+#[derive(Debug, Args)]
+#[command(
+    arg_required_else_help = true,
+    after_help = "Example: twofour bench cpu --threads 1,2 --only decode -o cpu.json"
+)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Cpu(cpu::Cpu),
+    /// Measure what a request on stdin asks for; other commands start this
+    #[command(hide = true)]
+    Worker,
+}
+
+impl Bench {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        match self.what {
+            What::Cpu(cpu) => cpu.run(screen),
+            What::Worker => {
+                measure::work(std::io::stdin().lock(), std::io::stdout().lock())?;
+                Ok(Verdict::Yes)
+            }
+        }
+    }
+}

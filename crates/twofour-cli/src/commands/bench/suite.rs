@@ -1,0 +1,100 @@
+//! Which products `twofour bench cpu` measures.
+
+use anyhow::{Context, Result, bail};
+use globset::Glob;
+
+use crate::{
+    exit::Usage,
+    measure::{Shape, WeightDType, Work},
+};
+
+/// The two sides of a feed-forward block of an 8-billion-parameter model.
+const DECODE_SHAPES: [Shape; 2] = [Shape { out: 14336, inputs: 4096 }, Shape { out: 4096, inputs: 14336 }];
+const DECODE_TOKENS: [usize; 3] = [1, 4, 16];
+/// The attention's output projection of the same model.
+const PREFILL_SHAPE: Shape = Shape { out: 4096, inputs: 4096 };
+
+/// The dtypes that are measured unless others are asked for.
+pub(super) const DTYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::Bf16, WeightDType::I8];
+
+/// The suite for some dtypes: decoding by shape and dtype, so that neighbours share a weight, then prefill.
+pub(super) fn suite(dtypes: &[WeightDType]) -> Vec<Work> {
+    let decode = product(&DECODE_SHAPES, dtypes, &DECODE_TOKENS);
+    let prefill = dtypes.iter().flat_map(|&dtype| {
+        let tokens: &[usize] = if dtype == WeightDType::F32 { &[512, 2048] } else { &[512] };
+        product(&[PREFILL_SHAPE], &[dtype], tokens)
+    });
+    decode.into_iter().chain(prefill).collect()
+}
+
+/// Every shape with every dtype and number of tokens.
+pub(super) fn product(shapes: &[Shape], dtypes: &[WeightDType], tokens: &[usize]) -> Vec<Work> {
+    let mut works = Vec::with_capacity(shapes.len() * dtypes.len() * tokens.len());
+    for &dtype in dtypes {
+        for &shape in shapes {
+            works.extend(tokens.iter().map(|&tokens| Work { shape, dtype, tokens }));
+        }
+    }
+    works
+}
+
+/// Keeps the works that one of the patterns names; without patterns, all. A pattern without a slash stands for all that begins with it.
+pub(super) fn only(works: Vec<Work>, patterns: &[String]) -> Result<Vec<Work>> {
+    if patterns.is_empty() {
+        return Ok(works);
+    }
+    let mut kept = vec![false; works.len()];
+    for pattern in patterns {
+        let whole = if pattern.contains('/') { pattern.clone() } else { format!("{pattern}/**") };
+        let glob = match Glob::new(&whole) {
+            Ok(glob) => glob.compile_matcher(),
+            Err(e) => return Err(e).context(Usage(format!("--only {pattern}: not a pattern"))),
+        };
+        let before = kept.iter().filter(|kept| **kept).count();
+        let mut matches = 0;
+        for (work, kept) in works.iter().zip(&mut kept) {
+            if glob.is_match(work.to_string()) {
+                (*kept, matches) = (true, matches + 1);
+            }
+        }
+        tracing::debug!(pattern, matches, before, "chosen");
+        if matches == 0 {
+            let names: Vec<String> = works.iter().map(|work| format!("  {work}")).collect();
+            bail!(Usage(format!("--only {pattern} matches nothing; there are\n{}", names.join("\n"))));
+        }
+    }
+    Ok(works.into_iter().zip(kept).filter_map(|(work, kept)| kept.then_some(work)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(works: &[Work]) -> Vec<String> {
+        works.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_suite_has_what_the_documents_promise() {
+        let names = names(&suite(&DTYPES));
+        assert_eq!(names.len(), 3 * 2 * 3 + 4);
+        for wanted in ["decode/i8/4096x14336/1", "prefill/f32/4096x4096/2048", "prefill/bf16/4096x4096/512"] {
+            assert!(names.iter().any(|name| name == wanted), "{wanted}");
+        }
+    }
+
+    #[test]
+    fn patterns_choose() {
+        let chosen =
+            |patterns: &[&str]| only(suite(&DTYPES), &patterns.iter().map(|p| p.to_string()).collect::<Vec<_>>());
+        assert_eq!(chosen(&[]).unwrap().len(), 22);
+        assert_eq!(chosen(&["prefill"]).unwrap().len(), 4);
+        assert_eq!(
+            names(&chosen(&["decode/f32/*/1", "prefill/i8/**"]).unwrap()),
+            ["decode/f32/14336x4096/1", "decode/f32/4096x14336/1", "prefill/i8/4096x4096/512"]
+        );
+        let error = chosen(&["decode", "nonsense"]).unwrap_err();
+        assert!(error.is::<Usage>() && error.to_string().contains("decode/f32/14336x4096/1"), "{error}");
+        assert!(chosen(&["[/"]).unwrap_err().is::<Usage>());
+    }
+}

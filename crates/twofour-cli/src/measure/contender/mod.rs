@@ -1,0 +1,135 @@
+//! Those who multiply: this project's 2:4 and dense kernels, candle, and the `gemm` crate.
+
+mod candle;
+mod float;
+mod gemm;
+mod int8;
+mod own;
+
+use std::fmt;
+
+use anyhow::Result;
+use half::{bf16, f16};
+
+use self::{float::FloatWeights, int8::Int8Weights};
+use super::work::{Shape, WeightDType, Who};
+
+/// Somebody who multiplies, with copies of the weight that take turns.
+pub(crate) trait Contender: fmt::Debug {
+    /// Whose product it is.
+    fn who(&self) -> Who;
+    /// Bytes of one copy of the weight.
+    fn weight_bytes(&self) -> usize;
+    /// Multiplies once, with the copy whose turn it is.
+    fn multiply(&mut self) -> Result<()>;
+    /// What the last product gave, `[tokens, out]`.
+    fn product(&self) -> Result<Vec<f32>>;
+}
+
+/// A random weight in the forms that all contenders need.
+pub(crate) trait Weights: fmt::Debug {
+    /// Contenders for a number of tokens, [`Who::Sparse`] first; all multiply the same tokens.
+    fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>>;
+    /// Bytes of the dense weight.
+    fn dense_bytes(&self) -> usize;
+    /// Bytes of the 2:4 weight: values and metadata.
+    fn sparse_bytes(&self) -> usize;
+}
+
+/// Makes a random weight.
+pub(crate) fn weights(shape: Shape, dtype: WeightDType) -> Result<Box<dyn Weights>> {
+    Ok(match dtype {
+        WeightDType::F32 => Box::new(FloatWeights::<f32>::new(shape)?),
+        WeightDType::Bf16 => Box::new(FloatWeights::<bf16>::new(shape)?),
+        WeightDType::F16 => Box::new(FloatWeights::<f16>::new(shape)?),
+        WeightDType::I8 => Box::new(Int8Weights::new(shape)?),
+    })
+}
+
+/// Two dense contenders gave different products: their times say nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("{who} gives {found} where {reference} gives {expected} (output {at}): not the same product, so not compared")]
+pub(crate) struct Disagreement {
+    who: Who,
+    reference: Who,
+    at: usize,
+    found: f32,
+    expected: f32,
+}
+
+/// Checks that the dense contenders' last products are one and the same, as far as their dtype can tell.
+///
+/// # Errors
+/// [`Disagreement`] with the first output that differs.
+pub(crate) fn expect_agreement(contenders: &[Box<dyn Contender>], inputs: usize) -> Result<()> {
+    // Sums of `inputs` products of numbers from -1 to 1 are sqrt(inputs) / 3 in the mean; bf16 keeps 8 bits of them.
+    let tolerance = 0.02 * (inputs as f32).sqrt();
+    let mut dense = contenders.iter().filter(|contender| contender.who() != Who::Sparse);
+    let Some(first) = dense.next() else { return Ok(()) };
+    let reference = first.product()?;
+    for other in dense {
+        for (at, (found, expected)) in other.product()?.into_iter().zip(&reference).enumerate() {
+            let difference = (found - expected).abs();
+            if difference.is_nan() || difference > tolerance {
+                let (who, reference) = (other.who(), first.who());
+                return Err(Disagreement { who, reference, at, found, expected: *expected }.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_contender_appears_and_the_dense_ones_agree() {
+        let shape = Shape { out: 48, inputs: 64 };
+        for (dtype, count) in
+            [(WeightDType::F32, 4), (WeightDType::F16, 4), (WeightDType::Bf16, 3), (WeightDType::I8, 2)]
+        {
+            let weights = weights(shape, dtype).unwrap();
+            assert!(weights.dense_bytes() > weights.sparse_bytes());
+            for tokens in [1, 3, 40] {
+                let mut contenders = weights.contenders(tokens).unwrap();
+                assert_eq!(contenders.len(), count, "{dtype}");
+                assert_eq!(contenders[0].who(), Who::Sparse);
+                for contender in &mut contenders {
+                    contender.multiply().unwrap();
+                    let product = contender.product().unwrap();
+                    assert_eq!(product.len(), tokens * shape.out, "{dtype} {}", contender.who());
+                    assert!(product.iter().any(|y| *y != 0.0), "{dtype} {}", contender.who());
+                }
+                expect_agreement(&contenders, shape.inputs).unwrap();
+            }
+        }
+    }
+
+    #[derive(Debug)]
+    struct Fake(f32);
+
+    impl Contender for Fake {
+        fn who(&self) -> Who {
+            if self.0 == 1.0 { Who::Dense } else { Who::Candle }
+        }
+        fn weight_bytes(&self) -> usize {
+            1
+        }
+        fn multiply(&mut self) -> Result<()> {
+            Ok(())
+        }
+        fn product(&self) -> Result<Vec<f32>> {
+            Ok(vec![1.0, self.0])
+        }
+    }
+
+    #[test]
+    fn a_wrong_product_is_not_compared() {
+        for wrong in [2.0, f32::NAN] {
+            let pair: [Box<dyn Contender>; 2] = [Box::new(Fake(1.0)), Box::new(Fake(wrong))];
+            let error = expect_agreement(&pair, 4).unwrap_err().to_string();
+            assert!(error.starts_with("candle gives") && error.contains("output 1"), "{error}");
+        }
+    }
+}

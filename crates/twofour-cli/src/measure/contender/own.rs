@@ -1,0 +1,81 @@
+//! This project's kernels.
+
+use std::{fmt, rc::Rc};
+
+use anyhow::Result;
+use twofour::{
+    Element, Result as KernelResult,
+    kernel::{DenseWeight, DenseWeightI8, Epilogue, KernelElement, SparseWeight, SparseWeightI8},
+};
+
+use super::Contender;
+use crate::measure::{memory::Rotation, work::Who};
+
+/// A packed weight of any kind.
+pub(super) trait OwnWeight: fmt::Debug {
+    /// What activations are made of.
+    type Activation: KernelElement;
+    const WHO: Who;
+    fn bytes(&self) -> usize;
+    fn out_features(&self) -> usize;
+    fn linear(&self, x: &[Self::Activation], tokens: usize, y: &mut [Self::Activation]) -> KernelResult<()>;
+}
+
+/// The kernels' types have the same methods, but no trait.
+macro_rules! own_weight {
+    ($weight:ty, $activation:ty, $who:expr $(, $t:ident)?) => {
+        impl $(<$t: KernelElement>)? OwnWeight for $weight {
+            type Activation = $activation;
+            const WHO: Who = $who;
+            fn bytes(&self) -> usize {
+                self.bytes()
+            }
+            fn out_features(&self) -> usize {
+                self.out_features()
+            }
+            fn linear(&self, x: &[$activation], tokens: usize, y: &mut [$activation]) -> KernelResult<()> {
+                self.linear(x, tokens, Epilogue::default(), y)
+            }
+        }
+    };
+}
+
+own_weight!(SparseWeight<T>, T, Who::Sparse, T);
+own_weight!(DenseWeight<T>, T, Who::Dense, T);
+own_weight!(SparseWeightI8, f32, Who::Sparse);
+own_weight!(DenseWeightI8, f32, Who::Dense);
+
+/// One of this project's kernels at work.
+#[derive(Debug)]
+pub(super) struct Own<W: OwnWeight> {
+    weights: Rc<Rotation<W>>,
+    bytes: usize,
+    x: Rc<Vec<W::Activation>>,
+    tokens: usize,
+    y: Vec<W::Activation>,
+}
+
+impl<W: OwnWeight> Own<W> {
+    pub(super) fn new(weights: Rc<Rotation<W>>, x: Rc<Vec<W::Activation>>, tokens: usize) -> Self {
+        let (bytes, out) = (weights.next().bytes(), weights.next().out_features());
+        Own { weights, bytes, x, tokens, y: vec![W::Activation::ZERO; tokens * out] }
+    }
+}
+
+impl<W: OwnWeight> Contender for Own<W> {
+    fn who(&self) -> Who {
+        W::WHO
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn multiply(&mut self) -> Result<()> {
+        Ok(self.weights.next().linear(&self.x, self.tokens, &mut self.y)?)
+    }
+
+    fn product(&self) -> Result<Vec<f32>> {
+        Ok(self.y.iter().map(|y| y.to_f32()).collect())
+    }
+}

@@ -1,0 +1,205 @@
+//! What is measured: a product of a weight with tokens, and what came out.
+
+use std::{fmt, str::FromStr};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// The dtype of a weight, and of its activations except with int8, where they are f32 and quantised token by token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WeightDType {
+    /// IEEE single.
+    F32,
+    /// Brain floating point.
+    #[default]
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// 8-bit integers with a scale for each row.
+    I8,
+}
+
+impl fmt::Display for WeightDType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WeightDType::F32 => "f32",
+            WeightDType::Bf16 => "bf16",
+            WeightDType::F16 => "f16",
+            WeightDType::I8 => "i8",
+        })
+    }
+}
+
+/// Output and input features of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    pub(crate) out: usize,
+    pub(crate) inputs: usize,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // Larger weights than this do not fit the memory that their copies would need.
+        const MOST_ELEMENTS: usize = 1 << 28;
+        let (out, inputs) = text.split_once('x').ok_or("write it as OUTxIN, for example 14336x4096")?;
+        let number =
+            |s: &str| s.parse::<usize>().ok().filter(|n| *n > 0).ok_or(format!("`{s}` is not a number above 0"));
+        let shape = Shape { out: number(out)?, inputs: number(inputs)? };
+        match shape.out.checked_mul(shape.inputs) {
+            Some(elements) if elements <= MOST_ELEMENTS => Ok(shape),
+            _ => Err("more than 2^28 elements".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.out, self.inputs)
+    }
+}
+
+/// What the number of tokens makes of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// A language model writing its next token, for a few sequences at most: the weight's way from memory takes the time.
+    Decode,
+    /// Reading a prompt, or a batch: arithmetic takes the time.
+    Prefill,
+}
+
+/// The most tokens that count as decoding.
+const DECODE_TOKENS: usize = 16;
+
+/// One product to time: `[tokens, inputs]` by a weight `[out, inputs]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Work {
+    pub(crate) shape: Shape,
+    pub(crate) dtype: WeightDType,
+    pub(crate) tokens: usize,
+}
+
+impl Work {
+    pub(crate) fn kind(&self) -> Kind {
+        if self.tokens <= DECODE_TOKENS { Kind::Decode } else { Kind::Prefill }
+    }
+}
+
+/// The name that `--only` matches: `decode/bf16/14336x4096/1`.
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind() {
+            Kind::Decode => "decode",
+            Kind::Prefill => "prefill",
+        };
+        write!(f, "{kind}/{}/{}/{}", self.dtype, self.shape, self.tokens)
+    }
+}
+
+/// Whose product was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Who {
+    /// This project's 2:4 kernels.
+    #[serde(rename = "twofour 2:4")]
+    Sparse,
+    /// This project's dense kernels.
+    #[serde(rename = "twofour dense")]
+    Dense,
+    /// candle's `matmul`.
+    #[serde(rename = "candle")]
+    Candle,
+    /// The `gemm` crate, called directly.
+    #[serde(rename = "gemm")]
+    Gemm,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Who::Sparse => "twofour 2:4",
+            Who::Dense => "twofour dense",
+            Who::Candle => "candle",
+            Who::Gemm => "gemm",
+        })
+    }
+}
+
+/// One contender's times for one piece of work.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) work: Kind,
+    pub(crate) dtype: WeightDType,
+    /// Output and input features.
+    pub(crate) shape: [usize; 2],
+    pub(crate) tokens: usize,
+    pub(crate) threads: usize,
+    pub(crate) contender: Who,
+    pub(crate) median_us: f64,
+    pub(crate) min_us: f64,
+    pub(crate) max_us: f64,
+    pub(crate) rounds: usize,
+    /// Bytes of this contender's weight.
+    pub(crate) weight_bytes: usize,
+    /// Its weight's bytes by the median time, in 10^9 bytes a second.
+    pub(crate) gb_per_s: f64,
+    /// How many times more bytes the dense weight has than the 2:4 one: what 2:4 can gain where only reading counts.
+    pub(crate) byte_limit: f64,
+    /// What mere reading of as many bytes as the dense weight has reached, in turns with the contenders; decode only.
+    pub(crate) read_gb_per_s: Option<f64>,
+    /// `gb_per_s` as a share of `read_gb_per_s`.
+    pub(crate) read_share: Option<f64>,
+}
+
+impl Row {
+    /// What was measured.
+    pub(crate) fn what(&self) -> Work {
+        let [out, inputs] = self.shape;
+        Work { shape: Shape { out, inputs }, dtype: self.dtype, tokens: self.tokens }
+    }
+}
+
+/// The rows of one piece of work, told apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outcome<'a> {
+    pub(crate) sparse: &'a Row,
+    /// The fastest dense contender.
+    pub(crate) best_dense: &'a Row,
+}
+
+impl<'a> Outcome<'a> {
+    /// From the rows of one piece of work; nothing where a side is missing.
+    pub(crate) fn of(rows: &'a [Row]) -> Option<Self> {
+        let sparse = rows.iter().find(|row| row.contender == Who::Sparse)?;
+        let dense = rows.iter().filter(|row| row.contender != Who::Sparse);
+        let best_dense = dense.min_by(|a, b| a.median_us.total_cmp(&b.median_us))?;
+        Some(Outcome { sparse, best_dense })
+    }
+
+    /// How many times faster the 2:4 product is than the best dense one.
+    pub(crate) fn speed_up(&self) -> f64 {
+        self.best_dense.median_us / self.sparse.median_us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_read_or_refused() {
+        assert_eq!("14336x4096".parse(), Ok(Shape { out: 14336, inputs: 4096 }));
+        for bad in ["", "4096", "0x4", "4x", "-1x4", "99999999x99999999", "4x4x4"] {
+            assert!(bad.parse::<Shape>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn work_has_a_name_to_choose_it_by() {
+        let shape = Shape { out: 8, inputs: 4 };
+        let names = [1, 16, 17].map(|tokens| Work { shape, dtype: WeightDType::I8, tokens }.to_string());
+        assert_eq!(names, ["decode/i8/8x4/1", "decode/i8/8x4/16", "prefill/i8/8x4/17"]);
+    }
+}

@@ -1,0 +1,256 @@
+//! Measuring in a process of its own.
+//!
+//! The number of threads is fixed when rayon's pool starts, and candle takes it from the environment at every call. So the command
+//! starts itself anew for each number of threads, with `RAYON_NUM_THREADS` set: the request goes to the new process's stdin as
+//! JSON, what it finds comes back line by line.
+
+use std::{
+    env,
+    io::{self, BufRead, BufReader, Write},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    alternate::{Times, alternate},
+    contender::{Contender, Weights, expect_agreement, weights},
+    read::{ReadBandwidth, Reader, gb_per_s},
+    work::{Kind, Row, Shape, WeightDType, Work},
+};
+use crate::interrupt;
+
+/// What a worker shall measure.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    /// Weights are kept from one work to the next with the same shape and dtype.
+    pub(crate) works: Vec<Work>,
+    /// Time for each.
+    pub(crate) budget: Duration,
+    pub(crate) bandwidth: Bandwidth,
+}
+
+/// Whether reading is measured too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Bandwidth {
+    /// Before everything, and in turns with the contenders where decoding is measured.
+    Measure,
+    /// No.
+    Skip,
+}
+
+/// What a worker tells.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// How fast memory is read.
+    Bandwidth(ReadBandwidth),
+    /// A work begins.
+    Begun(Work),
+    /// A work is done: a row for each contender.
+    Done(Vec<Row>),
+    /// Nothing more comes: an error, cause by cause.
+    Failed(Vec<String>),
+}
+
+/// Why a worker gave nothing.
+#[derive(Debug, thiserror::Error)]
+enum WorkerError {
+    #[error("{0}")]
+    Failed(String),
+    #[error("the measuring process ended ({status}) {place}; a process that takes too much memory ends like that")]
+    Ended { status: ExitStatus, place: String },
+    #[error("the measuring process answered what is no answer: {line}")]
+    Unreadable { line: String, source: serde_json::Error },
+}
+
+/// Ends the process when dropped, if it still runs.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Either fails only where the process is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Measures in a new process with `threads` threads; `told` hears every message as it comes.
+///
+/// # Errors
+/// What went wrong in the process, that it ended early, [`interrupt::Interrupted`], and errors of `told`.
+pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Message) -> Result<()>) -> Result<()> {
+    let _guard = interrupt::guard();
+    let program = env::current_exe().context("finding this program, to start it anew for measuring")?;
+    let child = Command::new(program)
+        .args(["bench", "worker"])
+        .env("RAYON_NUM_THREADS", threads.to_string())
+        .env("CANDLE_NUM_THREADS", threads.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting the measuring process")?;
+    let mut running = Running(child);
+    if let Some(mut stdin) = running.0.stdin.take() {
+        serde_json::to_writer(&mut stdin, request).context("asking the measuring process")?;
+    }
+    let (send, lines) = mpsc::channel();
+    if let Some(stdout) = running.0.stdout.take() {
+        // Ends when the process does, or when nobody listens any more.
+        thread::spawn(move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l)));
+    }
+    let mut place = "before it began".to_owned();
+    loop {
+        interrupt::check()?;
+        let line = match lines.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        match serde_json::from_str(&line).map_err(|source| WorkerError::Unreadable { line, source })? {
+            Message::Failed(causes) => return Err(rebuild(causes)),
+            message => {
+                if let Message::Begun(work) = &message {
+                    place = format!("at {work}");
+                }
+                told(message)?;
+            }
+        }
+    }
+    let status = running.0.wait().context("waiting for the measuring process")?;
+    // A Ctrl-C reaches both processes.
+    interrupt::check()?;
+    if status.success() { Ok(()) } else { Err(WorkerError::Ended { status, place }.into()) }
+}
+
+/// The chain of causes as an error again.
+fn rebuild(causes: Vec<String>) -> anyhow::Error {
+    let mut causes = causes.into_iter().rev();
+    let last = causes.next().unwrap_or_else(|| "the measuring process failed".to_owned());
+    causes.fold(WorkerError::Failed(last).into(), anyhow::Error::context)
+}
+
+/// The other side: reads the request, measures, answers. An error goes into the answer.
+///
+/// # Errors
+/// Only where answering is impossible.
+pub(crate) fn work(input: impl io::Read, mut output: impl Write) -> Result<()> {
+    let mut tell = |message: &Message| -> Result<()> {
+        serde_json::to_writer(&mut output, message)?;
+        output.write_all(b"\n")?;
+        Ok(output.flush()?)
+    };
+    let done = serde_json::from_reader(input)
+        .context("the request is not one; `bench worker` is started by other commands only")
+        .and_then(|request| answer(&request, &mut tell));
+    match done {
+        Ok(()) => Ok(()),
+        Err(error) => tell(&Message::Failed(error.chain().map(ToString::to_string).collect())),
+    }
+}
+
+fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Result<()> {
+    // A wrong engine is told before gigabytes are filled.
+    twofour::kernel::Engine::best()?;
+    let mut reader = match request.bandwidth {
+        Bandwidth::Measure => {
+            let (reader, bandwidth) = Reader::new()?;
+            tell(&Message::Bandwidth(bandwidth))?;
+            Some(reader)
+        }
+        Bandwidth::Skip => None,
+    };
+    let mut kept: Option<(Shape, WeightDType, Box<dyn Weights>)> = None;
+    for &work in &request.works {
+        tell(&Message::Begun(work))?;
+        if kept.as_ref().is_none_or(|(shape, dtype, _)| (*shape, *dtype) != (work.shape, work.dtype)) {
+            // Gone before its successor comes: both may not fit.
+            drop(kept.take());
+            kept = Some((work.shape, work.dtype, weights(work.shape, work.dtype)?));
+        }
+        if let Some((_, _, weights)) = &kept {
+            tell(&Message::Done(rows(work, weights.as_ref(), reader.as_mut(), request.budget)?))?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets the contenders take turns at one piece of work.
+fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, budget: Duration) -> Result<Vec<Row>> {
+    let mut contenders = weights.contenders(work.tokens)?;
+    let mut bytes_read = 0;
+    let times = {
+        let mut runs: Vec<Box<dyn FnMut() -> Result<()> + '_>> = Vec::with_capacity(contenders.len() + 1);
+        for contender in &mut contenders {
+            runs.push(Box::new(|| contender.multiply()));
+        }
+        if let Some(reader) = reader.filter(|_| work.kind() == Kind::Decode) {
+            runs.push(Box::new(|| {
+                bytes_read = reader.read(weights.dense_bytes());
+                Ok(())
+            }));
+        }
+        let mut turns: Vec<&mut dyn FnMut() -> Result<()>> = runs.iter_mut().map(|run| run.as_mut() as _).collect();
+        alternate(&mut turns, budget)?
+    };
+    expect_agreement(&contenders, work.shape.inputs)?;
+    let read_gb_per_s = times.get(contenders.len()).map(|times| gb_per_s(bytes_read, times.median));
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let row = |(contender, times): (&dyn Contender, &Times)| {
+        let gb_per_s = gb_per_s(contender.weight_bytes(), times.median);
+        Row {
+            work: work.kind(),
+            dtype: work.dtype,
+            shape: [work.shape.out, work.shape.inputs],
+            tokens: work.tokens,
+            threads: rayon::current_num_threads(),
+            contender: contender.who(),
+            median_us: us(times.median),
+            min_us: us(times.min),
+            max_us: us(times.max),
+            rounds: times.rounds,
+            weight_bytes: contender.weight_bytes(),
+            gb_per_s,
+            byte_limit: weights.dense_bytes() as f64 / weights.sparse_bytes() as f64,
+            read_gb_per_s,
+            read_share: read_gb_per_s.map(|read| gb_per_s / read),
+        }
+    };
+    Ok(contenders.iter().map(Box::as_ref).zip(&times).map(row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answers(input: &[u8]) -> Vec<Message> {
+        let mut output = Vec::new();
+        work(input, &mut output).unwrap();
+        output.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(|l| serde_json::from_slice(l).unwrap()).collect()
+    }
+
+    #[test]
+    fn works_are_answered_in_turn() {
+        let shape = Shape { out: 32, inputs: 64 };
+        let works = [1, 2].map(|tokens| Work { shape, dtype: WeightDType::F32, tokens }).to_vec();
+        let request = Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip };
+        let told = answers(&serde_json::to_vec(&request).unwrap());
+        assert_eq!(told.len(), 4);
+        let (Message::Begun(work), Message::Done(rows)) = (&told[2], &told[3]) else { panic!("{told:?}") };
+        assert_eq!((work.tokens, rows.len()), (2, 4));
+        assert!(rows.iter().all(|r| r.what() == *work && r.median_us > 0.0 && r.min_us <= r.median_us));
+        assert!((rows[0].byte_limit - 32.0 / 17.0).abs() < 1e-9, "{}", rows[0].byte_limit);
+    }
+
+    #[test]
+    fn what_is_no_request_is_answered_with_an_error() {
+        let told = answers(b"hello");
+        let [Message::Failed(causes)] = told.as_slice() else { panic!("{told:?}") };
+        assert!(causes[0].contains("started by other commands"), "{causes:?}");
+        let error = rebuild(causes.clone());
+        assert_eq!(error.chain().map(ToString::to_string).collect::<Vec<_>>(), *causes);
+    }
+}
