@@ -20,8 +20,11 @@ import torch.nn.functional as F
 
 warnings.filterwarnings("ignore")
 
-DECODE = [("decode", d, s, t) for d in ("f32", "bf16", "i8") for s in ((14336, 4096), (4096, 14336)) for t in (1, 16)]
-PREFILL = [("prefill", d, (4096, 4096), t) for d in ("f32", "bf16", "i8") for t in (512, 2048)]
+# The works of `twofour bench cpu`.
+DTYPES = ("f32", "bf16", "i8")
+WORKS = [("decode", d, s, t) for d in DTYPES for s in ((14336, 4096), (4096, 14336)) for t in (1, 4, 16)]
+WORKS += [("prefill", d, (4096, 4096), t) for d, tokens in (("f32", (512, 2048)), ("bf16", (512,)), ("i8", (512,))) for t in tokens]
+SIZE = {"f32": 4, "bf16": 2, "i8": 1}
 
 
 def cache_bytes():
@@ -34,6 +37,12 @@ def cache_bytes():
             continue
         best = max(best, int(text[:-1]) << {"K": 10, "M": 20}.get(text[-1], 0))
     return best or 64 << 20
+
+
+def rotation_bytes():
+    """What must be read before a weight's turn comes again: the rule of `twofour bench cpu`."""
+    cache = cache_bytes()
+    return max(2 * cache, 700 << 20 if cache >= 200 << 20 else 256 << 20)
 
 
 def dynamic_quantized(out_features, in_features):
@@ -65,7 +74,7 @@ def contenders(dtype, shape, tokens, copies):
 def measure(calls, seconds):
     calls[0]()
     times, start, i = [], time.perf_counter(), 0
-    while len(times) < 3 or time.perf_counter() - start < seconds:
+    while len(times) < 5 or time.perf_counter() - start < seconds:
         before = time.perf_counter()
         calls[i % len(calls)]()
         times.append(1e6 * (time.perf_counter() - before))
@@ -86,14 +95,13 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each contender")
     parser.add_argument("--json")
     args = parser.parse_args()
-    size = {"f32": 4, "bf16": 2, "i8": 1}
     rows = []
     with torch.inference_mode():
         for threads in (int(t) for t in args.threads.split(",")):
             torch.set_num_threads(threads)
-            for work, dtype, shape, tokens in DECODE + PREFILL:
-                bytes_each = shape[0] * shape[1] * size[dtype]
-                copies = 2 * cache_bytes() // bytes_each + 1 if work == "decode" else 1
+            for work, dtype, shape, tokens in WORKS:
+                weight_bytes = shape[0] * shape[1] * SIZE[dtype]
+                copies = -(-rotation_bytes() // weight_bytes) + 1
                 for name, calls in contenders(dtype, shape, tokens, copies):
                     try:
                         times = measure(calls, args.seconds)
@@ -101,11 +109,12 @@ def main():
                         print(f"{name} {dtype} {shape} {tokens}: {str(error).splitlines()[0]}", file=sys.stderr)
                         continue
                     row = {"work": work, "dtype": dtype, "shape": shape, "tokens": tokens, "threads": threads, "contender": name}
-                    row |= {"median_us": statistics.median(times), "min_us": min(times), "max_us": max(times)}
+                    row |= {"median_us": statistics.median(times), "min_us": min(times), "max_us": max(times), "rounds": len(times)}
+                    row |= {"weight_bytes": weight_bytes, "gb_per_s": 1e-3 * weight_bytes / row["median_us"]}
                     rows.append(row)
                     print(f"{threads} thr {work:8}{dtype:5}{shape!s:15}{tokens:5} tok  {name:22}{row['median_us']:12.1f} us", flush=True)
     machine = {"cpu": cpu_name(), "torch": torch.__version__}
-    result = {"machine": machine, "command": "python3 " + " ".join(sys.argv), "rows": rows}
+    result = {"machine": machine, "command": f"python3 bench/pytorch_cpu.py --threads {args.threads} --seconds {args.seconds}", "rows": rows}
     if args.json:
         with open(args.json, "w") as file:
             json.dump(result, file, indent=1)
