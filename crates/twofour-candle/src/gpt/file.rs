@@ -157,9 +157,17 @@ fn packed(reader: &Reader, name: &str, dims: (usize, usize), bias: Option<&Tenso
         DType::F32 => CompressedLinear::new(reader.compressed::<f32>(name)?, bias),
         DType::BF16 => CompressedLinear::new(reader.compressed::<bf16>(name)?, bias),
         DType::F16 => CompressedLinear::new(reader.compressed::<f16>(name)?, bias),
+        DType::I8 => match reader.scales(name)? {
+            Some(scales) => CompressedLinear::from_quantized(reader.compressed::<i8>(name)?, scales, bias),
+            None => {
+                let reason =
+                    format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
+                Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+            }
+        },
         other => {
-            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other, supported: "F32, F16, BF16" }
-                .into())
+            let supported = "F32, F16, BF16, I8 with scales";
+            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other, supported }.into())
         }
     }
 }

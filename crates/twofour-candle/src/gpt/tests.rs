@@ -197,6 +197,59 @@ fn files_keep_the_model() -> Result<()> {
     Ok(())
 }
 
+/// Writes the sparse model with its blocks' weights quantized to i8 and compressed, as a tool that quantizes would.
+fn save_quantized(path: &std::path::Path, model: &Gpt, with_scales: bool) -> Result<()> {
+    use twofour::file::{CompressedInfo, Plan, PlannedTensor, Writer};
+    let float = path.with_extension("float");
+    model.save(&float, Overwrite::No, twofour::DType::F32)?;
+    let source = twofour::file::Reader::open(&float)?;
+    let sparse: Vec<_> = source.compressed_weights().cloned().collect();
+    let part_of_one = |name: &str| sparse.iter().any(|w| name.starts_with(&w.name));
+    let plain: Vec<_> = source.tensors().filter(|t| !part_of_one(&t.name)).cloned().collect();
+    let mut plan = Plan::new();
+    for t in &plain {
+        plan.tensor(PlannedTensor::new(&t.name, t.dtype, t.shape.clone()));
+    }
+    for weight in &sparse {
+        let info = CompressedInfo::new(&weight.name, twofour::DType::I8, weight.rows, weight.cols)?;
+        plan.compressed(if with_scales { info.with_scales()? } else { info });
+    }
+    let mut writer = Writer::create(path, Overwrite::No, plan, source.metadata().clone())?;
+    for t in &plain {
+        writer.write(&t.name, source.tensor(&t.name)?.data)?;
+    }
+    for weight in &sparse {
+        let dense = source.compressed::<f32>(&weight.name)?.to_dense();
+        let matrix = twofour::MatrixRef::new(weight.rows, weight.cols, &dense)?;
+        let (values, scales) = twofour::kernel::quantize(matrix)?;
+        let values = twofour::MatrixRef::new(weight.rows, weight.cols, &values)?;
+        writer.write_compressed(&weight.name, &twofour::Compressed::from_pruned(values)?)?;
+        if with_scales {
+            writer.write_elements(&twofour::file::Part::Scales.key(&weight.name), &scales)?;
+        }
+    }
+    Ok(writer.finish()?)
+}
+
+#[test]
+fn quantized_files_are_loaded_and_without_scales_refused() -> Result<()> {
+    let directory = tempfile::tempdir().map_err(candle_core::Error::wrap)?;
+    let model = sparse()?;
+    let path = directory.path().join("i8.safetensors");
+    save_quantized(&path, &model, true)?;
+    let text = b"round trip";
+    let expected = Inference::<f32>::new(&model)?.session().feed(text)?;
+    let loaded = Gpt::load(&path)?;
+    let d = distance(&Inference::<f32>::new(&loaded)?.session().feed(text)?, &expected);
+    assert!(d > 0.0 && d < 3e-2, "{d}");
+
+    let path = directory.path().join("no-scales.safetensors");
+    save_quantized(&path, &model, false)?;
+    let message = Gpt::load(&path).unwrap_err().to_string();
+    assert!(message.contains("blocks.0.attn.qkv") && message.contains("scales"), "{message}");
+    Ok(())
+}
+
 #[test]
 fn compressed_models_are_not_saved_again_and_other_files_are_not_models() -> Result<()> {
     let directory = tempfile::tempdir().map_err(candle_core::Error::wrap)?;
