@@ -24,11 +24,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// The model of `twofour quickstart`: 12.6 million weights in linear layers, wide enough that products, not overheads,
-    /// take the time.
+    /// The model of `twofour quickstart`: few layers, but wide ones. Its 21.2 million weights in linear layers are 81 MiB of f32
+    /// dense and 43 MiB compressed, more than the caches of most desktop processors hold, and its products, not the
+    /// overheads around them, take the time.
     #[must_use]
     pub fn quickstart() -> Self {
-        Config { layers: 4, width: 512, heads: 8, context: 256, feed_forward: 2048 }
+        Config { layers: 2, width: 1024, heads: 8, context: 256, feed_forward: 3072 }
     }
 
     /// Checks the sizes against each other.

@@ -35,6 +35,17 @@ impl Corpus {
         &self.validation
     }
 
+    /// The most sequences of `context` bytes, none overlapping another, that the validation part gives.
+    ///
+    /// ```
+    /// let corpus = twofour_candle::train::Corpus::new(vec![b'a'; 100], 0.5)?;
+    /// assert_eq!(corpus.validation_sequences(16), 3);
+    /// # Ok::<(), twofour_candle::Error>(())
+    /// ```
+    pub fn validation_sequences(&self, context: usize) -> usize {
+        self.validation.len().saturating_sub(1) / context.max(1)
+    }
+
     /// Checks that both parts can hold a sequence.
     pub(super) fn expect_sequences_of(&self, context: usize) -> Result<()> {
         for (what, part) in [("bytes of training text", &self.training), ("bytes of validation text", &self.validation)]
@@ -67,7 +78,7 @@ impl Corpus {
     ) -> impl Iterator<Item = Result<(Tensor, Tensor)>> + '_ {
         // The last start, from which a stretch and the byte after it just fit.
         let last = self.validation.len() - 1 - context;
-        let count = limit.clamp(1, (self.validation.len() - 1) / context);
+        let count = limit.clamp(1, self.validation_sequences(context).max(1));
         // At least a context apart, so that no byte is predicted twice.
         let starts: Vec<usize> = (0..count).map(|i| i * last / (count - 1).max(1)).collect();
         let batches: Vec<Vec<usize>> = starts.chunks(sequences).map(<[usize]>::to_vec).collect();

@@ -94,6 +94,11 @@ impl Trainer {
         self.model
     }
 
+    /// The text that it is trained on.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
     /// The settings.
     pub fn config(&self) -> &TrainConfig {
         &self.config

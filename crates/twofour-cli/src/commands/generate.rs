@@ -29,7 +29,7 @@ pub(crate) struct Generate {
     prompt: String,
 
     /// How many bytes to write
-    #[arg(long, default_value_t = 400, value_name = "N")]
+    #[arg(long, visible_alias = "tokens", default_value_t = 400, value_name = "N")]
     bytes: usize,
 
     /// 0 takes the most likely byte, 1 draws from the model's own distribution

@@ -1,6 +1,6 @@
 //! `twofour quickstart`.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -8,7 +8,7 @@ use twofour_candle::train::Corpus;
 
 use crate::{
     exit::{Usage, Verdict},
-    interrupt,
+    interrupt::{self, Interrupted},
     present::{
         Screen,
         style::{self, paint},
@@ -32,11 +32,15 @@ Examples:
   twofour quickstart --minutes 10 --out ten-minutes
   twofour generate twofour-quickstart --prompt 'pub fn '
 
-Interrupted? Run it again with the same --out: it goes on from a checkpoint at most 20 seconds old.")]
+Interrupted? Run it again with the same --out: it goes on from a checkpoint at most half a minute old, on the same text.")]
 pub(crate) struct Quickstart {
     /// Where to put everything; a run that was interrupted there goes on
     #[arg(long, default_value = "twofour-quickstart", value_name = "DIR")]
     out: PathBuf,
+
+    /// Begin anew in the directory, whatever it holds; files that the quickstart does not write stay
+    #[arg(long)]
+    force: bool,
 
     /// About how long it may take [default: 3]
     #[arg(long, value_name = "N")]
@@ -53,21 +57,36 @@ impl Quickstart {
         if let Some(minutes) = self.minutes.filter(|m| !(*m > 0.0 && *m <= 10_000.0)) {
             bail!(Usage(format!("--minutes {minutes}: must be above 0 and at most 10000")));
         }
-        let folder = Folder::open(&self.out)?;
-        let corpus = Arc::new(Corpus::new(quickstart::TEXT.to_vec(), quickstart::VALIDATION_SHARE)?);
-        let plan = self.plan(&folder, &corpus, screen)?;
+        let folder = if self.force { Folder::begin_anew(&self.out)? } else { Folder::open(&self.out)? };
         if let Some(report) = folder.report()? {
-            screen.line(format!("{} holds a finished run.\n", folder.path().display()))?;
+            screen.line(format!("{} holds a finished run; --force begins anew.\n", folder.path().display()))?;
             return finish(screen, &folder, &report);
         }
         let _guard = interrupt::guard();
-        let mut training = Training::open(&plan, &folder, &corpus)?;
-        train(screen, &plan, &folder, &mut training)?;
-        screen.line("Measuring size and speed of both, in turns ...\n")?;
-        let report = quickstart::compare(&plan, &folder, &mut training)?;
+        let report = self.work(&folder, screen).inspect_err(|error| {
+            if error.is::<Interrupted>() {
+                screen.warn(format!("stopped; run it again with --out {} to go on", folder.path().display()));
+            }
+        })?;
+        finish(screen, &folder, &report)
+    }
+
+    /// Trains and measures, from wherever the folder's run is.
+    fn work(&self, folder: &Folder, screen: &mut Screen) -> Result<Report> {
+        let begun = Instant::now();
+        let text = folder.text()?.unwrap_or_else(|| quickstart::TEXT.to_vec());
+        let corpus = Arc::new(Corpus::new(text.clone(), quickstart::VALIDATION_SHARE)?);
+        let plan = self.plan(folder, &corpus, screen)?;
+        if folder.text()?.is_none() {
+            folder.write_text(&text)?;
+        }
+        let mut training = Training::open(&plan, folder, &corpus, begun)?;
+        train(screen, &plan, folder, &mut training, text.len())?;
+        screen.line("Measuring loss, size and speed of both, in turns ...\n")?;
+        let report = quickstart::compare(&plan, folder, &mut training, &text)?;
         folder.write("report.svg", quickstart::draw(&report, &training.losses)?.as_bytes())?;
         folder.write_report(&report)?;
-        finish(screen, &folder, &report)
+        Ok(report)
     }
 
     /// The plan of the run in the folder, or a new one.
@@ -91,26 +110,23 @@ impl Quickstart {
     }
 }
 
-fn train(screen: &mut Screen, plan: &Plan, folder: &Folder, training: &mut Training) -> Result<()> {
+fn train(screen: &mut Screen, plan: &Plan, folder: &Folder, training: &mut Training, text_bytes: usize) -> Result<()> {
     let steps = plan.training.steps;
     let begun = training.steps_done();
     screen.line(format!(
         "Training {} parameters twice, dense and 2:4, {steps} steps on {} of this project's source and documents",
         units::count(plan.model.parameters()),
-        units::bytes(quickstart::TEXT.len() as u64)
+        units::bytes(text_bytes as u64)
     ))?;
     if begun > 0 {
         screen.line(format!("going on from step {begun}"))?;
     }
     let mut progress = screen.progress();
     let mut told = begun * 10 / steps;
-    while !training.is_finished() {
+    while !training.is_finished(plan) {
         if interrupt::requested() {
             training.save(folder)?;
-            screen.warn(format!(
-                "stopped at step {} of {steps}; run it again with the same --out to go on",
-                training.steps_done()
-            ));
+            screen.line(format!("saved at step {} of {steps}", training.steps_done()))?;
             interrupt::check()?;
         }
         training.step()?;
@@ -123,6 +139,10 @@ fn train(screen: &mut Screen, plan: &Plan, folder: &Folder, training: &mut Train
             screen.line(format!("  step {done:>5} of {steps}  {message}"))?;
             told = done * 10 / steps;
         }
+    }
+    drop(progress);
+    if training.steps_done() < steps {
+        screen.line(format!("stopped at step {} of {steps}: the time is up", training.steps_done()))?;
     }
     training.save(folder)
 }
@@ -148,8 +168,8 @@ fn finish(screen: &mut Screen, folder: &Folder, report: &Report) -> Result<Verdi
     let size = [dense.weight_bytes, sparse.weight_bytes].map(|b| units::bytes(b as u64));
     row("weights under 2:4, bf16", size, units::percent(1.0 / report.size_ratio()) + " of the size", true);
     for (name, values, ratio) in [
-        ("decode, bytes/s", [dense.decode_tokens_per_s, sparse.decode_tokens_per_s], report.decode_ratio()),
-        ("prefill, bytes/s", [dense.prefill_tokens_per_s, sparse.prefill_tokens_per_s], report.prefill_ratio()),
+        ("decode in f32, bytes/s", [dense.decode_tokens_per_s, sparse.decode_tokens_per_s], report.decode_ratio()),
+        ("prefill in f32, bytes/s", [dense.prefill_tokens_per_s, sparse.prefill_tokens_per_s], report.prefill_ratio()),
     ] {
         row(name, values.map(rate), units::factor_of(ratio, "faster", "slower"), ratio > 1.05);
     }

@@ -3,7 +3,6 @@
 use std::{fs, ops::ControlFlow, time::Duration};
 
 use anyhow::Result;
-use half::bf16;
 use twofour::{
     DType,
     file::{Overwrite, Reader},
@@ -13,8 +12,8 @@ use twofour_candle::{
     train::Trainer,
 };
 
-use super::{Folder, Plan, Report, Side, TEXT, Training, VALIDATION_SEQUENCES};
-use crate::measure;
+use super::{Folder, Plan, Report, Side, Training};
+use crate::{interrupt, measure};
 
 /// What the sample goes on from.
 const PROMPT: &str = "/// The ";
@@ -22,15 +21,32 @@ const PROMPT: &str = "/// The ";
 /// Bytes of the sample.
 const SAMPLE_BYTES: usize = 300;
 
-/// Time for the decode and for the prefill measurement each; short runs take less.
-fn budget(plan: &Plan) -> Duration {
-    Duration::from_secs_f64((plan.minutes * 60.0 * 0.03).clamp(0.5, 8.0))
+/// The fewest and the most sequences that a validation loss is the mean over.
+const VALIDATION_SEQUENCES: (f64, f64) = (8.0, 96.0);
+
+/// Time for the decode and for the prefill measurement each.
+const BUDGET: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(12));
+
+/// What packing, the files and the sample take at the quickstart's size.
+const RESERVE: Duration = Duration::from_secs(4);
+
+/// Sequences that can be validated in half of the time that is left, the same for both models. A sequence needs one forward
+/// pass: a third of what it takes to train on it.
+fn validation_sequences(plan: &Plan, training: &Training) -> usize {
+    let left = plan.length().saturating_sub(training.spent()).saturating_sub(RESERVE).as_secs_f64();
+    let losses = &training.losses;
+    let of = |seconds: f64, steps: usize| seconds / (3 * steps.max(1) * plan.training.batch) as f64;
+    let pair = of(losses.dense_seconds, losses.dense.len()) + of(losses.sparse_seconds, losses.sparse.len());
+    (left / 2.0 / pair.max(1e-6)).clamp(VALIDATION_SEQUENCES.0, VALIDATION_SEQUENCES.1) as usize
 }
 
-/// Writes both models as bf16 files, the 2:4 one compressed, and measures them.
-pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training) -> Result<Report> {
-    let (dense_loss, sparse_loss) =
-        (training.dense.validate(VALIDATION_SEQUENCES)?, training.sparse.validate(VALIDATION_SEQUENCES)?);
+/// Writes both models as bf16 files, the 2:4 one compressed, and measures them, taking about what is left of the time.
+pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, text: &[u8]) -> Result<Report> {
+    let sequences = validation_sequences(plan, training);
+    let dense_loss = training.dense.validate(sequences)?;
+    interrupt::check()?;
+    let sparse_loss = training.sparse.validate(sequences)?;
+    interrupt::check()?;
     let [dense_file, sparse_file] = ["dense.safetensors", "sparse.safetensors"].map(|name| folder.file(name));
     training.dense.model().save(&dense_file, Overwrite::Yes, DType::BF16)?;
     training.sparse.model().save(&sparse_file, Overwrite::Yes, DType::BF16)?;
@@ -38,10 +54,14 @@ pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training) -> 
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
     let dense_bytes = reader.compressed_weights().map(|w| w.rows * w.cols * w.dtype.size()).sum();
 
-    let inference = |trainer: &Trainer| Inference::<bf16>::new(trainer.model());
+    let inference = |trainer: &Trainer| Inference::<f32>::new(trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);
-    let decode = decode(&dense, &sparse, budget(plan))?;
-    let prefill = prefill(&dense, &sparse, budget(plan))?;
+    let sample = sample(&sparse_file, plan.seed)?;
+    let left = plan.length().saturating_sub(training.spent());
+    let budget = (left / 2).clamp(BUDGET.0, BUDGET.1);
+    let decode = decode(&dense, &sparse, budget)?;
+    let prefill = prefill(&dense, &sparse, &text[..plan.model.context], budget)?;
+    let memory = [dense.weight_bytes(), sparse.weight_bytes()];
 
     let losses = &training.losses;
     let side =
@@ -50,6 +70,7 @@ pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training) -> 
                 val_loss,
                 weight_bytes,
                 file_bytes: fs::metadata(file)?.len(),
+                memory_bytes: memory[which],
                 decode_tokens_per_s: decode[which],
                 prefill_tokens_per_s: prefill[which],
                 train_step_ms: seconds * 1e3 / steps.max(1) as f64,
@@ -60,16 +81,20 @@ pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training) -> 
         sparse: side(1, sparse_loss, sparse_bytes, &sparse_file, losses.sparse_seconds, losses.sparse.len())?,
         machine: measure::machine()?,
         config: plan.clone(),
-        text_bytes: TEXT.len(),
+        steps: training.steps_done(),
+        seconds: training.spent().as_secs_f64(),
+        validation_bytes: sequences.min(training.dense.corpus().validation_sequences(plan.model.context))
+            * plan.model.context,
+        text_bytes: text.len(),
         prompt: PROMPT.to_owned(),
-        sample: sample(&sparse_file, plan.seed)?,
+        sample,
     })
 }
 
 /// Tokens a second, one at a time, each model in a sequence of its own that begins anew when its context is full.
-fn decode(dense: &Inference<bf16>, sparse: &Inference<bf16>, budget: Duration) -> Result<[f64; 2]> {
+fn decode(dense: &Inference<f32>, sparse: &Inference<f32>, budget: Duration) -> Result<[f64; 2]> {
     let runner = |model| {
-        let model: &Inference<bf16> = model;
+        let model: &Inference<f32> = model;
         let mut session = model.session();
         move || {
             if session.remaining() == 0 {
@@ -84,11 +109,10 @@ fn decode(dense: &Inference<bf16>, sparse: &Inference<bf16>, budget: Duration) -
     Ok([times[0], times[1]].map(|time| 1.0 / time.as_secs_f64()))
 }
 
-/// Tokens a second, a whole context at once.
-fn prefill(dense: &Inference<bf16>, sparse: &Inference<bf16>, budget: Duration) -> Result<[f64; 2]> {
-    let text = &TEXT[..dense.config().context];
+/// Tokens a second, `text`, as long as the context, at once.
+fn prefill(dense: &Inference<f32>, sparse: &Inference<f32>, text: &[u8], budget: Duration) -> Result<[f64; 2]> {
     let runner = |model| {
-        let model: &Inference<bf16> = model;
+        let model: &Inference<f32> = model;
         move || {
             model.session().feed(text)?;
             anyhow::Ok(())

@@ -1,6 +1,7 @@
 //! The output directory.
 
 use std::{
+    ffi::OsStr,
     fs,
     io::{ErrorKind, Write},
     path::{Path, PathBuf},
@@ -8,8 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
+use twofour_candle::train::CHECKPOINT_FILE;
 
 use super::{Losses, Plan, Report};
+use crate::exit::Usage;
 
 /// A directory that holds a run, or will.
 #[derive(Debug)]
@@ -20,25 +23,55 @@ pub(crate) struct Folder {
 /// The file that makes a directory one of ours.
 const PLAN: &str = "plan.json";
 
+/// The text that is trained on, kept beside the run: a later build of this program has another one in it.
+const CORPUS: &str = "text";
+
+const LOSSES: &str = "losses.json";
+const REPORT: &str = "report.json";
+
+/// The way out of a directory that cannot be used.
+pub(super) const ELSEWHERE: &str = "choose another --out, or begin anew there with --force";
+
 impl Folder {
     /// Opens a directory that is missing, empty, or holds a run.
     ///
     /// # Errors
-    /// A directory with anything else in it: nothing of it is touched.
+    /// [`Usage`] for a directory with anything else in it, or a path that is none: nothing of it is touched.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
         let folder = Folder { path: path.to_owned() };
         let at = || path.display().to_string();
         match fs::read_dir(path) {
             Ok(mut entries) => {
-                if !folder.file(PLAN).exists() && entries.next().is_some() {
-                    bail!(
-                        "{}: is not empty and holds no quickstart; nothing was changed, choose another --out",
+                // A process that was killed while it wrote the plan leaves only a temporary file.
+                let foreign = entries.any(|entry| entry.is_ok_and(|entry| !is_temporary(&entry.file_name())));
+                if foreign && !folder.file(PLAN).exists() {
+                    bail!(Usage(format!(
+                        "{}: is not empty and holds no quickstart; nothing was changed, {ELSEWHERE}",
                         path.display()
-                    );
+                    )));
                 }
             }
             Err(e) if e.kind() == ErrorKind::NotFound => fs::create_dir_all(path).with_context(at)?,
+            Err(e) if e.kind() == ErrorKind::NotADirectory => {
+                bail!(Usage(format!("{}: is a file, not a directory; choose another --out", path.display())))
+            }
             Err(e) => return Err(e).with_context(at),
+        }
+        Ok(folder)
+    }
+
+    /// Opens a directory whatever it holds, and removes a run from it. Other files stay.
+    pub(crate) fn begin_anew(path: &Path) -> Result<Folder> {
+        let folder = Folder { path: path.to_owned() };
+        fs::create_dir_all(path).with_context(|| path.display().to_string())?;
+        // The plan first: without it, what is left of a half-removed run is not taken for one.
+        let checkpoints = ["dense", "sparse"].map(|model| format!("{model}/{CHECKPOINT_FILE}"));
+        for name in [PLAN, REPORT, LOSSES, CORPUS].into_iter().chain(checkpoints.iter().map(String::as_str)) {
+            let file = folder.file(name);
+            match fs::remove_file(&file) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).with_context(|| file.display().to_string()),
+                _ => {}
+            }
         }
         Ok(folder)
     }
@@ -63,24 +96,34 @@ impl Folder {
         self.write_json(PLAN, plan)
     }
 
+    /// The text of the run that it holds, if it is there.
+    pub(crate) fn text(&self) -> Result<Option<Vec<u8>>> {
+        self.bytes(CORPUS)
+    }
+
+    /// Keeps the text with the run.
+    pub(crate) fn write_text(&self, text: &[u8]) -> Result<()> {
+        self.write(CORPUS, text)
+    }
+
     /// The losses so far.
     pub(crate) fn losses(&self) -> Result<Option<Losses>> {
-        self.read("losses.json")
+        self.read(LOSSES)
     }
 
     /// Replaces the losses.
     pub(crate) fn write_losses(&self, losses: &Losses) -> Result<()> {
-        self.write_json("losses.json", losses)
+        self.write_json(LOSSES, losses)
     }
 
     /// The report of a finished run.
     pub(crate) fn report(&self) -> Result<Option<Report>> {
-        self.read("report.json")
+        self.read(REPORT)
     }
 
     /// Writes the report: the run is finished.
     pub(crate) fn write_report(&self, report: &Report) -> Result<()> {
-        self.write_json("report.json", report)
+        self.write_json(REPORT, report)
     }
 
     /// Writes a file: all of it or nothing.
@@ -104,15 +147,26 @@ impl Folder {
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let path = self.file(name);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e).with_context(|| path.display().to_string()),
-        };
+        let Some(text) = self.bytes(name)? else { return Ok(None) };
         let value = serde_json::from_slice(&text).with_context(|| {
-            format!("{}: not written by this version of twofour; choose another --out", path.display())
+            let path = self.file(name);
+            format!("{}: damaged, or not written by this version of twofour; {ELSEWHERE}", path.display())
         })?;
         Ok(Some(value))
     }
+
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let path = self.file(name);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(|| path.display().to_string()),
+        }
+    }
+}
+
+/// Whether [`Folder::write`] makes files of such names, to rename them when they are complete.
+fn is_temporary(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with('.') && name.ends_with(".tmp")
 }

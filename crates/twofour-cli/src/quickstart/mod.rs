@@ -28,6 +28,3 @@ pub(crate) const TEXT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/text"))
 
 /// The share of the text that is kept for validation.
 pub(crate) const VALIDATION_SHARE: f64 = 0.1;
-
-/// Sequences that a validation loss is the mean of.
-pub(crate) const VALIDATION_SEQUENCES: usize = 64;

@@ -38,14 +38,14 @@ pub(crate) fn draw(report: &Report, losses: &Losses) -> Result<String> {
         })?;
         bars(
             &panels[1],
-            "decode, bytes/s",
+            "decode, f32, bytes/s",
             decode,
             &units::factor_of(report.decode_ratio(), "faster", "slower"),
             rate,
         )?;
         bars(
             &panels[2],
-            "prefill, bytes/s",
+            "prefill, f32, bytes/s",
             prefill,
             &units::factor_of(report.prefill_ratio(), "faster", "slower"),
             rate,
@@ -108,7 +108,7 @@ fn curves(area: &Area<'_, '_>, report: &Report, losses: &Losses) -> Result<()> {
 
 /// The mean over a window around each point: single batches differ too much to be seen through.
 fn smooth(values: &[f32]) -> Vec<f32> {
-    let reach = values.len() / 40;
+    let reach = values.len() / 20;
     (0..values.len())
         .map(|i| {
             let window = &values[i.saturating_sub(reach)..(i + reach + 1).min(values.len())];
@@ -131,7 +131,8 @@ fn bars(
     area.draw(&Text::new(verdict.to_owned(), (width / 2, 58), text(20, SPARSE, HPos::Center))).map_err(fault)?;
     let largest = values[0].max(values[1]);
     for (i, (value, (name, color))) in values.into_iter().zip([("dense", DENSE), ("2:4", SPARSE)]).enumerate() {
-        let middle = width / 4 + i as i32 * width / 2;
+        // Nearer to each other than to the next panel's.
+        let middle = width / 2 + (2 * i as i32 - 1) * width / 5;
         let share = if largest > 0.0 { value / largest } else { 0.0 };
         let y = bottom - (f64::from(bottom - top) * share) as i32;
         area.draw(&Rectangle::new([(middle - 36, y), (middle + 36, bottom)], color.filled())).map_err(fault)?;

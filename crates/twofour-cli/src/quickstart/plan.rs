@@ -14,6 +14,8 @@ use twofour_candle::{
     train::{Corpus, TrainConfig, Trainer},
 };
 
+use crate::interrupt;
+
 /// Everything that decides a run; written before the first step, so that an interrupted run goes on as it began.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,14 +32,28 @@ pub(crate) struct Plan {
     pub(crate) sparse_layers: Vec<String>,
 }
 
-/// The share of the time that steps are planned for; the rest is for checkpoints, validation and measuring.
-const STEPS_SHARE: f64 = 0.8;
+/// The share of the time that is planned to be over when training ends; the rest is for the last checkpoint, validation and
+/// measuring.
+const TRAINED_SHARE: f64 = 0.76;
+
+/// The share of the time after which training ends in any case: the machine may be busier than it was when the steps were
+/// timed.
+const LATEST_SHARE: f64 = 0.84;
+
+/// What checkpoint, files and packing take at least, whatever the length of the run.
+const FIXED: Duration = Duration::from_secs(5);
 
 /// Steps of each model that are timed to plan with.
 const TIMED_STEPS: u64 = 2;
 
-/// A schedule of fewer steps than this trains nothing.
-const LEAST_STEPS: u64 = 8;
+/// With fewer steps than this the model learns nothing, so they are done even where they take longer than was asked for.
+pub(super) const LEAST_STEPS: u64 = 16;
+
+/// The learning rate after the warm-up. At 1e-3 the first steps of this model overshoot.
+const LEARNING_RATE: f64 = 6e-4;
+
+/// Steps of the warm-up, in a run that is not too short for them.
+const WARM_UP: u64 = 20;
 
 impl Plan {
     /// Plans a run of about so many minutes, by timing a few steps of each model on this machine.
@@ -46,7 +62,16 @@ impl Plan {
             minutes,
             seed,
             model: Config::quickstart(),
-            training: TrainConfig { batch: 2, seed, steps: LEAST_STEPS, warm_up: 2, ..TrainConfig::default() },
+            // The run is short of steps rather than of examples in each.
+            training: TrainConfig {
+                batch: 1,
+                seed,
+                steps: LEAST_STEPS,
+                warm_up: 2,
+                learning_rate: LEARNING_RATE,
+                final_learning_rate: LEARNING_RATE / 10.0,
+                ..TrainConfig::default()
+            },
             sparse_layers: vec!["blocks.*".to_owned()],
         };
         let begun = Instant::now();
@@ -55,16 +80,28 @@ impl Plan {
             trainer.step()?;
             let begun = Instant::now();
             for _ in 0..TIMED_STEPS {
+                interrupt::check()?;
                 trainer.step()?;
             }
             pair += begun.elapsed() / TIMED_STEPS as u32;
         }
-        let left = (minutes * 60.0 - begun.elapsed().as_secs_f64()).max(0.0);
-        let steps = (left * STEPS_SHARE / pair.as_secs_f64()) as u64;
-        plan.training.steps = steps.max(LEAST_STEPS);
-        plan.training.warm_up = (plan.training.steps / 10).max(2);
+        // The trainers that the run begins with take as long to make as these did.
+        let spent = 2 * begun.elapsed() - (TIMED_STEPS as u32 + 1) * pair;
+        let left = (minutes * 60.0 * TRAINED_SHARE).min(minutes * 60.0 - FIXED.as_secs_f64()) - spent.as_secs_f64();
+        plan.training.steps = ((left / pair.as_secs_f64()) as u64).max(LEAST_STEPS);
+        plan.training.warm_up = (plan.training.steps / 3).clamp(2, WARM_UP);
         tracing::info!(?pair, steps = plan.training.steps, "planned");
         Ok(plan)
+    }
+
+    /// The time that was asked for.
+    pub(crate) fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.minutes * 60.0)
+    }
+
+    /// Whether training has to end now, `spent` after the run began.
+    pub(crate) fn is_late(&self, spent: Duration) -> bool {
+        spent > self.length().mul_f64(LATEST_SHARE)
     }
 
     /// The dense model at its first step.

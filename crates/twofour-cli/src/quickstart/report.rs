@@ -16,6 +16,12 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     /// What was trained and how.
     pub(crate) config: Plan,
+    /// Steps that each model was trained; fewer than planned where the machine was busier than when the steps were timed.
+    pub(crate) steps: u64,
+    /// Seconds that the run took, all of it.
+    pub(crate) seconds: f64,
+    /// Bytes of unseen text that the validation losses are the mean over.
+    pub(crate) validation_bytes: usize,
     /// Bytes of text, training and validation together.
     pub(crate) text_bytes: usize,
     /// What the 2:4 model writes, after this prompt.
@@ -33,9 +39,11 @@ pub(crate) struct Side {
     pub(crate) weight_bytes: usize,
     /// Bytes of the model's file.
     pub(crate) file_bytes: u64,
-    /// Bytes written a second, one after the other, in bf16.
+    /// Bytes of all linear layers' weights in memory while the speed is measured, in f32.
+    pub(crate) memory_bytes: usize,
+    /// Bytes written a second, one after the other, in f32.
     pub(crate) decode_tokens_per_s: f64,
-    /// Bytes read a second, a whole context at once, in bf16.
+    /// Bytes read a second, a whole context at once, in f32.
     pub(crate) prefill_tokens_per_s: f64,
     /// Milliseconds that a training step took on average.
     pub(crate) train_step_ms: f64,

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use twofour_candle::train::{CHECKPOINT_FILE, Corpus, Trainer};
 
-use super::{Folder, Plan};
+use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};
 
 /// Time between checkpoints: what a killed run loses at most.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(20);
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The training losses of both models, one for each step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -25,6 +25,8 @@ pub(crate) struct Losses {
     pub(crate) dense_seconds: f64,
     /// Seconds spent in the 2:4 model's steps.
     pub(crate) sparse_seconds: f64,
+    /// Seconds spent on the run altogether, in this process and in those before it.
+    pub(crate) seconds: f64,
 }
 
 /// Two trainers that take turns, step by step.
@@ -33,26 +35,30 @@ pub(crate) struct Training {
     pub(crate) dense: Trainer,
     pub(crate) sparse: Trainer,
     pub(crate) losses: Losses,
+    /// When the run would have begun if it had never been interrupted.
+    begun: Instant,
     saved: Instant,
 }
 
 impl Training {
-    /// Begins the run, or goes on from the folder's checkpoints.
-    pub(crate) fn open(plan: &Plan, folder: &Folder, corpus: &Arc<Corpus>) -> Result<Training> {
+    /// Begins the run, or goes on from the folder's checkpoints. Its time counts from `begun`.
+    pub(crate) fn open(plan: &Plan, folder: &Folder, corpus: &Arc<Corpus>, begun: Instant) -> Result<Training> {
         let (mut dense, mut sparse) = (plan.dense(corpus)?, plan.sparse(corpus)?);
         for (name, trainer) in [("dense", &mut dense), ("sparse", &mut sparse)] {
             let directory = folder.file(name);
             if directory.join(CHECKPOINT_FILE).exists() {
                 trainer
                     .resume(&directory)
-                    .with_context(|| format!("cannot go on with {}; choose another --out", folder.path().display()))?;
+                    .with_context(|| format!("cannot go on with {}; {ELSEWHERE}", folder.path().display()))?;
             }
         }
         let mut losses = folder.losses()?.unwrap_or_default();
         // A process that is killed between two files leaves one of them a little newer.
         losses.dense.truncate(dense.steps_done() as usize);
         losses.sparse.truncate(sparse.steps_done() as usize);
-        Ok(Training { dense, sparse, losses, saved: Instant::now() })
+        let earlier = Duration::try_from_secs_f64(losses.seconds).unwrap_or_default();
+        let begun = begun.checked_sub(earlier).unwrap_or(begun);
+        Ok(Training { dense, sparse, losses, begun, saved: Instant::now() })
     }
 
     /// Steps that both models have done.
@@ -60,9 +66,16 @@ impl Training {
         self.dense.steps_done().min(self.sparse.steps_done())
     }
 
-    /// Whether both are through.
-    pub(crate) fn is_finished(&self) -> bool {
-        self.dense.is_finished() && self.sparse.is_finished()
+    /// The time spent on the run so far.
+    pub(crate) fn spent(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Whether both have done the same number of steps and that is all of them, or all that there is time for.
+    pub(crate) fn is_finished(&self, plan: &Plan) -> bool {
+        let (dense, sparse) = (self.dense.steps_done(), self.sparse.steps_done());
+        let is_late = dense >= LEAST_STEPS && plan.is_late(self.spent());
+        dense == sparse && (self.dense.is_finished() || is_late)
     }
 
     /// One step of whichever model is behind, or of both.
@@ -95,6 +108,7 @@ impl Training {
     pub(crate) fn save(&mut self, folder: &Folder) -> Result<()> {
         self.dense.save(folder.file("dense"))?;
         self.sparse.save(folder.file("sparse"))?;
+        self.losses.seconds = self.spent().as_secs_f64();
         folder.write_losses(&self.losses)?;
         self.saved = Instant::now();
         Ok(())
