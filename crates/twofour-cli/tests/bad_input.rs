@@ -51,12 +51,150 @@ fn hostile_files_are_refused_by_every_command() {
     }
 }
 
+/// Every command that reads a model, with where to write for those that do.
+const READERS: [&[&str]; 7] = [
+    &["check"],
+    &["inspect"],
+    &["advise"],
+    &["generate"],
+    &["prune", "-o", "out.safetensors"],
+    &["compress", "-o", "out.safetensors"],
+    &["decompress", "-o", "out.safetensors"],
+];
+
+/// Runs each of them on a path that none can read, with nothing written, and gives their messages.
+#[track_caller]
+fn refusals(at: &std::path::Path, input: &str) -> Vec<String> {
+    let before = names(at);
+    let messages = READERS.iter().map(|command| run(at, &[*command, &[input]].concat()).bad(1)).collect();
+    assert_eq!(names(at), before);
+    messages
+}
+
 #[test]
 fn a_path_that_is_no_model_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(run(dir.path(), &["check", "missing.safetensors"]).bad(1).contains("missing.safetensors"));
+    for message in refusals(dir.path(), "missing.safetensors") {
+        assert!(message.contains("missing.safetensors: "), "{message}");
+    }
     fs::create_dir(dir.path().join("empty")).unwrap();
-    assert!(run(dir.path(), &["inspect", "empty"]).bad(1).contains("no .safetensors file"));
+    for message in refusals(dir.path(), "empty") {
+        assert!(message.contains("empty: ") && message.contains("no .safetensors file"), "{message}");
+    }
+    fs::create_dir(dir.path().join("directory.safetensors")).unwrap();
+    for message in refusals(dir.path(), "directory.safetensors") {
+        assert!(message.contains("directory.safetensors: "), "{message}");
+    }
+    #[cfg(unix)]
+    for message in refusals(dir.path(), "/dev/null") {
+        assert!(message.contains("/dev/null: is not a regular file"), "{message}");
+    }
+}
+
+#[test]
+fn a_directory_is_no_place_for_a_single_file() {
+    let (dir, _) = model();
+    fs::create_dir(dir.path().join("out")).unwrap();
+    for command in [&["prune"][..], &["compress", "--prune"], &["decompress"]] {
+        for force in [&[][..], &["--force"]] {
+            let message = run(dir.path(), &[command, &["model.safetensors", "-o", "out"], force].concat()).bad(1);
+            assert!(message.contains("out: is a directory") && message.contains("name the file to write"), "{message}");
+        }
+    }
+    assert_eq!(names(dir.path()), ["model.safetensors", "out"]);
+    assert!(names(&dir.path().join("out")).is_empty());
+}
+
+#[test]
+fn a_sharded_model_without_a_shard_is_refused_by_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let sharded = dir.path().join("in");
+    fs::create_dir(&sharded).unwrap();
+    write(&sharded.join("a.safetensors"), &[("l.0.weight", random(&[8, 16]))]);
+    let index = sharded.join("model.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map": {"l.0.weight": "a.safetensors", "l.1.weight": "b.safetensors"}}"#).unwrap();
+    for input in ["in", "in/model.safetensors.index.json"] {
+        for message in refusals(dir.path(), input) {
+            assert!(message.contains("model.safetensors.index.json: the index names the shard"), "{message}");
+            assert!(message.contains("b.safetensors, which is not there; download or copy it too"), "{message}");
+        }
+    }
+    // Indices that lie.
+    for (text, expected) in [
+        ("{", "the index"),
+        (r#"{"weight_map": {"l.0.weight": "../in/a.safetensors"}}"#, "not a plain file name"),
+        (r#"{"weight_map": {"l.0.weight": "a.safetensors", "l.1.weight": "a.safetensors"}}"#, "`l.1.weight`"),
+    ] {
+        fs::write(&index, text).unwrap();
+        for message in refusals(dir.path(), "in") {
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+}
+
+#[test]
+fn damaged_compressed_weights_are_named() {
+    let (dir, _) = model();
+    let at = dir.path();
+    run(at, &["compress", "--prune", "model.safetensors", "-o", "small.safetensors"]).good();
+    let sound = fs::read(at.join("small.safetensors")).unwrap();
+    fs::remove_file(at.join("model.safetensors")).unwrap();
+    let replaced = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let at = sound.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+        let mut bytes = sound.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        bytes
+    };
+    let reads = [&["check"][..], &["decompress", "-o", "out.safetensors"]];
+    let refused = |bytes: &[u8], expected: &str| {
+        fs::write(at.join("bad.safetensors"), bytes).unwrap();
+        for command in reads {
+            let ran = run(at, &[command, &["bad.safetensors"]].concat());
+            assert_eq!(ran.code, Some(1), "{ran:?}");
+            assert!(ran.stderr.contains(expected) && !ran.stderr.contains("panicked"), "{expected}: {ran:?}");
+        }
+        assert_eq!(names(at), ["bad.safetensors", "small.safetensors"]);
+    };
+    refused(&replaced(r#"\"version\":1"#, r#"\"version\":7"#), "format version 7 is newer");
+    refused(&replaced(r#"\"F32\""#, r#"\"F16\""#), "layers.0");
+    refused(&replaced(r#"\"2:4\""#, r#"\"1:4\""#), "1:4");
+    refused(&replaced(r#"[24,32]"#, r#"[24,40]"#), "layers.0");
+    // Metadata words that hold illegal codes: the values come first, so the codes are in the second half of the data.
+    let mut bytes = sound.clone();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text = std::str::from_utf8(&sound[8..8 + header]).unwrap();
+    let offsets = &text[text.find(r#""layers.0.up.weight.meta""#).unwrap()..];
+    let from = offsets.split("\"data_offsets\":[").nth(1).unwrap().split(',').next().unwrap();
+    bytes[8 + header + from.parse::<usize>().unwrap()] = 0xFF;
+    refused(&bytes, "layers.0.up.weight");
+}
+
+#[test]
+fn a_model_to_generate_with_is_checked_before_memory_is_taken() {
+    let (dir, _) = model();
+    assert!(run(dir.path(), &["generate", "model.safetensors"]).bad(1).contains("`twofour.gpt`"));
+    let config = |layers: u64, width: u64, heads: u64, context: u64| {
+        format!(
+            r#"{{\"layers\":{layers},\"width\":{width},\"heads\":{heads},\"context\":{context},\"feed_forward\":8}}"#
+        )
+    };
+    for (text, expected) in [
+        ("nonsense".to_owned(), "twofour.gpt"),
+        (config(1, 8, 3, 16), "heads"),
+        (config(0, 8, 2, 16), "layers"),
+        (config(1, 8, u64::MAX, 16), "heads"),
+        (config(1 << 20, 8, 2, 16), "1048576 layers"),
+        (config(1, 1 << 20, 1, 1 << 20), "context"),
+        (config(1, 1 << 20, 1 << 19, 16), "blocks.0"),
+    ] {
+        let header = format!(
+            r#"{{"__metadata__":{{"twofour.gpt":"{text}"}},"a.weight":{{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}}}"#
+        );
+        fs::write(dir.path().join("gpt.safetensors"), file(&header, 16)).unwrap();
+        let message = run(dir.path(), &["generate", "gpt.safetensors"]).bad(1);
+        assert!(message.contains(expected), "{text}: {message}");
+    }
 }
 
 #[test]
@@ -67,6 +205,12 @@ fn nan_and_infinity_have_a_place_and_nothing_is_written() {
         data[19] = value;
         write(&dir.path().join("m.safetensors"), &[("ok.weight", random(&[4, 8])), ("x.weight", (shape, data))]);
         let message = run(dir.path(), &["prune", "m.safetensors", "-o", "out.safetensors"]).bad(1);
+        assert!(
+            message.contains("x.weight") && message.contains("row 2, column 3") && message.contains(word),
+            "{message}"
+        );
+        assert_eq!(names(dir.path()), ["m.safetensors"]);
+        let message = run(dir.path(), &["compress", "--prune", "m.safetensors", "-o", "out.safetensors"]).bad(1);
         assert!(
             message.contains("x.weight") && message.contains("row 2, column 3") && message.contains(word),
             "{message}"
@@ -110,6 +254,16 @@ fn an_existing_output_stays_unless_forced() {
     }
     run(at, &["prune", "model.safetensors", "-o", "out.safetensors", "--force"]).good();
     run(at, &["check", "out.safetensors"]).good();
+    // A directory with anything in it, for a sharded model.
+    fs::create_dir(at.join("in")).unwrap();
+    fs::create_dir(at.join("full")).unwrap();
+    fs::write(at.join("full/readme"), "precious").unwrap();
+    write(&at.join("in/a.safetensors"), &[("l.0.weight", random(&[8, 16]))]);
+    fs::write(at.join("in/model.safetensors.index.json"), r#"{"weight_map": {"l.0.weight": "a.safetensors"}}"#)
+        .unwrap();
+    let message = run(at, &["prune", "in", "-o", "full"]).bad(1);
+    assert!(message.contains("full: already exists") && message.contains("--force"), "{message}");
+    assert_eq!(names(&at.join("full")), ["readme"]);
     // Over its own input, too.
     run(at, &["prune", "out.safetensors", "-o", "out.safetensors", "--force", "--pattern", "1:4"]).good();
     run(at, &["check", "out.safetensors", "--pattern", "1:4"]).good();
@@ -118,16 +272,38 @@ fn an_existing_output_stays_unless_forced() {
 #[test]
 fn no_room_to_write_leaves_nothing_behind() {
     let (dir, _) = model();
-    // A limit on file sizes of one block stands in for a full disk; the signal it sends is ignored, as a full disk sends none.
-    let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" prune model.safetensors -o out.safetensors";
-    let output = std::process::Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_twofour")])
-        .current_dir(dir.path())
-        .output()
+    let at = dir.path();
+    run(at, &["compress", "--prune", "model.safetensors", "-o", "small.safetensors"]).good();
+    fs::create_dir(at.join("in")).unwrap();
+    fs::copy(at.join("model.safetensors"), at.join("in/a.safetensors")).unwrap();
+    let names_of_model = [
+        "embed.weight",
+        "layers.0.up.weight",
+        "layers.0.up.bias",
+        "layers.0.norm.weight",
+        "layers.0.down.weight",
+        "head.weight",
+    ];
+    let map: Vec<String> = names_of_model.iter().map(|n| format!(r#""{n}": "a.safetensors""#)).collect();
+    fs::write(at.join("in/model.safetensors.index.json"), format!(r#"{{"weight_map": {{{}}}}}"#, map.join(", ")))
         .unwrap();
-    let message = support::Ran::from(output).bad(1);
-    assert!(message.contains("File too large"), "{message}");
-    assert_eq!(names(dir.path()), ["model.safetensors"]);
+    // A limit on file sizes of one block stands in for a full disk; the signal it sends is ignored, as a full disk sends none.
+    for command in [
+        "prune model.safetensors -o out.safetensors",
+        "compress --prune model.safetensors -o out.safetensors",
+        "decompress small.safetensors -o out.safetensors",
+        "prune in -o out",
+    ] {
+        let script = format!("trap '' XFSZ; ulimit -f 1; exec \"$0\" {command}");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_twofour")])
+            .current_dir(at)
+            .output()
+            .unwrap();
+        let message = support::Ran::from(output).bad(1);
+        assert!(message.contains("out") && message.contains("writing: File too large"), "{command}: {message}");
+        assert_eq!(names(at), ["in", "model.safetensors", "small.safetensors"], "{command}");
+    }
     let message = run(dir.path(), &["prune", "model.safetensors", "-o", "missing/out.safetensors"]).bad(1);
     assert!(message.contains("missing"), "{message}");
 }

@@ -39,6 +39,7 @@ impl Config {
     pub fn validate(&self) -> Result<()> {
         // Bounds a hostile file's sizes before anything is allocated by them.
         const LARGEST: usize = 1 << 20;
+        const MOST_ANGLES: usize = 1 << 25;
         let sizes = [
             ("layers", self.layers),
             ("width", self.width),
@@ -58,6 +59,13 @@ impl Config {
                 found,
                 expected: "a divisor of the width that leaves an even number of elements for each head",
             });
+        }
+        // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
+        let angles = self.context * (self.width / self.heads / 2);
+        if angles > MOST_ANGLES {
+            let found = format!("{} with heads of {} elements", self.context, self.width / self.heads);
+            let expected = "at most 2^26 elements of all positions of one head together";
+            return Err(Error::Setting { what: "context", found, expected });
         }
         Ok(())
     }
@@ -101,6 +109,8 @@ mod tests {
             (Config { context: usize::MAX, ..good }, "context"),
             (Config { heads: 7, ..good }, "heads"),
             (Config { width: 24, heads: 8, ..good }, "heads"),
+            // Tables of 2^39 angles: never made.
+            (Config { width: 1 << 20, heads: 1, context: 1 << 20, ..good }, "context"),
         ] {
             let message = bad.validate().unwrap_err().to_string();
             assert!(message.contains(word), "{message}");

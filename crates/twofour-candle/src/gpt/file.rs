@@ -86,24 +86,30 @@ impl Gpt {
     /// # Errors
     /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let reader = Reader::open(path)?;
-        let config = config_of(&reader)?;
+        Self::from_reader(&Reader::open(path)?)
+    }
+
+    /// [`Gpt::load`], from a file that is open already.
+    ///
+    /// # Errors
+    /// As for [`Gpt::load`].
+    pub fn from_reader(reader: &Reader) -> Result<Self> {
+        let config = config_of(reader)?;
         let compressed = |weight: &str| reader.compressed_weights().any(|info| info.name == weight);
         Gpt::assemble(
             &config,
-            |name, shape| Ok(Var::from_tensor(&plain(&reader, name, shape)?)?),
+            |name, shape| Ok(Var::from_tensor(&plain(reader, name, shape)?)?),
             |name, outputs, inputs| {
                 let weight = format!("{name}.weight");
                 let bias = match name {
                     "head" => None,
-                    _ => Some(plain(&reader, &format!("{name}.bias"), &[outputs])?),
+                    _ => Some(plain(reader, &format!("{name}.bias"), &[outputs])?),
                 };
                 if compressed(&weight) {
-                    let linear = packed(&reader, &weight, (outputs, inputs), bias.as_ref());
+                    let linear = packed(reader, &weight, (outputs, inputs), bias.as_ref());
                     return linear.map(AnyLinear::from).map_err(|e| e.in_layer(name));
                 }
-                let weight = Var::from_tensor(&plain(&reader, &weight, &[outputs, inputs])?)?;
+                let weight = Var::from_tensor(&plain(reader, &weight, &[outputs, inputs])?)?;
                 let bias = bias.map(|b| Var::from_tensor(&b)).transpose()?;
                 Ok(AnyLinear::from(candle_nn::Linear::new(weight.into_inner(), bias.map(Var::into_inner))))
             },

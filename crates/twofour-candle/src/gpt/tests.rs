@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
+use proptest::prelude::*;
 use twofour::file::Overwrite;
 
 use super::{Config, Gpt, Inference, Sampling};
@@ -264,4 +265,82 @@ fn compressed_models_are_not_saved_again_and_other_files_are_not_models() -> Res
     writer.finish()?;
     assert!(Gpt::load(&other).unwrap_err().to_string().contains("twofour.gpt"));
     Ok(())
+}
+
+/// The bytes of a small model's file, dense or 2:4.
+fn file_bytes(sparse: bool) -> Result<Vec<u8>> {
+    let mut model = Gpt::new(&Config { layers: 1, width: 8, heads: 2, context: 8, feed_forward: 8 }, 1, &Device::Cpu)?;
+    if sparse {
+        model.visit_linears(&mut |_, linear| {
+            *linear = linear.sparse(SparseSettings::default())?;
+            Ok(())
+        })?;
+    }
+    let directory = tempfile::tempdir().map_err(candle_core::Error::wrap)?;
+    let path = directory.path().join("model.safetensors");
+    model.save(&path, Overwrite::No, twofour::DType::BF16)?;
+    Ok(std::fs::read(path).map_err(candle_core::Error::wrap)?)
+}
+
+/// Loads a file from a stranger and, where it is accepted, writes text with it; whether it was accepted.
+fn survives(bytes: Vec<u8>) -> bool {
+    let Ok(model) =
+        twofour::file::Reader::from_bytes("model", bytes).map_err(Into::into).and_then(|r| Gpt::from_reader(&r))
+    else {
+        return false;
+    };
+    model.config().validate().unwrap();
+    // A context that was made longer is no damage, but its cache is large.
+    if model.config().context <= 4096 {
+        let mut text = vec![];
+        let inference = Inference::<bf16>::new(&model).unwrap();
+        let outcome = inference.generate(b"ab", 3, Sampling::default(), |byte| {
+            text.push(byte);
+            ControlFlow::Continue(())
+        });
+        assert!(outcome.is_ok() && text.len() == 3, "{outcome:?}");
+    }
+    true
+}
+
+proptest! {
+    /// Bytes changed anywhere, most often in the header, where the sizes and names are.
+    #[test]
+    fn damaged_files_are_refused_or_work(
+        sparse in any::<bool>(),
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<bool>(), any::<u8>()), 0..4),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = file_bytes(sparse).unwrap();
+        prop_assert!(survives(bytes.clone()));
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (place, in_data, value) in edits {
+            let range = if in_data { bytes.len() } else { header };
+            bytes[place.index(range)] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        survives(bytes);
+    }
+
+    /// The sizes replaced by any others: accepted only where every tensor has the shape that they ask for.
+    #[test]
+    fn other_sizes_are_refused(sizes in proptest::array::uniform5(prop_oneof![Just(1usize), Just(2), Just(8), Just(1 << 20), any::<usize>()])) {
+        let bytes = file_bytes(false).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let own: Config = serde_json::from_str(header["__metadata__"]["twofour.gpt"].as_str().unwrap()).unwrap();
+        let [layers, width, heads, context, feed_forward] = sizes;
+        let other = Config { layers, width, heads, context, feed_forward };
+        header["__metadata__"]["twofour.gpt"] = serde_json::to_string(&other).unwrap().into();
+        let header = header.to_string();
+        let mut changed = (header.len() as u64).to_le_bytes().to_vec();
+        changed.extend_from_slice(header.as_bytes());
+        changed.extend_from_slice(&bytes[8 + length..]);
+        let accepted = survives(changed);
+        // Heads and context leave no trace in the shapes.
+        let fits = (layers, width, feed_forward) == (own.layers, own.width, own.feed_forward);
+        prop_assert_eq!(accepted, fits && other.validate().is_ok());
+    }
 }

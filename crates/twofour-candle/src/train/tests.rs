@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use candle_core::Device;
+use proptest::prelude::*;
 use twofour::file::{TEMP_PREFIX, TEMP_SUFFIX};
 
 use super::{CHECKPOINT_FILE, Corpus, StepReport, TrainConfig, Trainer};
@@ -168,4 +169,34 @@ fn checkpoints_of_another_run_are_refused() -> Result<()> {
     assert!(dense.resume(directory.path()).is_err(), "a truncated file");
     assert!(bits(&dense)? == before);
     Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..Default::default() })]
+    /// Bytes changed in the header, or the end cut off: what is refused leaves the trainer as it was.
+    #[test]
+    fn damaged_checkpoints_change_nothing(
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in proptest::option::of(any::<prop::sample::Index>()),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut trainer = trainer(Form::Sparse(1)).unwrap();
+        trainer.save(directory.path()).unwrap();
+        let file = directory.path().join(CHECKPOINT_FILE);
+        let mut bytes = fs::read(&file).unwrap();
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        for (place, value) in edits {
+            bytes[place.index(header)] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        fs::write(&file, bytes).unwrap();
+        steps(&mut trainer, 1).unwrap();
+        let before = bits(&trainer).unwrap();
+        if trainer.resume(directory.path()).is_err() {
+            prop_assert!(bits(&trainer).unwrap() == before);
+        }
+        steps(&mut trainer, 1).unwrap();
+    }
 }
