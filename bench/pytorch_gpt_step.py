@@ -86,7 +86,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
-    for name, default in [("layers", 4), ("width", 512), ("heads", 8), ("context", 256), ("hidden", 2048)]:
+    for name, default in [("layers", 2), ("width", 1024), ("heads", 8), ("context", 256), ("hidden", 3072)]:
         parser.add_argument(f"--{name}", type=int, default=default)
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
