@@ -3,8 +3,8 @@
     python3 bench/pytorch_cpu.py --threads 1,2 --json out.json
 
 f32 and bf16 through `torch.nn.functional.linear` (MKL, oneDNN); int8 through `torch._int_mm`, and through the dynamically quantised
-linear where this PyTorch has an engine for it. Weights rotate over enough copies that no cache holds them; medians of device time
-as the caller sees it.
+linear where this PyTorch has an engine for it. Weights rotate over enough copies that no cache holds them; medians of the time
+that the caller sees.
 """
 
 import argparse
@@ -93,13 +93,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--seconds", type=float, default=1.0, help="time spent on each contender")
-    parser.add_argument("--json")
+    parser.add_argument("--works", default="decode,prefill", help="kinds of work to time")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="a CPU without bf16 or VNNI instructions takes minutes for bf16 and i8")
+    parser.add_argument("--json", help="write the rows to this file, in the form of `twofour bench cpu`")
     args = parser.parse_args()
+    works = [w for w in WORKS if w[0] in args.works.split(",") and w[1] in args.dtypes.split(",")]
+    if not works:
+        parser.error("--works and --dtypes leave nothing to time")
     rows = []
     with torch.inference_mode():
         for threads in (int(t) for t in args.threads.split(",")):
             torch.set_num_threads(threads)
-            for work, dtype, shape, tokens in WORKS:
+            for work, dtype, shape, tokens in works:
                 weight_bytes = shape[0] * shape[1] * SIZE[dtype]
                 copies = -(-rotation_bytes() // weight_bytes) + 1
                 for name, calls in contenders(dtype, shape, tokens, copies):
@@ -114,7 +119,8 @@ def main():
                     rows.append(row)
                     print(f"{threads} thr {work:8}{dtype:5}{shape!s:15}{tokens:5} tok  {name:22}{row['median_us']:12.1f} us", flush=True)
     machine = {"cpu": cpu_name(), "torch": torch.__version__}
-    result = {"machine": machine, "command": f"python3 bench/pytorch_cpu.py --threads {args.threads} --seconds {args.seconds}", "rows": rows}
+    command = f"python3 bench/pytorch_cpu.py --threads {args.threads} --works {args.works} --dtypes {args.dtypes} --seconds {args.seconds}"
+    result = {"machine": machine, "command": command, "rows": rows}
     if args.json:
         with open(args.json, "w") as file:
             json.dump(result, file, indent=1)

@@ -43,6 +43,11 @@ fn cpu_name() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+/// Processes that ran or wanted to, over the last minute; nothing where the operating system does not tell.
+pub(crate) fn load_average() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
 /// Bytes of the largest cache of the first core, from sysfs.
 pub(crate) fn last_level_cache() -> Option<u64> {
     let sizes = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.filter_map(|entry| {

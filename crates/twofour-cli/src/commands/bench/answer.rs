@@ -15,11 +15,16 @@ use crate::{
     },
 };
 
+/// The share of the machine's threads that others may keep busy without a remark.
+const BUSY: f64 = 0.25;
+
 /// The answer; `bench/readme_tables.py` reads its JSON.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     machine: Machine,
     command: String,
+    /// Over the minute before the measurement; null where the operating system does not tell.
+    load_average: Option<f64>,
     /// One for each number of threads.
     pub(super) read_bandwidth: Vec<ReadBandwidth>,
     pub(super) rows: Vec<Row>,
@@ -29,7 +34,8 @@ impl Answer {
     /// Nothing measured yet.
     pub(super) fn new(command: String, threads: usize) -> Result<Self> {
         let machine = Machine { threads, ..measure::machine()? };
-        Ok(Answer { machine, command, read_bandwidth: Vec::new(), rows: Vec::new() })
+        let load_average = measure::load_average();
+        Ok(Answer { machine, command, load_average, read_bandwidth: Vec::new(), rows: Vec::new() })
     }
 
     /// Shows the table to a person.
@@ -39,6 +45,11 @@ impl Answer {
         for ReadBandwidth { threads, gb_per_s, variant, .. } in &self.read_bandwidth {
             let with = units::plural(*threads, "thread");
             screen.line(format!("mere reading, {with}: {gb_per_s:.1} GB/s ({variant})"))?;
+        }
+        if let Some(load) = self.load_average.filter(|load| *load > BUSY * self.machine.hardware_threads as f64) {
+            let has = units::plural(self.machine.hardware_threads, "hardware thread");
+            let text = format!("load average {load:.1} on {has} at the start: other work disturbs these figures");
+            screen.line(paint(style::WARNING, text))?;
         }
         screen.line("")?;
         let mut table = Table::new([

@@ -50,14 +50,13 @@ pub(super) fn only(works: Vec<Work>, patterns: &[String]) -> Result<Vec<Work>> {
             Ok(glob) => glob.compile_matcher(),
             Err(e) => return Err(e).context(Usage(format!("--only {pattern}: not a pattern"))),
         };
-        let before = kept.iter().filter(|kept| **kept).count();
         let mut matches = 0;
         for (work, kept) in works.iter().zip(&mut kept) {
             if glob.is_match(work.to_string()) {
                 (*kept, matches) = (true, matches + 1);
             }
         }
-        tracing::debug!(pattern, matches, before, "chosen");
+        tracing::debug!(pattern, matches, "chosen");
         if matches == 0 {
             let names: Vec<String> = works.iter().map(|work| format!("  {work}")).collect();
             bail!(Usage(format!("--only {pattern} matches nothing; there are\n{}", names.join("\n"))));
