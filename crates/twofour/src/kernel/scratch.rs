@@ -11,8 +11,10 @@ use bytemuck::Pod;
 
 use super::aligned::Aligned;
 
-/// Buffers that are kept at most: two for each of two threads that multiply at the same time.
-const KEPT: usize = 4;
+/// Buffers that are kept at most: one for each thread of the pool, and two for each of two products at the same time.
+fn kept() -> usize {
+    rayon::current_num_threads() + 4
+}
 
 static FREE: Mutex<Vec<Aligned<u8>>> = Mutex::new(Vec::new());
 
@@ -44,8 +46,9 @@ impl<T: Pod> Scratch<T> {
 
 impl<T> Drop for Scratch<T> {
     fn drop(&mut self) {
+        let most = kept();
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < KEPT {
+        if free.len() < most {
             free.push(std::mem::replace(&mut self.buffer, Aligned::zeroed(0)));
         }
     }
@@ -77,6 +80,6 @@ mod tests {
             scratch.fill(f32::NAN);
             assert_eq!((scratch.len(), other.len()), (len, len));
         }
-        assert!(FREE.lock().unwrap().len() <= KEPT);
+        assert!(FREE.lock().unwrap().len() <= kept());
     }
 }

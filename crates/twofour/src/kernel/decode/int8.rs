@@ -161,6 +161,7 @@ unsafe impl<V: ByteVector> StripKernel for BytesKernel<V> {
                 for s in 0..S {
                     let (values, codes) = (values[s].add(line * Strips::<i8>::LINE), codes[s].add(4 * line));
                     prefetch(values.cast::<u8>().wrapping_add(strips::AHEAD));
+                    prefetch(codes.cast::<u8>().wrapping_add(strips::CODES_AHEAD));
                     let (places, w) = (V::places::<0>(codes), V::load(values));
                     for n in 0..N {
                         low[s][n] = eight[n].pick(places).dot(w, low[s][n]);

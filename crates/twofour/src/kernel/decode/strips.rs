@@ -15,6 +15,9 @@ use super::{
 /// How far ahead of its reading a strip is fetched, in bytes.
 pub(super) const AHEAD: usize = 1024;
 
+/// The same for its codes, which are a stream of their own.
+pub(super) const CODES_AHEAD: usize = 256;
+
 /// A kernel that multiplies a few strips with a few tokens.
 ///
 /// A trait and not a closure: LLVM must inline the kernel into a function that has the instructions enabled, or else every
@@ -174,6 +177,7 @@ unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
                         prefetch(values.cast::<u8>().wrapping_add(AHEAD + part * 64));
                     }
                     let codes = codes[s].add(2 * line);
+                    prefetch(codes.cast::<u8>().wrapping_add(CODES_AHEAD));
                     half::<V, T, 0, N>(values, *codes, *codes.add(1), &four, &mut low[s]);
                     if V::LANES < ROWS {
                         half::<V, T, 1, N>(values, *codes, *codes.add(1), &four, &mut high[s]);

@@ -26,7 +26,7 @@ use super::{
     strips::{ROWS, Strips},
 };
 use kept::{KeptOfColumns, KeptOfRows, Lists};
-use panels::{Panels, unpack};
+use panels::{Panels, column_blocks, unpack};
 use tile::{Columns, Rows, Tiles};
 
 /// What the blocks of a weight start at multiples of, in rows and columns.
@@ -170,32 +170,44 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
     if outs == 0 {
         return;
     }
+    let (vectors, _) = F::shape::<V>();
+    // A few blocks per thread even out what else the machine is doing.
+    let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
     for (i, y) in y.chunks_mut(TOKENS * outs).enumerate() {
         let tokens = y.len() / outs;
         let x = &x[i * TOKENS * depth..][..tokens * depth];
-        let (vectors, step) = F::shape::<V>();
         let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
-        let mut products = Scratch::take(outs * panels.padded_tokens());
-        // A few blocks per thread even out what else the machine is doing.
-        let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
-        products.par_chunks_mut(block * panels.padded_tokens()).enumerate().for_each_init(
-            F::Block::default,
-            |prepared, (i, products)| {
-                let outs = i * block..(i * block + block).min(outs);
-                products.fill(0.0);
-                for start in (0..depth).step_by(step) {
-                    let depth = start..(start + step).min(depth);
-                    factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
-                    for panel in panels.iter() {
-                        let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
-                        let lines = depth.start..depth.end.next_multiple_of(GROUP);
-                        let lines = &panel.data[lines.start * panels.stride()..lines.end * panels.stride()];
-                        // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
-                        unsafe { F::multiply::<V>(prepared, lines, panels.stride(), panel.width / V::LANES, out) };
-                    }
-                }
+        column_blocks(y, outs, block).into_par_iter().for_each_init(
+            || (F::Block::default(), Scratch::take(block * panels.padded_tokens())),
+            |(prepared, products), mut y| {
+                let products = &mut products[..y.cols().len() * panels.padded_tokens()];
+                multiply_block::<V, F>(factor, y.cols(), &panels, prepared, products);
+                unpack(products, &panels, epilogue, &mut y);
             },
         );
-        unpack(&products, &panels, outs, block, epilogue, y);
+    }
+}
+
+/// Multiplies some outputs with all panels: `[panel][outs, tokens of the panel]`.
+fn multiply_block<V: Kernels, F: Factor>(
+    factor: F,
+    outs: Range<usize>,
+    panels: &Panels,
+    prepared: &mut F::Block,
+    products: &mut [f32],
+) {
+    let (_, step) = F::shape::<V>();
+    let end = factor.depth();
+    products.fill(0.0);
+    for start in (0..end).step_by(step) {
+        let depth = start..(start + step).min(end);
+        factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
+        let lines = depth.start * panels.stride()..depth.end.next_multiple_of(GROUP) * panels.stride();
+        for panel in panels.iter() {
+            let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
+            let lines = &panel.data[lines.clone()];
+            // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
+            unsafe { F::multiply::<V>(prepared, lines, panels.stride(), panel.width / V::LANES, out) };
+        }
     }
 }

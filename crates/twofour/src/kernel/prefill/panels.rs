@@ -1,5 +1,7 @@
 //! Activations cut into panels of tokens, and products put back into rows.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::{
@@ -8,13 +10,10 @@ use super::{
 };
 
 /// Lines of a panel that are packed together.
-const LINES: usize = 64;
+const LINES: usize = 32;
 
-/// Tokens whose outputs are stored together: as many as divide any panel.
-const TOKENS: usize = 8;
-
-/// Outputs that are stored together: a cache line of f32.
-const OUTS: usize = 16;
+/// Tokens, and outputs, that are transposed together: a cache line of f32.
+const SQUARE: usize = 16;
 
 /// Panels of equal width but for the last: `[panel][lines, stride]`, completed with zero tokens and with zero lines to a
 /// multiple of [`GROUP`].
@@ -50,16 +49,20 @@ impl Panels {
                 let first = panel * stride;
                 let (data, padding) = data.split_at_mut(depth * stride);
                 padding.fill(0.0);
+                let end = (first + stride).min(tokens);
                 data.par_chunks_mut(LINES * stride).enumerate().for_each(|(i, lines)| {
-                    let end = (first + stride).min(tokens);
-                    for token in first..end {
-                        let x = &x[token * depth + i * LINES..(token + 1) * depth];
-                        for (line, x) in lines.chunks_exact_mut(stride).zip(x) {
-                            line[token - first] = x.to_f32();
+                    for token in (first..first + stride).step_by(SQUARE) {
+                        let width = SQUARE.min(first + stride - token);
+                        let depth_range = i * LINES..i * LINES + lines.len() / stride;
+                        // Lines of a panel are far apart: transposed in a small square, they are written whole.
+                        let mut square = [[0.0; SQUARE]; LINES];
+                        for (t, token) in (token..end.min(token + width)).enumerate() {
+                            let x = &x[token * depth..][depth_range.clone()];
+                            square.iter_mut().zip(x).for_each(|(line, x)| line[t] = x.to_f32());
                         }
-                    }
-                    if end < first + stride {
-                        lines.chunks_exact_mut(stride).for_each(|line| line[end - first..].fill(0.0));
+                        for (line, square) in lines.chunks_exact_mut(stride).zip(&square) {
+                            line[token - first..][..width].copy_from_slice(&square[..width]);
+                        }
                     }
                 });
             });
@@ -91,36 +94,60 @@ impl Panels {
     }
 }
 
-/// Stores products, `[block][panel][outs of the block, tokens of the panel]`, as `[tokens, outs]`, through the epilogue.
+/// Some output features of every token: what a thread stores its products in.
+#[derive(Debug)]
+pub(super) struct ColumnBlock<'a, T> {
+    first: usize,
+    /// `[tokens][outs of the block]`.
+    rows: Vec<&'a mut [T]>,
+}
+
+impl<T> ColumnBlock<'_, T> {
+    /// The output features.
+    pub(super) fn cols(&self) -> Range<usize> {
+        self.first..self.first + self.rows.first().map_or(0, |row| row.len())
+    }
+}
+
+/// Cuts `y`, `[tokens, outs]`, into blocks of so many outputs, the last of fewer.
+pub(super) fn column_blocks<T>(y: &mut [T], outs: usize, block: usize) -> Vec<ColumnBlock<'_, T>> {
+    let tokens = y.len() / outs;
+    let mut blocks: Vec<_> =
+        (0..outs).step_by(block).map(|first| ColumnBlock { first, rows: Vec::with_capacity(tokens) }).collect();
+    for row in y.chunks_exact_mut(outs) {
+        blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, part)| block.rows.push(part));
+    }
+    blocks
+}
+
+/// Stores products, `[panel][outs of the block, tokens of the panel]`, through the epilogue.
 pub(super) fn unpack<T: KernelElement>(
     products: &[f32],
     panels: &Panels,
-    outs: usize,
-    block: usize,
     epilogue: Epilogue<'_>,
-    y: &mut [T],
+    block: &mut ColumnBlock<'_, T>,
 ) {
-    y.par_chunks_mut(TOKENS * outs).enumerate().for_each(|(i, y)| {
-        let token = i * TOKENS;
-        let first = token / panels.stride * panels.stride;
-        let width = panels.width(first);
-        for (products, start) in products.chunks(block * panels.padded_tokens).zip((0..outs).step_by(block)) {
-            let rows = block.min(outs - start);
-            let lines = &products[rows * first..][..rows * width];
-            for (lines, out) in lines.chunks(OUTS * width).zip((start..).step_by(OUTS)) {
+    let outs = block.cols();
+    for panel in panels.iter() {
+        let lines = &products[outs.len() * panel.first..][..outs.len() * panel.width];
+        let rows = block.rows.iter_mut().skip(panel.first).take(panel.width);
+        let mut rows: Vec<_> = rows.collect();
+        for (rows, token) in rows.chunks_mut(SQUARE).zip((0..).step_by(SQUARE)) {
+            for (lines, out) in lines.chunks(SQUARE * panel.width).zip((0..).step_by(SQUARE)) {
                 // Transposed in a small square, and stored from there.
-                let mut square = [[0.0; OUTS]; TOKENS];
-                for (o, line) in lines.chunks_exact(width).enumerate() {
-                    for (row, product) in square.iter_mut().zip(&line[token - first..][..TOKENS]) {
+                let mut square = [[0.0; SQUARE]; SQUARE];
+                let outputs = lines.len() / panel.width;
+                for (o, line) in lines.chunks_exact(panel.width).enumerate() {
+                    for (row, product) in square.iter_mut().zip(&line[token..panel.width.min(token + SQUARE)]) {
                         row[o] = *product;
                     }
                 }
-                let outputs = lines.len() / width;
-                for (y, row) in y.chunks_exact_mut(outs).zip(&mut square) {
-                    epilogue.apply(&mut row[..outputs], out);
-                    y[out..out + outputs].iter_mut().zip(row).for_each(|(y, product)| *y = T::from_f32(*product));
+                for (y, products) in rows.iter_mut().zip(&mut square) {
+                    epilogue.apply(&mut products[..outputs], outs.start + out);
+                    let y = &mut y[out..out + outputs];
+                    y.iter_mut().zip(products).for_each(|(y, product)| *y = T::from_f32(*product));
                 }
             }
         }
-    });
+    }
 }
