@@ -1,0 +1,168 @@
+//! Machine code kept on disk, so that a kernel is compiled once for each source, architecture and compiler.
+//!
+//! A file holds its contents' SHA-256 first, and its name is made of all that the contents depend on. A damaged file is as good as none. Files are
+//! written under another name and renamed: processes that compile the same kernel at once write the same bytes one after the other.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Architecture, Error, Result,
+    compiler::{Compiled, Compiler},
+    source::Source,
+};
+
+/// Changes when the layout of files does, or the compiler's options.
+const VERSION: u32 = 1;
+
+/// A folder of machine code.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// A cache in that folder, which is created when something is kept.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// The user's: `TWOFOUR_CACHE`, or `twofour` in `XDG_CACHE_HOME`, in `~/.cache`, or in the folder for temporary files.
+    pub fn of_user() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let folder = variable("TWOFOUR_CACHE").unwrap_or_else(|| {
+            let home = variable("HOME").map(|home| home.join(".cache"));
+            variable("XDG_CACHE_HOME").or(home).unwrap_or_else(std::env::temp_dir).join("twofour")
+        });
+        Self { folder }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The machine code of a source: from the disk, or compiled and kept. Where there is no compiler, code from any version of it will do.
+    ///
+    /// Where it cannot be kept (a read-only folder, no space), it is compiled each time.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] where it has to be compiled and cannot, [`Error::Compile`].
+    pub fn code(&self, source: Source, architecture: Architecture) -> Result<Vec<u8>> {
+        let Some(compiler) = Compiler::find() else {
+            return self
+                .of_any_compiler(source, architecture)
+                .ok_or(Error::NoCompiler { kernel: source.name, architecture });
+        };
+        if let Some(code) = read(&self.path(source, architecture, &version(compiler))) {
+            return Ok(code);
+        }
+        let code = compiler.compile(source, architecture)?.code;
+        // The next process will try again.
+        let _ = self.keep(source, architecture, compiler, &code);
+        Ok(code)
+    }
+
+    /// Compiles, whatever is there, and keeps the code.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where it cannot be written.
+    pub fn compile(&self, source: Source, architecture: Architecture) -> Result<Compiled> {
+        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name, architecture })?;
+        let compiled = compiler.compile(source, architecture)?;
+        self.keep(source, architecture, compiler, &compiled.code)?;
+        Ok(compiled)
+    }
+
+    fn keep(&self, source: Source, architecture: Architecture, compiler: Compiler, code: &[u8]) -> Result<()> {
+        let path = self.path(source, architecture, &version(compiler));
+        let failed = |action| move |source| Error::Io { path: self.folder.clone(), action, source };
+        std::fs::create_dir_all(&self.folder).map_err(failed("creating"))?;
+        let mut file = tempfile::NamedTempFile::new_in(&self.folder).map_err(failed("creating a file in it"))?;
+        let written = file.write_all(&Sha256::digest(code)).and_then(|()| file.write_all(code));
+        written.and_then(|()| file.as_file().sync_all()).map_err(failed("writing a file in it"))?;
+        file.persist(&path).map_err(|error| Error::Io { path, action: "renaming to it", source: error.error })?;
+        Ok(())
+    }
+
+    fn of_any_compiler(&self, source: Source, architecture: Architecture) -> Option<Vec<u8>> {
+        let start = stem(source, architecture);
+        let mut paths: Vec<PathBuf> = std::fs::read_dir(&self.folder).ok()?.flatten().map(|file| file.path()).collect();
+        paths.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start)));
+        paths.sort();
+        paths.iter().rev().find_map(|path| read(path))
+    }
+
+    fn path(&self, source: Source, architecture: Architecture, version: &str) -> PathBuf {
+        self.folder.join(format!("{}{version}.cubin", stem(source, architecture)))
+    }
+}
+
+fn stem(source: Source, architecture: Architecture) -> String {
+    let digest: String = source.digest()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{architecture}-{digest}-v{VERSION}-", source.name)
+}
+
+fn version(compiler: Compiler) -> String {
+    let (major, minor) = compiler.version();
+    format!("nvrtc{major:03}.{minor:03}")
+}
+
+/// The contents of a sound file.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(path).ok()?;
+    let code = bytes.split_off(bytes.len().min(32));
+    (!code.is_empty() && Sha256::digest(&code)[..] == bytes[..]).then_some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keep(cache: &Cache, code: &[u8]) -> PathBuf {
+        let path = cache.path(Source::PRUNE_BF16, Architecture::SM_90, "nvrtc013.000");
+        std::fs::create_dir_all(cache.folder()).unwrap();
+        let mut file = Sha256::digest(code).to_vec();
+        file.extend(code);
+        std::fs::write(&path, file).unwrap();
+        path
+    }
+
+    #[test]
+    fn damaged_files_are_as_good_as_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().join("deep/down"));
+        let path = keep(&cache, b"machine code");
+        assert_eq!(read(&path).unwrap(), b"machine code");
+        let whole = std::fs::read(&path).unwrap();
+        for len in 0..whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            assert_eq!(read(&path), None, "cut to {len}");
+        }
+        for byte in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[byte] ^= 1;
+            std::fs::write(&path, damaged).unwrap();
+            assert_eq!(read(&path), None, "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn without_a_compiler_the_newest_code_will_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90), None);
+        keep(&cache, b"old");
+        let newer = cache.path(Source::PRUNE_BF16, Architecture::SM_90, "nvrtc013.002");
+        std::fs::rename(keep(&cache, b"new"), &newer).unwrap();
+        keep(&cache, b"old");
+        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90).unwrap(), b"new");
+        std::fs::write(&newer, b"damaged").unwrap();
+        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90).unwrap(), b"old");
+        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_80), None);
+    }
+}

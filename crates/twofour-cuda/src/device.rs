@@ -1,0 +1,212 @@
+//! A device and the kernels that are loaded on it.
+
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_void},
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use crate::{Architecture, Error, Result, cache::Cache, source::Source};
+
+/// An address in a device's memory.
+pub type DevicePtr = u64;
+
+/// A stream of the driver; null is the default stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream(pub sys::CUstream);
+
+// SAFETY: a stream is a handle that the driver lets any thread use.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// The default stream.
+    pub const DEFAULT: Stream = Stream(std::ptr::null_mut());
+}
+
+/// A GPU, with kernels compiled for it. Clones share everything; any thread may use one.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    context: Arc<CudaContext>,
+    architecture: Architecture,
+    multiprocessors: u32,
+    cache: Cache,
+    modules: Mutex<HashMap<&'static str, Module>>,
+}
+
+/// A loaded module: it stays until the process ends, as kernels may be running.
+#[derive(Clone, Copy)]
+struct Module(sys::CUmodule);
+
+// SAFETY: a module is a handle that the driver lets any thread use.
+unsafe impl Send for Module {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("ordinal", &self.0.context.ordinal())
+            .field("architecture", &self.0.architecture)
+            .finish()
+    }
+}
+
+/// A kernel, ready to be launched.
+#[derive(Clone)]
+pub(crate) struct Kernel {
+    function: sys::CUfunction,
+    device: Device,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("device", &self.device).finish()
+    }
+}
+
+// SAFETY: a function is a handle that the driver lets any thread use.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Device {
+    /// The device of that number, with the user's cache of kernels.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::Unsupported`] where it is older than compute capability 8.0.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        Self::with_cache(ordinal, Cache::of_user())
+    }
+
+    /// The same with a cache of the caller's.
+    ///
+    /// # Errors
+    /// Those of [`Device::open`].
+    pub fn with_cache(ordinal: usize, cache: Cache) -> Result<Self> {
+        // SAFETY: loading the driver's library runs only its own initializers.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        let failed = |error| Error::driver("opening a device", error);
+        match result::init() {
+            // A driver without a GPU.
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+                return Err(Error::NoDevice { ordinal, count: 0 });
+            }
+            other => other.map_err(failed)?,
+        }
+        let count = result::device::get_count().map_err(failed)? as usize;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed)?;
+        let attribute = |attribute| context.attribute(attribute).map(|value| value as u32).map_err(failed);
+        use sys::CUdevice_attribute as Attribute;
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let architecture = Architecture::of(major, minor)?;
+        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: Mutex::default() })))
+    }
+
+    /// Its architecture.
+    pub fn architecture(&self) -> Architecture {
+        self.0.architecture
+    }
+
+    /// Its name, as the driver tells it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn name(&self) -> Result<String> {
+        self.0.context.name().map_err(|error| Error::driver("asking for the device's name", error))
+    }
+
+    /// The newest CUDA version that the driver supports, as in (13, 0).
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn driver_version(&self) -> Result<(i32, i32)> {
+        let mut version = 0;
+        // SAFETY: the driver is loaded; the pointer is valid.
+        let asked = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+        asked.map_err(|error| Error::driver("asking for the driver's version", error))?;
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
+    /// How many multiprocessors it has.
+    pub fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
+    }
+
+    /// Its context, in which memory for the kernels is to be allocated: the device's primary one.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.0.context
+    }
+
+    /// A kernel of a source, which is compiled or read from the cache the first time.
+    pub(crate) fn kernel(&self, source: Source, name: &str) -> Result<Kernel> {
+        self.bind()?;
+        let module = self.module(source)?;
+        let missing = |error| Error::driver("looking up a kernel", error);
+        let name = CString::new(name).map_err(|_| Error::Driver {
+            action: "looking up a kernel",
+            code: "a zero byte in its name".into(),
+            text: name.to_owned(),
+        })?;
+        // SAFETY: the module is loaded in this context.
+        let function = unsafe { result::module::get_function(module.0, name) }.map_err(missing)?;
+        Ok(Kernel { function, device: self.clone() })
+    }
+
+    fn module(&self, source: Source) -> Result<Module> {
+        let mut modules = self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(source.name) {
+            return Ok(*module);
+        }
+        let code = self.0.cache.code(source, self.0.architecture)?;
+        // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
+        let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+        let module = Module(module.map_err(|error| Error::driver("loading kernels", error))?);
+        modules.insert(source.name, module);
+        Ok(module)
+    }
+
+    /// Makes the context current on this thread.
+    fn bind(&self) -> Result<()> {
+        self.0.context.bind_to_thread().map_err(|error| Error::driver("entering the device's context", error))
+    }
+}
+
+impl Kernel {
+    /// Launches with one parameter, a structure laid out as the kernel's; neither allocates nor waits.
+    ///
+    /// # Safety
+    /// `parameter` has the layout of the kernel's, and its pointers are as the kernel needs them until it has run; the stream is of this device.
+    pub(crate) unsafe fn launch<P>(&self, stream: Stream, grid: (u32, u32), block: u32, parameter: &P) -> Result<()> {
+        self.device.bind()?;
+        let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        let launched = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                grid.0,
+                grid.1,
+                1,
+                block,
+                1,
+                1,
+                0,
+                stream.0,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        launched.result().map_err(|error| Error::driver("launching a kernel", error))
+    }
+}

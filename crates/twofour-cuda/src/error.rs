@@ -1,0 +1,161 @@
+//! The one error type of this crate.
+
+use std::path::PathBuf;
+
+use crate::{Architecture, prune::Element};
+
+/// Everything that can go wrong in this crate, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The driver's library is not there.
+    #[error(
+        "no NVIDIA driver: its library (libcuda.so.1) was not found; on a machine without a GPU use the CPU kernels"
+    )]
+    NoDriver,
+
+    /// The driver is there and has no such device.
+    #[error("no CUDA device {ordinal}: the driver has {count}; see CUDA_VISIBLE_DEVICES")]
+    NoDevice {
+        /// The device asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+
+    /// The device is older or newer than anything the kernels are written for.
+    #[error("{operation}: not supported on compute capability {major}.{minor}; needs {needs}")]
+    Unsupported {
+        /// What was asked for.
+        operation: &'static str,
+        /// Compute capability.
+        major: u32,
+        /// Compute capability.
+        minor: u32,
+        /// What would do.
+        needs: &'static str,
+    },
+
+    /// Weights of one type cannot be compressed to values of another.
+    #[error("pruning {input:?} weights to {output:?} values: there is f16 and bf16 to themselves, and f32 to either")]
+    Types {
+        /// What the weights are made of.
+        input: Element,
+        /// What the values were to be made of.
+        output: Element,
+    },
+
+    /// The compiler's library is not there, and the kernel is not in the cache.
+    #[error(
+        "no NVRTC (libnvrtc.so) to compile `{kernel}` for {architecture}: install the CUDA toolkit or the package nvidia-cuda-nvrtc, \
+         and name its folder in TWOFOUR_NVRTC if it is not found; or compile ahead elsewhere and copy the cache"
+    )]
+    NoCompiler {
+        /// The source's name.
+        kernel: &'static str,
+        /// What it was to be compiled for.
+        architecture: Architecture,
+    },
+
+    /// NVRTC refused a source: too old for the architecture, or a defect of this crate.
+    #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {log}", version.0, version.1)]
+    Compile {
+        /// The source's name.
+        kernel: &'static str,
+        /// What it was to be compiled for.
+        architecture: Architecture,
+        /// Version of NVRTC.
+        version: (i32, i32),
+        /// What NVRTC said.
+        log: String,
+    },
+
+    /// A call of the driver failed.
+    #[error("{action}: the CUDA driver says {code} ({text})")]
+    Driver {
+        /// What was being done.
+        action: &'static str,
+        /// The driver's name for the error.
+        code: String,
+        /// Its explanation.
+        text: String,
+    },
+
+    /// The device's memory is used up.
+    #[error("{action}: out of device memory; free some or choose smaller shapes")]
+    OutOfMemory {
+        /// What was being done.
+        action: &'static str,
+    },
+
+    /// A pointer is null or not aligned as a kernel needs it.
+    #[error("{what}: the device pointer {address:#x} must be a multiple of {alignment} and not null")]
+    Pointer {
+        /// Which buffer.
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// What it must be a multiple of.
+        alignment: u64,
+    },
+
+    /// A dimension does not fit.
+    #[error("{what}: {found} is not a multiple of {multiple}")]
+    Multiple {
+        /// Which dimension.
+        what: &'static str,
+        /// What it must be a multiple of.
+        multiple: usize,
+        /// What it is.
+        found: usize,
+    },
+
+    /// A shape is larger than a launch can be.
+    #[error("a weight [{rows}, {cols}] is larger than one launch takes")]
+    TooLarge {
+        /// Rows.
+        rows: usize,
+        /// Columns.
+        cols: usize,
+    },
+
+    /// A weight has a NaN, which has no order.
+    #[error("NaN at row {row}, column {col}: a weight to be pruned must not have any")]
+    NotANumber {
+        /// Its row.
+        row: usize,
+        /// Its column.
+        col: usize,
+    },
+
+    /// A file of the cache could not be read or written.
+    #[error("{path}: {action}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        action: &'static str,
+        /// What the system says.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A result whose error is this crate's.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// The driver's error, met while doing `action`.
+    pub(crate) fn driver(action: &'static str, error: cudarc::driver::DriverError) -> Self {
+        if error.0 == cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Error::OutOfMemory { action };
+        }
+        let text = |text: Result<&std::ffi::CStr, _>| {
+            text.map_or_else(
+                |_: cudarc::driver::DriverError| String::from("unknown"),
+                |s| s.to_string_lossy().into_owned(),
+            )
+        };
+        Error::Driver { action, code: text(error.error_name()), text: text(error.error_string()) }
+    }
+}

@@ -1,0 +1,50 @@
+// What all kernels share. No header is included: NVRTC alone compiles this.
+//
+// Elements are raw bits here: 0 f32, 1 f16, 2 bf16, as `twofour_cuda::prune::Element` numbers them.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+enum Element { F32 = 0, F16 = 1, BF16 = 2 };
+
+template <int E> struct Bits { typedef u16 type; };
+template <> struct Bits<F32> { typedef u32 type; };
+
+// The f32 that an element is; exact.
+template <int E> __device__ __forceinline__ float widen(typename Bits<E>::type bits);
+template <> __device__ __forceinline__ float widen<F32>(u32 bits) { return __uint_as_float(bits); }
+template <> __device__ __forceinline__ float widen<BF16>(u16 bits) { return __uint_as_float((u32)bits << 16); }
+template <> __device__ __forceinline__ float widen<F16>(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// The element nearest to an f32, ties to even.
+template <int E> __device__ __forceinline__ typename Bits<E>::type narrow(float value);
+template <> __device__ __forceinline__ u32 narrow<F32>(float value) { return __float_as_uint(value); }
+template <> __device__ __forceinline__ u16 narrow<BF16>(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+template <> __device__ __forceinline__ u16 narrow<F16>(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Runs `f(Int<0>)`, `f(Int<1>)`, ..., so that every index is known when the code is compiled and arrays stay in registers.
+template <int I> struct Int { static constexpr int value = I; };
+template <int I, int N> struct Unrolled {
+    template <class F> __device__ __forceinline__ static void run(F& f) {
+        f(Int<I>());
+        Unrolled<I + 1, N>::run(f);
+    }
+};
+template <int N> struct Unrolled<N, N> {
+    template <class F> __device__ __forceinline__ static void run(F&) {}
+};
+template <int N, class F> __device__ __forceinline__ void unrolled(F f) { Unrolled<0, N>::run(f); }

@@ -1,0 +1,384 @@
+//! From dense weights on the device to masks and compressed weights: the masks and bytes of the `twofour` crate, bit for bit.
+//!
+//! | wanted | call |
+//! |---|---|
+//! | 2:4 along rows by magnitude | [`Pruner::one_way`] |
+//! | a transposable mask, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
+//! | the same with a mask that is there already | [`Pruner::both_ways`] with [`Choice::Given`] |
+//! | zeros where a mask says so | [`Pruner::apply_mask`] |
+//!
+//! Calls only launch: they neither allocate nor wait, and may be captured in a graph. So a NaN is not an error at once: its place is written to
+//! memory of the caller's ([`Watch::nan`]), for [`first_nan`] to read.
+
+use twofour::{layout::sm90::TileK, select::Transposable};
+
+use crate::{Device, DevicePtr, Error, Result, Stream, device::Kernel, source::Source};
+
+/// What elements are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Element {
+    F32,
+    F16,
+    BF16,
+}
+
+impl Element {
+    /// All of them.
+    pub const ALL: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::F16 | Element::BF16 => 2,
+        }
+    }
+}
+
+/// A dense weight on the device, `[rows, cols]` row-major.
+#[derive(Debug, Clone, Copy)]
+pub struct DenseWeight {
+    /// Where it starts.
+    pub data: DevicePtr,
+    /// Rows: output features.
+    pub rows: usize,
+    /// Columns: input features.
+    pub cols: usize,
+}
+
+/// In which order metadata is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MetaOrder {
+    /// As on disk: `[rows, ceil(cols / 32)]` u32s.
+    Canonical,
+    /// For `wgmma.sp` with 16-bit elements ([`twofour::layout::sm90::encode_16`]): `rows * cols / 16` u16s.
+    Sm90(TileK),
+}
+
+/// Where a compressed weight goes: `[rows, 2 * ceil(cols / 4)]` values and their metadata.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    /// The values.
+    pub values: DevicePtr,
+    /// The metadata.
+    pub meta: DevicePtr,
+}
+
+/// How the mask of tiles comes about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// It is chosen by a rule.
+    Rule(Transposable),
+    /// It is read from [`BothWays::tiles`]. It must be 2:4 along rows and along columns: what it keeps too much of is lost.
+    Given,
+}
+
+/// Where the results of a pass in both directions go; what is `None` is not made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BothWays {
+    /// `W`, compressed.
+    pub packed: Option<Packed>,
+    /// `Wᵀ`, compressed: of shape `[cols, rows]`.
+    pub transposed: Option<Packed>,
+    /// The mask: a u16 for each 4x4 tile, `[rows / 4, cols / 4]`, bit `4 * row + col` set where the tile keeps the element. Written, but read by
+    /// [`Choice::Given`].
+    pub tiles: Option<DevicePtr>,
+}
+
+/// What else a pass is to look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch {
+    /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with.
+    pub nan: DevicePtr,
+    /// A mask of before, and a u64 to which the number of elements that differ is added.
+    pub flips: Option<(DevicePtr, DevicePtr)>,
+}
+
+/// What [`Watch::nan`] holds where there was none.
+pub const NO_NAN: u64 = u64::MAX;
+
+/// The error for what a pass over a weight with so many columns has left in [`Watch::nan`].
+///
+/// # Errors
+/// [`Error::NotANumber`].
+///
+/// ```
+/// use twofour_cuda::prune::{NO_NAN, first_nan};
+/// assert!(first_nan(NO_NAN, 64).is_ok());
+/// assert!(first_nan(130, 64).unwrap_err().to_string().contains("row 2, column 2"));
+/// ```
+pub fn first_nan(found: u64, cols: usize) -> Result<()> {
+    match found {
+        NO_NAN => Ok(()),
+        index => Err(Error::NotANumber { row: (index / cols as u64) as usize, col: (index % cols as u64) as usize }),
+    }
+}
+
+/// The kernels that prune and compress weights of one element type to values of another, on one device.
+#[derive(Debug, Clone)]
+pub struct Pruner {
+    input: Element,
+    output: Element,
+    one_way: Kernel,
+    rules: [Kernel; 5],
+    apply_mask: Kernel,
+}
+
+/// As the kernels have it.
+#[repr(C)]
+struct RawMeta {
+    words: DevicePtr,
+    order: u32,
+}
+
+#[repr(C)]
+struct RawBothWays {
+    weight: DevicePtr,
+    values: DevicePtr,
+    meta: RawMeta,
+    values_transposed: DevicePtr,
+    meta_transposed: RawMeta,
+    tiles: DevicePtr,
+    tiles_before: DevicePtr,
+    flips: DevicePtr,
+    nan: DevicePtr,
+    rows: u32,
+    cols: u32,
+}
+
+#[repr(C)]
+struct RawOneWay {
+    weight: DevicePtr,
+    values: DevicePtr,
+    meta: RawMeta,
+    nan: DevicePtr,
+    rows: u32,
+    cols: u32,
+}
+
+#[repr(C)]
+struct RawMasked {
+    dense: DevicePtr,
+    out: DevicePtr,
+    tiles: DevicePtr,
+    rows: u32,
+    cols: u32,
+}
+
+/// Elements of a side of the square that a block takes.
+const SIDE: usize = 128;
+
+/// Threads of a block.
+const BLOCK: u32 = 256;
+
+impl Pruner {
+    /// Weights of `input` to values of `output`: f16 or bf16 to themselves, or f32 to one of them. Values are rounded to nearest, ties to even, after the mask
+    /// has been chosen.
+    ///
+    /// # Errors
+    /// [`Error::Types`] for other types; those of compiling and loading.
+    pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
+        let source = match (input, output) {
+            (Element::F32, Element::F16) => Source::PRUNE_F32_F16,
+            (Element::F32, Element::BF16) => Source::PRUNE_F32_BF16,
+            (Element::F16, Element::F16) => Source::PRUNE_F16,
+            (Element::BF16, Element::BF16) => Source::PRUNE_BF16,
+            _ => return Err(Error::Types { input, output }),
+        };
+        let rule = |rule| device.kernel(source, rule);
+        Ok(Self {
+            input,
+            output,
+            one_way: device.kernel(source, "one_way_magnitude")?,
+            rules: [
+                rule("both_ways_greedy")?,
+                rule("both_ways_greedy_signed")?,
+                rule("both_ways_causal1122")?,
+                rule("both_ways_optimal")?,
+                rule("both_ways_given")?,
+            ],
+            apply_mask: device.kernel(source, "apply_mask_of_tiles")?,
+        })
+    }
+
+    /// Keeps the two largest magnitudes of every group along rows ([`twofour::select::magnitude`]) and compresses. Any shape will do for canonical
+    /// metadata; a last, incomplete group is completed with zeros.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8), [`Error::Multiple`] where the shape does not fit the order,
+    /// [`Error::TooLarge`], [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
+    /// device.
+    pub unsafe fn one_way(
+        &self,
+        stream: Stream,
+        weight: DenseWeight,
+        to: Packed,
+        order: MetaOrder,
+        nan: DevicePtr,
+    ) -> Result<()> {
+        let (rows, cols) = shape(weight)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[
+            ("weight", weight.data, 16),
+            ("values", to.values, 16),
+            ("metadata", to.meta, 16),
+            ("NaN's place", nan, 8),
+        ])?;
+        let threads = weight.rows as u64 * weight.cols.div_ceil(32) as u64;
+        let parameter = RawOneWay {
+            weight: weight.data,
+            values: to.values,
+            meta: RawMeta { words: to.meta, order: raw_order(order, weight.rows, weight.cols)? },
+            nan,
+            rows,
+            cols,
+        };
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.one_way.launch(stream, (blocks(threads, weight)?, 1), BLOCK, &parameter) }
+    }
+
+    /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
+    ///
+    /// # Errors
+    /// Those of [`Pruner::one_way`], and [`Error::Multiple`] unless rows and columns are multiples of 4.
+    ///
+    /// # Safety
+    /// As for [`Pruner::one_way`].
+    pub unsafe fn both_ways(
+        &self,
+        stream: Stream,
+        weight: DenseWeight,
+        choice: Choice,
+        to: BothWays,
+        order: MetaOrder,
+        watch: Watch,
+    ) -> Result<()> {
+        let (rows, cols) = shape(weight)?;
+        expect_multiple("rows of the weight", weight.rows, 4)?;
+        expect_multiple("columns of the weight", weight.cols, 4)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[("weight", weight.data, 16), ("NaN's place", watch.nan, 8)])?;
+        for packed in [to.packed, to.transposed].into_iter().flatten() {
+            expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
+        }
+        if let (Choice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
+            expect_pointers(&[("mask of tiles", to.tiles.unwrap_or(0), 2)])?;
+        }
+        if let Some((before, flips)) = watch.flips {
+            expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
+        }
+        let raw = |packed: Option<Packed>, rows, cols| -> Result<(DevicePtr, RawMeta)> {
+            let Some(packed) = packed else { return Ok((0, RawMeta { words: 0, order: 0 })) };
+            Ok((packed.values, RawMeta { words: packed.meta, order: raw_order(order, rows, cols)? }))
+        };
+        let (values, meta) = raw(to.packed, weight.rows, weight.cols)?;
+        let (values_transposed, meta_transposed) = raw(to.transposed, weight.cols, weight.rows)?;
+        let (tiles_before, flips) = watch.flips.unwrap_or((0, 0));
+        let parameter = RawBothWays {
+            weight: weight.data,
+            values,
+            meta,
+            values_transposed,
+            meta_transposed,
+            tiles: to.tiles.unwrap_or(0),
+            tiles_before,
+            flips,
+            nan: watch.nan,
+            rows,
+            cols,
+        };
+        let kernel = match choice {
+            Choice::Rule(Transposable::GreedyAbs) => &self.rules[0],
+            Choice::Rule(Transposable::GreedySigned) => &self.rules[1],
+            Choice::Rule(Transposable::Causal1122) => &self.rules[2],
+            Choice::Rule(Transposable::Optimal) => &self.rules[3],
+            Choice::Given => &self.rules[4],
+        };
+        let grid_rows = weight.rows.div_ceil(SIDE);
+        if grid_rows > 65_535 {
+            return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
+        }
+        let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { kernel.launch(stream, grid, BLOCK, &parameter) }
+    }
+
+    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, and writes zeros where the mask of tiles drops; `out` may be the tensor
+    /// itself.
+    ///
+    /// # Errors
+    /// Those of [`Pruner::both_ways`].
+    ///
+    /// # Safety
+    /// As for [`Pruner::one_way`].
+    pub unsafe fn apply_mask(
+        &self,
+        stream: Stream,
+        dense: DenseWeight,
+        tiles: DevicePtr,
+        out: DevicePtr,
+    ) -> Result<()> {
+        let (rows, cols) = shape(dense)?;
+        expect_multiple("rows of the tensor", dense.rows, 4)?;
+        expect_multiple("columns of the tensor", dense.cols, 4)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[("tensor", dense.data, 16), ("mask of tiles", tiles, 2), ("masked tensor", out, 16)])?;
+        let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
+        let threads = dense.rows as u64 * (dense.cols / 4) as u64;
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.apply_mask.launch(stream, (blocks(threads, dense)?, 1), BLOCK, &parameter) }
+    }
+
+    /// What weights are made of.
+    pub fn input(&self) -> Element {
+        self.input
+    }
+
+    /// What compressed values are made of.
+    pub fn output(&self) -> Element {
+        self.output
+    }
+}
+
+fn raw_order(order: MetaOrder, rows: usize, cols: usize) -> Result<u32> {
+    let MetaOrder::Sm90(tile) = order else { return Ok(0) };
+    expect_multiple("rows of the compressed weight", rows, 64)?;
+    expect_multiple("columns of the compressed weight", cols, tile.columns())?;
+    Ok(tile.columns() as u32)
+}
+
+fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
+    let too_large = || Error::TooLarge { rows: weight.rows, cols: weight.cols };
+    // Kernels round up to multiples of the square's side.
+    let side = |n: usize| u32::try_from(n).ok().filter(|n| *n <= u32::MAX - SIDE as u32).ok_or_else(too_large);
+    Ok((side(weight.rows)?, side(weight.cols)?))
+}
+
+fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
+    let blocks = threads.div_ceil(u64::from(BLOCK));
+    let most = i32::MAX as u64;
+    if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }
+}
+
+fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
+    if found.is_multiple_of(multiple) { Ok(()) } else { Err(Error::Multiple { what, multiple, found }) }
+}
+
+fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
+    for &(what, address, alignment) in pointers {
+        if address == 0 || !address.is_multiple_of(alignment) {
+            return Err(Error::Pointer { what, address, alignment });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Every kernel compiles for every architecture, keeps its values in registers and draws no warning. Needs NVRTC, and no GPU.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use twofour_cuda::{Architecture, cache::Cache, compiler::Compiler, source::Source};
+
+/// NVRTC, or a word on why the test does nothing.
+fn compiler() -> Option<Compiler> {
+    let compiler = Compiler::find();
+    if compiler.is_none() {
+        // Where the compiler is meant to be there, its absence is a failure.
+        assert!(std::env::var_os("TWOFOUR_NVRTC").is_none(), "TWOFOUR_NVRTC is set and NVRTC is not there");
+        eprintln!("skipped: no NVRTC; name its folder in TWOFOUR_NVRTC");
+    }
+    compiler
+}
+
+#[test]
+fn all_kernels_compile_for_all_architectures() {
+    let Some(compiler) = compiler() else { return };
+    let work: Vec<_> =
+        Source::ALL.iter().flat_map(|source| Architecture::ALL.map(|architecture| (*source, architecture))).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some(&(source, architecture)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check(compiler, source, architecture);
+                }
+            });
+        }
+    });
+}
+
+fn check(compiler: Compiler, source: Source, architecture: Architecture) {
+    let compiled = compiler.compile(source, architecture).unwrap();
+    assert!(compiled.code.starts_with(b"\x7fELF"), "{} for {architecture} is no cubin", source.name);
+    assert_eq!(compiled.complaints(), Vec::<&str>::new(), "{} for {architecture}\n{}", source.name, compiled.log);
+    // The log would say so if there were any.
+    assert!(compiled.log.contains("0 bytes spill stores"), "no word on spills:\n{}", compiled.log);
+}
+
+#[test]
+fn the_cache_gives_what_was_compiled_and_compiles_again_what_is_damaged() {
+    if compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path());
+    let code = cache.code(Source::PRUNE_BF16, Architecture::SM_80).unwrap();
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = files.as_slice() else { panic!("one file expected: {files:?}") };
+    let whole = std::fs::read(file).unwrap();
+    assert_eq!(whole[32..], code);
+    std::fs::write(file, &whole[..whole.len() / 2]).unwrap();
+    assert_eq!(cache.code(Source::PRUNE_BF16, Architecture::SM_80).unwrap(), code);
+    assert_eq!(std::fs::read(file).unwrap(), whole, "the damaged file was not replaced");
+}
