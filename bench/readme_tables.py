@@ -1,7 +1,8 @@
-"""Writes the README's CPU table from the raw results: `python3 bench/readme_tables.py` (add --check to only compare).
+"""Writes the README's tables from the raw results: `python3 bench/readme_tables.py` (add --check to only compare).
 
 Reads every `bench/results/*/cpu.json` (made by `twofour bench cpu -o cpu.json`) and replaces what stands between the
-markers `<!-- cpu-table -->` and `<!-- /cpu-table -->` of README.md. With a file's name as the argument it prints that file's table.
+markers `<!-- cpu-table -->` and `<!-- /cpu-table -->` of README.md; likewise `prune.json` (`twofour bench cuda --suite prune`) with
+`prune-torch.json` (`bench/pytorch_prune.py`) beside it, and `prune-table`. With a file's name as the argument it prints that `cpu.json`'s table.
 """
 
 import collections
@@ -11,7 +12,6 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MARKED = re.compile(r"(<!-- cpu-table -->\n).*?(<!-- /cpu-table -->)", re.S)
 
 
 def plural(count, noun):
@@ -59,20 +59,55 @@ def table(path):
     return "\n".join(lines) + "\n"
 
 
+def prune_table(path):
+    result = json.loads(path.read_text())
+    torch_path = path.with_name("prune-torch.json")
+    torch = json.loads(torch_path.read_text()) if torch_path.exists() else {"rows": []}
+    times = {tuple(r["shape"]): r["us"] for r in torch["rows"]}
+    of = collections.OrderedDict()
+    for row in result["rows"]:
+        of.setdefault(tuple(row["shape"]), {})[row["dtype"], row["kernel"]] = row
+    machine = result["machine"]
+    heads = ["bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "copy of as many bytes (bf16)", "torch, bf16, greedy", "torch / ours"]
+    raw = path.relative_to(ROOT).as_posix()
+    lines = [
+        f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch {torch.get('torch', '-')} by "
+        "`bench/pytorch_prune.py` on the same machine in the same minute.",
+        "",
+        "| weight | " + " | ".join(heads) + " |",
+        "|---|" + "---|" * len(heads),
+    ]
+    for shape, rows in of.items():
+        def cell(dtype, kernel):
+            row = rows[dtype, kernel]
+            return f"{row['us']:.1f} µs, {row['gb_per_s'] / 1e3:.2f} TB/s"
+        cells = [cell("bf16", "greedy"), cell("bf16", "optimal"), cell("f32", "greedy"), cell("f32", "optimal")]
+        cells.append(cell("bf16", "device to device"))
+        theirs = times.get(shape)
+        cells += [f"{theirs:.1f} µs", f"{theirs / rows['bf16', 'greedy']['us']:.2f}x"] if theirs else ["", ""]
+        lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"cpu-table": ("cpu.json", table), "prune-table": ("prune.json", prune_table)}
+
+
 def main():
     files = [argument for argument in sys.argv[1:] if argument != "--check"]
     if files:
         print("\n".join(table(pathlib.Path(file)) for file in files), end="")
         return
     readme = ROOT / "README.md"
-    before = readme.read_text()
-    tables = "\n".join(table(p) for p in sorted(ROOT.glob("bench/results/*/cpu.json")))
-    after, count = MARKED.subn(lambda m: m[1] + tables + m[2], before)
-    if count != 1:
-        sys.exit("README.md does not have exactly one pair of cpu-table markers")
+    before = after = readme.read_text()
+    for name, (file, make) in TABLES.items():
+        marked = re.compile(f"(<!-- {name} -->\\n).*?(<!-- /{name} -->)", re.S)
+        tables = "\n".join(make(p) for p in sorted(ROOT.glob(f"bench/results/*/{file}")))
+        after, count = marked.subn(lambda m: m[1] + tables + m[2], after)
+        if count != 1:
+            sys.exit(f"README.md does not have exactly one pair of {name} markers")
     if "--check" in sys.argv:
         if before != after:
-            sys.exit("README.md's CPU table is not what bench/results says; run python3 bench/readme_tables.py")
+            sys.exit("README.md's tables are not what bench/results says; run python3 bench/readme_tables.py")
     else:
         readme.write_text(after)
 

@@ -38,6 +38,8 @@ A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or 
 
 Environment:
   TWOFOUR_ENGINE      force a kernel engine: scalar, avx2, avx512 or amx
+  TWOFOUR_CACHE       folder for compiled GPU kernels
+  TWOFOUR_NVRTC       folder of NVRTC, which compiles them
   TWOFOUR_LOG         log filter, as in `TWOFOUR_LOG=debug` or `TWOFOUR_LOG=twofour=trace`; wins over --verbose
   RAYON_NUM_THREADS   threads to compute with
   NO_COLOR            no colours, whatever the terminal
@@ -77,6 +79,7 @@ pub(crate) enum Command {
     Inspect(commands::inspect::Inspect),
     Generate(commands::generate::Generate),
     Bench(commands::bench::Bench),
+    Kernels(commands::kernels::Kernels),
     Completions(commands::completions::Completions),
     Man(commands::man::Man),
 }

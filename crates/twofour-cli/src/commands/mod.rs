@@ -8,6 +8,7 @@ pub(crate) mod compress;
 pub(crate) mod decompress;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod kernels;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prune;
@@ -36,6 +37,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
         Command::Decompress(command) => command.run(&mut screen),
         Command::Inspect(command) => command.run(&mut screen),
         Command::Bench(command) => command.run(&mut screen),
+        Command::Kernels(command) => command.run(&mut screen),
         Command::Completions(command) => command.run(&mut screen),
         Command::Man(command) => command.run(&mut screen),
     }

@@ -2,6 +2,7 @@
 
 mod alternate;
 mod contender;
+pub(crate) mod cuda;
 mod machine;
 mod memory;
 mod random;

@@ -1,18 +1,13 @@
 //! `twofour bench cpu`.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::{thread, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
-use tempfile::NamedTempFile;
 
 use super::{
     answer::Answer,
+    output::Output,
     suite::{DTYPES, only, product, suite},
 };
 use crate::{
@@ -63,13 +58,8 @@ pub(super) struct Cpu {
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     seconds: f64,
 
-    /// Write the JSON to this file too
-    #[arg(long, short, value_name = "FILE")]
-    output: Option<PathBuf>,
-
-    /// Replace an existing FILE
-    #[arg(long, short, requires = "output")]
-    force: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Cpu {
@@ -81,9 +71,7 @@ impl Cpu {
             Ok(budget) => budget,
             Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
         };
-        if let Some(path) = self.output.as_deref() {
-            self.expect_writable(path)?;
-        }
+        self.output.expect_writable()?;
         let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
         let all = (works.len() * threads.len()) as u64;
         let request = Request { works, budget, bandwidth: Bandwidth::Measure };
@@ -109,11 +97,7 @@ impl Cpu {
         drop(progress);
         answer.tell(screen)?;
         screen.json(&answer)?;
-        if let Some(path) = self.output.as_deref() {
-            let mut text = serde_json::to_vec_pretty(&answer).context("writing JSON")?;
-            text.push(b'\n');
-            self.write(path, &text).with_context(|| path.display().to_string())?;
-        }
+        self.output.write(&answer)?;
         Ok(Verdict::Yes)
     }
 
@@ -165,34 +149,4 @@ impl Cpu {
         add("--seconds", self.seconds.to_string());
         command
     }
-
-    /// Minutes of measuring shall not end at a file that cannot be written.
-    fn expect_writable(&self, path: &Path) -> Result<()> {
-        let shown = path.display();
-        if path.is_dir() {
-            bail!(Usage(format!("-o {shown}: is a directory; name a file")));
-        }
-        if path.exists() && !self.force {
-            bail!(Usage(format!("{shown} exists; replace it with --force")));
-        }
-        NamedTempFile::new_in(directory(path)).with_context(|| shown.to_string())?;
-        Ok(())
-    }
-
-    /// All of the file or nothing.
-    fn write(&self, path: &Path, text: &[u8]) -> Result<()> {
-        let mut file = NamedTempFile::new_in(directory(path))?;
-        file.write_all(text)?;
-        file.as_file().sync_all()?;
-        if self.force {
-            file.persist(path)?;
-        } else {
-            file.persist_noclobber(path)?;
-        }
-        Ok(())
-    }
-}
-
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

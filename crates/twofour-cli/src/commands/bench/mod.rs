@@ -2,6 +2,8 @@
 
 mod answer;
 mod cpu;
+mod cuda;
+mod output;
 mod suite;
 
 use anyhow::Result;
@@ -23,6 +25,7 @@ pub(crate) struct Bench {
 #[derive(Debug, Subcommand)]
 enum What {
     Cpu(cpu::Cpu),
+    Cuda(cuda::Cuda),
     /// Measure what a request on stdin asks for; other commands start this
     #[command(hide = true)]
     Worker,
@@ -33,6 +36,7 @@ impl Bench {
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         match self.what {
             What::Cpu(cpu) => cpu.run(screen),
+            What::Cuda(cuda) => cuda.run(screen),
             What::Worker => {
                 measure::work(std::io::stdin().lock(), std::io::stdout().lock())?;
                 Ok(Verdict::Yes)

@@ -1,0 +1,49 @@
+//! The commands for GPUs, also where there is none.
+
+mod support;
+
+use support::run;
+
+/// Whether a device can be opened here.
+fn has_device() -> bool {
+    twofour_cuda::Device::open(0).is_ok()
+}
+
+#[test]
+fn without_a_gpu_the_bench_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    if has_device() {
+        eprintln!("skipped: this machine has a GPU");
+        return;
+    }
+    let ran = run(dir.path(), &["bench", "cuda", "--suite", "prune"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("driver") || ran.stderr.contains("no CUDA device"), "{}", ran.stderr);
+}
+
+#[test]
+fn with_a_gpu_every_contender_has_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    if !has_device() {
+        eprintln!("skipped: no GPU");
+        return;
+    }
+    let args = ["bench", "cuda", "--suite", "prune", "--rounds", "5", "--json", "-o", "prune.json"];
+    let ran = run(dir.path(), &args).good();
+    assert_eq!(std::fs::read_to_string(dir.path().join("prune.json")).unwrap(), ran.stdout);
+    let answer = ran.json();
+    let rows = answer["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5 * 5);
+    assert!(
+        rows.iter().all(|row| row["us"].as_f64().unwrap() > 0.0 && row["min_us"].as_f64() <= row["us"].as_f64()),
+        "{answer}"
+    );
+}
+
+#[test]
+fn an_unknown_architecture_is_asked_wrongly() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = run(dir.path(), &["kernels", "--arch", "sm_75"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("sm_75") && ran.stderr.contains("sm_90a"), "{}", ran.stderr);
+}
