@@ -9,8 +9,8 @@ use super::{
 
 // SAFETY: the methods need no other instructions than the vector's.
 unsafe impl Kernels for Avx512 {
-    const LIST_VECTORS: usize = 8;
-    const LIST_DEPTH: usize = 64;
+    const LIST_VECTORS: usize = 12;
+    const LIST_DEPTH: usize = 40;
     const TILE_OUTS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;

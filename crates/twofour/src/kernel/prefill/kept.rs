@@ -184,7 +184,8 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
     type Block = Lists<1>;
 
     fn shape<V: Kernels>() -> (usize, usize) {
-        (V::LIST_VECTORS, V::LIST_DEPTH)
+        // Here rows are the depth, and strips are taken whole.
+        (V::LIST_VECTORS, V::LIST_DEPTH.next_multiple_of(ROWS))
     }
 
     fn outs(&self) -> usize {

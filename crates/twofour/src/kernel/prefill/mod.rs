@@ -29,7 +29,7 @@ use kept::{KeptOfColumns, KeptOfRows, Lists};
 use panels::{Panels, column_blocks, unpack};
 use tile::{Columns, Rows, Tiles};
 
-/// What the blocks of a weight start at multiples of, in rows and columns.
+/// What the blocks of outputs start at multiples of.
 const ALIGNMENT: usize = 32;
 
 /// Tokens from which a product takes this way rather than that of few tokens, by where the two cross (on a Zen 3 and on an
@@ -115,7 +115,7 @@ impl Prefill {
 unsafe trait Kernels: Vector + Send + Sync {
     /// Vectors of tokens in the widest panel that lists are multiplied with.
     const LIST_VECTORS: usize;
-    /// Depth of a block of lists.
+    /// Depth of a block of lists, a multiple of a group.
     const LIST_DEPTH: usize;
     /// Outputs of a tile.
     const TILE_OUTS: usize;
@@ -148,13 +148,14 @@ trait Factor: Copy + Send + Sync {
     /// A block in the order in which the kernel reads it.
     type Block: Default + Send;
 
-    /// Vectors of tokens in the widest panel, and depth of a block: a multiple of [`ALIGNMENT`].
+    /// Vectors of tokens in the widest panel, and depth of a block.
     fn shape<V: Kernels>() -> (usize, usize);
 
     fn outs(&self) -> usize;
     fn depth(&self) -> usize;
 
-    /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. Both ranges start at multiples of [`ALIGNMENT`].
+    /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. The outputs start at a
+    /// multiple of [`ALIGNMENT`], the depth at one of the block's.
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, block: &mut Self::Block);
 
     /// Adds the product of `block` and `panel` to `out`: `[outs, vectors * lanes]`, one line per output.
