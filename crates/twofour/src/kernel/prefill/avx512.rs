@@ -11,6 +11,7 @@ use super::{
 unsafe impl Kernels for Avx512 {
     const LIST_VECTORS: usize = 12;
     const LIST_DEPTH: usize = 40;
+    const FETCH_AHEAD: bool = false;
     const TILE_OUTS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;

@@ -1,6 +1,9 @@
 //! What a 2:4 weight keeps, listed per output, and the kernel that walks the lists.
 
-use std::ops::Range;
+use std::{
+    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
+    ops::Range,
+};
 
 use super::{
     super::{
@@ -136,9 +139,28 @@ impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
         }
     }
 
+    fn fetch(&self, outs: Range<usize>, depth: Range<usize>, part: usize, parts: usize) {
+        let (first, end) = (outs.start / ROWS, outs.end.div_ceil(ROWS));
+        let strips = (end - first).div_ceil(parts);
+        let groups = depth.start / 4..depth.end.div_ceil(4);
+        for strip in (first + part * strips).min(end)..(first + (part + 1) * strips).min(end) {
+            let strip = self.0.strip(strip);
+            fetch(&strip.values[groups.start * Strips::<T>::LINE..groups.end * Strips::<T>::LINE]);
+            fetch(&strip.codes[2 * groups.start..2 * groups.end]);
+        }
+    }
+
     unsafe fn multiply<V: Kernels>(lists: &Lists<ROWS>, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
         unsafe { V::multiply_rows(lists, panel, vectors, out) }
+    }
+}
+
+/// Asks for memory, into the second cache.
+fn fetch<T>(memory: &[T]) {
+    for line in memory.chunks(64 / size_of::<T>()) {
+        // SAFETY: x86-64 has SSE; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
 }
 
@@ -209,6 +231,8 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
             lengths[out] += 1;
         });
     }
+
+    fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
     unsafe fn multiply<V: Kernels>(lists: &Lists<1>, panel: &[f32], _: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.

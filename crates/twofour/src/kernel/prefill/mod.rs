@@ -117,6 +117,8 @@ unsafe trait Kernels: Vector + Send + Sync {
     const LIST_VECTORS: usize;
     /// Depth of a block of lists, a multiple of a group.
     const LIST_DEPTH: usize;
+    /// Whether the next block's weights are asked for while this one is multiplied.
+    const FETCH_AHEAD: bool;
     /// Outputs of a tile.
     const TILE_OUTS: usize;
     /// Vectors of tokens in the widest panel that tiles are multiplied with.
@@ -157,6 +159,9 @@ trait Factor: Copy + Send + Sync {
     /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. The outputs start at a
     /// multiple of [`ALIGNMENT`], the depth at one of the block's.
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, block: &mut Self::Block);
+
+    /// Asks for the memory that [`Factor::prepare`] will read: part `part` of so many, so that it comes while others are multiplied.
+    fn fetch(&self, outs: Range<usize>, depth: Range<usize>, part: usize, parts: usize);
 
     /// Adds the product of `block` and `panel` to `out`: `[outs, vectors * lanes]`, one line per output.
     ///
@@ -204,7 +209,11 @@ fn multiply_block<V: Kernels, F: Factor>(
         let depth = start..(start + step).min(end);
         factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
         let lines = depth.start * panels.stride()..depth.end.next_multiple_of(GROUP) * panels.stride();
-        for panel in panels.iter() {
+        let next = depth.end..(depth.end + step).min(end);
+        for (i, panel) in panels.iter().enumerate() {
+            if V::FETCH_AHEAD {
+                factor.fetch(outs.clone(), next.clone(), i, panels.count());
+            }
             let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
             let lines = &panel.data[lines.clone()];
             // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.

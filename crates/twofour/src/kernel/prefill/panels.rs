@@ -80,6 +80,11 @@ impl Panels {
         self.stride
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.padded_tokens.div_ceil(self.stride.max(1))
+    }
+
     /// The panels in order of token.
     pub(super) fn iter(&self) -> impl Iterator<Item = Panel<'_>> {
         (0..self.padded_tokens).step_by(self.stride.max(1)).map(|first| Panel {

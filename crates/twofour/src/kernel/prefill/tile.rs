@@ -82,6 +82,8 @@ impl<T: KernelElement> Factor for Rows<'_, T> {
         });
     }
 
+    fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
+
     unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
         unsafe { V::multiply_tiles(tiles, panel, stride, vectors, out) }
@@ -109,6 +111,8 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
             values[(depth.start + k) * cols + outs.start + out].to_f32()
         });
     }
+
+    fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
     unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
