@@ -89,7 +89,8 @@ pub struct BothWays {
 /// What else a pass is to look at.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
-    /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with.
+    /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with. A mask
+    /// that is given needs no order, so [`Choice::Given`] does not look for any.
     pub nan: DevicePtr,
     /// A mask of before, and a u64 to which the number of elements that differ is added.
     pub flips: Option<(DevicePtr, DevicePtr)>,

@@ -69,6 +69,11 @@ impl Kernels {
             table.row([row.source.into(), row.architecture.clone(), units::bytes(row.bytes as u64)]);
         }
         screen.line(table)?;
+        for row in &answer.kernels {
+            for complaint in &row.complaints {
+                screen.line(format!("{} for {}: {complaint}", row.source, row.architecture))?;
+            }
+        }
         screen.line(format!("\nkept in {}", answer.cache))?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)

@@ -113,21 +113,19 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
     let source: CudaSlice<u8> = stream.alloc_zeros(copied)?;
     let mut target: CudaSlice<u8> = stream.alloc_zeros(copied)?;
     let mut timer = Timer::new(device, &stream)?;
-    let mut contenders: Vec<(&str, &str, &str, f64, Vec<f64>)> =
-        vec![("bf16", "copy", "device to device", bytes(2.0), vec![])];
+    let mut contenders: Vec<Contender> =
+        vec![Contender { dtype: "bf16", rule: None, bytes: bytes(2.0), times: Vec::new() }];
     for (dtype, weight) in [("bf16", 2.0), ("f32", 4.0)] {
         for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
-            contenders.push((dtype, "twofour", rule.name(), bytes(weight), vec![]));
+            contenders.push(Contender { dtype, rule: Some(rule), bytes: bytes(weight), times: Vec::new() });
         }
     }
     for round in 0..rounds + 2 {
-        for (dtype, contender, kernel, _, times) in &mut contenders {
-            let us = timer.time(|| {
-                if *contender == "copy" {
-                    return Ok(stream.memcpy_dtod(&source, &mut target)?);
-                }
-                let (pruner, data) = if *dtype == "f32" { (&from_wide, wide_at) } else { (&from_narrow, narrow_at) };
-                Ok(run(pruner, data, kernel.parse()?)?)
+        for Contender { dtype, rule, times, .. } in &mut contenders {
+            let (pruner, data) = if *dtype == "f32" { (&from_wide, wide_at) } else { (&from_narrow, narrow_at) };
+            let us = timer.time(|| match rule {
+                None => Ok(stream.memcpy_dtod(&source, &mut target)?),
+                Some(rule) => Ok(run(pruner, data, *rule)?),
             })?;
             // The first rounds warm up.
             if round >= 2 {
@@ -138,13 +136,24 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
     let found = stream.clone_dtoh(&nan)?;
     stream.synchronize()?;
     first_nan(found[0], cols).context("random weights")?;
-    let row = |(dtype, contender, kernel, bytes, mut times): (&'static str, _, _, f64, Vec<f64>)| {
+    let row = |Contender { dtype, rule, bytes, mut times }: Contender| {
         times.sort_by(f64::total_cmp);
         let us = times[times.len() / 2];
+        let (contender, kernel) = rule.map_or(("copy", "device to device"), |rule| ("twofour", rule.name()));
         let (min_us, max_us) = (times[0], times[times.len() - 1]);
         PruneRow { dtype, shape: [rows, cols], contender, kernel, us, min_us, max_us, gb_per_s: bytes / us * 1e-3 }
     };
     Ok(contenders.into_iter().map(row).collect())
+}
+
+/// Who is timed: the kernels with a rule, or without one a plain copy.
+struct Contender {
+    dtype: &'static str,
+    rule: Option<Transposable>,
+    /// That must be read and written.
+    bytes: f64,
+    /// Microseconds.
+    times: Vec<f64>,
 }
 
 /// Times what is launched on a stream.

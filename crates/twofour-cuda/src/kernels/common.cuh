@@ -22,9 +22,8 @@ template <> __device__ __forceinline__ float widen<F16>(u16 bits) {
     return value;
 }
 
-// The element nearest to an f32, ties to even.
-template <int E> __device__ __forceinline__ typename Bits<E>::type narrow(float value);
-template <> __device__ __forceinline__ u32 narrow<F32>(float value) { return __float_as_uint(value); }
+// The 16-bit element nearest to an f32, ties to even.
+template <int E> __device__ __forceinline__ u16 narrow(float value);
 template <> __device__ __forceinline__ u16 narrow<BF16>(float value) {
     u16 bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));

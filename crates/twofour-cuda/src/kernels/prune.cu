@@ -95,7 +95,7 @@ __device__ constexpr u32 payload_of(int element) {
     return 1u << element | 1u << (16 + 2 * (element / 4)) | 1u << (24 + 2 * (element % 4));
 }
 
-// From the largest key down, while row and column hold fewer than two. `keys` may be lost.
+// From the largest key down, while row and column hold fewer than two.
 __device__ __forceinline__ u32 greedy(const int* keys) {
     Entry e[16];
     unrolled<16>([&](auto i) {
@@ -144,7 +144,7 @@ __device__ constexpr u32 counts_of(int pairs) {
     return sum;
 }
 
-// How many different column counts come before that of `pairs`, in order of first occurrence.
+// How many other column counts occur before these, among the pairs in order.
 __device__ constexpr int vector_of_counts(u32 counts) {
     int vector = 0;
     for (int p = 0; p < 36; p++) {
@@ -243,7 +243,7 @@ template <> struct Four<F32> {
     }
 };
 
-// Two values as they are stored, always in 16 bits: rounded, and +0.0 where that is -0.0.
+// Four values as they are stored, always in 16 bits: rounded, and +0.0 where that is -0.0.
 template <int Out, int In> __device__ __forceinline__ uint2 stored(const Four<In>& four) {
     uint2 words;
     if constexpr (In == F32) {

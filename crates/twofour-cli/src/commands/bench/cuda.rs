@@ -30,8 +30,8 @@ Suites:
   prune   choosing a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes")]
 pub(super) struct Cuda {
     /// What to measure
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST", default_value = "prune")]
-    suite: Vec<Suite>,
+    #[arg(long, value_enum, value_name = "SUITE", default_value_t = Suite::Prune)]
+    suite: Suite,
 
     /// Number of the device
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
@@ -66,10 +66,14 @@ impl Cuda {
         let device = twofour_cuda::Device::open(self.device)?;
         let mut answer = Answer { machine: cuda::gpu(&device)?, command: self.told(), rows: Vec::new() };
         let mut progress = screen.progress();
-        let works = cuda::PRUNE_SHAPES;
-        for (done, shape) in works.into_iter().enumerate() {
-            progress.steps(&format!("prune [{}, {}]", shape.0, shape.1), done as u64, works.len() as u64);
-            answer.rows.extend(cuda::prune(&device, shape, self.rounds)?);
+        match self.suite {
+            Suite::Prune => {
+                let works = cuda::PRUNE_SHAPES;
+                for (done, shape) in works.into_iter().enumerate() {
+                    progress.steps(&format!("prune [{}, {}]", shape.0, shape.1), done as u64, works.len() as u64);
+                    answer.rows.extend(cuda::prune(&device, shape, self.rounds)?);
+                }
+            }
         }
         drop(progress);
         answer.tell(screen)?;
@@ -80,7 +84,10 @@ impl Cuda {
 
     /// The command as one would type it again.
     fn told(&self) -> String {
-        format!("twofour bench cuda --suite prune --rounds {}", self.rounds)
+        let suite = match self.suite {
+            Suite::Prune => "prune",
+        };
+        format!("twofour bench cuda --suite {suite} --device {} --rounds {}", self.device, self.rounds)
     }
 }
 
