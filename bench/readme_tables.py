@@ -1,8 +1,9 @@
 """Writes the README's tables from the raw results: `python3 bench/readme_tables.py` (add --check to only compare).
 
-Reads every `bench/results/*/cpu.json` (made by `twofour bench cpu -o cpu.json`) and replaces what stands between the
-markers `<!-- cpu-table -->` and `<!-- /cpu-table -->` of README.md; likewise `prune.json` (`twofour bench cuda --suite prune`) with
-`prune-torch.json` (`bench/pytorch_prune.py`) beside it, and `prune-table`. With a file's name as the argument it prints that `cpu.json`'s table.
+Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->` of README.md by tables of every result there is:
+`bench/results/*/cpu.json` (made by `twofour bench cpu -o cpu.json`), and of GPUs `gemm.json`, `decode.json`, `train-linear.json`,
+`overhead.json` and `prune.json` (`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a
+file's name as the argument it prints that `cpu.json`'s table.
 """
 
 import collections
@@ -89,7 +90,108 @@ def prune_table(path):
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"cpu-table": ("cpu.json", table), "prune-table": ("prune.json", prune_table)}
+def where(path, result):
+    machine, raw = result["machine"], path.relative_to(ROOT).as_posix()
+    libraries = result.get("libraries")
+    beside = f"; cuBLASLt {libraries['cublaslt']}, cuSPARSELt {libraries['cusparselt']}" if libraries else ""
+    return f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})){beside}."
+
+
+def micro(row):
+    return f"{row['us']:.1f} µs"
+
+
+def over(theirs, ours):
+    return f"{theirs['us'] / ours['us']:.2f}x" if theirs else "-"
+
+
+def by_contender(rows, key):
+    of = collections.OrderedDict()
+    for row in rows:
+        of.setdefault(key(row), {})[row["contender"]] = row
+    return of
+
+
+def gemm_table(path):
+    result = json.loads(path.read_text())
+    lines = [
+        where(path, result),
+        "",
+        "| tokens, reduction, features | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | over dense | over cuSPARSELt | without a pause: dense, cuSPARSELt, twofour |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (dtype, shape), rows in by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"]))).items():
+        dense, theirs, ours = (rows.get(name) for name in ("cublaslt", "cusparselt", "twofour"))
+        rate = lambda row: f"{micro(row)}, {row['tflops']:.0f} TF" if row else "-"
+        sustained = [row["sustained_us"] for row in (dense, theirs, ours) if row and row["sustained_us"]]
+        operations = 2 * shape[0] * shape[1] * shape[2]
+        shown = ", ".join(f"{operations / us * 1e-6:.0f} TF" for us in sustained)
+        cells = [rate(dense), rate(theirs), rate(ours), over(dense, ours), over(theirs, ours), shown]
+        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def decode_table(path):
+    result = json.loads(path.read_text())
+    of = by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"][:0:-1]), r["shape"][0]))
+    tokens = sorted({key[2] for key in of})
+    lines = [
+        where(path, result),
+        "",
+        "Time of our kernel; over dense cuBLASLt, over cuSPARSELt (- where it has no kernel); and the time that merely reading the 2:4 weight takes.",
+        "",
+        "| weight | dtype | " + " | ".join(plural(t, "token") for t in tokens) + " | mere reading |",
+        "|---|---|" + "---|" * (len(tokens) + 1),
+    ]
+    for dtype, shape in dict.fromkeys(key[:2] for key in of):
+        cells = []
+        for t in tokens:
+            rows = of[dtype, shape, t]
+            ours = rows["twofour"]
+            cells.append(f"{micro(ours)}; {over(rows.get('cublaslt'), ours)}, {over(rows.get('cusparselt'), ours)}")
+        cells.append(micro(of[dtype, shape, tokens[0]]["read"]))
+        lines.append(f"| [{shape[0]}, {shape[1]}] | {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def train_table(path):
+    result = json.loads(path.read_text())
+    of = collections.OrderedDict()
+    for row in result["rows"]:
+        of.setdefault((row["dtype"], tuple(row["shape"])), {})[row["contender"], row["part"]] = row
+    lines = [
+        where(path, result),
+        "",
+        "| tokens, in, out | dtype | dense step | 2:4 step | speed-up | forward | input gradient | prune and compress | weight's gradient (dense) |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (dtype, shape), rows in of.items():
+        dense, ours = rows["cublaslt", "all"], rows["twofour", "all"]
+        both = lambda part: f"{micro(rows['cublaslt', part])} to {micro(rows['twofour', part])}"
+        cells = [micro(dense), micro(ours), over(dense, ours), both("forward"), both("input gradient")]
+        cells += [micro(rows["twofour", "prune and compress"]), micro(rows["cublaslt", "weight gradient"])]
+        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def overhead_table(path):
+    result = json.loads(path.read_text())
+    lines = [where(path, result), "", "| call | contender | host |", "|---|---|---|"]
+    for row in result["rows"]:
+        tokens = row["shape"][0]
+        call = f"product with {plural(tokens, 'token')}" if tokens else "prune"
+        lines.append(f"| {call} | {row['contender']}, {row['kernel']} | {row['host_us']:.1f} µs |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {
+    "cpu-table": ("cpu.json", table),
+    "gemm-table": ("gemm.json", gemm_table),
+    "decode-table": ("decode.json", decode_table),
+    "train-table": ("train-linear.json", train_table),
+    "overhead-table": ("overhead.json", overhead_table),
+    "prune-table": ("prune.json", prune_table),
+}
 
 
 def main():

@@ -41,6 +41,30 @@ fn with_a_gpu_every_contender_has_a_time() {
 }
 
 #[test]
+fn advise_on_a_gpu_compares_with_dense_or_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["advise", "--shape", "4096x4096", "--tokens", "1,2048", "--device", "cuda", "--json"];
+    let ran = run(dir.path(), &args);
+    if !has_device() {
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("driver") || ran.stderr.contains("no CUDA device"), "{}", ran.stderr);
+        return;
+    }
+    let answer = ran.good().json();
+    let timings = answer["shapes"][0]["timings"].as_array().unwrap();
+    assert_eq!(timings.len(), 2, "{answer}");
+    assert!(timings.iter().all(|t| t["dense_us"].as_f64().unwrap() > 0.0 && t["sparse_us"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn advise_on_a_gpu_knows_no_f32() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = run(dir.path(), &["advise", "--shape", "64x128", "--device", "cuda", "--dtype", "f32"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("bf16"), "{}", ran.stderr);
+}
+
+#[test]
 fn an_unknown_architecture_is_asked_wrongly() {
     let dir = tempfile::tempdir().unwrap();
     let ran = run(dir.path(), &["kernels", "--arch", "sm_75"]);

@@ -56,7 +56,7 @@ impl Cache {
         let Some(compiler) = Compiler::find() else {
             return self
                 .of_any_compiler(source, architecture)
-                .ok_or(Error::NoCompiler { kernel: source.name, architecture });
+                .ok_or(Error::NoCompiler { kernel: source.name(), architecture });
         };
         if let Some(code) = read(&self.path(source, architecture, &version(compiler))) {
             return Ok(code);
@@ -72,7 +72,7 @@ impl Cache {
     /// # Errors
     /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where it cannot be written.
     pub fn compile(&self, source: Source, architecture: Architecture) -> Result<Compiled> {
-        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name, architecture })?;
+        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name(), architecture })?;
         let compiled = compiler.compile(source, architecture)?;
         self.keep(source, architecture, compiler, &compiled.code)?;
         Ok(compiled)
@@ -104,7 +104,7 @@ impl Cache {
 
 fn stem(source: Source, architecture: Architecture) -> String {
     let digest: String = source.digest()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{architecture}-{digest}-v{VERSION}-", source.name)
+    format!("{}-{architecture}-{digest}-v{VERSION}-", source.name())
 }
 
 fn version(compiler: Compiler) -> String {
@@ -124,13 +124,15 @@ mod tests {
     use super::*;
 
     fn keep(cache: &Cache, code: &[u8]) -> PathBuf {
-        let path = cache.path(Source::PRUNE_BF16, Architecture::SM_90, "nvrtc013.000");
+        let path = cache.path(ONE, Architecture::SM_90, "nvrtc013.000");
         std::fs::create_dir_all(cache.folder()).unwrap();
         let mut file = Sha256::digest(code).to_vec();
         file.extend(code);
         std::fs::write(&path, file).unwrap();
         path
     }
+
+    const ONE: Source = Source::Prune { input: crate::Element::BF16, output: crate::Element::BF16 };
 
     #[test]
     fn damaged_files_are_as_good_as_none() {
@@ -155,14 +157,14 @@ mod tests {
     fn without_a_compiler_the_newest_code_will_do() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90), None);
+        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90), None);
         keep(&cache, b"old");
-        let newer = cache.path(Source::PRUNE_BF16, Architecture::SM_90, "nvrtc013.002");
+        let newer = cache.path(ONE, Architecture::SM_90, "nvrtc013.002");
         std::fs::rename(keep(&cache, b"new"), &newer).unwrap();
         keep(&cache, b"old");
-        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90).unwrap(), b"new");
+        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90).unwrap(), b"new");
         std::fs::write(&newer, b"damaged").unwrap();
-        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_90).unwrap(), b"old");
-        assert_eq!(cache.of_any_compiler(Source::PRUNE_BF16, Architecture::SM_80), None);
+        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90).unwrap(), b"old");
+        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_80), None);
     }
 }

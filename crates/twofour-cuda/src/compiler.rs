@@ -1,14 +1,13 @@
 //! From a source to machine code for one architecture, by NVRTC, which is found at run time.
 
 use std::{
-    ffi::{CStr, CString, OsString, c_char},
-    path::{Path, PathBuf},
+    ffi::{CStr, CString, c_char},
     sync::OnceLock,
 };
 
 use cudarc::nvrtc::{result as nvrtc, sys};
 
-use crate::{Architecture, Error, Result, source::Source};
+use crate::{Architecture, Error, Result, library, source::Source};
 
 /// Machine code for one architecture, and what the compiler said of it.
 #[derive(Debug, Clone)]
@@ -20,10 +19,12 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Lines of the log that a kernel fit to be released does not have: values spilled to memory, and warnings.
+    /// Lines of the log that a kernel fit to be released does not have: values spilled to memory, products that wait for each
+    /// other for want of registers, and warnings.
     pub fn complaints(&self) -> Vec<&str> {
         let complaint = |line: &&str| {
             line.contains("warning")
+                || line.contains("Performance Loss")
                 || line.contains("spill") && !line.contains("0 bytes spill stores, 0 bytes spill loads")
         };
         self.log.lines().filter(complaint).collect()
@@ -42,11 +43,8 @@ impl Compiler {
     pub fn find() -> Option<Self> {
         static FOUND: OnceLock<Option<Compiler>> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            let named = std::env::var_os("TWOFOUR_NVRTC").map(PathBuf::from);
-            let found = named.is_some_and(|folder| load_from(&folder))
-                || is_present()
-                || folders().iter().any(|f| load_from(f));
-            if !found {
+            // NVRTC asks for its builtins by name: they come first ('-' before '.').
+            if !library::find("TWOFOUR_NVRTC", "cuda_nvrtc", &["libnvrtc-builtins.so", "libnvrtc.so"], is_present) {
                 return None;
             }
             let (mut major, mut minor) = (0, 0);
@@ -66,10 +64,10 @@ impl Compiler {
     /// # Errors
     /// [`Error::Compile`] with the compiler's log.
     pub fn compile(&self, source: Source, architecture: Architecture) -> Result<Compiled> {
-        let refused = |log: String| Error::Compile { kernel: source.name, architecture, version: self.version, log };
+        let refused = |log: String| Error::Compile { kernel: source.name(), architecture, version: self.version, log };
         let text = CString::new(source.text()).map_err(|_| refused("a zero byte in the source".into()))?;
         let name =
-            CString::new(format!("{}.cu", source.name)).map_err(|_| refused("a zero byte in the name".into()))?;
+            CString::new(format!("{}.cu", source.name())).map_err(|_| refused("a zero byte in the name".into()))?;
         let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| refused(e.to_string()))?;
         let program = Program(program);
         let options = [
@@ -115,35 +113,4 @@ fn text_of(text: Vec<c_char>) -> String {
 fn is_present() -> bool {
     // SAFETY: loading NVRTC runs only its own initializers.
     unsafe { sys::is_culib_present() }
-}
-
-/// Folders that the system's loader does not look into.
-fn folders() -> Vec<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
-    let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some("/usr/local/cuda".into())].into_iter().flatten();
-    let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
-    let python = variable("VIRTUAL_ENV").map(|environment| environment.join("lib"));
-    for version in python.iter().flat_map(std::fs::read_dir).flatten().flatten() {
-        let packages = version.path().join("site-packages/nvidia");
-        folders.extend(["cu13/lib", "cuda_nvrtc/lib"].map(|folder| packages.join(folder)));
-    }
-    folders
-}
-
-/// Loads the NVRTC of a folder, after which cudarc finds it by its name.
-fn load_from(folder: &Path) -> bool {
-    let Ok(files) = std::fs::read_dir(folder) else { return false };
-    let mut libraries: Vec<PathBuf> = files.flatten().map(|file| file.path()).collect();
-    let is = |path: &Path, prefix: &str| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix));
-    libraries.retain(|path| is(path, "libnvrtc.so") || is(path, "libnvrtc-builtins.so"));
-    // NVRTC asks for its builtins by name: they come first ('-' before '.').
-    libraries.sort();
-    for library in &libraries {
-        // SAFETY: loading NVRTC runs only its own initializers.
-        if let Ok(library) = unsafe { libloading::Library::new(library) } {
-            // It stays loaded for good.
-            std::mem::forget(library);
-        }
-    }
-    !libraries.is_empty() && is_present()
 }

@@ -37,7 +37,7 @@ struct Inner {
     architecture: Architecture,
     multiprocessors: u32,
     cache: Cache,
-    modules: Mutex<HashMap<&'static str, Module>>,
+    modules: Mutex<HashMap<Source, Module>>,
 }
 
 /// A loaded module: it stays until the process ends, as kernels may be running.
@@ -166,47 +166,84 @@ impl Device {
 
     fn module(&self, source: Source) -> Result<Module> {
         let mut modules = self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(source.name) {
+        if let Some(module) = modules.get(&source) {
             return Ok(*module);
         }
         let code = self.0.cache.code(source, self.0.architecture)?;
         // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
         let module = Module(module.map_err(|error| Error::driver("loading kernels", error))?);
-        modules.insert(source.name, module);
+        modules.insert(source, module);
         Ok(module)
     }
 
     /// Makes the context current on this thread.
-    fn bind(&self) -> Result<()> {
+    pub(crate) fn bind(&self) -> Result<()> {
         self.0.context.bind_to_thread().map_err(|error| Error::driver("entering the device's context", error))
     }
 }
 
+/// How many threads run a kernel, and with what.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Launch {
+    /// Blocks.
+    pub(crate) grid: (u32, u32),
+    /// Threads of a block.
+    pub(crate) block: u32,
+    /// Bytes of shared memory that a block asks for, on top of what its source declares.
+    pub(crate) shared: u32,
+    /// Blocks of a cluster: they run at once and see each other's shared memory. 1 where there are none.
+    pub(crate) cluster: u32,
+}
+
+impl Launch {
+    /// Without any more shared memory.
+    pub(crate) fn simple(grid: (u32, u32), block: u32) -> Self {
+        Self { grid, block, shared: 0, cluster: 1 }
+    }
+}
+
 impl Kernel {
+    /// Lets blocks ask for so much shared memory; needed once for more than 48 KiB.
+    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
+        self.device.bind()?;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded in this context.
+        let set = unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) };
+        set.map_err(|error| Error::driver("asking for shared memory", error))
+    }
+
     /// Launches with one parameter, a structure laid out as the kernel's; neither allocates nor waits.
     ///
     /// # Safety
     /// `parameter` has the layout of the kernel's, and its pointers are as the kernel needs them until it has run; the stream is of this device.
-    pub(crate) unsafe fn launch<P>(&self, stream: Stream, grid: (u32, u32), block: u32, parameter: &P) -> Result<()> {
+    pub(crate) unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
         self.device.bind()?;
+        let Launch { grid, block, shared, cluster } = launch;
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller's; the driver copies the parameter before it returns.
-        let launched = unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                grid.0,
-                grid.1,
-                1,
-                block,
-                1,
-                1,
-                0,
-                stream.0,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: cluster, y: 1, z: 1 },
+            },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream.0,
+            attrs: &mut attribute,
+            // Devices before Hopper know no clusters.
+            numAttrs: u32::from(cluster > 1),
+        };
+        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
         launched.result().map_err(|error| Error::driver("launching a kernel", error))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Architecture, prune::Element};
+use crate::{Architecture, Element};
 
 /// Everything that can go wrong in this crate, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -37,13 +37,39 @@ pub enum Error {
     },
 
     /// Weights of one type cannot be compressed to values of another.
-    #[error("pruning {input:?} weights to {output:?} values: there is f16 and bf16 to themselves, and f32 to either")]
+    #[error("pruning {input} weights to {output} values: there is f16 and bf16 to themselves, and f32 to either")]
     Types {
         /// What the weights are made of.
         input: Element,
         /// What the values were to be made of.
         output: Element,
     },
+
+    /// No kernel multiplies these types.
+    #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
+             bf16 or f32, and i8 to f16, bf16 or (sums as they are) i32", if *epilogue { " and an epilogue" } else { "" })]
+    Product {
+        /// What was to be multiplied.
+        element: Element,
+        /// What the result was to be made of.
+        output: Element,
+        /// Whether sums were to be scaled, biased or activated.
+        epilogue: bool,
+    },
+
+    /// A call asks for an epilogue and its plan has none.
+    #[error(
+        "scales, a bias or an activation are asked for, and the product was planned without: set Problem::epilogue"
+    )]
+    Epilogue,
+
+    /// Engines are compared on plain products only.
+    #[error("engines are compared on products whose result is [tokens, features] and has no epilogue")]
+    NotCompared,
+
+    /// Random tensors could not be made.
+    #[error("making random tensors: {0}")]
+    Random(String),
 
     /// The compiler's library is not there, and the kernel is not in the cache.
     #[error(
@@ -52,7 +78,7 @@ pub enum Error {
     )]
     NoCompiler {
         /// The source's name.
-        kernel: &'static str,
+        kernel: String,
         /// What it was to be compiled for.
         architecture: Architecture,
     },
@@ -61,13 +87,33 @@ pub enum Error {
     #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {log}", version.0, version.1)]
     Compile {
         /// The source's name.
-        kernel: &'static str,
+        kernel: String,
         /// What it was to be compiled for.
         architecture: Architecture,
         /// Version of NVRTC.
         version: (i32, i32),
         /// What NVRTC said.
         log: String,
+    },
+
+    /// One of NVIDIA's libraries is not there.
+    #[error("no {library}: install it, and name its folder in {variable} if it is not found")]
+    NoLibrary {
+        /// Its name.
+        library: &'static str,
+        /// The environment variable that can name its folder.
+        variable: &'static str,
+    },
+
+    /// One of NVIDIA's libraries refused.
+    #[error("{action}: {library} says status {status}")]
+    Vendor {
+        /// Its name.
+        library: &'static str,
+        /// What was being done.
+        action: &'static str,
+        /// Its number for the error.
+        status: i32,
     },
 
     /// A call of the driver failed.
@@ -108,6 +154,15 @@ pub enum Error {
         multiple: usize,
         /// What it is.
         found: usize,
+    },
+
+    /// A dimension of a product is zero or beyond what kernels count.
+    #[error("{what} of the product: {size} must be at least 1 and less than 2^30")]
+    Dimension {
+        /// Which dimension.
+        what: &'static str,
+        /// What it is.
+        size: usize,
     },
 
     /// A shape is larger than a launch can be.

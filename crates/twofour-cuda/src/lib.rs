@@ -9,6 +9,11 @@
 //! | from source to machine code | [`compiler`], [`cache`] |
 //! | a device and its loaded kernels | [`device`] |
 //! | weights to masks and compressed weights | [`prune`] |
+//! | products with compressed weights | [`gemm`] |
+//! | mere reading, to compare with | [`read`] |
+//! | NVIDIA's products, beside ours | [`vendor`] |
+//! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
+//! | how it is measured | [`measure`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
@@ -16,10 +21,20 @@ pub mod architecture;
 pub mod cache;
 pub mod compiler;
 pub mod device;
+pub mod dispatch;
+mod element;
+pub mod engine;
 mod error;
+pub mod gemm;
+mod library;
+pub mod measure;
 pub mod prune;
+pub mod read;
 pub mod source;
+mod tensor_map;
+pub mod vendor;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};
+pub use element::Element;
 pub use error::{Error, Result};

@@ -12,29 +12,11 @@
 
 use twofour::{layout::sm90::TileK, select::Transposable};
 
-use crate::{Device, DevicePtr, Error, Result, Stream, device::Kernel, source::Source};
-
-/// What elements are made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Element {
-    F32,
-    F16,
-    BF16,
-}
-
-impl Element {
-    /// All of them.
-    pub const ALL: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
-
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Element::F32 => 4,
-            Element::F16 | Element::BF16 => 2,
-        }
-    }
-}
+use crate::{
+    Device, DevicePtr, Element, Error, Result, Stream,
+    device::{Kernel, Launch},
+    source::Source,
+};
 
 /// A dense weight on the device, `[rows, cols]` row-major.
 #[derive(Debug, Clone, Copy)]
@@ -180,13 +162,14 @@ impl Pruner {
     /// # Errors
     /// [`Error::Types`] for other types; those of compiling and loading.
     pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
-        let source = match (input, output) {
-            (Element::F32, Element::F16) => Source::PRUNE_F32_F16,
-            (Element::F32, Element::BF16) => Source::PRUNE_F32_BF16,
-            (Element::F16, Element::F16) => Source::PRUNE_F16,
-            (Element::BF16, Element::BF16) => Source::PRUNE_BF16,
-            _ => return Err(Error::Types { input, output }),
+        let known = match output {
+            Element::F16 | Element::BF16 => input == Element::F32 || input == output,
+            _ => false,
         };
+        if !known {
+            return Err(Error::Types { input, output });
+        }
+        let source = Source::Prune { input, output };
         let rule = |rule| device.kernel(source, rule);
         Ok(Self {
             input,
@@ -241,7 +224,7 @@ impl Pruner {
             cols,
         };
         // SAFETY: the caller's; the structure is the kernel's.
-        unsafe { self.one_way.launch(stream, (blocks(threads, weight)?, 1), BLOCK, &parameter) }
+        unsafe { self.one_way.launch(stream, Launch::simple((blocks(threads, weight)?, 1), BLOCK), &parameter) }
     }
 
     /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
@@ -309,7 +292,7 @@ impl Pruner {
         }
         let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);
         // SAFETY: the caller's; the structure is the kernel's.
-        unsafe { kernel.launch(stream, grid, BLOCK, &parameter) }
+        unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameter) }
     }
 
     /// Copies a dense tensor, of the weight's shape and of this pruner's input type, and writes zeros where the mask of tiles drops; `out` may be the tensor
@@ -337,7 +320,7 @@ impl Pruner {
         let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
         let threads = dense.rows as u64 * (dense.cols / 4) as u64;
         // SAFETY: the caller's; the structure is the kernel's.
-        unsafe { self.apply_mask.launch(stream, (blocks(threads, dense)?, 1), BLOCK, &parameter) }
+        unsafe { self.apply_mask.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 
     /// What weights are made of.
@@ -371,11 +354,11 @@ fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
     if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }
 }
 
-fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
+pub(crate) fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
     if found.is_multiple_of(multiple) { Ok(()) } else { Err(Error::Multiple { what, multiple, found }) }
 }
 
-fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
+pub(crate) fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
     for &(what, address, alignment) in pointers {
         if address == 0 || !address.is_multiple_of(alignment) {
             return Err(Error::Pointer { what, address, alignment });

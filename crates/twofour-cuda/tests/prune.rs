@@ -1,30 +1,19 @@
 //! On a device: masks and compressed bytes are those of the CPU, for random and for adversarial weights. Without a device the tests skip.
 
-use std::sync::Arc;
+mod support;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr};
+use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
+use support::{Bench, device};
 use twofour::{
     Axis, Compressed, Mask, MatrixRef, Pattern,
     layout::sm90,
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    Device, Error, Stream,
-    prune::{BothWays, Choice, DenseWeight, Element, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    Element, Error,
+    prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
-
-/// The first device, or a word on why the test does nothing.
-fn device() -> Option<Device> {
-    match Device::open(0) {
-        Ok(device) => Some(device),
-        Err(error @ (Error::NoDriver | Error::NoDevice { .. })) => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// An element type that the kernels know.
 trait Float: twofour::Element + twofour::Arithmetic + DeviceRepr + PartialEq {
@@ -46,42 +35,6 @@ macro_rules! float {
 float!(f32, Element::F32);
 float!(f16, Element::F16);
 float!(bf16, Element::BF16);
-
-/// A device, a stream of its own, and memory on it.
-struct Bench {
-    device: Device,
-    stream: Arc<CudaStream>,
-}
-
-impl Bench {
-    fn new(device: Device) -> Self {
-        let stream = device.context().new_stream().unwrap();
-        Self { device, stream }
-    }
-
-    fn up<T: DeviceRepr>(&self, data: &[T]) -> CudaSlice<T> {
-        self.stream.clone_htod(data).unwrap()
-    }
-
-    fn down<T: DeviceRepr>(&self, data: &CudaSlice<T>) -> Vec<T> {
-        let data = self.stream.clone_dtoh(data).unwrap();
-        self.stream.synchronize().unwrap();
-        data
-    }
-
-    /// Memory full of bytes that no result has.
-    fn poisoned<T: DeviceRepr + Clone>(&self, len: usize, poison: T) -> CudaSlice<T> {
-        self.up(&vec![poison; len.max(1)])
-    }
-
-    fn at<T>(&self, data: &CudaSlice<T>) -> u64 {
-        data.device_ptr(&self.stream).0
-    }
-
-    fn stream(&self) -> Stream {
-        Stream(self.stream.cu_stream())
-    }
-}
 
 const POISON: u32 = 0xDEAD_BEEF;
 

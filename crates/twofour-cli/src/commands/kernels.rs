@@ -39,7 +39,7 @@ struct Answer {
 
 #[derive(Debug, Serialize)]
 struct Row {
-    source: &'static str,
+    source: String,
     architecture: String,
     bytes: usize,
     /// Spills to memory, and warnings.
@@ -53,20 +53,21 @@ impl Kernels {
         let cache = Cache::of_user();
         let mut answer = Answer { cache: cache.folder().display().to_string(), kernels: Vec::new() };
         let mut progress = screen.progress();
-        let all = (architectures.len() * Source::ALL.len()) as u64;
-        for architecture in architectures {
-            for source in Source::ALL {
-                progress.steps(&format!("{} for {architecture}", source.name), answer.kernels.len() as u64, all);
-                let compiled = cache.compile(source, architecture)?;
-                let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
-                let (bytes, architecture) = (compiled.code.len(), architecture.to_string());
-                answer.kernels.push(Row { source: source.name, architecture, bytes, complaints });
-            }
+        let work: Vec<(Architecture, Source)> = architectures
+            .iter()
+            .flat_map(|a| Source::all().into_iter().filter(|s| s.is_for(*a)).map(|s| (*a, s)))
+            .collect();
+        for (done, (architecture, source)) in work.iter().enumerate() {
+            progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
+            let compiled = cache.compile(*source, *architecture)?;
+            let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
+            let (bytes, architecture) = (compiled.code.len(), architecture.to_string());
+            answer.kernels.push(Row { source: source.name(), architecture, bytes, complaints });
         }
         drop(progress);
         let mut table = Table::new([("kernels", Align::Left), ("for", Align::Left), ("size", Align::Right)]);
         for row in &answer.kernels {
-            table.row([row.source.into(), row.architecture.clone(), units::bytes(row.bytes as u64)]);
+            table.row([row.source.clone(), row.architecture.clone(), units::bytes(row.bytes as u64)]);
         }
         screen.line(table)?;
         for row in &answer.kernels {

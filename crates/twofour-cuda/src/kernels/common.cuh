@@ -1,16 +1,22 @@
 // What all kernels share. No header is included: NVRTC alone compiles this.
 //
-// Elements are raw bits here: 0 f32, 1 f16, 2 bf16, as `twofour_cuda::prune::Element` numbers them.
+// Elements are raw bits here, numbered as `twofour_cuda::Element` numbers them.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum Element { F32 = 0, F16 = 1, BF16 = 2 };
+enum Element { F32 = 0, F16 = 1, BF16 = 2, E4M3 = 3, E5M2 = 4, I8 = 5, I32 = 6 };
 
-template <int E> struct Bits { typedef u16 type; };
+template <int E> struct Bits;
 template <> struct Bits<F32> { typedef u32 type; };
+template <> struct Bits<F16> { typedef u16 type; };
+template <> struct Bits<BF16> { typedef u16 type; };
+template <> struct Bits<E4M3> { typedef u8 type; };
+template <> struct Bits<E5M2> { typedef u8 type; };
+template <> struct Bits<I8> { typedef u8 type; };
+template <> struct Bits<I32> { typedef u32 type; };
 
 // The f32 that an element is; exact.
 template <int E> __device__ __forceinline__ float widen(typename Bits<E>::type bits);
@@ -22,8 +28,9 @@ template <> __device__ __forceinline__ float widen<F16>(u16 bits) {
     return value;
 }
 
-// The 16-bit element nearest to an f32, ties to even.
-template <int E> __device__ __forceinline__ u16 narrow(float value);
+// The element nearest to an f32, ties to even.
+template <int E> __device__ __forceinline__ typename Bits<E>::type narrow(float value);
+template <> __device__ __forceinline__ u32 narrow<F32>(float value) { return __float_as_uint(value); }
 template <> __device__ __forceinline__ u16 narrow<BF16>(float value) {
     u16 bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));

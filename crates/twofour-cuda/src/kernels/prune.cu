@@ -486,8 +486,19 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             store_meta(p.meta_transposed, p.cols, words_transposed, col, transposed_word, codes);
         }
     }
-    if (p.values_transposed) {
-        // Each warp stores 16 columns, one after the other, two values a lane.
+    if (p.values_transposed && p.rows % 16 == 0) {
+        // Each warp stores 16 columns, four at a time, eight values a lane.
+        #pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 piece = lane % 8, column = 16 * warp + 4 * i + lane / 8, col = first_col + column, row = first_row + 16 * piece;
+            if (col < p.cols && row < p.rows) {
+                const u16* from = transposed + column * (SIDE / 2) + 8 * (piece ^ (column / 4 & 7));
+                u16* to = (u16*)p.values_transposed + (u64)col * (p.rows / 2) + row / 2;
+                *(uint4*)to = *(const uint4*)from;
+            }
+        }
+    } else if (p.values_transposed) {
+        // The same for columns that do not start at 16 bytes: one after the other, two values a lane.
         for (u32 i = 0; i < 16; i++) {
             u32 column = 16 * warp + i, col = first_col + column, row = first_row + 4 * lane;
             if (col < p.cols && row < p.rows) {

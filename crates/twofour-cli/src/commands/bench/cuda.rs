@@ -5,13 +5,15 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use twofour_cuda::{Device, cache::Cache, dispatch::Dispatcher};
 
 use super::output::Output;
 use crate::{
     exit::Verdict,
-    measure::cuda::{self, Gpu, PruneRow},
+    measure::cuda::{self, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, TrainRow},
     present::{
         Screen,
+        progress::Progress,
         table::{Align, Table},
         units,
     },
@@ -19,15 +21,23 @@ use crate::{
 
 /// Measure the kernels of a GPU
 ///
-/// Device time by events, contenders by turns, random weights, and the second-level cache flushed before each run; medians count.
+/// Device time by events, contenders by turns, random data, and the second-level cache flushed before each run; medians count.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour bench cuda --suite prune
-  twofour bench cuda --suite prune --rounds 100 -o prune.json
+  twofour bench cuda --suite gemm --rounds 20 -o gemm.json
 
 Suites:
-  prune   choosing a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes")]
+  prune   choosing a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes
+  gemm    products of many tokens with a 2:4 weight: ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it
+          were dense; and the one that the dispatcher chose and remembers. Both libraries must be there; TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name their folders
+  decode  the same with few tokens, where reading the weight is what takes time, beside a kernel that reads the 2:4 weight's bytes and
+          does nothing else
+  train-linear
+          a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
+  overhead
+          microseconds of the host for a planned call, ours and theirs")]
 pub(super) struct Cuda {
     /// What to measure
     #[arg(long, value_enum, value_name = "SUITE", default_value_t = Suite::Prune)]
@@ -49,71 +59,263 @@ pub(super) struct Cuda {
 enum Suite {
     /// Prune and compress both ways
     Prune,
+    /// Products of many tokens
+    Gemm,
+    /// Products of few tokens
+    Decode,
+    /// A layer forward and backward
+    TrainLinear,
+    /// What a call costs the host
+    Overhead,
+}
+
+impl Suite {
+    fn name(self) -> &'static str {
+        match self {
+            Suite::Prune => "prune",
+            Suite::Gemm => "gemm",
+            Suite::Decode => "decode",
+            Suite::TrainLinear => "train-linear",
+            Suite::Overhead => "overhead",
+        }
+    }
 }
 
 /// The answer; `bench/readme_tables.py` reads its JSON.
 #[derive(Debug, Serialize)]
 struct Answer {
     machine: Gpu,
+    /// Versions of the libraries that were measured too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    libraries: Option<Versions>,
     command: String,
-    rows: Vec<PruneRow>,
+    rows: Rows,
+}
+
+#[derive(Debug, Serialize)]
+struct Versions {
+    cublaslt: String,
+    cusparselt: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Rows {
+    Prune(Vec<PruneRow>),
+    Gemm(Vec<GemmRow>),
+    Train(Vec<TrainRow>),
+    Overhead(Vec<OverheadRow>),
 }
 
 impl Cuda {
     /// Runs the command.
     pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         self.output.expect_writable()?;
-        let device = twofour_cuda::Device::open(self.device)?;
-        let mut answer = Answer { machine: cuda::gpu(&device)?, command: self.told(), rows: Vec::new() };
+        let device = Device::open(self.device)?;
         let mut progress = screen.progress();
-        match self.suite {
-            Suite::Prune => {
-                let works = cuda::PRUNE_SHAPES;
-                for (done, shape) in works.into_iter().enumerate() {
-                    progress.steps(&format!("prune [{}, {}]", shape.0, shape.1), done as u64, works.len() as u64);
-                    answer.rows.extend(cuda::prune(&device, shape, self.rounds)?);
-                }
+        let (rows, libraries) = match self.suite {
+            Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
+            _ => {
+                let libraries = Libraries::open(&device)?;
+                let [cublaslt, cusparselt] = libraries.versions()?;
+                let rows = self.beside(&libraries, &device, &mut progress)?;
+                (rows, Some(Versions { cublaslt, cusparselt }))
             }
-        }
+        };
         drop(progress);
+        let answer = Answer { machine: cuda::gpu(&device)?, libraries, command: self.told(), rows };
         answer.tell(screen)?;
         screen.json(&answer)?;
         self.output.write(&answer)?;
         Ok(Verdict::Yes)
     }
 
+    /// What is measured beside NVIDIA's libraries.
+    fn beside(&self, libraries: &Libraries, device: &Device, progress: &mut Progress) -> Result<Rows> {
+        Ok(match self.suite {
+            Suite::Decode => Rows::Gemm(self.decode(device, progress)?),
+            Suite::TrainLinear => Rows::Train(self.train(device, libraries, progress)?),
+            Suite::Overhead => Rows::Overhead(cuda::overhead(device, libraries, self.rounds)?),
+            _ => Rows::Gemm(self.gemm(device, progress)?),
+        })
+    }
+
+    fn train(&self, device: &Device, libraries: &Libraries, progress: &mut Progress) -> Result<Vec<TrainRow>> {
+        let works: Vec<_> =
+            cuda::TRAIN_TYPES.iter().flat_map(|t| cuda::TRAIN_SHAPES.iter().map(move |s| (*t, *s))).collect();
+        let mut rows = Vec::new();
+        for (done, (element, shape)) in works.iter().enumerate() {
+            progress.steps(&format!("{element} {}", product(*shape)), done as u64, works.len() as u64);
+            rows.extend(cuda::train_linear(device, libraries, *element, *shape, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
+    fn prune(&self, device: &Device, progress: &mut Progress) -> Result<Vec<PruneRow>> {
+        let works = cuda::PRUNE_SHAPES;
+        let mut rows = Vec::new();
+        for (done, shape) in works.into_iter().enumerate() {
+            progress.steps(&format!("prune [{}, {}]", shape.0, shape.1), done as u64, works.len() as u64);
+            rows.extend(cuda::prune(device, shape, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
+    fn gemm(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
+        // What other runs found does not count.
+        let forgetful = tempfile::tempdir()?;
+        let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
+        let works: Vec<_> =
+            cuda::GEMM_TYPES.iter().flat_map(|t| cuda::GEMM_SHAPES.iter().map(move |s| (*t, *s))).collect();
+        let mut rows = Vec::new();
+        for (done, (element, shape)) in works.iter().enumerate() {
+            progress.steps(&format!("{element} {}", product(*shape)), done as u64, works.len() as u64);
+            let [tokens, reduction, features] = *shape;
+            let layer = Layer::random(device, &dispatcher, *element, [features, reduction])?;
+            rows.extend(layer.measure(tokens, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
+    fn decode(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
+        // What other runs found does not count.
+        let forgetful = tempfile::tempdir()?;
+        let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
+        let works: Vec<_> =
+            cuda::DECODE_TYPES.iter().flat_map(|t| cuda::DECODE_LAYERS.iter().map(move |s| (*t, *s))).collect();
+        let mut rows = Vec::new();
+        for (done, (element, layer)) in works.iter().enumerate() {
+            progress.steps(&format!("{element} [{}, {}]", layer[0], layer[1]), done as u64, works.len() as u64);
+            let layer = Layer::random(device, &dispatcher, *element, *layer)?;
+            for tokens in cuda::DECODE_TOKENS {
+                rows.extend(layer.measure(tokens, self.rounds)?);
+            }
+        }
+        Ok(rows)
+    }
+
     /// The command as one would type it again.
     fn told(&self) -> String {
-        let suite = match self.suite {
-            Suite::Prune => "prune",
-        };
-        format!("twofour bench cuda --suite {suite} --device {} --rounds {}", self.device, self.rounds)
+        format!("twofour bench cuda --suite {} --device {} --rounds {}", self.suite.name(), self.device, self.rounds)
     }
+}
+
+/// A product's shape, as in 4096 tokens, [14336, 4096].
+fn product([tokens, reduction, features]: [usize; 3]) -> String {
+    format!("{tokens} tokens, [{features}, {reduction}]")
 }
 
 impl Answer {
     fn tell(&self, screen: &mut Screen) -> Result<()> {
         let Gpu { gpu, architecture, .. } = &self.machine;
         screen.line(format!("{gpu}, {architecture}\n"))?;
-        let mut table = Table::new([
-            ("weight", Align::Left),
-            ("dtype", Align::Left),
-            ("contender", Align::Left),
-            ("kernel", Align::Left),
-            ("time", Align::Right),
-            ("TB/s", Align::Right),
-        ]);
-        for row in &self.rows {
-            table.row([
-                format!("[{}, {}]", row.shape[0], row.shape[1]),
-                row.dtype.into(),
-                row.contender.into(),
-                row.kernel.into(),
-                units::time(Duration::from_secs_f64(row.us * 1e-6)),
-                format!("{:.2}", row.gb_per_s / 1e3),
-            ]);
+        match &self.rows {
+            Rows::Prune(rows) => {
+                screen.line(prune_table(rows))?;
+                screen.line("\nMedians. TB/s: of the bytes that must be read and written, whatever the kernel does.")
+            }
+            Rows::Train(rows) => {
+                screen.line(train_table(rows))?;
+                screen.line("\nMedians.")
+            }
+            Rows::Overhead(rows) => {
+                screen.line(overhead_table(rows))?;
+                screen.line("\nMedians of launches that nobody waits for.")
+            }
+            Rows::Gemm(rows) => {
+                screen.line(gemm_table(rows))?;
+                screen.line(
+                    "\nMedians. TFLOP/s: of the dense product's operations. Sustained: after a second without a pause.",
+                )
+            }
         }
-        screen.line(table)?;
-        screen.line("\nMedians. TB/s: of the bytes that must be read and written, whatever the kernel does.")
     }
+}
+
+fn time(us: f64) -> String {
+    units::time(Duration::from_secs_f64(us * 1e-6))
+}
+
+fn prune_table(rows: &[PruneRow]) -> Table {
+    let mut table = Table::new([
+        ("weight", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("kernel", Align::Left),
+        ("time", Align::Right),
+        ("TB/s", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            format!("[{}, {}]", row.shape[0], row.shape[1]),
+            row.dtype.into(),
+            row.contender.into(),
+            row.kernel.clone(),
+            time(row.us),
+            format!("{:.2}", row.gb_per_s / 1e3),
+        ]);
+    }
+    table
+}
+
+fn gemm_table(rows: &[GemmRow]) -> Table {
+    let mut table = Table::new([
+        ("product", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("kernel", Align::Left),
+        ("time", Align::Right),
+        ("TFLOP/s", Align::Right),
+        ("GB/s", Align::Right),
+        ("sustained", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            product(row.shape),
+            row.dtype.into(),
+            row.contender.into(),
+            row.kernel.clone(),
+            time(row.us),
+            format!("{:.0}", row.tflops),
+            format!("{:.0}", row.gb_per_s),
+            row.sustained_us.map_or_else(String::new, time),
+        ]);
+    }
+    table
+}
+
+fn train_table(rows: &[TrainRow]) -> Table {
+    let mut table = Table::new([
+        ("layer", Align::Left),
+        ("dtype", Align::Left),
+        ("part", Align::Left),
+        ("contender", Align::Left),
+        ("kernel", Align::Left),
+        ("time", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            product(row.shape),
+            row.dtype.into(),
+            row.part.into(),
+            row.contender.into(),
+            row.kernel.clone(),
+            time(row.us),
+        ]);
+    }
+    table
+}
+
+fn overhead_table(rows: &[OverheadRow]) -> Table {
+    let mut table = Table::new([
+        ("call", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("kernel", Align::Left),
+        ("host", Align::Right),
+    ]);
+    for row in rows {
+        table.row([product(row.shape), row.dtype.into(), row.contender.into(), row.kernel.clone(), time(row.host_us)]);
+    }
+    table
 }

@@ -1,15 +1,17 @@
 //! `twofour advise`.
 
+mod cuda;
+
 use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::file::Reader;
 
 use crate::{
     exit::{Usage, Verdict},
-    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, WeightDType, Who, Work},
+    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, WeightDType, Work, cuda::Gpu},
     present::{
         Screen,
         style::{self, paint},
@@ -24,11 +26,15 @@ use crate::{
 /// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense contender (the best of this
 /// project's own dense kernel, candle and the gemm crate), taking turns, with weights that come from memory as in a model. The weights'
 /// values are random; no tensor's data is read.
+///
+/// With `--device cuda`, on the first GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
+/// What was measured once is remembered.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour advise model.safetensors
   twofour advise --shape 14336x4096 --shape 4096x14336 --tokens 1 --dtype f32
+  twofour advise model.safetensors --device cuda --tokens 1,64,4096
   twofour advise --json model/ --threads 1 | jq '.totals'
 
 1 token is decoding (a language model writing its next word), many tokens are prefill (reading a prompt) or a batch.")]
@@ -52,18 +58,39 @@ pub(crate) struct Advise {
     #[arg(long, value_enum, default_value_t)]
     dtype: WeightDType,
 
-    /// Threads to compute with [default: all]
+    /// Where the model is to run
+    #[arg(long, value_enum, default_value_t)]
+    device: Where,
+
+    /// Threads to compute with [default: all]; on a CPU
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Option<u16>,
 
-    /// Seconds to spend on each measurement
+    /// Seconds to spend on each measurement; on a CPU
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     budget: f64,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Where {
+    /// This machine's processor.
+    #[default]
+    Cpu,
+    /// The first NVIDIA GPU.
+    Cuda,
+}
+
+/// What was measured on.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Machinery {
+    Cpu(Machine),
+    Gpu(Gpu),
+}
+
 #[derive(Debug, Serialize)]
 struct Answer {
-    machine: Machine,
+    machine: Machinery,
     dtype: WeightDType,
     shapes: Vec<ShapeAnswer>,
     totals: Vec<Total>,
@@ -80,15 +107,17 @@ struct ShapeAnswer {
     timings: Vec<Timing>,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Timing {
     tokens: usize,
     /// Median time of the fastest dense product.
     dense_us: f64,
     /// Whose product that was.
-    dense_contender: Who,
+    dense_contender: String,
     /// Median time of the 2:4 product.
     sparse_us: f64,
+    /// Whose product that was.
+    sparse_contender: String,
     dense_bytes: usize,
     /// Values and metadata.
     sparse_bytes: usize,
@@ -101,8 +130,9 @@ impl Timing {
         Timing {
             tokens: sparse.tokens,
             dense_us: best_dense.median_us,
-            dense_contender: best_dense.contender,
+            dense_contender: best_dense.contender.to_string(),
             sparse_us: sparse.median_us,
+            sparse_contender: sparse.contender.to_string(),
             dense_bytes: best_dense.weight_bytes,
             sparse_bytes: sparse.weight_bytes,
             speed_up: outcome.speed_up(),
@@ -129,8 +159,13 @@ impl Advise {
             Some(threads) => threads.into(),
             None => thread::available_parallelism().map_or(1, usize::from),
         };
-        let machine = Machine { threads, ..measure::machine()? };
-        let shapes = self.measure(screen, threads, &shapes)?;
+        let (machine, shapes) = match self.device {
+            Where::Cpu => {
+                let machine = Machine { threads, ..measure::machine()? };
+                (Machinery::Cpu(machine), self.measure(screen, threads, &shapes)?)
+            }
+            Where::Cuda => cuda::measure(screen, self.dtype, &self.tokens, &shapes)?,
+        };
         let totals: Vec<Total> = (0..self.tokens.len()).map(|i| total(&shapes, i)).collect();
         let answer = Answer { machine, dtype: self.dtype, verdict: verdict(&totals), shapes, totals };
         tell(screen, &answer)?;
@@ -201,7 +236,7 @@ impl Advise {
 fn total(shapes: &[ShapeAnswer], which: usize) -> Total {
     let mut total = Total { tokens: 0, dense_us: 0.0, sparse_us: 0.0, dense_bytes: 0, sparse_bytes: 0, speed_up: 0.0 };
     for shape in shapes {
-        let timing = shape.timings[which];
+        let timing = &shape.timings[which];
         total.tokens = timing.tokens;
         total.dense_us += timing.dense_us * shape.layers as f64;
         total.sparse_us += timing.sparse_us * shape.layers as f64;
@@ -239,8 +274,12 @@ fn verdict(totals: &[Total]) -> String {
 }
 
 fn tell(screen: &mut Screen, answer: &Answer) -> Result<()> {
-    let Machine { cpu, threads, engine, .. } = &answer.machine;
-    screen.line(format!("{cpu}, {}, engine {engine}\n", units::plural(*threads, "thread")))?;
+    screen.line(match &answer.machine {
+        Machinery::Cpu(Machine { cpu, threads, engine, .. }) => {
+            format!("{cpu}, {}, engine {engine}\n", units::plural(*threads, "thread"))
+        }
+        Machinery::Gpu(Gpu { gpu, architecture, .. }) => format!("{gpu}, {architecture}\n"),
+    })?;
     let mut table = Table::new([
         ("shape", Align::Right),
         ("layers", Align::Right),

@@ -1,0 +1,209 @@
+//! The suite `gemm`.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use half::{bf16, f16};
+use serde::Serialize;
+use twofour_cuda::{
+    Device, Element, Stream,
+    dispatch::Dispatcher,
+    engine::{Engine, dense_output},
+    gemm::{Order, Problem},
+    measure::{Contender, RandomWeight, Time, Timer, Trial},
+    read::Reader,
+    vendor::{cublaslt::CublasLt, cusparselt::CusparseLt},
+};
+
+/// One contender's time for one product.
+#[derive(Debug, Serialize)]
+pub(crate) struct GemmRow {
+    /// Of W and X.
+    pub(crate) dtype: &'static str,
+    /// Of the result.
+    pub(crate) output: &'static str,
+    /// Tokens, what is summed over, features.
+    pub(crate) shape: [usize; 3],
+    /// Whose.
+    pub(crate) contender: &'static str,
+    /// Which of theirs.
+    pub(crate) kernel: String,
+    /// Median, microseconds.
+    pub(crate) us: f64,
+    /// The least, microseconds.
+    pub(crate) min_us: f64,
+    /// The most, microseconds.
+    pub(crate) max_us: f64,
+    /// Of the dense product's operations.
+    pub(crate) tflops: f64,
+    /// Of the weight's bytes, dense or 2:4 as the contender has them.
+    pub(crate) gb_per_s: f64,
+    /// Microseconds a launch after a second of launches without a pause; null where that was not measured.
+    pub(crate) sustained_us: Option<f64>,
+}
+
+/// Tokens, what is summed over, features: squares, and layers of Llama 3 8B and of the ViT that 2:4 training was made for.
+pub(crate) const GEMM_SHAPES: [[usize; 3]; 6] = [
+    [8192, 8192, 8192],
+    [4096, 4096, 4096],
+    [4096, 4096, 14336],
+    [4096, 14336, 4096],
+    [13008, 1024, 4096],
+    [13008, 4096, 1024],
+];
+
+/// What is multiplied.
+pub(crate) const GEMM_TYPES: [Element; 4] = [Element::BF16, Element::F16, Element::E4M3, Element::I8];
+
+/// Features and what is summed over: the layers of Llama 3 8B.
+pub(crate) const DECODE_LAYERS: [[usize; 2]; 4] = [[6144, 4096], [4096, 4096], [28672, 4096], [4096, 14336]];
+
+/// Tokens that are decoded at once.
+pub(crate) const DECODE_TOKENS: [usize; 5] = [1, 8, 16, 32, 64];
+
+/// So many tokens are few: reading the weight is what takes time.
+const FEW: usize = 64;
+
+/// What is multiplied by few tokens.
+pub(crate) const DECODE_TYPES: [Element; 3] = [Element::BF16, Element::E4M3, Element::I8];
+
+/// The shape that is also measured without a pause.
+const SUSTAINED: [usize; 3] = GEMM_SHAPES[0];
+
+/// NVIDIA's libraries.
+#[derive(Debug)]
+pub(crate) struct Libraries {
+    pub(super) dense: CublasLt,
+    pub(super) sparse: CusparseLt,
+}
+
+impl Libraries {
+    /// Both, or an error that says which is not there.
+    pub(crate) fn open(device: &Device) -> Result<Self> {
+        Ok(Self { dense: CublasLt::open(device)?, sparse: CusparseLt::open(device)? })
+    }
+
+    /// Their versions.
+    pub(crate) fn versions(&self) -> Result<[String; 2]> {
+        let told = |(a, b, c): (usize, usize, usize)| format!("{a}.{b}.{c}");
+        let (a, b, c) = self.sparse.version()?;
+        Ok([told(self.dense.version()), format!("{a}.{b}.{c}")])
+    }
+}
+
+/// A random 2:4 weight on a device, to be multiplied.
+pub(crate) struct Layer<'a> {
+    device: &'a Device,
+    dispatcher: &'a Dispatcher,
+    stream: Arc<CudaStream>,
+    element: Element,
+    features: usize,
+    reduction: usize,
+    weight: Arc<RandomWeight>,
+}
+
+impl<'a> Layer<'a> {
+    pub(crate) fn random(
+        device: &'a Device,
+        dispatcher: &'a Dispatcher,
+        element: Element,
+        [features, reduction]: [usize; 2],
+    ) -> Result<Self> {
+        let stream = device.context().new_stream()?;
+        let weight = Arc::new(RandomWeight::new(&stream, element, features, reduction)?);
+        Ok(Self { device, dispatcher, stream, element, features, reduction, weight })
+    }
+
+    /// Times the product with so many tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's with the weight as if it were
+    /// dense, as the dispatcher found or remembers them; and the engine that it chooses. A library that has no algorithm for it is left out.
+    pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
+        let Self { device, dispatcher, ref stream, element, features, reduction, ref weight } = *self;
+        let output = if element.bytes() == 2 { element } else { Element::BF16 };
+        let problem =
+            Problem { element, output, features, tokens, reduction, order: Order::TokensFirst, epilogue: false };
+        let trial = Trial::with_weight(device, dispatcher.libraries(), problem, stream, weight.clone())?;
+        let choice = dispatcher.choose_by(&trial)?;
+        let engines = ["cublaslt", "cusparselt", "twofour"].into_iter().filter_map(|name| choice.of(name));
+        let engines: Vec<Engine> = engines.map(|measured| measured.engine).collect();
+        let products = engines.iter().map(|e| Ok(trial.product(*e)?)).collect::<Result<Vec<_>>>()?;
+        let chosen = trial.product(choice.best().engine)?;
+        let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| trial.contender(product)).collect();
+        contenders.push(trial.contender(&chosen).named("dispatch"));
+
+        // What no product of few tokens can be faster than.
+        let reader = Reader::new(device)?;
+        let weight_bytes = features * reduction * element.bytes() / 2 + features * reduction / 8;
+        let (raw, sink) = (Stream(stream.cu_stream()), stream.alloc_zeros::<u8>(16)?);
+        let (read_at, sink) = (weight.dense.device_ptr(stream).0, sink.device_ptr(stream).0);
+        // SAFETY: a dense weight is longer than a 2:4 one; both live until the stream has been waited for.
+        let reading = move || unsafe { reader.read(raw, read_at, weight_bytes, sink) };
+        if tokens <= FEW {
+            contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading));
+        }
+
+        let mut timer = Timer::new(device, stream)?;
+        let times = timer.alternate(&mut contenders, rounds)?;
+        let sustained: Vec<Option<f64>> = if [tokens, reduction, features] == SUSTAINED {
+            let sustained = contenders.iter_mut().map(|c| Ok(Some(timer.sustained(c, Duration::from_secs(2))?)));
+            sustained.collect::<Result<_>>()?
+        } else {
+            vec![None; contenders.len()]
+        };
+        drop(contenders);
+        self.expect_alike(&trial, &engines, tokens)?;
+
+        let operations = 2.0 * (tokens * reduction * features) as f64;
+        let row = |(time, sustained_us): (Time, Option<f64>)| {
+            let dense = time.contender == "cublaslt";
+            let weights = (features * reduction * element.bytes()) as f64;
+            GemmRow {
+                dtype: element.name(),
+                output: if dense { dense_output(problem) } else { output }.name(),
+                shape: [tokens, reduction, features],
+                contender: time.contender,
+                kernel: time.kernel,
+                us: time.us,
+                min_us: time.min_us,
+                max_us: time.max_us,
+                tflops: operations / time.us * 1e-6,
+                gb_per_s: if dense { weights } else { weight_bytes as f64 } / time.us * 1e-3,
+                sustained_us,
+            }
+        };
+        Ok(times.into_iter().zip(sustained).map(row).collect())
+    }
+
+    /// Contenders that did not compute the same are not contenders.
+    fn expect_alike(&self, trial: &Trial, engines: &[Engine], tokens: usize) -> Result<()> {
+        let Some(dense) = engines.iter().find(|engine| matches!(engine, Engine::CublasLt(_))) else { return Ok(()) };
+        let output = if self.element.bytes() == 2 { self.element } else { Element::BF16 };
+        let dense_output = if self.element == Element::I8 { Element::I32 } else { output };
+        let sample = tokens.min(64) * self.features;
+        let dense = read(&self.stream, trial.out(*dense), sample, dense_output)?;
+        let size = dense.iter().map(|v| v.abs()).sum::<f64>() / dense.len() as f64;
+        for engine in engines.iter().filter(|engine| !matches!(engine, Engine::CublasLt(_))) {
+            let found = read(&self.stream, trial.out(*engine), sample, output)?;
+            let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let name = engine.name();
+            ensure!(apart < 0.05 * size, "{name} and cublaslt differ by {apart} where results are {size} on average");
+        }
+        Ok(())
+    }
+}
+
+/// The first results: every kernel computes them in the first of its rounds and with all of its parts.
+fn read(stream: &Arc<CudaStream>, out: &CudaSlice<u8>, len: usize, output: Element) -> Result<Vec<f64>> {
+    let bytes = stream.clone_dtoh(&out.slice(..len * output.bytes()))?;
+    stream.synchronize()?;
+    Ok(bytes.chunks_exact(output.bytes()).map(|bytes| value(bytes, output)).collect())
+}
+
+fn value(bytes: &[u8], output: Element) -> f64 {
+    match output {
+        Element::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+        Element::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+        Element::I32 => f64::from(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+        _ => f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+    }
+}

@@ -1,0 +1,42 @@
+//! Device time of GPU kernels: contenders by turns, between two events, after the second-level cache was flushed.
+
+mod gemm;
+mod overhead;
+mod prune;
+mod train;
+
+use anyhow::Result;
+use serde::Serialize;
+use twofour_cuda::{Device, compiler::Compiler};
+
+pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
+pub(crate) use overhead::{OverheadRow, overhead};
+pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
+pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
+
+/// The GPU that figures belong to.
+#[derive(Debug, Serialize)]
+pub(crate) struct Gpu {
+    /// Its name, as the driver tells it.
+    pub(crate) gpu: String,
+    /// What kernels are compiled for.
+    pub(crate) architecture: String,
+    /// Its multiprocessors.
+    pub(crate) multiprocessors: u32,
+    /// The CUDA version that the driver supports.
+    pub(crate) driver: String,
+    /// The compiler's version; null where kernels came from the cache.
+    pub(crate) nvrtc: Option<String>,
+}
+
+/// What GPU this is.
+pub(crate) fn gpu(device: &Device) -> Result<Gpu> {
+    let (major, minor) = device.driver_version()?;
+    Ok(Gpu {
+        gpu: device.name()?,
+        architecture: device.architecture().to_string(),
+        multiprocessors: device.multiprocessors(),
+        driver: format!("{major}.{minor}"),
+        nvrtc: Compiler::find().map(|compiler| format!("{}.{}", compiler.version().0, compiler.version().1)),
+    })
+}

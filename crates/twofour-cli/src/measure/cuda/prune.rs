@@ -1,0 +1,110 @@
+//! The suite `prune`.
+
+use anyhow::{Context, Result};
+use cudarc::driver::{CudaSlice, DevicePtr};
+use half::bf16;
+use serde::Serialize;
+use twofour::select::Transposable;
+use twofour_cuda::{
+    Device, Element, Stream,
+    measure::{Contender, Timer},
+    prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+};
+
+use crate::measure::random::Random;
+
+/// One contender's time for one weight.
+#[derive(Debug, Serialize)]
+pub(crate) struct PruneRow {
+    /// Of the weight; compressed values are bf16.
+    pub(crate) dtype: &'static str,
+    /// Rows and columns.
+    pub(crate) shape: [usize; 2],
+    /// Whose.
+    pub(crate) contender: &'static str,
+    /// The rule, or what was done.
+    pub(crate) kernel: String,
+    /// Median, microseconds.
+    pub(crate) us: f64,
+    /// The least, microseconds.
+    pub(crate) min_us: f64,
+    /// The most, microseconds.
+    pub(crate) max_us: f64,
+    /// Of the bytes that must be read and written.
+    pub(crate) gb_per_s: f64,
+}
+
+/// The weights that are pruned.
+pub(crate) const PRUNE_SHAPES: [(usize, usize); 5] =
+    [(4096, 14336), (14336, 4096), (8192, 8192), (1024, 4096), (4096, 1024)];
+
+/// Times pruning of a random weight both ways, by the rules that people use, beside a plain copy of as many bytes.
+pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) -> Result<Vec<PruneRow>> {
+    let stream = device.context().new_stream()?;
+    let mut random = Random::new();
+    // The sum of four is bell-shaped enough: ties between magnitudes are what matters.
+    let mut number = || (0..4).map(|_| random.float()).sum::<f32>();
+    let wide: Vec<f32> = (0..rows * cols).map(|_| number()).collect();
+    let narrow: Vec<bf16> = wide.iter().map(|v| bf16::from_f32(*v)).collect();
+    let (wide, narrow) = (stream.clone_htod(&wide)?, stream.clone_htod(&narrow)?);
+    let packed = || -> Result<(CudaSlice<u16>, CudaSlice<u32>)> {
+        Ok((stream.alloc_zeros(rows * cols / 2)?, stream.alloc_zeros(rows * cols / 32)?))
+    };
+    let (values, meta) = packed()?;
+    let (values_transposed, meta_transposed) = packed()?;
+    let nan = stream.clone_htod(&[NO_NAN])?;
+    let at = |pointer: (u64, _)| pointer.0;
+    let to = BothWays {
+        packed: Some(Packed { values: at(values.device_ptr(&stream)), meta: at(meta.device_ptr(&stream)) }),
+        transposed: Some(Packed {
+            values: at(values_transposed.device_ptr(&stream)),
+            meta: at(meta_transposed.device_ptr(&stream)),
+        }),
+        tiles: None,
+    };
+    let watch = Watch { nan: at(nan.device_ptr(&stream)), flips: None };
+    let from_wide = Pruner::new(device, Element::F32, Element::BF16)?;
+    let from_narrow = Pruner::new(device, Element::BF16, Element::BF16)?;
+    let (wide_at, narrow_at) = (at(wide.device_ptr(&stream)), at(narrow.device_ptr(&stream)));
+    let run = |pruner: &Pruner, data: u64, rule: Transposable| {
+        let weight = DenseWeight { data, rows, cols };
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        unsafe {
+            pruner.both_ways(Stream(stream.cu_stream()), weight, Choice::Rule(rule), to, MetaOrder::Canonical, watch)
+        }
+    };
+
+    // Bytes an element: the weight, and twice half a value and an eighth of a byte.
+    let bytes = |weight: f64| (weight + 2.25) * (rows * cols) as f64;
+    // A copy reads as many bytes as it writes.
+    let copied = (bytes(2.0) / 2.0) as usize;
+    let source: CudaSlice<u8> = stream.alloc_zeros(copied)?;
+    let mut target: CudaSlice<u8> = stream.alloc_zeros(copied)?;
+    let mut timer = Timer::new(device, &stream)?;
+    let copy = || Ok(stream.memcpy_dtod(&source, &mut target)?);
+    let mut contenders: Vec<Contender<'_, anyhow::Error>> = vec![Contender::new("copy", "device to device", copy)];
+    // Of each contender, the weight's type and the bytes that must be read and written.
+    let mut works = vec![("bf16", bytes(2.0))];
+    for (dtype, weight, pruner, data) in [("bf16", 2.0, &from_narrow, narrow_at), ("f32", 4.0, &from_wide, wide_at)] {
+        for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
+            contenders.push(Contender::new("twofour", rule.name(), move || Ok(run(pruner, data, rule)?)));
+            works.push((dtype, bytes(weight)));
+        }
+    }
+    let times = timer.alternate(&mut contenders, rounds)?;
+    drop(contenders);
+    let found = stream.clone_dtoh(&nan)?;
+    stream.synchronize()?;
+    first_nan(found[0], cols).context("random weights")?;
+    let rows = times.into_iter().zip(works).map(|(time, (dtype, bytes))| PruneRow {
+        dtype,
+        shape: [rows, cols],
+        contender: time.contender,
+        kernel: time.kernel,
+        us: time.us,
+        min_us: time.min_us,
+        max_us: time.max_us,
+        gb_per_s: bytes / time.us * 1e-3,
+    });
+    Ok(rows.collect())
+}

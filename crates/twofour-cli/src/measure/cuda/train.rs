@@ -1,0 +1,168 @@
+//! The suite `train-linear`: a layer forward and backward, its mask chosen anew.
+
+use anyhow::{Context, Result};
+use cudarc::driver::{CudaSlice, DevicePtr};
+use serde::Serialize;
+use twofour::select::Transposable;
+use twofour_cuda::{
+    Device, Element, Stream, engine,
+    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem},
+    measure::{Contender, Time, Timer, random},
+    prune::{BothWays, Choice, DenseWeight, NO_NAN, Packed, Pruner, Watch, first_nan},
+    vendor::cublaslt::{self, Dense},
+};
+
+use super::gemm::Libraries;
+
+/// One contender's time for one part of a training step of a linear layer, or for all of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct TrainRow {
+    /// Of weights, activations and gradients.
+    pub(crate) dtype: &'static str,
+    /// Tokens, input features, output features.
+    pub(crate) shape: [usize; 3],
+    /// Whose.
+    pub(crate) contender: &'static str,
+    /// Which part, or all.
+    pub(crate) part: &'static str,
+    /// Which kernels.
+    pub(crate) kernel: String,
+    /// Median, microseconds.
+    pub(crate) us: f64,
+    /// The least, microseconds.
+    pub(crate) min_us: f64,
+    /// The most, microseconds.
+    pub(crate) max_us: f64,
+}
+
+/// Tokens, input features, output features: the layers of the ViT that 2:4 training was made for.
+pub(crate) const TRAIN_SHAPES: [[usize; 3]; 2] = [[13008, 1024, 4096], [13008, 4096, 1024]];
+
+/// What is trained in.
+pub(crate) const TRAIN_TYPES: [Element; 2] = [Element::F16, Element::BF16];
+
+/// Times the parts of a step and all of it: dense by cuBLASLt, and 2:4 with a greedy transposable mask chosen anew, both products of the weight by our
+/// kernels, and the weight's gradient dense by cuBLASLt.
+pub(crate) fn train_linear(
+    device: &Device,
+    libraries: &Libraries,
+    element: Element,
+    [tokens, inputs, outputs]: [usize; 3],
+    rounds: u32,
+) -> Result<Vec<TrainRow>> {
+    let stream = device.context().new_stream()?;
+    let raw = Stream(stream.cu_stream());
+    let mut timer = Timer::new(device, &stream)?;
+    let tensor = |len: usize, seed| random(&stream, element, len, seed);
+    let (w, x, dy) = (tensor(outputs * inputs, 1)?, tensor(tokens * inputs, 2)?, tensor(tokens * outputs, 3)?);
+    let memory = |bytes: usize| -> Result<CudaSlice<u8>> { Ok(stream.alloc_zeros(bytes)?) };
+    let (y, dx, dw) = (memory(tokens * outputs * 2)?, memory(tokens * inputs * 2)?, memory(outputs * inputs * 2)?);
+    let packed = [memory(outputs * inputs)?, memory(outputs * inputs / 8)?];
+    let transposed = [memory(outputs * inputs)?, memory(outputs * inputs / 8)?];
+    let workspace = memory(cublaslt::WORKSPACE_BYTES)?;
+    let nan = stream.clone_htod(&[NO_NAN])?;
+    let at = |memory: &CudaSlice<u8>| memory.device_ptr(&stream).0;
+    let packed_at = |memory: &[CudaSlice<u8>; 2]| Packed { values: at(&memory[0]), meta: at(&memory[1]) };
+    let (packed, transposed) = (packed_at(&packed), packed_at(&transposed));
+    let (w, x, dy, y, dx, dw, workspace) = (at(&w), at(&x), at(&dy), at(&y), at(&dx), at(&dw), at(&workspace));
+
+    // Column-major: `[features, tokens]` is `[tokens, features]` row-major.
+    let dense = |rows, cols, reduction, a_transposed, b_transposed| Dense {
+        element,
+        output: element,
+        rows,
+        cols,
+        reduction,
+        a_transposed,
+        b_transposed,
+    };
+    let mut dense_part = |dense: Dense, a, b, d| -> Result<(cublaslt::Plan, String)> {
+        let plans = libraries.dense.plans(dense, engine::HEURISTICS)?;
+        // SAFETY: here and below, all memory is allocated above, as long as the products ask for, and lives until the stream has been waited for.
+        let run = |plan: &cublaslt::Plan| unsafe { plan.run(raw, a, b, d, workspace) };
+        let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();
+        let (which, _) = timer.fastest(all)?.context("cuBLASLt has no algorithm for a training step")?;
+        Ok((plans[which].clone(), format!("heuristic {which}")))
+    };
+    let forward = dense_part(dense(outputs, tokens, inputs, true, false), w, x, y)?;
+    let input = dense_part(dense(inputs, tokens, outputs, false, false), w, dy, dx)?;
+    let weight = dense_part(dense(inputs, outputs, tokens, false, true), x, dy, dw)?;
+
+    let mut sparse_part = |features, reduction, weight, x, out| -> Result<Gemm> {
+        let order = Order::TokensFirst;
+        let problem = Problem { element, output: element, features, tokens, reduction, order, epilogue: false };
+        let plans = Method::all(problem).into_iter().map(|method| Ok(Gemm::with(device, problem, method)?));
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        // SAFETY: as above.
+        let run = |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out }, Epilogue::default()) };
+        let all = plans.iter().map(|plan| Contender::new("twofour", plan.kernel(), move || run(plan))).collect();
+        let (which, _) = timer.fastest(all)?.context("there is no kernel")?;
+        Ok(plans[which].clone())
+    };
+    let pruner = Pruner::new(device, element, element)?;
+    let to = BothWays { packed: Some(packed), transposed: Some(transposed), tiles: None };
+    let watch = Watch { nan: nan.device_ptr(&stream).0, flips: None };
+    let weight_there = DenseWeight { data: w, rows: outputs, cols: inputs };
+    // The order of metadata is the element type's, whatever the tile.
+    let order = Gemm::meta_order_of(element);
+    let rule = Transposable::GreedyAbs;
+    // SAFETY: as above.
+    let prune = || unsafe { pruner.both_ways(raw, weight_there, Choice::Rule(rule), to, order, watch) };
+    prune()?;
+    let sparse_forward = sparse_part(outputs, inputs, packed, x, y)?;
+    let sparse_input = sparse_part(inputs, outputs, transposed, dy, dx)?;
+
+    let run_dense = |part: &cublaslt::Plan, a, b, d| -> Result<()> {
+        // SAFETY: as above.
+        Ok(unsafe { part.run(raw, a, b, d, workspace) }?)
+    };
+    let run_sparse = |part: &Gemm, weight, x, out| -> Result<()> {
+        // SAFETY: as above.
+        Ok(unsafe { part.run(raw, Operands { weight, x, out }, Epilogue::default()) }?)
+    };
+    let d_forward = || run_dense(&forward.0, w, x, y);
+    let d_input = || run_dense(&input.0, w, dy, dx);
+    let d_weight = || run_dense(&weight.0, x, dy, dw);
+    let s_prune = || Ok(prune()?);
+    let s_forward = || run_sparse(&sparse_forward, packed, x, y);
+    let s_input = || run_sparse(&sparse_input, transposed, dy, dx);
+    let (s_kernel, t_kernel) = (sparse_forward.kernel(), sparse_input.kernel());
+    let dense_all = || d_forward().and_then(|()| d_input()).and_then(|()| d_weight());
+    let sparse_all = || s_prune().and_then(|()| s_forward()).and_then(|()| s_input()).and_then(|()| d_weight());
+    let mut contenders: Vec<Contender<'_, anyhow::Error>> = vec![
+        Contender::new("cublaslt", "dense", dense_all),
+        Contender::new("twofour", "2:4, the weight's gradient dense", sparse_all),
+        Contender::new("cublaslt", forward.1.clone(), d_forward),
+        Contender::new("twofour", s_kernel, s_forward),
+        Contender::new("cublaslt", input.1.clone(), d_input),
+        Contender::new("twofour", t_kernel, s_input),
+        Contender::new("cublaslt", weight.1.clone(), d_weight),
+        Contender::new("twofour", rule.name(), s_prune),
+    ];
+    let parts = [
+        "all",
+        "all",
+        "forward",
+        "forward",
+        "input gradient",
+        "input gradient",
+        "weight gradient",
+        "prune and compress",
+    ];
+    let times = timer.alternate(&mut contenders, rounds)?;
+    drop(contenders);
+    let found = stream.clone_dtoh(&nan)?;
+    stream.synchronize()?;
+    first_nan(found[0], inputs).context("random weights")?;
+    let row = |(time, part): (Time, &'static str)| TrainRow {
+        dtype: element.name(),
+        shape: [tokens, inputs, outputs],
+        contender: time.contender,
+        part,
+        kernel: time.kernel,
+        us: time.us,
+        min_us: time.min_us,
+        max_us: time.max_us,
+    };
+    Ok(times.into_iter().zip(parts).map(row).collect())
+}

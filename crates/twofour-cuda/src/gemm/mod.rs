@@ -1,0 +1,282 @@
+//! Products with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
+//!
+//! A weight comes compressed, as [`crate::prune`] leaves it, with metadata in the order that the plan asks for ([`Gemm::meta_order`]). The input
+//! gradient is the same product with the compressed transpose.
+//!
+//! | tensor | shape |
+//! |---|---|
+//! | W | `[features, reduction]`, compressed |
+//! | X | `[tokens, reduction]`, row-major |
+//! | result | `[tokens, features]` or `[features, tokens]`, row-major ([`Order`]) |
+//!
+//! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
+
+pub mod sm90;
+pub mod stream;
+
+use serde::{Deserialize, Serialize};
+use twofour::layout::sm90::TileK;
+
+use crate::{
+    Device, DevicePtr, Element, Error, Result, Stream,
+    prune::{MetaOrder, Packed, expect_multiple, expect_pointers},
+};
+
+/// What is to be multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Problem {
+    /// What W and X are made of.
+    pub element: Element,
+    /// What the result and the bias are made of.
+    pub output: Element,
+    /// Rows of W.
+    pub features: usize,
+    /// Rows of X.
+    pub tokens: usize,
+    /// Columns of both.
+    pub reduction: usize,
+    /// Which of the result's axes is contiguous.
+    pub order: Order,
+    /// Whether sums are scaled, biased or activated before they are stored ([`Epilogue`]): a kernel of its own.
+    pub epilogue: bool,
+}
+
+/// Which of the result's axes is contiguous.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Order {
+    /// `[tokens, features]`, as layers have it.
+    TokensFirst,
+    /// `[features, tokens]`.
+    FeaturesFirst,
+}
+
+/// A function on every result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Activation {
+    /// The value itself.
+    #[default]
+    None,
+    /// `max(x, 0)`; NaN stays NaN.
+    Relu,
+    /// `x / 2 · (1 + erf(x / √2))`.
+    Gelu,
+    /// `x / (1 + e⁻ˣ)`.
+    Silu,
+}
+
+/// What is done to sums before they are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epilogue {
+    /// A factor.
+    pub alpha: f32,
+    /// A factor for each feature, f32.
+    pub feature_scales: Option<DevicePtr>,
+    /// A factor for each token, f32.
+    pub token_scales: Option<DevicePtr>,
+    /// A summand for each feature, of the result's type; after the factors.
+    pub bias: Option<DevicePtr>,
+    /// A function; after the bias.
+    pub activation: Activation,
+}
+
+impl Default for Epilogue {
+    /// The sums themselves.
+    fn default() -> Self {
+        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::None }
+    }
+}
+
+/// Where the tensors are.
+#[derive(Debug, Clone, Copy)]
+pub struct Operands {
+    /// W, compressed, with metadata in [`Gemm::meta_order`].
+    pub weight: Packed,
+    /// X.
+    pub x: DevicePtr,
+    /// The result.
+    pub out: DevicePtr,
+}
+
+/// Which results there are of which elements.
+const TYPES: &[(Element, &[Element])] = &[
+    (Element::F16, &[Element::F16, Element::F32]),
+    (Element::BF16, &[Element::BF16, Element::F32]),
+    (Element::E4M3, &[Element::BF16, Element::F16, Element::F32]),
+    (Element::E5M2, &[Element::BF16, Element::F16, Element::F32]),
+    (Element::I8, &[Element::BF16, Element::F16, Element::I32]),
+];
+
+impl Problem {
+    /// Whether kernels know the types and the shape.
+    fn expect_known(self) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, epilogue, .. } = self;
+        let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
+        if !known || epilogue && output == Element::I32 {
+            return Err(Error::Product { element, output, epilogue });
+        }
+        for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
+            if size == 0 || size >= 1 << 30 {
+                return Err(Error::Dimension { what, size });
+            }
+        }
+        expect_multiple("features of the product", features, 64)?;
+        expect_multiple("reduction of the product", reduction, tile_k(element).columns())
+    }
+}
+
+/// The step that metadata is ordered for.
+fn tile_k(element: Element) -> TileK {
+    if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
+}
+
+impl Order {
+    /// Elements from feature to feature, and from token to token.
+    fn strides(self, features: usize, tokens: usize) -> (u64, u64) {
+        match self {
+            Order::TokensFirst => (1, features as u64),
+            Order::FeaturesFirst => (tokens as u64, 1),
+        }
+    }
+}
+
+impl Activation {
+    /// As kernels number it.
+    fn number(self) -> u32 {
+        match self {
+            Activation::None => 0,
+            Activation::Relu => 1,
+            Activation::Gelu => 2,
+            Activation::Silu => 3,
+        }
+    }
+}
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Method {
+    /// Tile by tile, for many tokens.
+    Tiled(sm90::Tile),
+    /// All tokens at once, for few.
+    Streamed(stream::Shape),
+}
+
+impl Method {
+    /// Those that are there for a problem.
+    pub fn all(problem: Problem) -> Vec<Method> {
+        let streamed = stream::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Streamed);
+        let tiled = sm90::Tile::all(problem.element).iter().copied().map(Method::Tiled);
+        streamed.chain(tiled).collect()
+    }
+
+    /// The one that takes the least time by a model of the device.
+    pub fn best(problem: Problem, multiprocessors: u32) -> Method {
+        match stream::Shape::best(problem, multiprocessors) {
+            Some(shape) => Method::Streamed(shape),
+            None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
+        }
+    }
+}
+
+/// A product that has been planned: its kernel is loaded and its launch is settled.
+#[derive(Debug, Clone)]
+pub struct Gemm {
+    problem: Problem,
+    plan: Plan,
+}
+
+#[derive(Debug, Clone)]
+enum Plan {
+    Tiled(sm90::Plan),
+    Streamed(stream::Plan),
+}
+
+impl Gemm {
+    /// Plans with the method that a model of the device's time finds best.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
+    /// [`Error::Dimension`] for a shape; those of compiling and loading.
+    pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+        Self::with(device, problem, Method::best(problem, device.multiprocessors()))
+    }
+
+    /// Plans with a method of the caller's choice, one of [`Method::all`].
+    ///
+    /// # Errors
+    /// Those of [`Gemm::new`].
+    pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
+        let (major, minor) = device.architecture().capability();
+        if (major, minor) != (9, 0) {
+            let needs = "9.0 (Hopper)";
+            return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
+        }
+        problem.expect_known()?;
+        let plan = match method {
+            Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
+            Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
+        };
+        Ok(Self { problem, plan })
+    }
+
+    /// Multiplies.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales and bias: to their elements), [`Error::Epilogue`] where one is
+    /// asked for that was not planned, [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the
+    /// metadata's codes are six of the sixteen, as compressing makes them; the stream is of the plan's device.
+    pub unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Operands { weight, x, out } = operands;
+        expect_pointers(&[
+            ("values", weight.values, 16),
+            ("metadata", weight.meta, 16),
+            ("X", x, 16),
+            ("result", out, 16),
+        ])?;
+        let problem = self.problem;
+        if !problem.epilogue && epilogue != Epilogue::default() {
+            return Err(Error::Epilogue);
+        }
+        let optional = [
+            ("scales of features", epilogue.feature_scales, 4),
+            ("scales of tokens", epilogue.token_scales, 4),
+            ("bias", epilogue.bias, problem.output.bytes() as u64),
+        ];
+        for (what, pointer, alignment) in optional {
+            if let Some(pointer) = pointer {
+                expect_pointers(&[(what, pointer, alignment)])?;
+            }
+        }
+        match &self.plan {
+            // SAFETY: the caller's.
+            Plan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: as above.
+            Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
+        }
+    }
+
+    /// The problem.
+    pub fn problem(&self) -> Problem {
+        self.problem
+    }
+
+    /// The order that metadata must be in.
+    pub fn meta_order(&self) -> MetaOrder {
+        Self::meta_order_of(self.problem.element)
+    }
+
+    /// The order that metadata of an element type must be in, whatever the method.
+    pub fn meta_order_of(element: Element) -> MetaOrder {
+        MetaOrder::Sm90(tile_k(element))
+    }
+
+    /// The kernel's name, which tells its shape.
+    pub fn kernel(&self) -> String {
+        match &self.plan {
+            Plan::Tiled(plan) => plan.kernel(),
+            Plan::Streamed(plan) => plan.kernel(),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Products on sm_90a: tiles, and how a launch is made from a problem.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Device, DevicePtr, Element, Result, Stream,
+    device::{Kernel, Launch},
+    gemm::{Epilogue, Operands, Order, Problem},
+    source::Source,
+    tensor_map::{Swizzle, TensorMap},
+};
+
+/// What a block computes at a time, and with what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tile {
+    /// Rows of W: 128 or 256.
+    pub features: u32,
+    /// Rows of X: a multiple of 8, of 16 for i8, at most 256.
+    pub tokens: u32,
+    /// Buffers between the copy engine and the tensor cores.
+    pub stages: u32,
+    /// Blocks that share rows of X: 1 or 2.
+    pub cluster: u32,
+}
+
+const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Tile {
+    Tile { features, tokens, stages, cluster }
+}
+
+/// For 16-bit elements and 8-bit floats.
+const FLOAT_TILES: [Tile; 5] =
+    [tile(256, 200, 4, 2), tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 200, 5, 2)];
+
+/// For i8, whose products take multiples of 16 tokens.
+const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
+
+/// Shared memory that a block of sm_90 can have.
+pub(super) const SHARED_BYTES: u32 = 232_448;
+
+/// Warpgroups that multiply.
+const WARPGROUPS: u32 = 2;
+
+/// Threads of a block.
+const THREADS: u32 = (WARPGROUPS + 1) * 128;
+
+impl Tile {
+    /// Those that are compiled for an element type.
+    pub fn all(element: Element) -> &'static [Tile] {
+        if element == Element::I8 { &I8_TILES } else { &FLOAT_TILES }
+    }
+
+    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as its products and its stores take.
+    pub fn best(problem: Problem, multiprocessors: u32) -> Tile {
+        let time = |tile: &Tile| tile.model_time(problem, multiprocessors);
+        let tiles = Tile::all(problem.element).iter();
+        *tiles.min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are tiles")
+    }
+
+    /// Cycles, about.
+    fn model_time(self, problem: Problem, multiprocessors: u32) -> f64 {
+        let clusters = problem.features.div_ceil((self.features * self.cluster) as usize);
+        let tiles = clusters * problem.tokens.div_ceil(self.tokens as usize);
+        let rounds = tiles.div_ceil((multiprocessors / self.cluster).max(1) as usize) as f64;
+        // Of the tensor cores' peak: reading W and X from shared memory, and from the second-level cache where no rows are shared.
+        let efficiency = match (self.features, self.cluster) {
+            (256, _) => 0.745,
+            (_, 1) => 0.68,
+            _ => 0.70,
+        };
+        let area = f64::from(self.features * self.tokens);
+        let steps = problem.reduction as f64 * problem.element.bytes() as f64 / 128.0;
+        // A step of a 64-row product takes as many cycles as it has tokens; stores took a fifth of the time of 16 steps.
+        rounds * area / 64.0 * (steps / efficiency + 5.0)
+    }
+
+    fn name(self) -> String {
+        format!("{}x{}x{}c{}", self.features, self.tokens, self.stages, self.cluster)
+    }
+}
+
+/// A kernel: a tile for types, an order of the result, and sums as they are or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: Element,
+    /// What the result is made of.
+    pub output: Element,
+    /// The tile.
+    pub tile: Tile,
+    /// How results are stored.
+    pub store: Store,
+    /// Whether sums are scaled, biased or activated.
+    pub epilogue: bool,
+}
+
+/// How results are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Store {
+    /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`.
+    Tiles,
+    /// One by one, in any order.
+    OneByOne,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let mut all = Vec::new();
+        for &(element, outputs) in super::TYPES {
+            for &output in outputs {
+                for store in [Store::Tiles, Store::OneByOne] {
+                    if store == Store::Tiles && output.bytes() != 2 {
+                        continue;
+                    }
+                    // Results one by one are slow in any case: one tile will do.
+                    let tiles = match store {
+                        Store::Tiles => Tile::all(element),
+                        Store::OneByOne => &Tile::all(element)[..1],
+                    };
+                    for (tile, epilogue) in tiles.iter().flat_map(|tile| [(*tile, false), (*tile, true)]) {
+                        if !(epilogue && output == Element::I32) {
+                            all.push(Variant { element, output, tile, store, epilogue });
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        let store = match self.store {
+            Store::Tiles => "",
+            Store::OneByOne => "-one-by-one",
+        };
+        let epilogue = if self.epilogue { "-epilogue" } else { "" };
+        format!("{}-{}-{}{store}{epilogue}", self.element, self.output, self.tile.name())
+    }
+
+    /// Elements of the reduction in a step.
+    fn k_step(&self) -> u32 {
+        128 / self.element.bytes() as u32
+    }
+
+    /// Tokens that leave at a time: a divisor of the tile's, as many as there is shared memory for.
+    fn chunk(&self) -> u32 {
+        let chunks = (1..=8).rev().map(|eights| 8 * eights);
+        let fits = |chunk: &u32| self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES;
+        chunks.into_iter().find(fits).unwrap_or(8)
+    }
+
+    fn shared_bytes(&self, chunk: u32) -> u32 {
+        let Tile { features, tokens, stages, .. } = self.tile;
+        let meta = features * self.k_step() / 8;
+        let tiles = if self.store == Store::Tiles { 3 * chunk * 128 } else { 0 };
+        let sums = if self.epilogue || self.store == Store::OneByOne { chunk * 64 * 4 } else { 0 };
+        1024 + stages * (features * 64 + tokens * 128 + meta + 16) + WARPGROUPS * (tiles + sums)
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        let Tile { features, tokens, stages, cluster } = self.tile;
+        let blocks = features / 64 / WARPGROUPS;
+        // What feeding needs; the others get the rest. They need more where two blocks of sums fill nearly all.
+        let (left, taken) = if blocks == 2 { (24, 240) } else { (40, 232) };
+        let store = match self.store {
+            Store::Tiles => 0,
+            Store::OneByOne => 1,
+        };
+        format!(
+            "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
+             #define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE {store}\n#define EPILOGUE {}\n\
+             #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
+            self.element.definition(),
+            self.output.definition(),
+            self.chunk(),
+            u32::from(self.epilogue),
+            self.shared_bytes(self.chunk()),
+        )
+    }
+}
+
+/// A product with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    kernel: Kernel,
+    launch: Launch,
+    feature_tiles: u32,
+    token_tiles: u32,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    weight: TensorMap,
+    x: [TensorMap; 2],
+    out: TensorMap,
+    meta: DevicePtr,
+    out_data: DevicePtr,
+    bias: DevicePtr,
+    feature_scales: DevicePtr,
+    token_scales: DevicePtr,
+    out_stride_feature: u64,
+    out_stride_token: u64,
+    alpha: f32,
+    activation: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+    feature_tiles: u32,
+    token_tiles: u32,
+    panel: u32,
+}
+
+/// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
+const PANEL_FEATURES: u32 = 4096;
+
+impl Plan {
+    pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
+        let Problem { element, output, features, tokens, order, epilogue, .. } = problem;
+        let store = if output.bytes() == 2 && order == Order::TokensFirst { Store::Tiles } else { Store::OneByOne };
+        let tile = if store == Store::Tiles { tile } else { Tile::all(element)[0] };
+        let variant = Variant { element, output, tile, store, epilogue };
+        let shared = variant.shared_bytes(variant.chunk());
+        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
+        let kernel = device.kernel(Source::GemmSm90(variant), "gemm")?;
+        kernel.allow_shared(shared)?;
+        let feature_tiles = features.div_ceil((tile.features * tile.cluster) as usize) as u32;
+        let token_tiles = tokens.div_ceil(tile.tokens as usize) as u32;
+        let clusters = (device.multiprocessors() / tile.cluster).min(feature_tiles.saturating_mul(token_tiles));
+        let launch = Launch { grid: (clusters * tile.cluster, 1), block: THREADS, shared, cluster: tile.cluster };
+        Ok(Self { problem, variant, kernel, launch, feature_tiles, token_tiles })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        self.variant.name()
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.variant.tile;
+        let (bytes, step) = (element.bytes(), self.variant.k_step());
+        // The rows of X that the first block of a cluster reads: as the kernel has it.
+        let first_part = if cluster == 1 { tile_tokens } else { (tile_tokens / 2).next_multiple_of(8) };
+        let x = |rows: u32| TensorMap::new(operands.x, bytes, (tokens, reduction), (rows, step), Swizzle::Bytes128);
+        let x_first = x(first_part)?;
+        let parameters = Parameters {
+            weight: TensorMap::new(
+                operands.weight.values,
+                bytes,
+                (features, reduction / 2),
+                (tile_features, step / 2),
+                Swizzle::Bytes64,
+            )?,
+            x: [x_first, if cluster == 1 { x_first } else { x(tile_tokens - first_part)? }],
+            out: match self.variant.store {
+                Store::Tiles => {
+                    let tile = (self.variant.chunk(), 64);
+                    TensorMap::new(operands.out, output.bytes(), (tokens, features), tile, Swizzle::Bytes128)?
+                }
+                Store::OneByOne => TensorMap::NONE,
+            },
+            meta: operands.weight.meta,
+            out_data: operands.out,
+            bias: epilogue.bias.unwrap_or(0),
+            feature_scales: epilogue.feature_scales.unwrap_or(0),
+            token_scales: epilogue.token_scales.unwrap_or(0),
+            out_stride_feature: order.strides(features, tokens).0,
+            out_stride_token: order.strides(features, tokens).1,
+            alpha: epilogue.alpha,
+            activation: epilogue.activation.number(),
+            features: features as u32,
+            tokens: tokens as u32,
+            steps: (reduction / step as usize) as u32,
+            feature_tiles: self.feature_tiles,
+            token_tiles: self.token_tiles,
+            panel: (PANEL_FEATURES / (tile_features * cluster)).max(1),
+        };
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

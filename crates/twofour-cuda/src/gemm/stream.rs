@@ -1,0 +1,219 @@
+//! Products of few tokens on sm_90a: every byte of the weight is read once, as fast as memory gives it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Device, DevicePtr, Element, Error, Result, Stream,
+    device::{Kernel, Launch},
+    gemm::{Epilogue, Operands, Problem, sm90::SHARED_BYTES},
+    source::Source,
+    tensor_map::{Swizzle, TensorMap},
+};
+
+/// What a block of the kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Rows of W: 64, 128 or 256.
+    pub features: u32,
+    /// Rows of X that there is room for: 8, 16, 32 or 64.
+    pub tokens: u32,
+    /// Blocks that share the rows of W and sum over a part of the columns each: 1 to 8.
+    pub split: u32,
+}
+
+/// Features that there are kernels for: metadata of 256 of 8 bits is wider than one copy takes.
+fn features(element: Element) -> &'static [u32] {
+    if element.bytes() == 1 { &[64, 128] } else { &[64, 128, 256] }
+}
+
+/// Tokens that there are kernels for.
+const TOKENS: [u32; 4] = [8, 16, 32, 64];
+
+/// Bytes of W's rows in a step.
+const ROW: u32 = 128;
+
+/// Shared memory of a block where two are to run at once: a multiprocessor's, less what the system keeps of it for each.
+const HALF_BYTES: u32 = 228 * 1024 / 2 - 1024;
+
+impl Shape {
+    /// Those for an element type and so many tokens: none where there are too many.
+    pub fn all(element: Element, tokens: usize) -> Vec<Shape> {
+        let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
+        let of = |features: &u32| (1..=8).map(|split| Shape { features: *features, tokens, split }).collect::<Vec<_>>();
+        features(element).iter().flat_map(of).collect()
+    }
+
+    /// The one that spreads the work best over the device.
+    pub(super) fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
+        // As few blocks to a row of W as fill the device, two to a multiprocessor at most.
+        let blocks = |shape: &Shape| problem.features.div_ceil(shape.features as usize) as u32 * shape.split;
+        let all = Shape::all(problem.element, problem.tokens);
+        let enough = all.iter().filter(|shape| blocks(shape) * 4 >= multiprocessors * 3);
+        enough.min_by_key(|shape| (shape.split, shape.features)).or(all.last()).copied()
+    }
+}
+
+/// A kernel: for a type, rows of W and rows of X.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: Element,
+    /// Rows of W.
+    pub features: u32,
+    /// Rows of X.
+    pub tokens: u32,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let of = |element, features| TOKENS.map(|tokens| Variant { element, features, tokens });
+        let of = |element| features(element).iter().flat_map(move |features| of(element, *features));
+        super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        format!("{}-{}x{}", self.element, self.features, self.tokens)
+    }
+
+    /// Elements of the reduction in a step.
+    fn k_step(&self) -> u32 {
+        2 * ROW / self.element.bytes() as u32
+    }
+
+    /// Bytes of an atom of metadata.
+    fn atom_bytes(&self) -> u32 {
+        64 * (self.k_step() / 2) / 8
+    }
+
+    fn stage_bytes(&self) -> u32 {
+        let Variant { features, tokens, .. } = *self;
+        features * ROW + 2 * tokens * ROW + features / 64 * 2 * self.atom_bytes() + 16
+    }
+
+    /// As many as there is room for, beside a second block of few features, and no more than eight.
+    fn stages(&self) -> u32 {
+        let room = if self.features == 256 { SHARED_BYTES } else { HALF_BYTES };
+        ((room - self.other_bytes()) / self.stage_bytes()).min(8)
+    }
+
+    /// To round up the start, for a barrier, and for the sums that a block of few tokens is sent.
+    fn other_bytes(&self) -> u32 {
+        let sums = if self.tokens <= 16 { (self.tokens / 8 * self.features * 2 + 8) * 16 } else { 0 };
+        1024 + 16 + sums
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        self.other_bytes() + self.stages() * self.stage_bytes()
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        format!(
+            "#define ELEMENT {}\n#define GROUPS {}\n#define TOKENS {}\n#define STAGES {}\n#define SHARED_BYTES_ASKED {}\n",
+            self.element.definition(),
+            self.features / 64,
+            self.tokens,
+            self.stages(),
+            self.shared_bytes(),
+        )
+    }
+}
+
+/// A product with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    split: u32,
+    kernel: Kernel,
+    launch: Launch,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    weight: TensorMap,
+    x: TensorMap,
+    meta: TensorMap,
+    out_data: DevicePtr,
+    bias: DevicePtr,
+    feature_scales: DevicePtr,
+    token_scales: DevicePtr,
+    out_stride_feature: u64,
+    out_stride_token: u64,
+    alpha: f32,
+    activation: u32,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+    split: u32,
+}
+
+impl Plan {
+    /// Of a problem that is known to kernels.
+    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
+        if problem.tokens > shape.tokens as usize {
+            return Err(Error::Dimension { what: "tokens", size: problem.tokens });
+        }
+        let Shape { features, tokens, split } = shape;
+        let variant = Variant { element: problem.element, features, tokens };
+        let shared = variant.shared_bytes();
+        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
+        let kernel = device.kernel(Source::StreamSm90(variant), "stream")?;
+        kernel.allow_shared(shared)?;
+        let blocks = problem.features.div_ceil(features as usize) as u32 * split;
+        let launch = Launch { grid: (blocks, 1), block: features / 64 * 128 + 32, shared, cluster: split };
+        Ok(Self { problem, variant, split, kernel, launch })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        format!("{}s{}", self.variant.name(), self.split)
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Variant { features: tile_features, tokens: tile_tokens, .. } = self.variant;
+        let (bytes, step) = (element.bytes(), self.variant.k_step());
+        let atom = self.variant.atom_bytes();
+        // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
+        let meta_rows = reduction.div_ceil(step as usize / 2);
+        let meta_cols = features / 64 * atom as usize / 8;
+        let parameters = Parameters {
+            weight: TensorMap::new(
+                operands.weight.values,
+                bytes,
+                (features, reduction / 2),
+                (tile_features, step / 2),
+                Swizzle::Bytes128,
+            )?,
+            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (tile_tokens, step / 2), Swizzle::Bytes128)?,
+            meta: TensorMap::new(
+                operands.weight.meta,
+                8,
+                (meta_rows, meta_cols),
+                (2, tile_features / 64 * atom / 8),
+                Swizzle::None,
+            )?,
+            out_data: operands.out,
+            bias: epilogue.bias.unwrap_or(0),
+            feature_scales: epilogue.feature_scales.unwrap_or(0),
+            token_scales: epilogue.token_scales.unwrap_or(0),
+            out_stride_feature: order.strides(features, tokens).0,
+            out_stride_token: order.strides(features, tokens).1,
+            alpha: epilogue.alpha,
+            activation: epilogue.activation.number(),
+            output: output as u32,
+            features: features as u32,
+            tokens: tokens as u32,
+            steps: reduction.div_ceil(step as usize) as u32,
+            split: self.split,
+        };
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

@@ -1,0 +1,57 @@
+// What comes after a product's sum. `Sum` is defined outside.
+
+enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
+
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Named where the code is compiled for each, since there are many sums; or found out for each, since there are few.
+template <int A> __device__ __forceinline__ float activated(float x) {
+    if (A == RELU) return x < 0.0f ? 0.0f : x;
+    if (A == GELU) {
+        // x/2 (1 + erf(x / sqrt 2)), from erfc of |x| / sqrt 2 by Abramowitz and Stegun 7.1.26, whose error is at most 1.5e-7: for negative x
+        // nothing cancels.
+        const float t = reciprocal(fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f));
+        float series = fmaf(1.061405429f, t, -1.453152027f);
+        series = fmaf(series, t, 1.421413741f);
+        series = fmaf(series, t, -0.284496736f);
+        series = fmaf(series, t, 0.254829592f);
+        const float half = 0.5f * x * (series * t * power_of_two(x * x * -0.72134752f));
+        return x < 0.0f ? half : x - half;
+    }
+    if (A == SILU) return x * reciprocal(1.0f + power_of_two(x * -1.44269504f));
+    return x;
+}
+
+__device__ __forceinline__ float activated(u32 activation, float x) {
+    if (activation == RELU) return activated<RELU>(x);
+    if (activation == GELU) return activated<GELU>(x);
+    if (activation == SILU) return activated<SILU>(x);
+    return x;
+}
+
+// How a result of that type comes from a sum.
+template <int E> struct Result {
+    typedef typename Bits<E>::type Type;
+    static __device__ __forceinline__ Type of(Sum, float finished) { return narrow<E>(finished); }
+    static __device__ __forceinline__ float bias(const void* bias, u32 row) { return widen<E>(((const Type*)bias)[row]); }
+};
+template <> struct Result<I32> {
+    typedef u32 Type;
+    static __device__ __forceinline__ Type of(Sum sum, float) { return sum; }
+    static __device__ __forceinline__ float bias(const void*, u32) { return 0.0f; }
+};
+
+// Sums as words, for shared memory.
+__device__ __forceinline__ u32 bits_of(float sum) { return __float_as_uint(sum); }
+__device__ __forceinline__ u32 bits_of(int sum) { return sum; }
+__device__ __forceinline__ void of_bits(float& sum, u32 bits) { sum = __uint_as_float(bits); }
+__device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }

@@ -1,0 +1,366 @@
+// act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_90a (`wgmma.sp`).
+//
+// A block takes a tile of FEATURES rows of W and TOKENS rows of X, and goes on to its next tile: there are as many blocks as run at once. One
+// warpgroup feeds STAGES buffers of shared memory through the copy engine; two others multiply, each 64 * BLOCKS features. CLUSTER blocks with
+// neighbouring features share the rows of X: each reads a part of them and sends it to all.
+//
+// A step of 128 bytes of X's rows (K_STEP elements) needs 64 bytes of W's rows, and an atom of metadata for every 64 features, in CUTLASS's order for
+// that step, which lie one after the other. Of 16-bit weights a thread loads one word of metadata a step: lanes with bit 1 unset hold that of
+// the first product, the others that of the second, and the selector says which it is.
+//
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, CLUSTER, CHUNK, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// and `product` for ELEMENT and TOKENS.
+
+constexpr int WARPGROUPS = 2;
+constexpr int FEATURES = 64 * BLOCKS * WARPGROUPS;
+constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
+constexpr int K_STEP = 128 / ELEMENT_BYTES;
+constexpr int K_PRODUCT = K_STEP / 2;
+constexpr int W_ROW = 64, X_ROW = 128;
+constexpr int W_BYTES = FEATURES * W_ROW, X_BYTES = TOKENS * X_ROW;
+constexpr int ATOM_BYTES = 64 * K_STEP / 8;
+constexpr int META_BYTES = FEATURES / 64 * ATOM_BYTES;
+// Rows of X that the first block of a cluster reads; whole groups of eight, as swizzling has them.
+constexpr int FIRST_PART = CLUSTER == 1 ? TOKENS : (TOKENS / 2 + 7) / 8 * 8;
+
+// Results on their way out: CHUNK tokens of 64 features at a time.
+constexpr u32 OUT_BUFFERS = STORE == STORE_TILES ? 3 : 0;
+constexpr u32 OUT_BYTES = CHUNK * 128;
+// Sums that go through shared memory.
+constexpr u32 SUM_BYTES = EPILOGUE || STORE != STORE_TILES ? CHUNK * 64 * 4 : 0;
+
+constexpr int AT_X = STAGES * W_BYTES;
+constexpr int AT_OUT = AT_X + STAGES * X_BYTES;
+constexpr int AT_SUMS = AT_OUT + WARPGROUPS * OUT_BUFFERS * OUT_BYTES;
+constexpr int AT_META = AT_SUMS + WARPGROUPS * SUM_BYTES;
+constexpr int AT_FULL = AT_META + STAGES * META_BYTES;
+constexpr int AT_EMPTY = AT_FULL + STAGES * 8;
+constexpr int SHARED_BYTES = AT_EMPTY + STAGES * 8;
+// The host asks for 1024 more, to round up the start.
+static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
+static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
+
+struct Parameters {
+    TensorMap weight;
+    TensorMap x[2];
+    TensorMap out;
+    const u8* meta;
+    void* out_data;
+    const void* bias;
+    const float* feature_scales;
+    const float* token_scales;
+    u64 out_stride_feature, out_stride_token;
+    float alpha;
+    u32 activation;
+    u32 features, tokens, steps;
+    // Tiles of features, counted in clusters, and of tokens.
+    u32 feature_tiles, token_tiles;
+    // Tiles are taken panel after panel: so many tiles of features wide.
+    u32 panel;
+};
+
+struct Tile { u32 feature, token; };
+
+// Neighbours in time share what they read: a panel's tiles of features are next to each other.
+__device__ __forceinline__ Tile tile_of(const Parameters& p, u32 index) {
+    const u32 of_panel = p.panel * p.token_tiles, panel = index / of_panel, inside = index - panel * of_panel;
+    const u32 width = min(p.panel, p.feature_tiles - panel * p.panel);
+    return Tile{panel * p.panel + inside % width, inside / width};
+}
+
+__device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
+    if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+    }
+}
+
+// The warpgroup that feeds the others: one thread does it all.
+__device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 rank) {
+    const u32 atoms = p.features / 64;
+    u32 stage = 0, parity = 1;
+    for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {
+        const Tile tile = tile_of(p, index);
+        const u32 feature = (tile.feature * CLUSTER + rank) * FEATURES, token = tile.token * TOKENS;
+        const u32 first_atom = min(feature / 64, atoms);
+        const u32 meta_bytes = min(FEATURES / 64u, atoms - first_atom) * ATOM_BYTES;
+        for (u32 step = 0; step < p.steps; step++) {
+            const u32 full = shared + AT_FULL + 8 * stage;
+            barrier_wait(shared + AT_EMPTY + 8 * stage, parity);
+            barrier_expect(full, W_BYTES + X_BYTES + meta_bytes);
+            copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), feature, full);
+            if (meta_bytes != 0) {
+                const u64 atom = (u64)step * atoms + first_atom;
+                copy_bytes(shared + AT_META + stage * META_BYTES, p.meta + atom * ATOM_BYTES, meta_bytes, full);
+            }
+            const u32 x = shared + AT_X + stage * X_BYTES;
+            if (CLUSTER == 1) {
+                copy_tile(x, &p.x[0], step * K_STEP, token, full);
+            } else if (rank == 0) {
+                copy_tile_to_many(x, &p.x[0], step * K_STEP, token, full, 3);
+            } else {
+                copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], step * K_STEP, token + FIRST_PART, full, 3);
+            }
+            next_stage(stage, parity);
+        }
+    }
+}
+
+typedef Result<OUTPUT>::Type Out;
+
+__device__ __forceinline__ u32 pair_of(Out low, Out high) { return low | (u32)high << 16; }
+__device__ __forceinline__ u32 rounded(Sum low, Sum high) { return pair_of(Result<OUTPUT>::of(low, (float)low), Result<OUTPUT>::of(high, (float)high)); }
+
+// Scales, bias and activation for the thread's two features of a block, which are 8 apart.
+struct Finisher {
+    const Parameters& p;
+    u32 token;
+    float scale[2], bias[2];
+
+    __device__ __forceinline__ Finisher(const Parameters& p, u32 feature, u32 token) : p(p), token(token) {
+        #pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 row = feature + 8 * high;
+            const bool inside = row < p.features;
+            scale[high] = p.alpha * (p.feature_scales && inside ? p.feature_scales[row] : 1.0f);
+            bias[high] = p.bias && inside ? Result<OUTPUT>::bias(p.bias, row) : 0.0f;
+        }
+    }
+
+    // Of the sums of both features and of the thread's tokens that are `column` after its first two.
+    template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
+        float by_token[2] = {1.0f, 1.0f};
+        if (EPILOGUE && p.token_scales) {
+            #pragma unroll
+            for (int odd = 0; odd < 2; odd++) by_token[odd] = p.token_scales[min(token + column + odd, p.tokens - 1)];
+        }
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float value = (float)sums[i];
+            if (EPILOGUE) value = activated<ACTIVATION>(fmaf(value, scale[i / 2] * by_token[i % 2], bias[i / 2]));
+            results[i] = Result<OUTPUT>::of(sums[i], value);
+        }
+    }
+};
+
+// Eight tokens of the warp's sixteen features, to their place in a tile for the copy engine: rows of 64 features, swizzled.
+__device__ __forceinline__ void place(u32 tile, u32 eight, u32 low, u32 high) {
+    const u32 lane = threadIdx.x % 32, row = eight * 8 + lane % 8, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
+    store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
+}
+
+// Takes results out of a warpgroup's registers, a piece of 64 features and CHUNK tokens after the other.
+struct Storer {
+    const Parameters& p;
+    // Of the block's shared memory, the start; of the warpgroup's buffers, the next one.
+    u32 shared;
+    u32 buffer;
+
+    __device__ __forceinline__ u32 group() const { return threadIdx.x / 128; }
+    // Shared memory for the thread's own sums.
+    __device__ __forceinline__ u32 own() const { return shared + AT_SUMS + group() * SUM_BYTES + threadIdx.x % 128 * 16; }
+
+    // From registers at once; features of a token are contiguous.
+    template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
+        const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
+        #pragma unroll
+        for (int eight = 0; eight < CHUNK / 8; eight += 2) {
+            const int sum = FIRST / 2 + 4 * eight;
+            const u32 low = rounded(all[sum], all[sum + 1]), high = rounded(all[sum + 2], all[sum + 3]);
+            if (eight + 1 == CHUNK / 8) {
+                place(at, eight, low, high);
+                break;
+            }
+            const u32 row = eight * 8 + lane / 16 * 8 + lane % 8;
+            store_transposed(at + row * 128 + ((column ^ row % 8) << 4), low, high, rounded(all[sum + 4], all[sum + 5]), rounded(all[sum + 6], all[sum + 7]));
+        }
+    }
+
+    // To the thread's own shared memory: so the code for one result is there once, not once for every register.
+    template <int FIRST> __device__ __forceinline__ void set_down(const Sum (&all)[TOKENS / 2]) const {
+        #pragma unroll
+        for (int eight = 0; eight < CHUNK / 8; eight++) {
+            const int sum = FIRST / 2 + 4 * eight;
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(own() + eight * 2048), "r"(bits_of(all[sum])), "r"(bits_of(all[sum + 1])),
+                         "r"(bits_of(all[sum + 2])), "r"(bits_of(all[sum + 3]))
+                         : "memory");
+        }
+    }
+
+    template <int ACTIVATION> __device__ __forceinline__ void pick_up(u32 at, u32 feature, u32 token) const {
+        const u32 lane = threadIdx.x % 32, row = feature + threadIdx.x % 128 / 32 * 16 + lane / 4, column = token + lane % 4 * 2;
+        const Finisher finisher(p, row, column);
+        #pragma unroll 3
+        for (u32 eight = 0; eight < CHUNK / 8; eight++) {
+            u32 words[4];
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(own() + eight * 2048) : "memory");
+            Sum sums[4];
+            #pragma unroll
+            for (int i = 0; i < 4; i++) of_bits(sums[i], words[i]);
+            Out results[4];
+            finisher.finish<ACTIVATION>(sums, eight * 8, results);
+            if (STORE == STORE_TILES) {
+                place(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
+            } else {
+                store(results, row, column + eight * 8);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void pick_up_finished(u32 at, u32 feature, u32 token) const {
+        if (EPILOGUE && p.activation == RELU) return pick_up<RELU>(at, feature, token);
+        if (EPILOGUE && p.activation == GELU) return pick_up<GELU>(at, feature, token);
+        if (EPILOGUE && p.activation == SILU) return pick_up<SILU>(at, feature, token);
+        pick_up<NONE>(at, feature, token);
+    }
+
+    // Of features `row` and `row + 8`, and of tokens `column` and `column + 1`, in any order and for any alignment.
+    __device__ __forceinline__ void store(const Out (&results)[4], u32 row, u32 column) const {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 f = row + i / 2 * 8, t = column + i % 2;
+            if (f < p.features && t < p.tokens) ((Out*)p.out_data)[f * p.out_stride_feature + t * p.out_stride_token] = results[i];
+        }
+    }
+
+    __device__ __forceinline__ u32 begin() const {
+        if (threadIdx.x % 128 == 0) stores_have_read<OUT_BUFFERS == 0 ? 0 : OUT_BUFFERS - 1>();
+        named_barrier(1 + group(), 128);
+        return shared + AT_OUT + (group() * OUT_BUFFERS + buffer) * OUT_BYTES;
+    }
+    __device__ __forceinline__ void end(u32 at, u32 feature, u32 token) {
+        show_to_copies();
+        named_barrier(1 + group(), 128);
+        if (threadIdx.x % 128 == 0) store_tile(&p.out, feature, token, at);
+        buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
+    }
+
+    // Everything: 64 features for each block.
+    __device__ __forceinline__ void operator()(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+        constexpr int PIECES = TOKENS / CHUNK;
+        if constexpr (STORE == STORE_TILES && !EPILOGUE) {
+            unrolled<BLOCKS * PIECES>([&](auto piece) {
+                constexpr int BLOCK = decltype(piece)::value / PIECES, FIRST = decltype(piece)::value % PIECES * CHUNK;
+                const u32 at = begin();
+                round<FIRST>(sums[BLOCK], at);
+                end(at, feature + BLOCK * 64, token + FIRST);
+            });
+        } else {
+            #pragma unroll 1
+            for (u32 piece = 0; piece < BLOCKS * PIECES; piece++) {
+                unrolled<BLOCKS * PIECES>([&](auto which) {
+                    constexpr int WHICH = decltype(which)::value;
+                    if (piece == WHICH) set_down<WHICH % PIECES * CHUNK>(sums[WHICH / PIECES]);
+                });
+                const u32 first_feature = feature + piece / PIECES * 64, first_token = token + piece % PIECES * CHUNK;
+                if constexpr (STORE == STORE_TILES) {
+                    const u32 at = begin();
+                    pick_up_finished(at, first_feature, first_token);
+                    end(at, first_feature, first_token);
+                } else {
+                    pick_up_finished(0, first_feature, first_token);
+                }
+            }
+        }
+    }
+};
+
+// A warpgroup that multiplies.
+__device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 rank) {
+    const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    Sum sums[BLOCKS][TOKENS / 2];
+    const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW), x = operand<X_ROW>(shared + AT_X);
+    // The thread's metadata of its first atom: see the orders in `twofour::layout::sm90`.
+    const u32 row = warp * 16 + lane / 4;
+    const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
+    const u32 meta = shared + AT_META + group * BLOCKS * ATOM_BYTES + 4 * word;
+    Storer store{p, shared, 0};
+    u32 stage = 0, parity = 0;
+
+    // A stage may be filled again once every warp of the cluster has said so.
+    const auto release = [&](u32 stage) {
+        const u32 empty = shared + AT_EMPTY + 8 * stage;
+        if (CLUSTER == 1) {
+            if (lane == 0) barrier_arrive(empty);
+        } else if (lane < CLUSTER) {
+            barrier_arrive_at(empty, lane);
+        }
+    };
+    constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
+    // One step; the one before it is over once this one has begun.
+    u32 before = 0;
+    const auto step = [&](auto first, u32 (&codes)[BLOCKS][WORDS]) {
+        constexpr bool FIRST = decltype(first)::value;
+        barrier_wait(shared + AT_FULL + 8 * stage, parity);
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            const u32 at = meta + stage * META_BYTES + block * ATOM_BYTES;
+            #pragma unroll
+            for (int i = 0; i < WORDS; i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[block][i]) : "r"(at + 8 * i));
+        }
+        const u64 w_now = operand_after(weight, stage * W_BYTES), x_now = operand_after(x, stage * X_BYTES);
+        products_begin();
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            const u64 w = operand_after(w_now, block * 64 * W_ROW);
+            if constexpr (FIRST) {
+                first_product<0>(sums[block], w, x_now, codes[block][0]);
+            } else {
+                product<0>(sums[block], w, x_now, codes[block][0]);
+            }
+        }
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            const u64 w = operand_after(w_now, block * 64 * W_ROW + W_ROW / 2);
+            const u64 x = operand_after(x_now, X_ROW / 2);
+            product<ELEMENT_BYTES == 2 ? 1 : 0>(sums[block], w, x, codes[block][WORDS - 1]);
+        }
+        products_commit();
+        products_wait<1>();
+        if (!FIRST) release(before);
+        before = stage;
+        next_stage(stage, parity);
+    };
+
+    for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {
+        const Tile tile = tile_of(p, index);
+        // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
+        u32 codes[2][BLOCKS][WORDS];
+        step(Int<1>(), codes[0]);
+        for (u32 left = p.steps - 1; left != 0; left--) {
+            step(Int<0>(), codes[1]);
+            if (--left == 0) break;
+            step(Int<0>(), codes[0]);
+        }
+        products_wait<0>();
+        release(before);
+
+        store(sums, (tile.feature * CLUSTER + rank) * FEATURES + group * BLOCKS * 64, tile.token * TOKENS);
+    }
+    if (STORE == STORE_TILES && thread == 0) stores_are_done();
+}
+
+extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(const __grid_constant__ Parameters p) {
+    extern __shared__ u8 memory[];
+    const u32 shared = (shared_address(memory) + 1023) & ~1023u;
+    const u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
+    if (threadIdx.x == 0) {
+        for (u32 stage = 0; stage < STAGES; stage++) {
+            barrier_init(shared + AT_FULL + 8 * stage, 1);
+            barrier_init(shared + AT_EMPTY + 8 * stage, WARPGROUPS * 4 * CLUSTER);
+        }
+        barriers_are_ready();
+    }
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+    if (threadIdx.x >= WARPGROUPS * 128) {
+        give_registers<REGISTERS_LEFT>();
+        if (threadIdx.x == WARPGROUPS * 128) feed(p, shared, rank);
+    } else {
+        take_registers<REGISTERS_TAKEN>();
+        multiply(p, shared, rank);
+    }
+    // Nobody goes while another of the cluster may still send to it.
+    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+}

@@ -1,0 +1,111 @@
+// Hopper's own instructions: barriers in shared memory, the bulk copy engine (TMA), clusters and warpgroups.
+
+// A description of a matrix in memory for the copy engine; the driver fills it in.
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// ---- Barriers. An address is one of shared memory.
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes barriers known to the copy engine and to the cluster.
+__device__ __forceinline__ void barriers_are_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Arrives, and lets the phase wait for so many bytes from the copy engine.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives at the barrier of that address in another block of the cluster. A plain arrival: `.release.cluster` would become a fence of all memory.
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(rank)
+        : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+// A barrier of some of the block's warps.
+__device__ __forceinline__ void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- Copies. Coordinates count elements, the contiguous axis first; what lies outside the matrix is read as zeros and not written.
+
+__device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x),
+                 "r"(y), "r"(barrier)
+                 : "memory");
+}
+// To the same place of every block of the cluster that has a bit in `blocks`.
+__device__ __forceinline__ void copy_tile_to_many(u32 to, const TensorMap* map, u32 x, u32 y, u32 barrier, u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+                 : "memory");
+}
+__device__ __forceinline__ void store_tile(const TensorMap* map, u32 x, u32 y, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all but the last `LEFT` stores of this thread have read what they store.
+template <int LEFT> __device__ __forceinline__ void stores_have_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ void stores_are_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What this thread wrote to shared memory is for the copy engine to see.
+__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- Clusters.
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+    cluster_arrive();
+    cluster_wait();
+}
+
+// ---- Warpgroups.
+
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Where a tile lies in shared memory: rows of 64 or 128 bytes, swizzled as wide, groups of eight rows after each other.
+template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
+    const u64 swizzle = ROW_BYTES == 64 ? 2 : 1;
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(8 * ROW_BYTES >> 4) << 32 | swizzle << 62;
+}
+// The operand so many bytes on.
+__device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
+
+// ---- Eight by eight 16-bit elements at a time from registers to shared memory, transposed.
+
+__device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}

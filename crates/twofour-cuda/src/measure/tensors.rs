@@ -1,0 +1,128 @@
+//! Random tensors for products on a GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DriverError};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use twofour::{Compressed, F8E4M3, layout::sm90};
+
+use crate::{Element, Error, Result, prune::expect_multiple};
+
+/// The six codes of a group.
+const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
+
+/// Numbers without a pattern, the same at every run (splitmix64, Steele, Lea and Flood 2014), each from its place alone.
+fn bits(seed: u64, place: usize) -> u64 {
+    let mut z = (seed << 40).wrapping_add((place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A bell-shaped number: the sum of four.
+fn number(bits: u64) -> f32 {
+    (0..4).map(|i| ((bits >> (16 * i)) & 0xFFFF) as f32 / 32768.0 - 1.0).sum::<f32>()
+}
+
+/// An element's bytes: a bell-shaped number, or for i8 a uniform one.
+fn element(element: Element, bits: u64) -> [u8; 2] {
+    match element {
+        Element::F16 => f16::from_f32(number(bits)).to_le_bytes(),
+        Element::BF16 => bf16::from_f32(number(bits)).to_le_bytes(),
+        Element::I8 => [(bits >> 8) as u8, 0],
+        _ => [e4m3(number(bits)), 0],
+    }
+}
+
+/// The nearest below in magnitude of the 8-bit float with four bits of exponent.
+fn e4m3(value: f32) -> u8 {
+    let magnitude = value.abs().min(448.0);
+    let sign = if value < 0.0 { 0x80 } else { 0 };
+    let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
+    if magnitude < 2f32.powi(-6) {
+        return sign | (magnitude * 512.0) as u8;
+    }
+    sign | ((exponent + 7) as u8) << 3 | (magnitude.to_bits() >> 20 & 7) as u8
+}
+
+/// A dense tensor of bell-shaped numbers, for i8 of uniform ones; the same for the same seed.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::Driver`].
+pub fn random(stream: &Arc<CudaStream>, kind: Element, len: usize, seed: u64) -> Result<CudaSlice<u8>> {
+    let width = kind.bytes();
+    let mut bytes = vec![0u8; len * width];
+    bytes.par_chunks_mut(width << 16).enumerate().for_each(|(chunk, bytes)| {
+        for (i, to) in bytes.chunks_mut(width).enumerate() {
+            to.copy_from_slice(&element(kind, bits(seed, (chunk << 16) + i))[..width]);
+        }
+    });
+    stream.clone_htod(&bytes).map_err(failed)
+}
+
+/// A random 2:4 weight: as it is, and compressed with metadata in the order of the products on sm_90.
+#[derive(Debug)]
+pub struct RandomWeight {
+    /// `[rows, cols]`.
+    pub dense: CudaSlice<u8>,
+    /// `[rows, cols / 2]`.
+    pub values: CudaSlice<u8>,
+    /// In [`crate::gemm::Gemm::meta_order_of`] the element type.
+    pub meta: CudaSlice<u8>,
+}
+
+impl RandomWeight {
+    /// Of that shape: rows must be a multiple of 64, and columns of 64, of 128 for 8-bit elements.
+    ///
+    /// # Errors
+    /// [`Error::Multiple`], [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn new(stream: &Arc<CudaStream>, kind: Element, rows: usize, cols: usize) -> Result<Self> {
+        let width = kind.bytes();
+        expect_multiple("rows of a random weight", rows, 64)?;
+        expect_multiple("columns of a random weight", cols, 128 / width)?;
+        let code = |group: usize| CODES[(bits(7, group) >> 32) as usize % 6];
+        let mut dense = vec![0u8; rows * cols * width];
+        let mut values = vec![0u8; rows * cols / 2 * width];
+        const GROUPS: usize = 1 << 14;
+        dense.par_chunks_mut(4 * GROUPS * width).zip(values.par_chunks_mut(2 * GROUPS * width)).enumerate().for_each(
+            |(chunk, (dense, values))| {
+                let groups = dense.chunks_mut(4 * width).zip(values.chunks_mut(2 * width));
+                for (i, (dense, values)) in groups.enumerate() {
+                    let group = chunk * GROUPS + i;
+                    let code = code(group);
+                    for (j, place) in [code & 3, code >> 2].into_iter().enumerate() {
+                        let bytes = element(kind, bits(3, 2 * group + j));
+                        values[j * width..][..width].copy_from_slice(&bytes[..width]);
+                        dense[place as usize * width..][..width].copy_from_slice(&bytes[..width]);
+                    }
+                }
+            },
+        );
+        let words = (0..rows * cols / 32).into_par_iter();
+        let words: Vec<u32> = words.map(|w| (0..8).fold(0, |word, i| word | code(8 * w + i) << (4 * i))).collect();
+        // Values do not matter for the order.
+        let meta: Vec<u8> = if width == 2 {
+            let weight = Compressed::from_parts(rows, cols, vec![bf16::ONE; rows * cols / 2], words).map_err(wrong)?;
+            sm90::encode_16(&weight, sm90::TileK::K64).map_err(wrong)?.iter().flat_map(|w| w.to_le_bytes()).collect()
+        } else {
+            let weight =
+                Compressed::from_parts(rows, cols, vec![F8E4M3(0x38); rows * cols / 2], words).map_err(wrong)?;
+            sm90::encode_8(&weight, sm90::TileK::K128).map_err(wrong)?.iter().flat_map(|w| w.to_le_bytes()).collect()
+        };
+        Ok(Self {
+            dense: stream.clone_htod(&dense).map_err(failed)?,
+            values: stream.clone_htod(&values).map_err(failed)?,
+            meta: stream.clone_htod(&meta).map_err(failed)?,
+        })
+    }
+}
+
+fn failed(error: DriverError) -> Error {
+    Error::driver("making random tensors", error)
+}
+
+/// The shape was looked at before.
+fn wrong(error: twofour::Error) -> Error {
+    Error::Random(error.to_string())
+}

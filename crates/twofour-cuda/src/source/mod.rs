@@ -1,0 +1,93 @@
+//! The kernels' sources, which this crate carries.
+
+mod wgmma;
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    Architecture, Element,
+    gemm::{sm90, stream},
+};
+
+/// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Pruning and compressing ([`crate::prune`]) weights of one type to values of another.
+    Prune {
+        /// What the weights are made of.
+        input: Element,
+        /// What the values are made of.
+        output: Element,
+    },
+    /// Reading memory ([`crate::read`]).
+    Read,
+    /// A product on the tensor cores of sm_90a ([`crate::gemm`]).
+    GemmSm90(sm90::Variant),
+    /// The same for few tokens.
+    StreamSm90(stream::Variant),
+}
+
+const COMMON: &str = include_str!("../kernels/common.cuh");
+const EPILOGUE: &str = include_str!("../kernels/epilogue.cuh");
+const HOPPER: &str = include_str!("../kernels/hopper.cuh");
+
+impl Source {
+    /// Every source that a program may come to need.
+    pub fn all() -> Vec<Source> {
+        use Element::{BF16, F16, F32};
+        let prune = [(F32, F16), (F32, BF16), (F16, F16), (BF16, BF16)];
+        let prune = prune.into_iter().map(|(input, output)| Source::Prune { input, output });
+        let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
+        let streamed = stream::Variant::all().into_iter().map(Source::StreamSm90);
+        prune.chain([Source::Read]).chain(tiled).chain(streamed).collect()
+    }
+
+    /// Its name, of its file and what it is defined for.
+    pub fn name(&self) -> String {
+        match self {
+            Source::Prune { input, output } if input == output => format!("prune-{input}"),
+            Source::Prune { input, output } => format!("prune-{input}-{output}"),
+            Source::Read => "read".into(),
+            Source::GemmSm90(variant) => format!("gemm-sm90-{}", variant.name()),
+            Source::StreamSm90(variant) => format!("stream-sm90-{}", variant.name()),
+        }
+    }
+
+    /// Whether it is for that architecture.
+    pub fn is_for(&self, architecture: Architecture) -> bool {
+        match self {
+            Source::Prune { .. } | Source::Read => true,
+            Source::GemmSm90(_) | Source::StreamSm90(_) => architecture.capability() == (9, 0),
+        }
+    }
+
+    /// The whole text.
+    pub fn text(&self) -> String {
+        let file = |name: &str, text: &str| format!("#line 1 \"{name}\"\n{text}\n");
+        let common = file("common.cuh", COMMON);
+        let hopper = |element, tokens, definitions: String, kernel: String| {
+            let products = file("products", &wgmma::products(element, tokens));
+            definitions + &common + &file("hopper.cuh", HOPPER) + &products + &file("epilogue.cuh", EPILOGUE) + &kernel
+        };
+        match self {
+            Source::Prune { input, output } => {
+                let definitions = format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition());
+                definitions + &common + &file("prune.cu", include_str!("../kernels/prune.cu"))
+            }
+            Source::Read => common + &file("read.cu", include_str!("../kernels/read.cu")),
+            Source::GemmSm90(variant) => {
+                let kernel = file("gemm_sm90.cu", include_str!("../kernels/gemm_sm90.cu"));
+                hopper(variant.element, variant.tile.tokens, variant.definitions(), kernel)
+            }
+            Source::StreamSm90(variant) => {
+                let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
+                hopper(variant.element, variant.tokens, variant.definitions(), kernel)
+            }
+        }
+    }
+
+    /// The text's SHA-256.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        Sha256::digest(self.text()).into()
+    }
+}

@@ -1,0 +1,38 @@
+//! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
+
+use crate::Element;
+
+/// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
+/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
+pub(super) fn products(element: Element, tokens: u32) -> String {
+    let sum = if element == Element::I8 { "int" } else { "float" };
+    format!("typedef {sum} Sum;\n{}{}", product(element, tokens, true), product(element, tokens, false))
+}
+
+fn product(element: Element, tokens: u32, first: bool) -> String {
+    let registers = tokens / 2;
+    let constraint = if element == Element::I8 { "r" } else { "f" };
+    let (depth, types, tail) = match element {
+        Element::F16 => (32, "f32.f16.f16", ", 1, 1, 0, 0"),
+        Element::BF16 => (32, "f32.bf16.bf16", ", 1, 1, 0, 0"),
+        Element::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
+        Element::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
+        _ => (64, "s32.s8.s8", ""),
+    };
+    // What is only written need not be kept for this: the compiler may use the registers in between.
+    let (name, access) = if first { ("first_product", '=') } else { ("product", '+') };
+    let list = |of: &dyn Fn(u32) -> String| (0..registers).map(of).collect::<Vec<_>>().join(", ");
+    let places = list(&|i| format!("%{i}"));
+    let outputs = list(&|i| format!("\"{access}{constraint}\"(sums[{i}])"));
+    let accumulate = u32::from(!first);
+    let [w, x, codes, selector] = std::array::from_fn(|i| registers as usize + i);
+    format!(
+        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], u64 w, u64 x, u32 codes) {{
+    asm volatile(\"{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0;\\n\"
+                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, %{w}, %{x}, %{codes}, %{selector}, p{tail};}}\\n\"
+                 : {outputs}
+                 : \"l\"(w), \"l\"(x), \"r\"(codes), \"n\"(SELECTOR));
+}}
+"
+    )
+}

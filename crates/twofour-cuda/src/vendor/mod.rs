@@ -1,0 +1,24 @@
+//! NVIDIA's own products, found at run time: what ours are measured against, and engines that may be chosen.
+//!
+//! | library | what | module |
+//! |---|---|---|
+//! | cuBLASLt | dense weights | [`cublaslt`] |
+//! | cuSPARSELt | 2:4 weights, in buffers of its own that mean nothing elsewhere and are never written to disk | [`cusparselt`] |
+
+pub mod cublaslt;
+pub mod cusparselt;
+
+use crate::Element;
+
+/// As the libraries number element types.
+fn data_type(element: Element) -> u32 {
+    match element {
+        Element::F32 => 0,
+        Element::F16 => 2,
+        Element::BF16 => 14,
+        Element::I8 => 3,
+        Element::I32 => 10,
+        Element::E4M3 => 28,
+        Element::E5M2 => 29,
+    }
+}

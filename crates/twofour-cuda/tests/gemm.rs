@@ -1,0 +1,417 @@
+//! On a device: products are those of a reference in f64, within what the types can hold, and nothing else is written. Without a device the tests
+//! skip.
+
+mod support;
+
+use cudarc::driver::CudaSlice;
+use half::{bf16, f16};
+use support::{Bench, device};
+use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
+use twofour_cuda::{
+    Architecture, Element, Error,
+    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem},
+    prune::Packed,
+};
+
+/// An element type that the kernels multiply.
+trait Number: twofour::Element {
+    const ELEMENT: Element;
+    fn of(value: f32) -> Self;
+    fn value(self) -> f64;
+    fn bytes(self) -> Vec<u8>;
+    fn meta(weight: &Compressed<Self>) -> Vec<u8>;
+}
+
+fn meta_16<T: twofour::Element>(weight: &Compressed<T>) -> Vec<u8> {
+    sm90::encode_16(weight, sm90::TileK::K64).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn meta_8<T: twofour::Element>(weight: &Compressed<T>) -> Vec<u8> {
+    sm90::encode_8(weight, sm90::TileK::K128).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+macro_rules! number {
+    ($type:ty, $element:ident, $meta:ident, $of:expr, $value:expr, $bytes:expr) => {
+        impl Number for $type {
+            const ELEMENT: Element = Element::$element;
+            fn of(value: f32) -> Self {
+                $of(value)
+            }
+            fn value(self) -> f64 {
+                $value(self)
+            }
+            fn bytes(self) -> Vec<u8> {
+                $bytes(self)
+            }
+            fn meta(weight: &Compressed<Self>) -> Vec<u8> {
+                $meta(weight)
+            }
+        }
+    };
+}
+
+number!(f16, F16, meta_16, f16::from_f32, f16::to_f64, |v: f16| v.to_le_bytes().to_vec());
+number!(bf16, BF16, meta_16, bf16::from_f32, bf16::to_f64, |v: bf16| v.to_le_bytes().to_vec());
+number!(i8, I8, meta_8, |v: f32| (v * 20.0) as i8, f64::from, |v: i8| v.to_le_bytes().to_vec());
+// Any bits but those of NaN and infinity will do for 8-bit floats; small exponents keep sums tame.
+number!(
+    F8E4M3,
+    E4M3,
+    meta_8,
+    |v: f32| F8E4M3(if v < 0.0 { 0x80 } else { 0 } | ((v.abs() * 32.0) as u8 + 0x20) & 0x7F),
+    |v: F8E4M3| f64::from(v.to_f32()),
+    |v: F8E4M3| vec![v.0]
+);
+number!(
+    F8E5M2,
+    E5M2,
+    meta_8,
+    |v: f32| F8E5M2(if v < 0.0 { 0x80 } else { 0 } | ((v.abs() * 16.0) as u8 + 0x30) & 0x7F),
+    |v: F8E5M2| f64::from(v.to_f32()),
+    |v: F8E5M2| vec![v.0]
+);
+
+/// A source of numbers between -2 and 2, more of them near 0.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as u32
+    }
+
+    fn number(&mut self) -> f32 {
+        (0..4).map(|_| self.bits() as f32 / 2f32.powi(31) - 0.5).sum()
+    }
+}
+
+const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
+
+/// A weight with random values and codes.
+fn weight<T: Number>(random: &mut Random, rows: usize, cols: usize) -> Compressed<T> {
+    let values = (0..rows * cols / 2).map(|_| T::of(random.number())).collect();
+    let word = |random: &mut Random| (0..8).fold(0, |word, i| word | CODES[random.bits() as usize % 6] << (4 * i));
+    let meta = (0..rows * cols / 32).map(|_| word(random)).collect();
+    Compressed::from_parts(rows, cols, values, meta).unwrap()
+}
+
+fn bytes_of<T: Number>(values: &[T]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.bytes()).collect()
+}
+
+/// The value of a result, and how far it may be from the true one, relatively.
+fn result(bytes: &[u8], output: Element) -> (f64, f64) {
+    match output {
+        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-11)),
+        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-8)),
+        Element::F32 => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), 2f64.powi(-22)),
+        Element::I32 => (f64::from(i32::from_le_bytes(bytes.try_into().unwrap())), 0.0),
+        other => panic!("no result is {other}"),
+    }
+}
+
+/// What an activation makes of a number.
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => x.max(0.0),
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
+        Activation::Silu => x / (1.0 + (-x).exp()),
+    }
+}
+
+/// The error function by its series, and by its continued fraction where that is the better one.
+fn erf(x: f64) -> f64 {
+    if x.abs() < 2.5 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..80 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        return sum * 2.0 / std::f64::consts::PI.sqrt();
+    }
+    let z = x.abs();
+    let fraction = (1..60).rev().fold(z, |below, n| z + f64::from(n) / 2.0 / below);
+    x.signum() * (1.0 - (-z * z).exp() / fraction / std::f64::consts::PI.sqrt())
+}
+
+#[test]
+fn the_references_error_function() {
+    for (x, expected) in [(0.5, 0.5204998778130465), (2.0, 0.9953222650189527), (3.0, 0.9999779095030014)] {
+        assert!((erf(x) - expected).abs() < 1e-13 && (erf(-x) + expected).abs() < 1e-13, "{x}");
+    }
+}
+
+/// Bytes after the result that must stay as they are.
+const GUARD: usize = 4096;
+
+struct Case {
+    features: usize,
+    tokens: usize,
+    reduction: usize,
+    output: Element,
+    order: Order,
+    method: Option<Method>,
+    activation: Option<Activation>,
+}
+
+fn check<T: Number>(bench: &Bench, case: &Case) {
+    let &Case { features, tokens, reduction, output, order, method, activation } = case;
+    let epilogue = activation.is_some();
+    let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, order, epilogue };
+    let gemm = match method {
+        Some(method) => Gemm::with(&bench.device, problem, method),
+        None => Gemm::new(&bench.device, problem),
+    }
+    .unwrap();
+    let what = format!("{} for {problem:?}", gemm.kernel());
+    let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
+    let w = weight::<T>(&mut random, features, reduction);
+    let x: Vec<T> = (0..tokens * reduction).map(|_| T::of(random.number())).collect();
+    let scales = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
+    let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
+    let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
+    let bias_bytes: Vec<u8> = match output {
+        Element::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
+        Element::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
+        _ => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+    };
+    let alpha = if epilogue { 0.0625 } else { 1.0 };
+
+    let values = bench.up(&bytes_of(w.values()));
+    let meta = bench.up(&T::meta(&w));
+    let x_there = bench.up(&bytes_of(&x));
+    let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
+    let (by_feature_there, by_token_there) = (bench.up(&by_feature), bench.up(&by_token));
+    let bias_there = bench.up(&bias_bytes);
+    let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
+    let operands = Operands { weight: packed, x: bench.at(&x_there), out: bench.at(&out) };
+    let after = match activation {
+        None => Epilogue::default(),
+        Some(activation) => Epilogue {
+            alpha,
+            feature_scales: Some(bench.at(&by_feature_there)),
+            token_scales: Some(bench.at(&by_token_there)),
+            bias: Some(bench.at(&bias_there)),
+            activation,
+        },
+    };
+    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+    unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
+    let found = bench.down(&out);
+    assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+
+    let dense: Vec<f64> = w.to_dense().into_iter().map(T::value).collect();
+    let x: Vec<f64> = x.into_iter().map(T::value).collect();
+    // Sums are in f32, and less exact for 8-bit floats on Hopper.
+    let of_sums = match T::ELEMENT {
+        Element::E4M3 | Element::E5M2 => 2e-3,
+        Element::I8 => 0.0,
+        _ => 2e-6,
+    };
+    for t in 0..tokens {
+        let row = &x[t * reduction..][..reduction];
+        for f in 0..features {
+            // All of a small result; of a large one, its edges and a sample.
+            let edge = f < 2 || t < 2 || f + 2 >= features || t + 2 >= tokens;
+            if features * tokens > 40_000 && !edge && !random.bits().is_multiple_of(61) {
+                continue;
+            }
+            let terms = dense[f * reduction..][..reduction].iter().zip(row).map(|(w, x)| w * x);
+            let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            if epilogue {
+                let scale = f64::from(alpha * by_feature[f] * by_token[t]);
+                (sum, size) = (sum * scale + f64::from(bias[f]), size * scale.abs());
+                sum = activated(activation.unwrap(), sum);
+            }
+            let at = match order {
+                Order::TokensFirst => t * features + f,
+                Order::FeaturesFirst => f * tokens + t,
+            };
+            let (value, precision) = result(&found[at * output.bytes()..][..output.bytes()], output);
+            let finishing = if epilogue { 4e-7 * (sum.abs() + 1.0) } else { 0.0 };
+            let allowed = sum.abs() * precision + size * of_sums + finishing;
+            assert!(
+                (value - sum).abs() <= allowed,
+                "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"
+            );
+        }
+    }
+}
+
+/// A device whose tensor cores the kernels are for.
+fn bench() -> Option<Bench> {
+    let device = device()?;
+    if device.architecture() != Architecture::SM_90 {
+        eprintln!("skipped: not a Hopper GPU");
+        return None;
+    }
+    Some(Bench::new(device))
+}
+
+const SHAPES: [(usize, usize, usize); 12] = [
+    (64, 1, 128),
+    (64, 7, 256),
+    (192, 13, 128),
+    (320, 33, 1152),
+    (4096, 1, 2048),
+    (128, 64, 3968),
+    (256, 200, 384),
+    (320, 201, 128),
+    (576, 131, 1024),
+    (1024, 400, 512),
+    (64, 1300, 640),
+    (1088, 777, 128),
+];
+
+fn products<T: Number>(outputs: &[Element]) {
+    let Some(bench) = bench() else { return };
+    let case = |(features, tokens, reduction), output, order, activation| Case {
+        features,
+        tokens,
+        reduction,
+        output,
+        order,
+        method: None,
+        activation,
+    };
+    let by_all_methods = |case: Case| {
+        let Case { features, tokens, reduction, output, order, activation, .. } = case;
+        let epilogue = activation.is_some();
+        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, order, epilogue };
+        for method in Method::all(problem).into_iter().map(Some).chain([None]) {
+            check::<T>(&bench, &Case { method, ..case });
+        }
+    };
+    for &output in outputs {
+        for shape in SHAPES {
+            by_all_methods(case(shape, output, Order::TokensFirst, None));
+            check::<T>(&bench, &case(shape, output, Order::FeaturesFirst, None));
+        }
+        if output == Element::I32 {
+            continue;
+        }
+        for (i, activation) in
+            [Activation::None, Activation::Relu, Activation::Gelu, Activation::Silu].into_iter().enumerate()
+        {
+            by_all_methods(case(SHAPES[2], output, Order::TokensFirst, Some(activation)));
+            by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, Some(activation)));
+            check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)));
+        }
+    }
+}
+
+#[test]
+fn f16_products() {
+    products::<f16>(&[Element::F16, Element::F32]);
+}
+
+#[test]
+fn bf16_products() {
+    products::<bf16>(&[Element::BF16, Element::F32]);
+}
+
+#[test]
+fn e4m3_products() {
+    products::<F8E4M3>(&[Element::BF16, Element::F16, Element::F32]);
+}
+
+#[test]
+fn e5m2_products() {
+    products::<F8E5M2>(&[Element::BF16, Element::F16, Element::F32]);
+}
+
+#[test]
+fn i8_products() {
+    products::<i8>(&[Element::BF16, Element::F16, Element::I32]);
+}
+
+#[test]
+fn a_long_product_with_many_rounds_of_tiles() {
+    let Some(bench) = bench() else { return };
+    let case = Case {
+        features: 4096,
+        tokens: 13008,
+        reduction: 64,
+        output: Element::BF16,
+        order: Order::TokensFirst,
+        method: None,
+        activation: None,
+    };
+    check::<bf16>(&bench, &case);
+}
+
+/// Few and many tokens, captured once and replayed.
+#[test]
+fn calls_can_be_captured_in_a_graph() {
+    let Some(bench) = bench() else { return };
+    let mut random = Random(11);
+    let (features, reduction) = (512, 512);
+    let w = weight::<bf16>(&mut random, features, reduction);
+    let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
+    let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
+    for tokens in [5, 400] {
+        let problem = Problem {
+            element: Element::BF16,
+            output: Element::BF16,
+            features,
+            tokens,
+            reduction,
+            order: Order::TokensFirst,
+            epilogue: false,
+        };
+        let gemm = Gemm::new(&bench.device, problem).unwrap();
+        let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
+        let x = bench.up(&bytes_of(&x));
+        let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
+        let places = [bench.at(&outs[0]), bench.at(&outs[1])];
+        let x_place = bench.at(&x);
+        let run = |out| {
+            let operands = Operands { weight: packed, x: x_place, out };
+            // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+            unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
+        };
+        run(places[0]);
+        bench.wait();
+        let graph = bench.captured(|| run(places[1]));
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]), "{tokens} tokens");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let problem = Problem {
+        element: Element::BF16,
+        output: Element::BF16,
+        features: 64,
+        tokens: 8,
+        reduction: 64,
+        order: Order::TokensFirst,
+        epilogue: false,
+    };
+    let plan = |problem| Gemm::new(&bench.device, problem);
+    let few = Method::all(problem)[0];
+    assert!(matches!(
+        Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few),
+        Err(Error::Dimension { what: "tokens", size: 9 })
+    ));
+    assert!(matches!(plan(Problem { output: Element::F16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { features: 96, ..problem }), Err(Error::Multiple { found: 96, multiple: 64, .. })));
+    assert!(matches!(plan(Problem { reduction: 32, ..problem }), Err(Error::Multiple { found: 32, multiple: 64, .. })));
+    assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    assert!(matches!(plan(Problem { tokens: usize::MAX, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    let gemm = plan(problem).unwrap();
+    let memory = bench.poisoned(1 << 16, 0u32);
+    let at = bench.at(&memory);
+    let operands = Operands { weight: Packed { values: at, meta: at }, x: at, out: at };
+    // SAFETY: none of these calls launches anything.
+    let run = |operands, epilogue| unsafe { gemm.run(bench.stream(), operands, epilogue) };
+    let plain = Epilogue::default();
+    assert!(matches!(run(Operands { x: at + 8, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
+    assert!(matches!(run(Operands { out: 0, ..operands }, plain), Err(Error::Pointer { what: "result", .. })));
+    assert!(matches!(run(operands, Epilogue { alpha: 2.0, ..plain }), Err(Error::Epilogue)));
+}

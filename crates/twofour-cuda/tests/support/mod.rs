@@ -1,0 +1,93 @@
+//! A device and memory on it, for tests.
+
+// Not every test needs all of it.
+#![allow(dead_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaGraph, CudaSlice, CudaStream, DevicePtr, DeviceRepr,
+    sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
+};
+use twofour_cuda::{
+    Device, Error, Stream,
+    dispatch::Dispatcher,
+    engine::{Engine, Product, Weight},
+    gemm::Problem,
+};
+
+/// The first device, or a word on why the test does nothing.
+pub(crate) fn device() -> Option<Device> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error @ (Error::NoDriver | Error::NoDevice { .. })) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A device, a stream of its own, and memory on it.
+pub(crate) struct Bench {
+    pub(crate) device: Device,
+    stream: Arc<CudaStream>,
+}
+
+impl Bench {
+    pub(crate) fn new(device: Device) -> Self {
+        let stream = device.context().new_stream().unwrap();
+        Self { device, stream }
+    }
+
+    pub(crate) fn up<T: DeviceRepr>(&self, data: &[T]) -> CudaSlice<T> {
+        self.stream.clone_htod(data).unwrap()
+    }
+
+    pub(crate) fn down<T: DeviceRepr>(&self, data: &CudaSlice<T>) -> Vec<T> {
+        let data = self.stream.clone_dtoh(data).unwrap();
+        self.stream.synchronize().unwrap();
+        data
+    }
+
+    /// A product by one engine.
+    ///
+    /// # Safety
+    /// That of [`Product::new`].
+    pub(crate) unsafe fn product(
+        &self,
+        dispatcher: &Dispatcher,
+        problem: Problem,
+        engine: Engine,
+        weight: Weight,
+    ) -> Result<Product, Error> {
+        // SAFETY: the caller's.
+        unsafe { Product::new(&self.device, dispatcher.libraries(), &self.stream, problem, engine, weight) }
+    }
+
+    /// What is launched meanwhile, as a graph.
+    pub(crate) fn captured(&self, launch: impl FnOnce()) -> CudaGraph {
+        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        launch();
+        let flags = CUgraphInstantiate_flags(0);
+        self.stream.end_capture(flags).unwrap().unwrap()
+    }
+
+    /// Waits until everything launched is done.
+    pub(crate) fn wait(&self) {
+        self.stream.synchronize().unwrap();
+    }
+
+    /// Memory full of bytes that no result has.
+    pub(crate) fn poisoned<T: DeviceRepr + Clone>(&self, len: usize, poison: T) -> CudaSlice<T> {
+        self.up(&vec![poison; len.max(1)])
+    }
+
+    pub(crate) fn at<T>(&self, data: &CudaSlice<T>) -> u64 {
+        data.device_ptr(&self.stream).0
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        Stream(self.stream.cu_stream())
+    }
+}
