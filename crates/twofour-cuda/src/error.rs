@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::{Architecture, Element};
+use crate::{
+    Architecture, Element,
+    gemm::{Method, Problem},
+};
 
 /// Everything that can go wrong in this crate, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +58,15 @@ pub enum Error {
         output: Element,
         /// Whether sums were to be scaled, biased or activated.
         epilogue: bool,
+    },
+
+    /// A problem is not computed that way.
+    #[error("there is no kernel for {problem:?} by {method:?}: choose one of Method::all")]
+    Method {
+        /// How it was to be computed.
+        method: Method,
+        /// What was to be computed.
+        problem: Problem,
     },
 
     /// A call asks for an epilogue and its plan has none.

@@ -3,10 +3,10 @@
 mod support;
 
 use half::bf16;
-use support::{Bench, device};
+use support::hopper;
 use twofour::{Axis, Compressed, MatrixRef, Pattern, select};
 use twofour_cuda::{
-    Architecture, Element, Error,
+    Element, Error,
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, Weight},
@@ -18,18 +18,9 @@ fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
     Problem { element, output, features, tokens, reduction, order: Order::TokensFirst, epilogue: false }
 }
 
-fn bench() -> Option<Bench> {
-    let device = device()?;
-    if device.architecture() != Architecture::SM_90 {
-        eprintln!("skipped: not a Hopper GPU");
-        return None;
-    }
-    Some(Bench::new(device))
-}
-
 #[test]
 fn a_choice_is_remembered_by_the_next_process() {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
     let choice = Dispatcher::with_cache(&bench.device, &cache).choose(problem(256, 32, 512)).unwrap();
@@ -47,7 +38,7 @@ fn a_choice_is_remembered_by_the_next_process() {
 /// Every engine that is there, from one dense 2:4 weight.
 #[test]
 fn all_engines_compute_the_same() {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let (features, tokens, reduction) = (128, 48, 256);
     let number = |i: usize| bf16::from_f32(((i * 7919 + 13) % 257) as f32 / 128.0 - 1.0);
     let dense: Vec<bf16> = (0..features * reduction).map(number).collect();

@@ -5,10 +5,10 @@ mod support;
 
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use support::{Bench, device};
+use support::{Bench, hopper};
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
-    Architecture, Element, Error,
+    Element, Error,
     gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem},
     prune::Packed,
 };
@@ -239,16 +239,6 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
     }
 }
 
-/// A device whose tensor cores the kernels are for.
-fn bench() -> Option<Bench> {
-    let device = device()?;
-    if device.architecture() != Architecture::SM_90 {
-        eprintln!("skipped: not a Hopper GPU");
-        return None;
-    }
-    Some(Bench::new(device))
-}
-
 const SHAPES: [(usize, usize, usize); 12] = [
     (64, 1, 128),
     (64, 7, 256),
@@ -265,7 +255,7 @@ const SHAPES: [(usize, usize, usize); 12] = [
 ];
 
 fn products<T: Number>(outputs: &[Element]) {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let case = |(features, tokens, reduction), output, order, activation| Case {
         features,
         tokens,
@@ -328,7 +318,7 @@ fn i8_products() {
 
 #[test]
 fn a_long_product_with_many_rounds_of_tiles() {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let case = Case {
         features: 4096,
         tokens: 13008,
@@ -344,7 +334,7 @@ fn a_long_product_with_many_rounds_of_tiles() {
 /// Few and many tokens, captured once and replayed.
 #[test]
 fn calls_can_be_captured_in_a_graph() {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let mut random = Random(11);
     let (features, reduction) = (512, 512);
     let w = weight::<bf16>(&mut random, features, reduction);
@@ -383,7 +373,7 @@ fn calls_can_be_captured_in_a_graph() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = hopper() else { return };
     let problem = Problem {
         element: Element::BF16,
         output: Element::BF16,
@@ -395,10 +385,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     };
     let plan = |problem| Gemm::new(&bench.device, problem);
     let few = Method::all(problem)[0];
-    assert!(matches!(
-        Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few),
-        Err(Error::Dimension { what: "tokens", size: 9 })
-    ));
+    assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
     assert!(matches!(plan(Problem { output: Element::F16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(plan(Problem { features: 96, ..problem }), Err(Error::Multiple { found: 96, multiple: 64, .. })));
     assert!(matches!(plan(Problem { reduction: 32, ..problem }), Err(Error::Multiple { found: 32, multiple: 64, .. })));

@@ -86,6 +86,43 @@ impl Default for Epilogue {
     }
 }
 
+/// Where results go to and what is done to sums before, as kernels have it.
+#[repr(C)]
+struct RawOutput {
+    data: DevicePtr,
+    bias: DevicePtr,
+    feature_scales: DevicePtr,
+    token_scales: DevicePtr,
+    stride_feature: u64,
+    stride_token: u64,
+    alpha: f32,
+    activation: u32,
+}
+
+impl RawOutput {
+    fn new(problem: Problem, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let (stride_feature, stride_token) = match problem.order {
+            Order::TokensFirst => (1, problem.features as u64),
+            Order::FeaturesFirst => (problem.tokens as u64, 1),
+        };
+        Self {
+            data,
+            bias: epilogue.bias.unwrap_or(0),
+            feature_scales: epilogue.feature_scales.unwrap_or(0),
+            token_scales: epilogue.token_scales.unwrap_or(0),
+            stride_feature,
+            stride_token,
+            alpha: epilogue.alpha,
+            activation: match epilogue.activation {
+                Activation::None => 0,
+                Activation::Relu => 1,
+                Activation::Gelu => 2,
+                Activation::Silu => 3,
+            },
+        }
+    }
+}
+
 /// Where the tensors are.
 #[derive(Debug, Clone, Copy)]
 pub struct Operands {
@@ -127,28 +164,6 @@ impl Problem {
 /// The step that metadata is ordered for.
 fn tile_k(element: Element) -> TileK {
     if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
-}
-
-impl Order {
-    /// Elements from feature to feature, and from token to token.
-    fn strides(self, features: usize, tokens: usize) -> (u64, u64) {
-        match self {
-            Order::TokensFirst => (1, features as u64),
-            Order::FeaturesFirst => (tokens as u64, 1),
-        }
-    }
-}
-
-impl Activation {
-    /// As kernels number it.
-    fn number(self) -> u32 {
-        match self {
-            Activation::None => 0,
-            Activation::Relu => 1,
-            Activation::Gelu => 2,
-            Activation::Silu => 3,
-        }
-    }
 }
 
 /// How a product is computed.
@@ -203,7 +218,7 @@ impl Gemm {
     /// Plans with a method of the caller's choice, one of [`Method::all`].
     ///
     /// # Errors
-    /// Those of [`Gemm::new`].
+    /// Those of [`Gemm::new`], and [`Error::Method`].
     pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
         let (major, minor) = device.architecture().capability();
         if (major, minor) != (9, 0) {
@@ -211,6 +226,9 @@ impl Gemm {
             return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
         }
         problem.expect_known()?;
+        if !Method::all(problem).contains(&method) {
+            return Err(Error::Method { method, problem });
+        }
         let plan = match method {
             Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
             Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Order, Problem},
+    gemm::{Epilogue, Operands, Order, Problem, RawOutput},
     source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
@@ -199,14 +199,7 @@ struct Parameters {
     x: [TensorMap; 2],
     out: TensorMap,
     meta: DevicePtr,
-    out_data: DevicePtr,
-    bias: DevicePtr,
-    feature_scales: DevicePtr,
-    token_scales: DevicePtr,
-    out_stride_feature: u64,
-    out_stride_token: u64,
-    alpha: f32,
-    activation: u32,
+    to: RawOutput,
     features: u32,
     tokens: u32,
     steps: u32,
@@ -242,7 +235,7 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
         let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.variant.tile;
         let (bytes, step) = (element.bytes(), self.variant.k_step());
         // The rows of X that the first block of a cluster reads: as the kernel has it.
@@ -266,14 +259,7 @@ impl Plan {
                 Store::OneByOne => TensorMap::NONE,
             },
             meta: operands.weight.meta,
-            out_data: operands.out,
-            bias: epilogue.bias.unwrap_or(0),
-            feature_scales: epilogue.feature_scales.unwrap_or(0),
-            token_scales: epilogue.token_scales.unwrap_or(0),
-            out_stride_feature: order.strides(features, tokens).0,
-            out_stride_token: order.strides(features, tokens).1,
-            alpha: epilogue.alpha,
-            activation: epilogue.activation.number(),
+            to: RawOutput::new(self.problem, operands.out, epilogue),
             features: features as u32,
             tokens: tokens as u32,
             steps: (reduction / step as usize) as u32,

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    Device, Element, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Problem, sm90::SHARED_BYTES},
+    gemm::{Epilogue, Operands, Problem, RawOutput, sm90::SHARED_BYTES},
     source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
@@ -137,14 +137,7 @@ struct Parameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
-    out_data: DevicePtr,
-    bias: DevicePtr,
-    feature_scales: DevicePtr,
-    token_scales: DevicePtr,
-    out_stride_feature: u64,
-    out_stride_token: u64,
-    alpha: f32,
-    activation: u32,
+    to: RawOutput,
     output: u32,
     features: u32,
     tokens: u32,
@@ -153,11 +146,8 @@ struct Parameters {
 }
 
 impl Plan {
-    /// Of a problem that is known to kernels.
+    /// Of a problem that is known to kernels, with one of its shapes.
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
-        if problem.tokens > shape.tokens as usize {
-            return Err(Error::Dimension { what: "tokens", size: problem.tokens });
-        }
         let Shape { features, tokens, split } = shape;
         let variant = Variant { element: problem.element, features, tokens };
         let shared = variant.shared_bytes();
@@ -176,7 +166,7 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
         let Variant { features: tile_features, tokens: tile_tokens, .. } = self.variant;
         let (bytes, step) = (element.bytes(), self.variant.k_step());
         let atom = self.variant.atom_bytes();
@@ -199,14 +189,7 @@ impl Plan {
                 (2, tile_features / 64 * atom / 8),
                 Swizzle::None,
             )?,
-            out_data: operands.out,
-            bias: epilogue.bias.unwrap_or(0),
-            feature_scales: epilogue.feature_scales.unwrap_or(0),
-            token_scales: epilogue.token_scales.unwrap_or(0),
-            out_stride_feature: order.strides(features, tokens).0,
-            out_stride_token: order.strides(features, tokens).1,
-            alpha: epilogue.alpha,
-            activation: epilogue.activation.number(),
+            to: RawOutput::new(self.problem, operands.out, epilogue),
             output: output as u32,
             features: features as u32,
             tokens: tokens as u32,

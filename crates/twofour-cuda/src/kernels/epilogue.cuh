@@ -1,5 +1,16 @@
 // What comes after a product's sum. `Sum` is defined outside.
 
+// Where results go to, and what is done to sums before: null where there are no scales or no bias.
+struct Output {
+    void* data;
+    const void* bias;
+    const float* feature_scales;
+    const float* token_scales;
+    u64 stride_feature, stride_token;
+    float alpha;
+    u32 activation;
+};
+
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
 
 __device__ __forceinline__ float reciprocal(float x) {

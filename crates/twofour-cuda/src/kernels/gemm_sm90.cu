@@ -45,13 +45,7 @@ struct Parameters {
     TensorMap x[2];
     TensorMap out;
     const u8* meta;
-    void* out_data;
-    const void* bias;
-    const float* feature_scales;
-    const float* token_scales;
-    u64 out_stride_feature, out_stride_token;
-    float alpha;
-    u32 activation;
+    Output to;
     u32 features, tokens, steps;
     // Tiles of features, counted in clusters, and of tokens.
     u32 feature_tiles, token_tiles;
@@ -66,13 +60,6 @@ __device__ __forceinline__ Tile tile_of(const Parameters& p, u32 index) {
     const u32 of_panel = p.panel * p.token_tiles, panel = index / of_panel, inside = index - panel * of_panel;
     const u32 width = min(p.panel, p.feature_tiles - panel * p.panel);
     return Tile{panel * p.panel + inside % width, inside / width};
-}
-
-__device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
-    if (++stage == STAGES) {
-        stage = 0;
-        parity ^= 1;
-    }
 }
 
 // The warpgroup that feeds the others: one thread does it all.
@@ -101,7 +88,7 @@ __device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 rank) 
             } else {
                 copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], step * K_STEP, token + FIRST_PART, full, 3);
             }
-            next_stage(stage, parity);
+            next_stage<STAGES>(stage, parity);
         }
     }
 }
@@ -122,17 +109,17 @@ struct Finisher {
         for (int high = 0; high < 2; high++) {
             const u32 row = feature + 8 * high;
             const bool inside = row < p.features;
-            scale[high] = p.alpha * (p.feature_scales && inside ? p.feature_scales[row] : 1.0f);
-            bias[high] = p.bias && inside ? Result<OUTPUT>::bias(p.bias, row) : 0.0f;
+            scale[high] = p.to.alpha * (p.to.feature_scales && inside ? p.to.feature_scales[row] : 1.0f);
+            bias[high] = p.to.bias && inside ? Result<OUTPUT>::bias(p.to.bias, row) : 0.0f;
         }
     }
 
     // Of the sums of both features and of the thread's tokens that are `column` after its first two.
     template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
         float by_token[2] = {1.0f, 1.0f};
-        if (EPILOGUE && p.token_scales) {
+        if (EPILOGUE && p.to.token_scales) {
             #pragma unroll
-            for (int odd = 0; odd < 2; odd++) by_token[odd] = p.token_scales[min(token + column + odd, p.tokens - 1)];
+            for (int odd = 0; odd < 2; odd++) by_token[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
         }
         #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -208,9 +195,9 @@ struct Storer {
     }
 
     __device__ __forceinline__ void pick_up_finished(u32 at, u32 feature, u32 token) const {
-        if (EPILOGUE && p.activation == RELU) return pick_up<RELU>(at, feature, token);
-        if (EPILOGUE && p.activation == GELU) return pick_up<GELU>(at, feature, token);
-        if (EPILOGUE && p.activation == SILU) return pick_up<SILU>(at, feature, token);
+        if (EPILOGUE && p.to.activation == RELU) return pick_up<RELU>(at, feature, token);
+        if (EPILOGUE && p.to.activation == GELU) return pick_up<GELU>(at, feature, token);
+        if (EPILOGUE && p.to.activation == SILU) return pick_up<SILU>(at, feature, token);
         pick_up<NONE>(at, feature, token);
     }
 
@@ -219,7 +206,7 @@ struct Storer {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 f = row + i / 2 * 8, t = column + i % 2;
-            if (f < p.features && t < p.tokens) ((Out*)p.out_data)[f * p.out_stride_feature + t * p.out_stride_token] = results[i];
+            if (f < p.features && t < p.tokens) ((Out*)p.to.data)[f * p.to.stride_feature + t * p.to.stride_token] = results[i];
         }
     }
 
@@ -319,7 +306,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
         products_wait<1>();
         if (!FIRST) release(before);
         before = stage;
-        next_stage(stage, parity);
+        next_stage<STAGES>(stage, parity);
     };
 
     for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {

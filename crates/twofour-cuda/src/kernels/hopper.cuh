@@ -33,6 +33,13 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// On to the next of so many buffers, whose barriers count rounds by their parity.
+template <int COUNT> __device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
+    if (++stage == COUNT) {
+        stage = 0;
+        parity ^= 1;
+    }
+}
 // A barrier of some of the block's warps.
 __device__ __forceinline__ void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 

@@ -37,24 +37,11 @@ constexpr int THREADS = GROUPS * 128 + 32;
 
 struct Parameters {
     TensorMap weight, x, meta;
-    void* out_data;
-    const void* bias;
-    const float* feature_scales;
-    const float* token_scales;
-    u64 out_stride_feature, out_stride_token;
-    float alpha;
-    u32 activation;
+    Output to;
     u32 output;
     u32 features, tokens, steps;
     u32 split;
 };
-
-__device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
-    if (++stage == STAGES) {
-        stage = 0;
-        parity ^= 1;
-    }
-}
 
 __device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 feature, u32 begin, u32 end) {
     u32 stage = 0, parity = 1;
@@ -67,7 +54,7 @@ __device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 featur
         const u32 x = shared + AT_X + stage * X_BYTES;
         copy_tile(x, &p.x, step * K_STEP, 0, full);
         copy_tile(x + X_TILE_BYTES, &p.x, step * K_STEP + K_STEP / 2, 0, full);
-        next_stage(stage, parity);
+        next_stage<STAGES>(stage, parity);
     }
 }
 
@@ -102,7 +89,7 @@ __device__ __forceinline__ void multiply(Sum (&sums)[TOKENS / 2], u32 shared, u3
         products_commit();
         products_wait<0>();
         if (lane == 0) barrier_arrive(shared + AT_EMPTY + 8 * stage);
-        next_stage(stage, parity);
+        next_stage<STAGES>(stage, parity);
     }
 }
 
@@ -134,11 +121,11 @@ __device__ __forceinline__ void total(u32 address, u32 split, Sum (&sums)[4]) {
 template <class Out> struct alignas(4 * sizeof(Out)) Four { Out of[4]; };
 
 template <int OUTPUT> __device__ __forceinline__ typename Result<OUTPUT>::Type finished(const Parameters& p, Sum sum, u32 f, u32 t) {
-    float scale = p.alpha;
-    if (p.feature_scales) scale *= p.feature_scales[f];
-    if (p.token_scales) scale *= p.token_scales[t];
-    const float bias = p.bias ? Result<OUTPUT>::bias(p.bias, f) : 0.0f;
-    return Result<OUTPUT>::of(sum, activated(p.activation, fmaf((float)sum, scale, bias)));
+    float scale = p.to.alpha;
+    if (p.to.feature_scales) scale *= p.to.feature_scales[f];
+    if (p.to.token_scales) scale *= p.to.token_scales[t];
+    const float bias = p.to.bias ? Result<OUTPUT>::bias(p.to.bias, f) : 0.0f;
+    return Result<OUTPUT>::of(sum, activated(p.to.activation, fmaf((float)sum, scale, bias)));
 }
 
 // The results of the sums that all blocks left: a part of them.
@@ -152,12 +139,12 @@ template <int OUTPUT> __device__ __forceinline__ void store_left(const Parameter
         Four<Out> results;
         #pragma unroll
         for (int j = 0; j < 4; j++) results.of[j] = finished<OUTPUT>(p, sums[j], f + j, t);
-        Out* to = (Out*)p.out_data + f * p.out_stride_feature + t * p.out_stride_token;
-        if (p.out_stride_feature == 1) {
+        Out* to = (Out*)p.to.data + f * p.to.stride_feature + t * p.to.stride_token;
+        if (p.to.stride_feature == 1) {
             *(Four<Out>*)to = results;
         } else {
             #pragma unroll
-            for (int j = 0; j < 4; j++) to[j * p.out_stride_feature] = results.of[j];
+            for (int j = 0; j < 4; j++) to[j * p.to.stride_feature] = results.of[j];
         }
     }
 }
@@ -171,7 +158,7 @@ template <int OUTPUT> __device__ __forceinline__ void store_four(const Parameter
     for (int i = 0; i < 4; i++) {
         const u32 row = f + i / 2 * 8, token = t + i % 2;
         if (row < p.features && token < p.tokens) {
-            ((Out*)p.out_data)[row * p.out_stride_feature + token * p.out_stride_token] = finished<OUTPUT>(p, sums[i], row, token);
+            ((Out*)p.to.data)[row * p.to.stride_feature + token * p.to.stride_token] = finished<OUTPUT>(p, sums[i], row, token);
         }
     }
 }

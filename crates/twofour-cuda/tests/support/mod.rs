@@ -10,7 +10,7 @@ use cudarc::driver::{
     sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
 };
 use twofour_cuda::{
-    Device, Error, Stream,
+    Architecture, Device, Error, Stream,
     dispatch::Dispatcher,
     engine::{Engine, Product, Weight},
     gemm::Problem,
@@ -26,6 +26,16 @@ pub(crate) fn device() -> Option<Device> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// The same for a device whose tensor cores the products are for.
+pub(crate) fn hopper() -> Option<Bench> {
+    let device = device()?;
+    if device.architecture() != Architecture::SM_90 {
+        eprintln!("skipped: not a Hopper GPU");
+        return None;
+    }
+    Some(Bench::new(device))
 }
 
 /// A device, a stream of its own, and memory on it.
