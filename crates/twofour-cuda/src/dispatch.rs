@@ -29,7 +29,7 @@ use cudarc::driver::CudaStream;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Device, Result,
+    Device, Error, Result,
     cache::Cache,
     engine::{Engine, Libraries, Product, Weight, expect_plain},
     gemm::Problem,
@@ -140,7 +140,7 @@ impl Dispatcher {
     /// the problem's tensors and a few more.
     ///
     /// # Errors
-    /// [`crate::Error::NotCompared`] for a problem with an epilogue or features first; those of planning and launching.
+    /// [`Error::NotCompared`] for a problem with an epilogue or features first, [`Error::NoEngine`]; those of planning and launching.
     pub fn choose(&self, problem: Problem) -> Result<Choice> {
         expect_plain(problem)?;
         if let Some(choice) = self.remembered().get(&problem) {
@@ -160,6 +160,9 @@ impl Dispatcher {
             return Ok(choice.clone());
         }
         let mut measured = trial.measure()?;
+        if measured.is_empty() {
+            return Err(Error::NoEngine { problem });
+        }
         measured.sort_by(|a, b| a.us.total_cmp(&b.us));
         let choice = Choice { problem, measured };
         let mut remembered = self.remembered();

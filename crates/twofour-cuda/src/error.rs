@@ -79,6 +79,15 @@ pub enum Error {
     #[error("engines are compared on products whose result is [tokens, features] and has no epilogue")]
     NotCompared,
 
+    /// Neither this crate's kernels nor a library that is there takes a problem on the device.
+    #[error(
+        "no engine computes {problem:?} on this device: products of this crate need compute capability 9.0; NVIDIA's libraries may be missing"
+    )]
+    NoEngine {
+        /// What was to be computed.
+        problem: Problem,
+    },
+
     /// Random tensors could not be made.
     #[error("making random tensors: {0}")]
     Random(String),
