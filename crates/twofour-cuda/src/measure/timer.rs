@@ -147,24 +147,18 @@ impl<'a> Timer<'a> {
     ///
     /// # Errors
     /// Those of [`Timer::time`].
-    pub fn fastest<E: From<Error>>(
-        &mut self,
-        mut contenders: Vec<Contender<'_, E>>,
-    ) -> Result<Option<(usize, Time)>, E> {
-        let mut places: Vec<usize> = (0..contenders.len()).collect();
-        let mut times = Vec::new();
+    pub fn fastest<E: From<Error>>(&mut self, contenders: Vec<Contender<'_, E>>) -> Result<Option<(usize, Time)>, E> {
+        let mut left: Vec<_> = contenders.into_iter().enumerate().collect();
+        let mut fastest = None;
         for rounds in [TRIAL_ROUNDS, FINAL_ROUNDS] {
-            times = self.take_turns(&mut contenders, rounds)?;
+            let (places, mut contenders): (Vec<_>, Vec<_>) = left.into_iter().unzip();
+            let times = self.take_turns(&mut contenders, rounds)?;
             let least = times.iter().map(|time| time.us).fold(f64::INFINITY, f64::min);
-            let stays: Vec<bool> = times.iter().map(|time| time.us <= 1.1 * least).collect();
-            let mut stay = stays.iter();
-            contenders.retain(|_| *stay.next().expect("one for each"));
-            let mut stay = stays.iter();
-            places.retain(|_| *stay.next().expect("one for each"));
-            let mut stay = stays.iter();
-            times.retain(|_| *stay.next().expect("one for each"));
+            let entries = places.iter().copied().zip(contenders).zip(&times);
+            left = entries.filter(|(_, time)| time.us <= 1.1 * least).map(|(entry, _)| entry).collect();
+            fastest = places.into_iter().zip(times).min_by(|a, b| a.1.us.total_cmp(&b.1.us));
         }
-        Ok(places.into_iter().zip(times).min_by(|a, b| a.1.us.total_cmp(&b.1.us)))
+        Ok(fastest)
     }
 
     /// Microseconds a launch when launches follow each other for so long, over the second half of that time: what the device's power lets it keep up.

@@ -45,14 +45,14 @@ pub(super) fn measure(
     let mut answers = Vec::new();
     for (place, (shape, &layers)) in shapes.iter().enumerate() {
         let mut timings = Vec::new();
-        for (i, &tokens) in tokens.iter().enumerate() {
-            let what = format!("{shape}, {}", units::plural(tokens as usize, "token"));
-            progress.steps(&what, (place * timings.len().max(1) + i) as u64, all);
+        for (i, &count) in tokens.iter().enumerate() {
+            let what = format!("{shape}, {}", units::plural(count as usize, "token"));
+            progress.steps(&what, (place * tokens.len() + i) as u64, all);
             let problem = Problem {
                 element,
                 output: if element == Element::I8 { Element::BF16 } else { element },
                 features: shape.out,
-                tokens: tokens as usize,
+                tokens: count as usize,
                 reduction: shape.inputs,
                 order: Order::TokensFirst,
                 epilogue: false,

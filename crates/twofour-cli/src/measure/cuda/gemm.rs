@@ -151,7 +151,7 @@ impl<'a> Layer<'a> {
             vec![None; contenders.len()]
         };
         drop(contenders);
-        self.expect_alike(&trial, &engines, tokens)?;
+        self.expect_alike(&trial, &engines)?;
 
         let operations = 2.0 * (tokens * reduction * features) as f64;
         let row = |(time, sustained_us): (Time, Option<f64>)| {
@@ -175,15 +175,14 @@ impl<'a> Layer<'a> {
     }
 
     /// Contenders that did not compute the same are not contenders.
-    fn expect_alike(&self, trial: &Trial, engines: &[Engine], tokens: usize) -> Result<()> {
+    fn expect_alike(&self, trial: &Trial, engines: &[Engine]) -> Result<()> {
         let Some(dense) = engines.iter().find(|engine| matches!(engine, Engine::CublasLt(_))) else { return Ok(()) };
-        let output = if self.element.bytes() == 2 { self.element } else { Element::BF16 };
-        let dense_output = if self.element == Element::I8 { Element::I32 } else { output };
-        let sample = tokens.min(64) * self.features;
-        let dense = read(&self.stream, trial.out(*dense), sample, dense_output)?;
+        let problem = trial.problem();
+        let sample = problem.tokens.min(64) * problem.features;
+        let dense = read(&self.stream, trial.out(*dense), sample, dense_output(problem))?;
         let size = dense.iter().map(|v| v.abs()).sum::<f64>() / dense.len() as f64;
         for engine in engines.iter().filter(|engine| !matches!(engine, Engine::CublasLt(_))) {
-            let found = read(&self.stream, trial.out(*engine), sample, output)?;
+            let found = read(&self.stream, trial.out(*engine), sample, problem.output)?;
             let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             let name = engine.name();
             ensure!(apart < 0.05 * size, "{name} and cublaslt differ by {apart} where results are {size} on average");
