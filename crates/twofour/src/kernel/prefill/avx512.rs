@@ -1,9 +1,9 @@
 //! The kernels in AVX-512 (F, BW, VL, DQ).
 
 use super::{
-    super::{KernelElement, decode::avx512::Avx512, strips::ROWS},
-    Kernels,
-    kept::{self, Lists},
+    super::{KernelElement, decode::avx512::Avx512},
+    Kernels, Lines,
+    kept::{self, Kept, Lists},
     tile::{self, Tiles},
 };
 
@@ -16,30 +16,19 @@ unsafe impl Kernels for Avx512 {
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;
 
-    unsafe fn list_strip<T: KernelElement>(
-        lines: &[T],
-        codes: &[u32],
-        stride: u32,
-        values: &mut [f32],
-        offsets: &mut [u32],
-    ) {
+    unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
         // SAFETY: passed on to the caller.
-        unsafe { list_strip(lines, codes, stride, values, offsets) }
+        unsafe { list_strip(lines, codes, stride, lists) }
     }
 
-    unsafe fn multiply_rows(lists: &Lists<ROWS>, panel: &[f32], vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
 
-    unsafe fn multiply_columns(lists: &Lists<1>, panel: &[f32], vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
-        unsafe { multiply_lists(lists, panel, vectors, out) }
-    }
-
-    unsafe fn multiply_tiles(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
-        // SAFETY: passed on to the caller.
-        unsafe { multiply_tiles(tiles, panel, stride, vectors, out) }
+        unsafe { multiply_tiles(tiles, panel, vectors, out) }
     }
 }
 
@@ -48,15 +37,9 @@ unsafe impl Kernels for Avx512 {
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn list_strip<T: KernelElement>(
-    lines: &[T],
-    codes: &[u32],
-    stride: u32,
-    values: &mut [f32],
-    offsets: &mut [u32],
-) {
+unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::list_strip::<Avx512, T>(lines, codes, stride, values, offsets) }
+    unsafe { kept::list_strip::<Avx512, T>(lines, codes, stride, lists) }
 }
 
 /// See [`kept::multiply`].
@@ -64,9 +47,9 @@ unsafe fn list_strip<T: KernelElement>(
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`kept::multiply`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply_lists<const I: usize>(lists: &Lists<I>, panel: &[f32], vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::multiply::<Avx512, I>(lists, panel, vectors, out) }
+    unsafe { kept::multiply::<Avx512>(lists, panel, vectors, out) }
 }
 
 /// See [`tile::multiply`].
@@ -74,7 +57,7 @@ unsafe fn multiply_lists<const I: usize>(lists: &Lists<I>, panel: &[f32], vector
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`tile::multiply`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply_tiles(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { tile::multiply::<Avx512, { <Avx512 as Kernels>::TILE_OUTS }>(tiles, panel, stride, vectors, out) }
+    unsafe { tile::multiply::<Avx512, { <Avx512 as Kernels>::TILE_OUTS }>(tiles, panel, vectors, out) }
 }

@@ -9,6 +9,7 @@
 //! Blocks of outputs are split among threads. A block goes over the depth in steps, so that a panel's part stays in
 //! the first cache while every output of the block meets it.
 
+mod ahead;
 mod avx2;
 mod avx512;
 mod kept;
@@ -23,10 +24,10 @@ use super::{
     Engine, Epilogue, KernelElement,
     decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
     scratch::Scratch,
-    strips::{ROWS, Strips},
+    strips::Strips,
 };
-use kept::{KeptOfColumns, KeptOfRows, Lists};
-use panels::{Panels, column_blocks, unpack};
+use kept::{Kept, KeptOfColumns, KeptOfRows, Lists};
+use panels::{Lines, Panels, column_blocks, unpack};
 use tile::{Columns, Rows, Tiles};
 
 /// What the blocks of outputs start at multiples of.
@@ -127,22 +128,13 @@ unsafe trait Kernels: Vector + Send + Sync {
     const TILE_DEPTH: usize;
 
     /// See [`kept::list_strip`].
-    unsafe fn list_strip<T: KernelElement>(
-        lines: &[T],
-        codes: &[u32],
-        stride: u32,
-        values: &mut [f32],
-        offsets: &mut [u32],
-    );
+    unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]);
 
     /// See [`kept::multiply`].
-    unsafe fn multiply_rows(lists: &Lists<ROWS>, panel: &[f32], vectors: usize, out: &mut [f32]);
-
-    /// See [`kept::multiply`].
-    unsafe fn multiply_columns(lists: &Lists<1>, panel: &[f32], vectors: usize, out: &mut [f32]);
+    unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 
     /// See [`tile::multiply`].
-    unsafe fn multiply_tiles(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]);
+    unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 }
 
 /// A weight or its transpose, `[outs, depth]`, from which kernels take blocks.
@@ -167,7 +159,7 @@ trait Factor: Copy + Send + Sync {
     ///
     /// # Safety
     /// The CPU has `V`'s instructions; `block` was prepared for the panel's depth and stride.
-    unsafe fn multiply<V: Kernels>(block: &Self::Block, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]);
+    unsafe fn multiply<V: Kernels>(block: &Self::Block, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 }
 
 /// `y = act(x · factorᵀ + bias)`: `x` is `[tokens, depth]`, `y` is `[tokens, outs]`.
@@ -208,16 +200,19 @@ fn multiply_block<V: Kernels, F: Factor>(
     for start in (0..end).step_by(step) {
         let depth = start..(start + step).min(end);
         factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
-        let lines = depth.start * panels.stride()..depth.end.next_multiple_of(GROUP) * panels.stride();
         let next = depth.end..(depth.end + step).min(end);
         for (i, panel) in panels.iter().enumerate() {
             if V::FETCH_AHEAD {
                 factor.fetch(outs.clone(), next.clone(), i, panels.count());
             }
             let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
-            let lines = &panel.data[lines.clone()];
+            let lines = Lines {
+                data: panels.lines(i, &depth),
+                stride: panels.stride(),
+                next: if i + 1 < panels.count() { panels.lines(i + 1, &depth) } else { panels.lines(0, &next) },
+            };
             // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
-            unsafe { F::multiply::<V>(prepared, lines, panels.stride(), panel.width / V::LANES, out) };
+            unsafe { F::multiply::<V>(prepared, lines, panel.width / V::LANES, out) };
         }
     }
 }

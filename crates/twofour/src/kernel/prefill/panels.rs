@@ -27,13 +27,22 @@ pub(super) struct Panels {
 
 /// A run of tokens.
 #[derive(Debug)]
-pub(super) struct Panel<'a> {
-    /// `[lines, stride]`.
-    pub data: &'a [f32],
+pub(super) struct Panel {
     /// Its first token.
     pub first: usize,
     /// Its tokens, a multiple of the lanes.
     pub width: usize,
+}
+
+/// Some lines of a panel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lines<'a> {
+    /// `[lines, stride]`.
+    pub data: &'a [f32],
+    /// Tokens from one line to the next.
+    pub stride: usize,
+    /// The lines that will be multiplied after these, of this panel or another.
+    pub next: &'a [f32],
 }
 
 impl Panels {
@@ -86,12 +95,14 @@ impl Panels {
     }
 
     /// The panels in order of token.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Panel<'_>> {
-        (0..self.padded_tokens).step_by(self.stride.max(1)).map(|first| Panel {
-            data: &self.data[first * self.lines..][..self.lines * self.stride],
-            first,
-            width: self.width(first),
-        })
+    pub(super) fn iter(&self) -> impl Iterator<Item = Panel> {
+        (0..self.padded_tokens).step_by(self.stride.max(1)).map(|first| Panel { first, width: self.width(first) })
+    }
+
+    /// A panel's lines of a part of the depth, completed to a multiple of [`GROUP`].
+    pub(super) fn lines(&self, panel: usize, depth: &Range<usize>) -> &[f32] {
+        let depth = depth.start..depth.end.next_multiple_of(GROUP);
+        &self.data[panel * self.stride * self.lines..][depth.start * self.stride..depth.end * self.stride]
     }
 
     fn width(&self, first: usize) -> usize {

@@ -7,7 +7,8 @@ use super::{
         KernelElement,
         decode::{DenseBlock, vector::Vector},
     },
-    Factor, Kernels,
+    Factor, Kernels, Lines,
+    ahead::Ahead,
 };
 
 /// A block of a weight, widened: `[tile][depth, outs of a tile]`, completed with zero outputs.
@@ -84,9 +85,9 @@ impl<T: KernelElement> Factor for Rows<'_, T> {
 
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
-    unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
-        unsafe { V::multiply_tiles(tiles, panel, stride, vectors, out) }
+        unsafe { V::multiply_tiles(tiles, panel, vectors, out) }
     }
 }
 
@@ -114,9 +115,9 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
 
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
-    unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: &[f32], stride: usize, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: the caller's.
-        unsafe { V::multiply_tiles(tiles, panel, stride, vectors, out) }
+        unsafe { V::multiply_tiles(tiles, panel, vectors, out) }
     }
 }
 
@@ -127,17 +128,19 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
 #[inline(always)]
 pub(super) unsafe fn multiply<V: Vector, const R: usize>(
     tiles: &Tiles,
-    panel: &[f32],
-    stride: usize,
+    panel: Lines<'_>,
     vectors: usize,
     out: &mut [f32],
 ) {
+    let Lines { data: panel, stride, next } = panel;
+    let mut ahead = Ahead::new(next, tiles.outs.div_ceil(R));
     assert!(panel.len() >= tiles.depth * stride && stride >= vectors * V::LANES);
     assert!(
         out.len() == tiles.outs * vectors * V::LANES
             && tiles.data.len() == tiles.outs.next_multiple_of(R) * tiles.depth
     );
     for (i, out) in out.chunks_mut(R * vectors * V::LANES).enumerate() {
+        ahead.fetch();
         // SAFETY: by the assertions above the tile has `depth` lines of `R`, the panel as many of at least `vectors` vectors.
         unsafe {
             let tile = tiles.data.as_ptr().add(i * R * tiles.depth);
