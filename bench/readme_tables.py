@@ -151,6 +151,20 @@ def decode_table(path):
             cells.append(f"{micro(ours)}; {over(rows.get('cublaslt'), ours)}, {over(rows.get('cusparselt'), ours)}")
         cells.append(micro(of[dtype, shape, tokens[0]]["read"]))
         lines.append(f"| [{shape[0]}, {shape[1]}] | {dtype} | " + " | ".join(cells) + " |")
+    int4 = {key: rows for key, rows in of.items() if "twofour-int4" in rows}
+    if int4:
+        lines += [
+            "",
+            "The same with the 2:4 weight in four bits, a scale for every 128 columns: time; over dense bf16 (cuBLASLt), over our bf16 2:4 kernel.",
+            "",
+            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " |",
+            "|---|" + "---|" * len(tokens),
+        ]
+        for dtype, shape in dict.fromkeys(key[:2] for key in int4):
+            rows = [int4[dtype, shape, t] for t in tokens]
+            cells = [(r["twofour-int4"], r.get("cublaslt"), r["twofour"]) for r in rows]
+            cells = [f"{micro(ours)}; {over(dense, ours)}, {over(wide, ours)}" for ours, dense, wide in cells]
+            lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

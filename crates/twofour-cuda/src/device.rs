@@ -213,6 +213,23 @@ impl Kernel {
         set.map_err(|error| Error::driver("asking for shared memory", error))
     }
 
+    /// How many of its blocks a multiprocessor runs at once, with so much shared memory each.
+    pub(crate) fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
+        self.device.bind()?;
+        let mut blocks = 0;
+        // SAFETY: the function is loaded in this context.
+        let asked = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                self.function,
+                threads as i32,
+                shared as usize,
+            )
+        };
+        asked.result().map_err(|error| Error::driver("asking how many blocks run at once", error))?;
+        Ok(blocks.max(1) as u32)
+    }
+
     /// Launches with one parameter, a structure laid out as the kernel's; neither allocates nor waits.
     ///
     /// # Safety

@@ -97,6 +97,28 @@ pub enum Error {
         col: usize,
     },
 
+    /// A scale that f16 cannot hold.
+    #[error(
+        "row {row}, scale {scale}: it is not a finite f16; weights must be below 458528 to be quantized to four bits"
+    )]
+    Scale {
+        /// Row of the weight.
+        row: usize,
+        /// Which of the row's scales.
+        scale: usize,
+    },
+
+    /// An integer that takes more than four bits.
+    #[error("row {row}, group {group}: {value} is not between -8 and 7; the weight is not a four-bit one")]
+    NotFourBits {
+        /// Row of the weight.
+        row: usize,
+        /// Group of four columns.
+        group: usize,
+        /// The integer.
+        value: i8,
+    },
+
     /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
     #[error(
         "{count} elements are -0.0, which the compressed form stores as +0.0; allow that (NegativeZeros::Normalise) or          replace them by +0.0"

@@ -9,6 +9,7 @@
 //! | choosing the mask | [`select`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
+//! | the same in four bits, with scales | [`int4`] |
 //! | what GPUs want instead | [`layout`] |
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
@@ -19,6 +20,7 @@ pub mod compressed;
 pub mod element;
 mod error;
 pub mod file;
+pub mod int4;
 pub mod kernel;
 pub mod layout;
 pub mod mask;

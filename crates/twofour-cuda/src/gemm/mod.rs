@@ -9,8 +9,11 @@
 //! | X | `[tokens, reduction]`, row-major |
 //! | result | `[tokens, features]` or `[features, tokens]`, row-major ([`Order`]) |
 //!
+//! Weights of four bits have an order and a kernel of their own ([`int4`]).
+//!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
+pub mod int4;
 pub mod sm90;
 pub mod stream;
 
@@ -100,10 +103,10 @@ struct RawOutput {
 }
 
 impl RawOutput {
-    fn new(problem: Problem, data: DevicePtr, epilogue: Epilogue) -> Self {
-        let (stride_feature, stride_token) = match problem.order {
-            Order::TokensFirst => (1, problem.features as u64),
-            Order::FeaturesFirst => (problem.tokens as u64, 1),
+    fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let (stride_feature, stride_token) = match order {
+            Order::TokensFirst => (1, features as u64),
+            Order::FeaturesFirst => (tokens as u64, 1),
         };
         Self {
             data,
@@ -159,6 +162,21 @@ impl Problem {
         expect_multiple("features of the product", features, 64)?;
         expect_multiple("reduction of the product", reduction, tile_k(element).columns())
     }
+}
+
+/// An error for what an epilogue points to, where it is not aligned to its elements.
+fn expect_epilogue(epilogue: Epilogue, output: Element) -> Result<()> {
+    let optional = [
+        ("scales of features", epilogue.feature_scales, 4),
+        ("scales of tokens", epilogue.token_scales, 4),
+        ("bias", epilogue.bias, output.bytes() as u64),
+    ];
+    for (what, pointer, alignment) in optional {
+        if let Some(pointer) = pointer {
+            expect_pointers(&[(what, pointer, alignment)])?;
+        }
+    }
+    Ok(())
 }
 
 /// The step that metadata is ordered for.
@@ -257,16 +275,7 @@ impl Gemm {
         if !problem.epilogue && epilogue != Epilogue::default() {
             return Err(Error::Epilogue);
         }
-        let optional = [
-            ("scales of features", epilogue.feature_scales, 4),
-            ("scales of tokens", epilogue.token_scales, 4),
-            ("bias", epilogue.bias, problem.output.bytes() as u64),
-        ];
-        for (what, pointer, alignment) in optional {
-            if let Some(pointer) = pointer {
-                expect_pointers(&[(what, pointer, alignment)])?;
-            }
-        }
+        expect_epilogue(epilogue, problem.output)?;
         match &self.plan {
             // SAFETY: the caller's.
             Plan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },

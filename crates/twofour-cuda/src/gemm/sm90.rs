@@ -259,7 +259,7 @@ impl Plan {
                 Store::OneByOne => TensorMap::NONE,
             },
             meta: operands.weight.meta,
-            to: RawOutput::new(self.problem, operands.out, epilogue),
+            to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
             features: features as u32,
             tokens: tokens as u32,
             steps: (reduction / step as usize) as u32,

@@ -189,7 +189,7 @@ impl Plan {
                 (2, tile_features / 64 * atom / 8),
                 Swizzle::None,
             )?,
-            to: RawOutput::new(self.problem, operands.out, epilogue),
+            to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
             output: output as u32,
             features: features as u32,
             tokens: tokens as u32,

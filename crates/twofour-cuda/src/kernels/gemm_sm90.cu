@@ -264,8 +264,9 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     Storer store{p, shared, 0};
     u32 stage = 0, parity = 0;
 
-    // A stage may be filled again once every warp of the cluster has said so.
+    // A stage may be filled again once every warp of the cluster has said so, for all of its lanes.
     const auto release = [&](u32 stage) {
+        __syncwarp();
         const u32 empty = shared + AT_EMPTY + 8 * stage;
         if (CLUSTER == 1) {
             if (lane == 0) barrier_arrive(empty);

@@ -88,6 +88,7 @@ __device__ __forceinline__ void multiply(Sum (&sums)[TOKENS / 2], u32 shared, u3
         }
         products_commit();
         products_wait<0>();
+        __syncwarp();
         if (lane == 0) barrier_arrive(shared + AT_EMPTY + 8 * stage);
         next_stage<STAGES>(stage, parity);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
-pub use tensors::{RandomWeight, random};
+pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, Time, Timer};
 
 use crate::{
@@ -79,6 +79,11 @@ impl Trial {
     /// The weight.
     pub fn weight(&self) -> &RandomWeight {
         &self.weight
+    }
+
+    /// The activations, `[tokens, reduction]`.
+    pub fn x(&self) -> &CudaSlice<u8> {
+        &self.x
     }
 
     /// The memory that an engine's product writes its result to.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DriverError};
 use half::{bf16, f16};
 use rayon::prelude::*;
-use twofour::{Compressed, F8E4M3, layout::sm90};
+use twofour::{
+    Compressed, F8E4M3,
+    int4::{Granularity, Int4},
+    layout::{lanes, sm90},
+};
 
 use crate::{Element, Error, Result, prune::expect_multiple};
 
@@ -81,26 +85,7 @@ impl RandomWeight {
         let width = kind.bytes();
         expect_multiple("rows of a random weight", rows, 64)?;
         expect_multiple("columns of a random weight", cols, 128 / width)?;
-        let code = |group: usize| CODES[(bits(7, group) >> 32) as usize % 6];
-        let mut dense = vec![0u8; rows * cols * width];
-        let mut values = vec![0u8; rows * cols / 2 * width];
-        const GROUPS: usize = 1 << 14;
-        dense.par_chunks_mut(4 * GROUPS * width).zip(values.par_chunks_mut(2 * GROUPS * width)).enumerate().for_each(
-            |(chunk, (dense, values))| {
-                let groups = dense.chunks_mut(4 * width).zip(values.chunks_mut(2 * width));
-                for (i, (dense, values)) in groups.enumerate() {
-                    let group = chunk * GROUPS + i;
-                    let code = code(group);
-                    for (j, place) in [code & 3, code >> 2].into_iter().enumerate() {
-                        let bytes = element(kind, bits(3, 2 * group + j));
-                        values[j * width..][..width].copy_from_slice(&bytes[..width]);
-                        dense[place as usize * width..][..width].copy_from_slice(&bytes[..width]);
-                    }
-                }
-            },
-        );
-        let words = (0..rows * cols / 32).into_par_iter();
-        let words: Vec<u32> = words.map(|w| (0..8).fold(0, |word, i| word | code(8 * w + i) << (4 * i))).collect();
+        let (dense, values, words) = random_weight(kind, rows, cols);
         // Values do not matter for the order.
         let meta: Vec<u8> = if width == 2 {
             let weight = Compressed::from_parts(rows, cols, vec![bf16::ONE; rows * cols / 2], words).map_err(wrong)?;
@@ -114,6 +99,61 @@ impl RandomWeight {
             dense: stream.clone_htod(&dense).map_err(failed)?,
             values: stream.clone_htod(&values).map_err(failed)?,
             meta: stream.clone_htod(&meta).map_err(failed)?,
+        })
+    }
+}
+
+/// Dense bytes, kept bytes and metadata of a random 2:4 weight.
+fn random_weight(kind: Element, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
+    let width = kind.bytes();
+    let code = |group: usize| CODES[(bits(7, group) >> 32) as usize % 6];
+    let mut dense = vec![0u8; rows * cols * width];
+    let mut values = vec![0u8; rows * cols / 2 * width];
+    const GROUPS: usize = 1 << 14;
+    dense.par_chunks_mut(4 * GROUPS * width).zip(values.par_chunks_mut(2 * GROUPS * width)).enumerate().for_each(
+        |(chunk, (dense, values))| {
+            let groups = dense.chunks_mut(4 * width).zip(values.chunks_mut(2 * width));
+            for (i, (dense, values)) in groups.enumerate() {
+                let group = chunk * GROUPS + i;
+                let code = code(group);
+                for (j, place) in [code & 3, code >> 2].into_iter().enumerate() {
+                    let bytes = element(kind, bits(3, 2 * group + j));
+                    values[j * width..][..width].copy_from_slice(&bytes[..width]);
+                    dense[place as usize * width..][..width].copy_from_slice(&bytes[..width]);
+                }
+            }
+        },
+    );
+    let words = (0..rows * cols / 32).into_par_iter();
+    let words: Vec<u32> = words.map(|w| (0..8).fold(0, |word, i| word | code(8 * w + i) << (4 * i))).collect();
+    (dense, values, words)
+}
+
+/// What [`RandomWeight`] is of bf16, rounded to four bits with a scale for every 128 columns.
+#[derive(Debug)]
+pub struct RandomInt4 {
+    /// In the order of [`twofour::layout::lanes`], as the others.
+    pub values: CudaSlice<u32>,
+    /// The metadata.
+    pub meta: CudaSlice<u32>,
+    /// The scales.
+    pub scales: CudaSlice<u32>,
+}
+
+impl RandomInt4 {
+    /// Of that shape: rows must be a multiple of 16, columns of 128.
+    ///
+    /// # Errors
+    /// [`Error::Random`], [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn new(stream: &Arc<CudaStream>, rows: usize, cols: usize) -> Result<Self> {
+        let (_, values, words) = random_weight(Element::BF16, rows, cols);
+        let values = values.chunks_exact(2).map(|v| bf16::from_le_bytes([v[0], v[1]])).collect();
+        let weight = Compressed::from_parts(rows, cols, values, words).map_err(wrong)?;
+        let lanes = lanes::encode(&Int4::quantize(&weight, Granularity::Group).map_err(wrong)?).map_err(wrong)?;
+        Ok(Self {
+            values: stream.clone_htod(&lanes.values).map_err(failed)?,
+            meta: stream.clone_htod(&lanes.meta).map_err(failed)?,
+            scales: stream.clone_htod(&lanes.scales).map_err(failed)?,
         })
     }
 }

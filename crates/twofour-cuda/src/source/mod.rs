@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     Architecture, Element,
-    gemm::{sm90, stream},
+    gemm::{int4, sm90, stream},
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -25,6 +25,8 @@ pub enum Source {
     GemmSm90(sm90::Variant),
     /// The same for few tokens.
     StreamSm90(stream::Variant),
+    /// A product of few tokens with a four-bit weight ([`crate::gemm::int4`]).
+    Int4(int4::Variant),
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -39,7 +41,8 @@ impl Source {
         let prune = prune.into_iter().map(|(input, output)| Source::Prune { input, output });
         let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
         let streamed = stream::Variant::all().into_iter().map(Source::StreamSm90);
-        prune.chain([Source::Read]).chain(tiled).chain(streamed).collect()
+        let int4 = int4::Variant::all().into_iter().map(Source::Int4);
+        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(int4).collect()
     }
 
     /// Its name, of its file and what it is defined for.
@@ -50,13 +53,14 @@ impl Source {
             Source::Read => "read".into(),
             Source::GemmSm90(variant) => format!("gemm-sm90-{}", variant.name()),
             Source::StreamSm90(variant) => format!("stream-sm90-{}", variant.name()),
+            Source::Int4(variant) => format!("int4-{}", variant.name()),
         }
     }
 
     /// Whether it is for that architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         match self {
-            Source::Prune { .. } | Source::Read => true,
+            Source::Prune { .. } | Source::Read | Source::Int4(_) => true,
             Source::GemmSm90(_) | Source::StreamSm90(_) => architecture.capability() == (9, 0),
         }
     }
@@ -82,6 +86,11 @@ impl Source {
             Source::StreamSm90(variant) => {
                 let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
                 hopper(variant.element, variant.tokens, variant.definitions(), kernel)
+            }
+            Source::Int4(variant) => {
+                let sum = "typedef float Sum;\n";
+                let kernel = file("int4.cu", include_str!("../kernels/int4.cu"));
+                variant.definitions() + &common + sum + &file("epilogue.cuh", EPILOGUE) + &kernel
             }
         }
     }

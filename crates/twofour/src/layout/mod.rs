@@ -6,10 +6,12 @@
 //! | module | whose |
 //! |---|---|
 //! | [`sm80`] | CUTLASS 2.x and torch's CUTLASS form, for `mma.sp` |
+//! | [`lanes`] | ours, for four-bit weights and `mma.sp`: values and scales too |
 //! | [`sm90`] | CUTLASS 3.x, for `wgmma.sp`; depends on the kernel's tile |
 //! | [`bitmask`] | torch's mask of 4x4 tiles that goes with weights compressed both ways |
 
 pub mod bitmask;
+pub mod lanes;
 pub mod sm80;
 pub mod sm90;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use twofour_cuda::{Device, cache::Cache, dispatch::Dispatcher};
+use twofour_cuda::{Device, Element, cache::Cache, dispatch::Dispatcher};
 
 use super::output::Output;
 use crate::{
@@ -33,7 +33,7 @@ Suites:
   gemm    products of many tokens with a 2:4 weight: ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it
           were dense; and the one that the dispatcher chose and remembers. Both libraries must be there; TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name their folders
   decode  the same with few tokens, where reading the weight is what takes time, beside a kernel that reads the 2:4 weight's bytes and
-          does nothing else
+          does nothing else; in bf16 also with the weight in four bits, a scale for every 128 columns
   train-linear
           a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
   overhead
@@ -187,6 +187,7 @@ impl Cuda {
         for (done, (element, layer)) in works.iter().enumerate() {
             progress.steps(&format!("{element} [{}, {}]", layer[0], layer[1]), done as u64, works.len() as u64);
             let layer = Layer::random(device, &dispatcher, *element, *layer)?;
+            let layer = if *element == Element::BF16 { layer.with_int4()? } else { layer };
             for tokens in cuda::DECODE_TOKENS {
                 rows.extend(layer.measure(tokens, self.rounds)?);
             }

@@ -6,12 +6,16 @@ use anyhow::{Result, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use half::{bf16, f16};
 use serde::Serialize;
+use twofour::int4::Granularity;
 use twofour_cuda::{
     Device, Element, Stream,
     dispatch::Dispatcher,
     engine::{Engine, dense_output},
-    gemm::{Order, Problem},
-    measure::{Contender, RandomWeight, Time, Timer, Trial},
+    gemm::{
+        Epilogue, Order, Problem,
+        int4::{self, Decode},
+    },
+    measure::{Contender, RandomInt4, RandomWeight, Time, Timer, Trial},
     read::Reader,
     vendor::{cublaslt::CublasLt, cusparselt::CusparseLt},
 };
@@ -65,6 +69,9 @@ pub(crate) const DECODE_TOKENS: [usize; 5] = [1, 8, 16, 32, 64];
 /// So many tokens are few: reading the weight is what takes time.
 const FEW: usize = 64;
 
+/// The contender with four-bit weights.
+const INT4: &str = "twofour-int4";
+
 /// What is multiplied by few tokens.
 pub(crate) const DECODE_TYPES: [Element; 3] = [Element::BF16, Element::E4M3, Element::I8];
 
@@ -101,6 +108,8 @@ pub(crate) struct Layer<'a> {
     features: usize,
     reduction: usize,
     weight: Arc<RandomWeight>,
+    /// The weight in four bits, where X has 16 and few tokens are to come.
+    int4: Option<RandomInt4>,
 }
 
 impl<'a> Layer<'a> {
@@ -112,13 +121,19 @@ impl<'a> Layer<'a> {
     ) -> Result<Self> {
         let stream = device.context().new_stream()?;
         let weight = Arc::new(RandomWeight::new(&stream, element, features, reduction)?);
-        Ok(Self { device, dispatcher, stream, element, features, reduction, weight })
+        Ok(Self { device, dispatcher, stream, element, features, reduction, weight, int4: None })
+    }
+
+    /// With the weight in four bits beside it, to be measured too.
+    pub(crate) fn with_int4(self) -> Result<Self> {
+        let int4 = Some(RandomInt4::new(&self.stream, self.features, self.reduction)?);
+        Ok(Self { int4, ..self })
     }
 
     /// Times the product with so many tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's with the weight as if it were
     /// dense, as the dispatcher found or remembers them; and the engine that it chooses. A library that has no algorithm for it is left out.
     pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
-        let Self { device, dispatcher, ref stream, element, features, reduction, ref weight } = *self;
+        let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
         let output = if element.bytes() == 2 { element } else { Element::BF16 };
         let problem =
             Problem { element, output, features, tokens, reduction, order: Order::TokensFirst, epilogue: false };
@@ -142,6 +157,24 @@ impl<'a> Layer<'a> {
             contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading));
         }
 
+        let int4_out = stream.alloc_zeros::<u8>(tokens * features * output.bytes())?;
+        if let Some(weight) = int4 {
+            let granularity = Granularity::Group;
+            let order = Order::TokensFirst;
+            let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
+            let decode = Decode::new(device, problem)?;
+            let weight = int4::Weight {
+                values: weight.values.device_ptr(stream).0,
+                meta: weight.meta.device_ptr(stream).0,
+                scales: weight.scales.device_ptr(stream).0,
+            };
+            let (x, out) = (trial.x().device_ptr(stream).0, int4_out.device_ptr(stream).0);
+            let kernel = decode.kernel();
+            // SAFETY: all memory is as long as the problem asks for and lives until the stream has been waited for.
+            let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
+            contenders.push(Contender::new(INT4, kernel, launch));
+        }
+
         let mut timer = Timer::new(device, stream)?;
         let times = timer.alternate(&mut contenders, rounds)?;
         let sustained: Vec<Option<f64>> = if [tokens, reduction, features] == SUSTAINED {
@@ -151,12 +184,17 @@ impl<'a> Layer<'a> {
             vec![None; contenders.len()]
         };
         drop(contenders);
-        self.expect_alike(&trial, &engines)?;
+        self.expect_alike(&trial, &engines, int4.is_some().then_some(&int4_out))?;
 
         let operations = 2.0 * (tokens * reduction * features) as f64;
         let row = |(time, sustained_us): (Time, Option<f64>)| {
             let dense = time.contender == "cublaslt";
-            let weights = (features * reduction * element.bytes()) as f64;
+            let weights = match time.contender {
+                "cublaslt" => features * reduction * element.bytes(),
+                // Four bits and two of position for each kept value, and 16 for 64 of them.
+                INT4 => features * reduction / 2 * 25 / 32,
+                _ => weight_bytes,
+            };
             GemmRow {
                 dtype: element.name(),
                 output: if dense { dense_output(problem) } else { output }.name(),
@@ -167,15 +205,15 @@ impl<'a> Layer<'a> {
                 min_us: time.min_us,
                 max_us: time.max_us,
                 tflops: operations / time.us * 1e-6,
-                gb_per_s: if dense { weights } else { weight_bytes as f64 } / time.us * 1e-3,
+                gb_per_s: weights as f64 / time.us * 1e-3,
                 sustained_us,
             }
         };
         Ok(times.into_iter().zip(sustained).map(row).collect())
     }
 
-    /// Contenders that did not compute the same are not contenders.
-    fn expect_alike(&self, trial: &Trial, engines: &[Engine]) -> Result<()> {
+    /// Contenders that did not compute the same are not contenders; with four bits the same but for their rounding.
+    fn expect_alike(&self, trial: &Trial, engines: &[Engine], int4: Option<&CudaSlice<u8>>) -> Result<()> {
         let Some(dense) = engines.iter().find(|engine| matches!(engine, Engine::CublasLt(_))) else { return Ok(()) };
         let problem = trial.problem();
         let sample = problem.tokens.min(64) * problem.features;
@@ -186,6 +224,11 @@ impl<'a> Layer<'a> {
             let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             let name = engine.name();
             ensure!(apart < 0.05 * size, "{name} and cublaslt differ by {apart} where results are {size} on average");
+        }
+        if let Some(int4) = int4 {
+            let found = read(&self.stream, int4, sample, problem.output)?;
+            let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).sum::<f64>() / dense.len() as f64;
+            ensure!(apart < 0.25 * size, "{INT4} and cublaslt differ by {apart} on average where results are {size}");
         }
         Ok(())
     }

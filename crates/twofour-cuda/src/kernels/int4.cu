@@ -1,0 +1,251 @@
+// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens, on sm_80 and everything after: bound by reading W.
+//
+// W comes in the order of `twofour::layout::lanes`: a warp asks for a unit of 16 rows by 128 columns in one piece, STAGES - 1 units before it needs them, and
+// goes on from rows to rows without a pause. A lane reads back only what it has asked for itself, so that warps need not wait for each other. K_WARPS warps
+// of a block share 16 rows and take every so many units of them; the others have other rows. X lies in shared memory, where there is room for all of it; or
+// passes through, a chunk of 128 columns for each of those warps at a time.
+//
+// The code is small on purpose: a call finds no instructions in the caches where the kernels between the last call and this one were many.
+//
+// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, STAGES, BY_ROW (one scale for a row instead of one for a unit's row).
+
+constexpr u32 WARPS = 8, THREADS = WARPS * 32, ROW_WARPS = WARPS / K_WARPS;
+constexpr u32 UNIT_COLUMNS = 128, UNIT_ROWS = 16;
+constexpr int TILES = TOKENS / 8;
+constexpr u32 CHUNK = K_WARPS * UNIT_COLUMNS;
+// Rows of X are longer than they are used, so that eight of them lie in different banks.
+constexpr u32 X_ROW = CHUNK * 2 + 16;
+// What a warp holds of a unit: for each lane values, metadata, scales.
+constexpr u32 AT_CODES = 32 * 16, AT_SCALES = AT_CODES + 32 * 8, UNIT_BYTES = AT_SCALES + 32 * 4;
+// Shared memory: where warps add up their sums of eight tokens, units, X.
+constexpr u32 AT_UNITS = WARPS * 32 * 16, AT_X = AT_UNITS + STAGES * WARPS * UNIT_BYTES;
+
+struct Parameters {
+    const u32* values;
+    const u32* meta;
+    const u32* scales;
+    const u16* x;
+    Output to;
+    u32 output;
+    u32 features, tokens, reduction;
+    // Whether all of X stays.
+    u32 resident;
+};
+
+template <int BYTES> __device__ __forceinline__ void ask(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+__device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all but the last `LEFT` groups of what this thread asked for.
+template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Where a lane's parts of units are, from one of the warp's units to the next.
+struct Reader {
+    const u32 *values, *meta, *scales;
+
+    __device__ __forceinline__ void move(int units) {
+        values += units * 128;
+        meta += units * 64;
+        if (!BY_ROW) scales += units * 8;
+    }
+    // Asks for them; `to` is where the lane's values go.
+    __device__ __forceinline__ void ask_unit(u32 to, u32 lane) const {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(values) : "memory");
+        ask<8>(to + AT_CODES - lane * 8, meta);
+        if (!BY_ROW) ask<4>(to + AT_SCALES - lane * 12, scales);
+    }
+};
+
+// Asks for a chunk of X; columns outside it are zero.
+__device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
+    constexpr u32 PIECES = CHUNK / 8;
+    #pragma unroll 1
+    for (u32 i = threadIdx.x; i < p.tokens * PIECES; i += THREADS) {
+        const u32 token = i / PIECES, inside = i % PIECES * 8, column = chunk * CHUNK + inside;
+        const bool is = column < p.reduction;
+        const u16* from = is ? p.x + (u64)token * p.reduction + column : p.x;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + token * X_ROW + inside * 2), "l"(from), "r"(is ? 16 : 0) : "memory");
+    }
+}
+
+// Two neighbouring integers as elements: nibbles `register` and `register + 4`. As the lowest bits of 1024 (f16) or 128 (bf16) they count ones; that number and 8
+// are taken away, exactly.
+__device__ __forceinline__ u32 elements(u32 word, int which) {
+    u32 numbers, pair;
+    // (word & mask) | exponent, which the compiler would not make of those.
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
+    if (ELEMENT == F16) {
+        asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(numbers), "r"(0x64086408));
+    } else {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(numbers), "r"(0x3F803F80), "r"(0xC308C308));
+    }
+    return pair;
+}
+
+#define MULTIPLY(TYPE, SELECTOR)                                                                                                           \
+    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
+                 "{%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, " SELECTOR ";"                                                                \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                              \
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes))
+template <int SELECTOR> __device__ __forceinline__ void product(Sum (&sums)[4], const u32 (&w)[4], const u32 (&x)[4], u32 codes) {
+    if (ELEMENT == F16) {
+        if (SELECTOR == 0) MULTIPLY("f16", "0x0");
+        else MULTIPLY("f16", "0x1");
+    } else {
+        if (SELECTOR == 0) MULTIPLY("bf16", "0x0");
+        else MULTIPLY("bf16", "0x1");
+    }
+}
+
+// The f16 scales of rows `lane / 4` and that and 8.
+__device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
+    low = widen<F16>((u16)word);
+    high = widen<F16>((u16)(word >> 16));
+}
+
+// Adds a unit's products: `unit` is where the lane's values are, `rows` are the rows of X that the lane shows to `ldmatrix`, `x` how far on this chunk is.
+__device__ __forceinline__ void add_unit(Sum (&sums)[TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
+    u32 values[4], codes[2], scales = 0;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]) : "r"(unit) : "memory");
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "r"(unit + AT_CODES - lane * 8) : "memory");
+    if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(unit + AT_SCALES - lane * 12) : "memory");
+    Sum parts[TILES][4] = {};
+    Sum (&into)[TILES][4] = BY_ROW ? sums : parts;
+    unrolled<4>([&](auto step) {
+        constexpr int STEP = decltype(step)::value;
+        u32 w[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = elements(values[STEP], i);
+        #pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            u32 activations[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(activations[0]), "=r"(activations[1]), "=r"(activations[2]), "=r"(activations[3])
+                         : "r"(rows[tile] + x + STEP * 64)
+                         : "memory");
+            product<STEP % 2>(into[tile], w, activations, codes[STEP / 2]);
+        }
+    });
+    if (!BY_ROW) {
+        float low, high;
+        scales_of(scales, low, high);
+        #pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) sums[tile][i] = fmaf(i < 2 ? low : high, parts[tile][i], sums[tile][i]);
+        }
+    }
+}
+
+// Stores the result of a sum.
+__device__ __forceinline__ void store(const Parameters& p, Sum sum, u32 f, u32 t) {
+    float scale = p.to.alpha, bias = 0.0f;
+    if (p.to.feature_scales) scale *= p.to.feature_scales[f];
+    if (p.to.token_scales) scale *= p.to.token_scales[t];
+    if (p.to.bias) bias = p.output == F32 ? ((const float*)p.to.bias)[f] : widen<ELEMENT>(((const u16*)p.to.bias)[f]);
+    const float result = activated(p.to.activation, fmaf(sum, scale, bias));
+    const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
+    if (p.output == F32) {
+        ((float*)p.to.data)[at] = result;
+    } else {
+        ((u16*)p.to.data)[at] = narrow<ELEMENT>(result);
+    }
+}
+
+// Adds up the sums of the warps that share rows, stores the results and starts anew.
+__device__ __forceinline__ void finish(const Parameters& p, Sum (&sums)[TILES][4], Sum* exchange, u32 group) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = group * ROW_WARPS + warp / K_WARPS;
+    float low = 1.0f, high = 1.0f;
+    if (BY_ROW && rows < p.features / UNIT_ROWS) scales_of(p.scales[rows * 8 + lane / 4], low, high);
+    // Eight tokens at a time, always from the first sums: the others move up.
+    #pragma unroll 1
+    for (u32 first = 0; first < p.tokens; first += 8) {
+        __syncthreads();
+        ((float4*)exchange)[threadIdx.x] = make_float4(sums[0][0] * low, sums[0][1] * low, sums[0][2] * high, sums[0][3] * high);
+        __syncthreads();
+        #pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) sums[tile][i] = tile + 1 < TILES ? sums[tile + 1][i] : 0.0f;
+        }
+        #pragma unroll 1
+        for (u32 i = threadIdx.x; i < ROW_WARPS * UNIT_ROWS * 8; i += THREADS) {
+            const u32 row = i % (ROW_WARPS * UNIT_ROWS), token = i / (ROW_WARPS * UNIT_ROWS), f = group * (ROW_WARPS * UNIT_ROWS) + row;
+            if (f >= p.features || first + token >= p.tokens) continue;
+            // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+            const u32 theirs = row % 8 * 4 + token / 2, which = row % UNIT_ROWS / 8 * 2 + token % 2;
+            Sum total = 0;
+            #pragma unroll
+            for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
+            store(p, total, f, first + token);
+        }
+    }
+    // Tokens that are not there may have left something.
+    #pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) sums[tile][i] = 0;
+    }
+}
+
+// A place in the work of a block: rows, and a chunk of columns.
+struct Place {
+    u32 group, chunk;
+    __device__ __forceinline__ void next(u32 chunks) {
+        if (++chunk == chunks) {
+            chunk = 0;
+            group += gridDim.x;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(16) u8 memory[];
+    const u32 shared = (u32)__cvta_generic_to_shared(memory), x = shared + AT_X, x_bytes = p.tokens * X_ROW;
+    const u32 warp = threadIdx.x / 32, row_warp = warp / K_WARPS, k_warp = warp % K_WARPS;
+    const u32 lane = threadIdx.x % 32, mine = shared + AT_UNITS + warp * UNIT_BYTES + lane * 16;
+    const u32 units = p.reduction / UNIT_COLUMNS, chunks = (units + K_WARPS - 1) / K_WARPS;
+    const u32 row_units = p.features / UNIT_ROWS, groups = (row_units + ROW_WARPS - 1) / ROW_WARPS;
+    // The warp's unit at a place, where it has one.
+    const auto has = [&](Place at) { return at.group * ROW_WARPS + row_warp < row_units && at.chunk * K_WARPS + k_warp < units; };
+    Place now = {blockIdx.x, 0}, next = now;
+    const u64 first = (u64)(blockIdx.x * ROW_WARPS + row_warp) * units + k_warp;
+    Reader reader = {p.values + (first * 32 + lane) * 4, p.meta + (first * 32 + lane) * 2, BY_ROW ? p.scales : p.scales + first * 8 + lane / 4};
+    const int to_next_group = gridDim.x * ROW_WARPS * units - (chunks - 1) * K_WARPS;
+    // Asks for what the next place needs, as one group.
+    const auto ask_next = [&](u32 stage) {
+        if (has(next)) reader.ask_unit(mine + stage * (WARPS * UNIT_BYTES), lane);
+        if (!p.resident && next.group < groups) ask_x(p, x + stage * x_bytes, next.chunk);
+        asked();
+        next.next(chunks);
+        reader.move(next.chunk == 0 ? to_next_group : (int)K_WARPS);
+    };
+    #pragma unroll 1
+    for (u32 stage = 0; stage < STAGES - 1; stage++) {
+        // All of X, with the first group.
+        for (u32 chunk = 0; p.resident && stage == 0 && chunk < chunks; chunk++) ask_x(p, x + chunk * x_bytes, chunk);
+        ask_next(stage);
+    }
+    if (p.resident) {
+        wait<STAGES - 2>();
+        __syncthreads();
+    }
+    // What is computed for tokens that are not there is never stored, so they may have another's activations.
+    u32 rows[TILES];
+    #pragma unroll
+    for (u32 tile = 0; tile < TILES; tile++) rows[tile] = x + k_warp * (UNIT_COLUMNS * 2) + lane / 8 * 16 + min(tile * 8 + lane % 8, p.tokens - 1) * X_ROW;
+    Sum sums[TILES][4] = {};
+    u32 stage = 0, ahead = STAGES - 1;
+    #pragma unroll 1
+    while (now.group < groups) {
+        wait<STAGES - 2>();
+        // What passes through is for all warps, and nobody reads from the stage before it any more.
+        if (!p.resident) __syncthreads();
+        ask_next(ahead);
+        if (has(now)) add_unit(sums, mine + stage * (WARPS * UNIT_BYTES), lane, rows, (p.resident ? now.chunk : stage) * x_bytes);
+        if (now.chunk + 1 == chunks) finish(p, sums, (Sum*)memory, now.group);
+        now.next(chunks);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
+    }
+}

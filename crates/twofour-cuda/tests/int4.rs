@@ -1,0 +1,265 @@
+//! On a device: products with four-bit weights are those of a reference in f64 with the integers and scales as they are, and nothing else is written.
+//! Without a device the tests skip.
+
+mod support;
+
+use cudarc::driver::CudaSlice;
+use half::{bf16, f16};
+use support::{Bench, device};
+use twofour::{
+    Compressed,
+    int4::{Granularity, Int4},
+    layout::lanes,
+};
+use twofour_cuda::{
+    Element, Error,
+    gemm::{
+        Activation, Epilogue, Order,
+        int4::{Decode, Problem, Shape, Weight},
+    },
+};
+
+/// A source of numbers.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as u32
+    }
+
+    /// Between -2 and 2, more of them near 0.
+    fn number(&mut self) -> f32 {
+        (0..4).map(|_| self.bits() as f32 / 2f32.powi(31) - 0.5).sum()
+    }
+}
+
+const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
+
+/// Random integers, all sixteen of them, random codes, and scales that differ by as much as a thousand.
+fn weight(random: &mut Random, rows: usize, cols: usize, granularity: Granularity) -> Int4 {
+    let values = (0..rows * cols / 2).map(|_| (random.bits() % 16) as i8 - 8).collect();
+    let word = |random: &mut Random| (0..8).fold(0, |word, i| word | CODES[random.bits() as usize % 6] << (4 * i));
+    let meta = (0..rows * cols / 32).map(|_| word(random)).collect();
+    let scales = rows * granularity.scales_per_row(cols);
+    let scales = (0..scales).map(|_| f16::from_f32(2f32.powf(random.number() * 2.5) / 16.0)).collect();
+    Int4::from_parts(Compressed::from_parts(rows, cols, values, meta).unwrap(), scales, granularity).unwrap()
+}
+
+fn bench() -> Option<Bench> {
+    let device = device()?;
+    if device.architecture().capability().0 < 8 {
+        eprintln!("skipped: a GPU before Ampere");
+        return None;
+    }
+    Some(Bench::new(device))
+}
+
+/// Bytes after the result that must stay as they are.
+const GUARD: usize = 4096;
+
+/// A weight that was brought to the device.
+struct There {
+    values: CudaSlice<u32>,
+    meta: CudaSlice<u32>,
+    scales: CudaSlice<u32>,
+}
+
+impl There {
+    fn new(bench: &Bench, weight: &Int4) -> Self {
+        let lanes = lanes::encode(weight).unwrap();
+        Self { values: bench.up(&lanes.values), meta: bench.up(&lanes.meta), scales: bench.up(&lanes.scales) }
+    }
+
+    fn places(&self, bench: &Bench) -> Weight {
+        Weight { values: bench.at(&self.values), meta: bench.at(&self.meta), scales: bench.at(&self.scales) }
+    }
+}
+
+fn narrow(value: f32, element: Element) -> ([u8; 2], f64) {
+    match element {
+        Element::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).to_f64()),
+        _ => (bf16::from_f32(value).to_le_bytes(), bf16::from_f32(value).to_f64()),
+    }
+}
+
+/// A result's value, and how far it may be from the true one, relatively.
+fn result(bytes: &[u8], output: Element) -> (f64, f64) {
+    match output {
+        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-11)),
+        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-8)),
+        _ => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), 2f64.powi(-22)),
+    }
+}
+
+fn check(bench: &Bench, problem: Problem, shape: Option<Shape>, with_epilogue: bool) {
+    let Problem { element, output, granularity, features, tokens, reduction, order } = problem;
+    let decode = match shape {
+        Some(shape) => Decode::with(&bench.device, problem, shape),
+        None => Decode::new(&bench.device, problem),
+    }
+    .unwrap();
+    let what = format!("{} for {problem:?}", decode.kernel());
+    let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
+    let w = weight(&mut random, features, reduction, granularity);
+    let there = There::new(bench, &w);
+    let (bytes, x): (Vec<_>, Vec<f64>) = (0..tokens * reduction).map(|_| narrow(random.number(), element)).unzip();
+    let x_there = bench.up(&bytes.concat());
+    let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
+    let factors = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
+    let (by_feature, by_token) = (factors(&mut random, features), factors(&mut random, tokens));
+    let (by_feature_there, by_token_there) = (bench.up(&by_feature), bench.up(&by_token));
+    let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
+    let bias_bytes: Vec<u8> = match output {
+        Element::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+        _ => bias.iter().flat_map(|b| narrow(*b, output).0).collect(),
+    };
+    let bias_there = bench.up(&bias_bytes);
+    let epilogue = if with_epilogue {
+        Epilogue {
+            alpha: 0.0625,
+            feature_scales: Some(bench.at(&by_feature_there)),
+            token_scales: Some(bench.at(&by_token_there)),
+            bias: Some(bench.at(&bias_there)),
+            activation: Activation::Relu,
+        }
+    } else {
+        Epilogue::default()
+    };
+    let (x_at, out_at) = (bench.at(&x_there), bench.at(&out));
+    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+    unsafe { decode.run(bench.stream(), there.places(bench), x_at, out_at, epilogue) }.unwrap();
+    let found = bench.down(&out);
+    assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+
+    let dense: Vec<f64> = w.dequantize().to_dense().into_iter().map(f64::from).collect();
+    for t in 0..tokens {
+        for f in 0..features {
+            let terms = dense[f * reduction..][..reduction].iter().zip(&x[t * reduction..][..reduction]);
+            let (mut sum, mut size) =
+                terms.map(|(w, x)| w * x).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            if with_epilogue {
+                let scale = f64::from(0.0625 * by_feature[f] * by_token[t]);
+                sum = (sum * scale + f64::from(bias[f])).max(0.0);
+                size = size * scale.abs() + f64::from(bias[f]).abs();
+            }
+            let at = match order {
+                Order::TokensFirst => t * features + f,
+                Order::FeaturesFirst => f * tokens + t,
+            };
+            let (value, precision) = result(&found[at * output.bytes()..][..output.bytes()], output);
+            let allowed = sum.abs() * precision + size * 2e-6;
+            assert!(
+                (value - sum).abs() <= allowed,
+                "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"
+            );
+        }
+    }
+}
+
+fn products(element: Element) {
+    let Some(bench) = bench() else { return };
+    for granularity in [Granularity::Group, Granularity::Row] {
+        for (features, tokens, reduction) in [
+            (16, 1, 128),
+            (48, 7, 256),
+            (272, 8, 1152),
+            (160, 13, 640),
+            (1024, 16, 2048),
+            (144, 33, 384),
+            (96, 64, 3968),
+        ] {
+            let problem = Problem {
+                element,
+                output: element,
+                granularity,
+                features,
+                tokens,
+                reduction,
+                order: Order::TokensFirst,
+            };
+            for shape in Shape::all(tokens).into_iter().map(Some).chain([None]) {
+                check(&bench, problem, shape, false);
+            }
+            check(&bench, problem, None, true);
+            check(&bench, Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem }, None, false);
+        }
+    }
+}
+
+#[test]
+fn f16_products() {
+    products(Element::F16);
+}
+
+#[test]
+fn bf16_products() {
+    products(Element::BF16);
+}
+
+#[test]
+fn a_call_can_be_captured_in_a_graph() {
+    let Some(bench) = bench() else { return };
+    let mut random = Random(5);
+    let (features, tokens, reduction) = (256, 3, 1024);
+    let w = weight(&mut random, features, reduction, Granularity::Group);
+    let there = There::new(&bench, &w);
+    let problem = Problem {
+        element: Element::F16,
+        output: Element::F16,
+        granularity: Granularity::Group,
+        features,
+        tokens,
+        reduction,
+        order: Order::TokensFirst,
+    };
+    let decode = Decode::new(&bench.device, problem).unwrap();
+    let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), Element::F16).0).collect();
+    let x = bench.up(&x);
+    let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
+    let (places, x_at, out_at) = (there.places(&bench), bench.at(&x), [bench.at(&outs[0]), bench.at(&outs[1])]);
+    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+    let run = |out| unsafe { decode.run(bench.stream(), places, x_at, out, Epilogue::default()) }.unwrap();
+    run(out_at[0]);
+    bench.wait();
+    let graph = bench.captured(|| run(out_at[1]));
+    for _ in 0..3 {
+        graph.launch().unwrap();
+    }
+    assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let problem = Problem {
+        element: Element::F16,
+        output: Element::F16,
+        granularity: Granularity::Group,
+        features: 64,
+        tokens: 8,
+        reduction: 128,
+        order: Order::TokensFirst,
+    };
+    let plan = |problem| Decode::new(&bench.device, problem);
+    assert!(matches!(plan(Problem { element: Element::I8, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { output: Element::BF16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { features: 40, ..problem }), Err(Error::Multiple { found: 40, multiple: 16, .. })));
+    assert!(matches!(
+        plan(Problem { reduction: 64, ..problem }),
+        Err(Error::Multiple { found: 64, multiple: 128, .. })
+    ));
+    assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    assert!(matches!(plan(Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    let shape = Shape { tokens: 16, k_warps: 8 };
+    assert!(matches!(Decode::with(&bench.device, problem, shape), Err(Error::Dimension { size: 16, .. })));
+    let decode = plan(problem).unwrap();
+    let memory = bench.poisoned(1 << 16, 0u32);
+    let at = bench.at(&memory);
+    let weight = Weight { values: at, meta: at, scales: at };
+    // SAFETY: none of these calls launches anything.
+    let run = |weight, x, out| unsafe { decode.run(bench.stream(), weight, x, out, Epilogue::default()) };
+    assert!(matches!(run(weight, at + 8, at), Err(Error::Pointer { what: "X", .. })));
+    assert!(matches!(run(weight, at, 0), Err(Error::Pointer { what: "result", .. })));
+    assert!(matches!(run(Weight { scales: at + 4, ..weight }, at, at), Err(Error::Pointer { what: "scales", .. })));
+}

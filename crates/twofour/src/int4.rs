@@ -1,0 +1,231 @@
+//! 2:4 weights in four bits: kept values as integers from -8 to 7, with a scale for each row or for 128 of its columns.
+//!
+//! `w ≈ q · scale`, symmetric: no zero points, so what is pruned stays zero. This is the arithmetic of Sparse-Marlin (IST-DASLab, 2024);
+//! where the bits lie is the engines' affair ([`crate::layout::lanes`]).
+
+use half::f16;
+use rayon::prelude::*;
+
+use crate::{Arithmetic, Compressed, Error, MatrixRef, Result};
+
+/// Columns that share a scale under [`Granularity::Group`]: 64 kept values.
+pub const GROUP: usize = 128;
+
+/// The largest integer that rounding to nearest makes of a weight.
+const LARGEST: f32 = 7.0;
+
+/// What shares a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// A whole row.
+    Row,
+    /// [`GROUP`] columns of a row, the last of a row fewer.
+    Group,
+}
+
+impl Granularity {
+    /// Scales of a row of `cols` columns.
+    pub fn scales_per_row(self, cols: usize) -> usize {
+        match self {
+            Granularity::Row => 1,
+            Granularity::Group => cols.div_ceil(GROUP),
+        }
+    }
+
+    /// Which of a row's scales a column has.
+    pub fn scale_of(self, col: usize) -> usize {
+        match self {
+            Granularity::Row => 0,
+            Granularity::Group => col / GROUP,
+        }
+    }
+}
+
+/// A 2:4 weight `[rows, cols]` of four-bit integers; see the [module](self).
+///
+/// ```
+/// use twofour::{Compressed, MatrixRef, int4::{Granularity, Int4}};
+/// let w = [0.0f32, 7.0, 0.0, -3.4, 1.0, 0.0, 0.0, 0.0];
+/// let q = Int4::quantize(&Compressed::from_dense(MatrixRef::new(1, 8, &w)?)?, Granularity::Row)?;
+/// assert_eq!(q.weight().values(), [7, -3, 1, 0]);
+/// assert_eq!(q.dequantize().to_dense(), [0.0, 7.0, 0.0, -3.0, 1.0, 0.0, 0.0, 0.0]);
+/// # Ok::<(), twofour::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Int4 {
+    weight: Compressed<i8>,
+    scales: Vec<f16>,
+    granularity: Granularity,
+}
+
+impl Int4 {
+    /// Rounds each kept value to the nearest multiple of its scale, ties to even; a scale is the largest magnitude that it serves, by 7, as f16.
+    /// Where that is below f16's least positive number the values become zero.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where a scale is beyond f16.
+    pub fn quantize<T: Arithmetic>(weight: &Compressed<T>, granularity: Granularity) -> Result<Self> {
+        let (rows, cols) = (weight.rows(), weight.cols());
+        let per_row = granularity.scales_per_row(cols);
+        let dense = weight.to_dense();
+        let mut scales = vec![f16::ZERO; rows * per_row];
+        let mut integers = vec![0i8; rows * cols];
+        if !dense.is_empty() {
+            let width = if granularity == Granularity::Group { GROUP } else { cols };
+            let rows = dense.par_chunks(cols).zip(integers.par_chunks_mut(cols)).zip(scales.par_chunks_mut(per_row));
+            rows.enumerate().try_for_each(|(row, ((dense, integers), scales))| {
+                let groups = dense.chunks(width).zip(integers.chunks_mut(width)).zip(scales);
+                for (i, ((dense, integers), scale)) in groups.enumerate() {
+                    *scale = scale_for(dense, row, i * width)?;
+                    round(dense, *scale, integers);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(Self { weight: Compressed::from_dense(MatrixRef::new(rows, cols, &integers)?)?, scales, granularity })
+    }
+
+    /// From integers and scales, `[rows, scales_per_row]`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for the number of scales, [`Error::NotFourBits`] with the place of the first integer outside -8 to 7, [`Error::Scale`] for a
+    /// scale that is not finite.
+    pub fn from_parts(weight: Compressed<i8>, scales: Vec<f16>, granularity: Granularity) -> Result<Self> {
+        let per_row = granularity.scales_per_row(weight.cols());
+        let expected = weight.rows() * per_row;
+        if scales.len() != expected {
+            return Err(Error::Length { what: "scales of a four-bit weight", expected, found: scales.len() });
+        }
+        if let Some(i) = scales.iter().position(|scale| !scale.is_finite()) {
+            return Err(Error::Scale { row: i / per_row, scale: i % per_row });
+        }
+        if let Some(i) = weight.values().iter().position(|q| !(-8..=7).contains(q)) {
+            let kept = 2 * weight.groups();
+            return Err(Error::NotFourBits { row: i / kept, group: i % kept / 2, value: weight.values()[i] });
+        }
+        Ok(Self { weight, scales, granularity })
+    }
+
+    /// The weight that this stands for: integers times scales, exact in f32.
+    pub fn dequantize(&self) -> Compressed<f32> {
+        let (rows, cols) = (self.weight.rows(), self.weight.cols());
+        let kept = 2 * self.weight.groups();
+        let value = |(i, q): (usize, &i8)| f32::from(*q) * self.scale(i / kept, i % kept / 2 * 4).to_f32();
+        let values = self.weight.values().iter().enumerate().map(value).collect();
+        Compressed::from_trusted_parts(rows, cols, values, self.weight.meta().to_vec())
+    }
+
+    /// The integers.
+    pub fn weight(&self) -> &Compressed<i8> {
+        &self.weight
+    }
+
+    /// The scales, `[rows, scales_per_row]`.
+    pub fn scales(&self) -> &[f16] {
+        &self.scales
+    }
+
+    /// The scale of a row's column.
+    pub fn scale(&self, row: usize, col: usize) -> f16 {
+        let per_row = self.granularity.scales_per_row(self.weight.cols());
+        self.scales[row * per_row + self.granularity.scale_of(col)]
+    }
+
+    /// What shares a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+}
+
+/// The scale for some elements of a row, from column `first` on.
+fn scale_for<T: Arithmetic>(dense: &[T], row: usize, first: usize) -> Result<f16> {
+    let mut largest = 0.0f32;
+    for (i, value) in dense.iter().enumerate() {
+        let value = value.to_f32();
+        if value.is_nan() {
+            return Err(Error::NotANumber { row, col: first + i });
+        }
+        if value.is_infinite() {
+            return Err(Error::Infinite { row, col: first + i });
+        }
+        largest = largest.max(value.abs());
+    }
+    let scale = f16::from_f32(largest / LARGEST);
+    if scale.is_finite() { Ok(scale) } else { Err(Error::Scale { row, scale: first / GROUP }) }
+}
+
+fn round<T: Arithmetic>(dense: &[T], scale: f16, integers: &mut [i8]) {
+    let scale = scale.to_f32();
+    if scale == 0.0 {
+        return;
+    }
+    for (value, integer) in dense.iter().zip(integers) {
+        *integer = (value.to_f32() / scale).round_ties_even().clamp(-8.0, 7.0) as i8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Mask;
+
+    proptest! {
+        #[test]
+        fn what_is_rounded_is_within_half_a_scale(
+            (rows, cols, data) in (0usize..5, 0usize..300)
+                .prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(-100.0f32..100.0, r * c))),
+            by_row: bool,
+        ) {
+            let granularity = if by_row { Granularity::Row } else { Granularity::Group };
+            let weight = Compressed::from_pruned(MatrixRef::new(rows, cols, &data).unwrap()).unwrap();
+            let q = Int4::quantize(&weight, granularity).unwrap();
+            let (before, after) = (weight.to_dense(), q.dequantize().to_dense());
+            for (i, (a, b)) in before.iter().zip(&after).enumerate() {
+                let scale = q.scale(i / cols, i % cols).to_f32();
+                // The scale itself is rounded to eleven bits, which can cut the largest of its values.
+                prop_assert!((a - b).abs() <= scale * 0.5 * (1.0 + 0.01), "{a} became {b} with scale {scale}");
+                prop_assert!(*a != 0.0 || *b == 0.0);
+            }
+            // Integers times scales round to themselves, and the parts make the whole.
+            let parts = Int4::from_parts(q.weight().clone(), q.scales().to_vec(), granularity).unwrap();
+            prop_assert_eq!(parts, q);
+        }
+    }
+
+    #[test]
+    fn every_scale_serves_its_own_columns() {
+        let mut data = vec![0.0f32; 2 * 256];
+        (data[0], data[128], data[256]) = (7.0, 0.07, 700.0);
+        let weight = Compressed::from_dense(MatrixRef::new(2, 256, &data).unwrap()).unwrap();
+        let scales = |granularity| -> Vec<f32> {
+            let q = Int4::quantize(&weight, granularity).unwrap();
+            q.scales().iter().map(|scale| scale.to_f32()).collect()
+        };
+        assert_eq!(scales(Granularity::Row), [1.0, 100.0]);
+        assert_eq!(scales(Granularity::Group), [1.0, f16::from_f32(0.01).to_f32(), 100.0, 0.0]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_with_its_place() {
+        let quantize = |at: usize, value: f32| {
+            let mut data = vec![0.0f32; 2 * 132];
+            data[at] = value;
+            let mask = Mask::from_fn(2, 132, |_, col| col % 4 < 2);
+            let weight = Compressed::from_masked(MatrixRef::new(2, 132, &data).unwrap(), &mask).unwrap();
+            Int4::quantize(&weight, Granularity::Group).unwrap_err()
+        };
+        assert!(matches!(quantize(132 + 5, f32::NAN), Error::NotANumber { row: 1, col: 5 }));
+        assert!(matches!(quantize(129, f32::INFINITY), Error::Infinite { row: 0, col: 129 }));
+        assert!(matches!(quantize(132 + 128, 1e6), Error::Scale { row: 1, scale: 1 }));
+        let weight = |q: i8| Compressed::from_dense(MatrixRef::new(1, 8, &[0, 0, 0, 0, 1, q, 0, 0]).unwrap()).unwrap();
+        let from = |q, scales| Int4::from_parts(weight(q), scales, Granularity::Row);
+        assert!(matches!(from(8, vec![f16::ONE]), Err(Error::NotFourBits { row: 0, group: 1, value: 8 })));
+        assert!(matches!(from(7, vec![f16::NAN]), Err(Error::Scale { row: 0, scale: 0 })));
+        assert!(matches!(from(7, vec![]), Err(Error::Length { expected: 1, found: 0, .. })));
+        // Too small for a scale: zero.
+        let tiny = Compressed::from_dense(MatrixRef::new(1, 4, &[1e-9f32, 0.0, 0.0, 0.0]).unwrap()).unwrap();
+        assert_eq!(Int4::quantize(&tiny, Granularity::Row).unwrap().weight().values(), [0, 0]);
+    }
+}
