@@ -5,7 +5,10 @@ mod support;
 
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use support::{Bench, hopper};
+use support::{
+    Bench, hopper,
+    numbers::{GUARD, Random, result},
+};
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
     Element, Error,
@@ -71,43 +74,15 @@ number!(
     |v: F8E5M2| vec![v.0]
 );
 
-/// A source of numbers between -2 and 2, more of them near 0.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as u32
-    }
-
-    fn number(&mut self) -> f32 {
-        (0..4).map(|_| self.bits() as f32 / 2f32.powi(31) - 0.5).sum()
-    }
-}
-
-const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
-
 /// A weight with random values and codes.
 fn weight<T: Number>(random: &mut Random, rows: usize, cols: usize) -> Compressed<T> {
     let values = (0..rows * cols / 2).map(|_| T::of(random.number())).collect();
-    let word = |random: &mut Random| (0..8).fold(0, |word, i| word | CODES[random.bits() as usize % 6] << (4 * i));
-    let meta = (0..rows * cols / 32).map(|_| word(random)).collect();
+    let meta = (0..rows * cols / 32).map(|_| random.codes()).collect();
     Compressed::from_parts(rows, cols, values, meta).unwrap()
 }
 
 fn bytes_of<T: Number>(values: &[T]) -> Vec<u8> {
     values.iter().flat_map(|v| v.bytes()).collect()
-}
-
-/// The value of a result, and how far it may be from the true one, relatively.
-fn result(bytes: &[u8], output: Element) -> (f64, f64) {
-    match output {
-        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-11)),
-        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-8)),
-        Element::F32 => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), 2f64.powi(-22)),
-        Element::I32 => (f64::from(i32::from_le_bytes(bytes.try_into().unwrap())), 0.0),
-        other => panic!("no result is {other}"),
-    }
 }
 
 /// What an activation makes of a number.
@@ -141,9 +116,6 @@ fn the_references_error_function() {
         assert!((erf(x) - expected).abs() < 1e-13 && (erf(-x) + expected).abs() < 1e-13, "{x}");
     }
 }
-
-/// Bytes after the result that must stay as they are.
-const GUARD: usize = 4096;
 
 struct Case {
     features: usize,

@@ -5,7 +5,10 @@ mod support;
 
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use support::{Bench, device};
+use support::{
+    Bench, device,
+    numbers::{GUARD, Random, result},
+};
 use twofour::{
     Compressed,
     int4::{Granularity, Int4},
@@ -19,28 +22,10 @@ use twofour_cuda::{
     },
 };
 
-/// A source of numbers.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as u32
-    }
-
-    /// Between -2 and 2, more of them near 0.
-    fn number(&mut self) -> f32 {
-        (0..4).map(|_| self.bits() as f32 / 2f32.powi(31) - 0.5).sum()
-    }
-}
-
-const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
-
 /// Random integers, all sixteen of them, random codes, and scales that differ by as much as a thousand.
 fn weight(random: &mut Random, rows: usize, cols: usize, granularity: Granularity) -> Int4 {
     let values = (0..rows * cols / 2).map(|_| (random.bits() % 16) as i8 - 8).collect();
-    let word = |random: &mut Random| (0..8).fold(0, |word, i| word | CODES[random.bits() as usize % 6] << (4 * i));
-    let meta = (0..rows * cols / 32).map(|_| word(random)).collect();
+    let meta = (0..rows * cols / 32).map(|_| random.codes()).collect();
     let scales = rows * granularity.scales_per_row(cols);
     let scales = (0..scales).map(|_| f16::from_f32(2f32.powf(random.number() * 2.5) / 16.0)).collect();
     Int4::from_parts(Compressed::from_parts(rows, cols, values, meta).unwrap(), scales, granularity).unwrap()
@@ -54,9 +39,6 @@ fn bench() -> Option<Bench> {
     }
     Some(Bench::new(device))
 }
-
-/// Bytes after the result that must stay as they are.
-const GUARD: usize = 4096;
 
 /// A weight that was brought to the device.
 struct There {
@@ -80,15 +62,6 @@ fn narrow(value: f32, element: Element) -> ([u8; 2], f64) {
     match element {
         Element::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).to_f64()),
         _ => (bf16::from_f32(value).to_le_bytes(), bf16::from_f32(value).to_f64()),
-    }
-}
-
-/// A result's value, and how far it may be from the true one, relatively.
-fn result(bytes: &[u8], output: Element) -> (f64, f64) {
-    match output {
-        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-11)),
-        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-8)),
-        _ => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), 2f64.powi(-22)),
     }
 }
 
@@ -251,7 +224,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     ));
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let shape = Shape { tokens: 16, k_warps: 8 };
+    let shape = Shape { tokens: 16, k_warps: 4, height: 1 };
     assert!(matches!(Decode::with(&bench.device, problem, shape), Err(Error::Dimension { size: 16, .. })));
     let decode = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);

@@ -80,25 +80,36 @@ pub struct Shape {
     pub tokens: u32,
     /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight.
     pub k_warps: u32,
+    /// Units of 16 rows that a warp takes at a time: 1 or, up to 16 tokens, 2.
+    pub height: u32,
 }
 
 impl Shape {
     /// Those for so many tokens: none where there are too many.
     pub fn all(tokens: usize) -> Vec<Shape> {
         let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps }).into_iter().filter(|s| s.stages() >= 3).collect()
+        let heights: &[u32] = if tokens <= 16 { &[2, 1] } else { &[1] };
+        let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps, height: *height });
+        heights.iter().flat_map(of).filter(|shape| shape.stages() >= 3).collect()
     }
 
-    /// The one that spreads the work best, as measured on an H200: for one token as many warps on the same rows as there can be; for more, whose
-    /// activations take time too, as few as leave blocks for seven of ten multiprocessors.
+    /// The one that spreads the work best, as measured on an H200: the most rows to a block, and so the least of X to be read, that leave blocks for
+    /// seven of ten multiprocessors; for one token, of which little is read, all warps on the same rows.
     pub fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
         let all = Shape::all(problem.tokens);
-        let enough = |shape: &&Shape| problem.tokens > 1 && shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
-        all.iter().find(enough).or(all.last()).copied()
+        let enough = |shape: &&Shape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
+        let of_one = |shape: &&Shape| problem.tokens > 1 || shape.k_warps == WARPS;
+        all.iter().filter(of_one).find(enough).or(all.last()).copied()
     }
 
+    /// Groups of rows, each of which a block takes at a time.
     fn blocks(self, features: usize) -> u32 {
-        (features / UNIT.0).div_ceil((WARPS / self.k_warps) as usize) as u32
+        (features / UNIT.0).div_ceil((WARPS / self.k_warps * self.height) as usize) as u32
+    }
+
+    /// Bytes of all warps' units of a stage.
+    fn stage_bytes(self) -> u32 {
+        WARPS * self.height * UNIT_BYTES
     }
 
     /// Bytes of a chunk of X with so many tokens.
@@ -108,7 +119,7 @@ impl Shape {
 
     /// Stages that there is room for where X passes through.
     fn stages(self) -> u32 {
-        let stage = self.chunk_bytes(self.tokens) + WARPS * UNIT_BYTES;
+        let stage = self.chunk_bytes(self.tokens) + self.stage_bytes();
         ((SHARED_BYTES - EXCHANGE_BYTES) / stage).min(MOST_STAGES)
     }
 
@@ -117,7 +128,7 @@ impl Shape {
         let chunk = u64::from(self.chunk_bytes(problem.tokens as u32));
         let chunks = problem.reduction.div_ceil(self.k_warps as usize * UNIT.1) as u64;
         let stages = u64::from(self.stages());
-        let other = u64::from(EXCHANGE_BYTES) + stages * u64::from(WARPS * UNIT_BYTES);
+        let other = u64::from(EXCHANGE_BYTES) + stages * u64::from(self.stage_bytes());
         let resident = other + chunks * chunk <= u64::from(SHARED_BYTES);
         (resident, (other + if resident { chunks } else { stages } * chunk) as u32)
     }
@@ -152,16 +163,18 @@ impl Variant {
             Granularity::Row => "row",
             Granularity::Group => "g128",
         };
-        format!("{}-{scales}-{}k{}", self.element, self.shape.tokens, self.shape.k_warps)
+        let Shape { tokens, k_warps, height } = self.shape;
+        format!("{}-{scales}-{tokens}k{k_warps}h{height}", self.element)
     }
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
         format!(
-            "#define ELEMENT {}\n#define TOKENS {}\n#define K_WARPS {}\n#define STAGES {}\n#define BY_ROW {}\n",
+            "#define ELEMENT {}\n#define TOKENS {}\n#define K_WARPS {}\n#define HEIGHT {}\n#define STAGES {}\n#define BY_ROW {}\n",
             self.element.definition(),
             self.shape.tokens,
             self.shape.k_warps,
+            self.shape.height,
             self.shape.stages(),
             self.granularity == Granularity::Row,
         )

@@ -2,12 +2,13 @@
 //
 // W comes in the order of `twofour::layout::lanes`: a warp asks for a unit of 16 rows by 128 columns in one piece, STAGES - 1 units before it needs them, and
 // goes on from rows to rows without a pause. A lane reads back only what it has asked for itself, so that warps need not wait for each other. K_WARPS warps
-// of a block share 16 rows and take every so many units of them; the others have other rows. X lies in shared memory, where there is room for all of it; or
+// of a block share rows and take every so many units of them; the others have other rows. With a HEIGHT of 2 a warp has 32 rows, two units at a time: X
+// is read once for both, and their products need not wait for each other. X lies in shared memory, where there is room for all of it; or
 // passes through, a chunk of 128 columns for each of those warps at a time.
 //
 // The code is small on purpose: a call finds no instructions in the caches where the kernels between the last call and this one were many.
 //
-// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, STAGES, BY_ROW (one scale for a row instead of one for a unit's row).
+// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row instead of one for a unit's row).
 
 constexpr u32 WARPS = 8, THREADS = WARPS * 32, ROW_WARPS = WARPS / K_WARPS;
 constexpr u32 UNIT_COLUMNS = 128, UNIT_ROWS = 16;
@@ -18,7 +19,7 @@ constexpr u32 X_ROW = CHUNK * 2 + 16;
 // What a warp holds of a unit: for each lane values, metadata, scales.
 constexpr u32 AT_CODES = 32 * 16, AT_SCALES = AT_CODES + 32 * 8, UNIT_BYTES = AT_SCALES + 32 * 4;
 // Shared memory: where warps add up their sums of eight tokens, units, X.
-constexpr u32 AT_UNITS = WARPS * 32 * 16, AT_X = AT_UNITS + STAGES * WARPS * UNIT_BYTES;
+constexpr u32 AT_UNITS = WARPS * 32 * 16, STAGE_BYTES = WARPS * HEIGHT * UNIT_BYTES, AT_X = AT_UNITS + STAGES * STAGE_BYTES;
 
 struct Parameters {
     const u32* values;
@@ -43,16 +44,16 @@ template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.as
 struct Reader {
     const u32 *values, *meta, *scales;
 
-    __device__ __forceinline__ void move(int units) {
+    __device__ __forceinline__ void move(long long units) {
         values += units * 128;
         meta += units * 64;
         if (!BY_ROW) scales += units * 8;
     }
-    // Asks for them; `to` is where the lane's values go.
-    __device__ __forceinline__ void ask_unit(u32 to, u32 lane) const {
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(values) : "memory");
-        ask<8>(to + AT_CODES - lane * 8, meta);
-        if (!BY_ROW) ask<4>(to + AT_SCALES - lane * 12, scales);
+    // Asks for them, so many units on; `to` is where the lane's values go.
+    __device__ __forceinline__ void ask_unit(u32 to, u32 lane, u32 on) const {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(values + on * 128) : "memory");
+        ask<8>(to + AT_CODES - lane * 8, meta + on * 64);
+        if (!BY_ROW) ask<4>(to + AT_SCALES - lane * 12, scales + on * 8);
     }
 };
 
@@ -83,7 +84,7 @@ __device__ __forceinline__ u32 elements(u32 word, int which) {
 }
 
 #define MULTIPLY(TYPE, SELECTOR)                                                                                                           \
-    asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
+    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
                  "{%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, " SELECTOR ";"                                                                \
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                              \
                  : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes))
@@ -103,19 +104,30 @@ __device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
     high = widen<F16>((u16)(word >> 16));
 }
 
-// Adds a unit's products: `unit` is where the lane's values are, `rows` are the rows of X that the lane shows to `ldmatrix`, `x` how far on this chunk is.
-__device__ __forceinline__ void add_unit(Sum (&sums)[TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
-    u32 values[4], codes[2], scales = 0;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]) : "r"(unit) : "memory");
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "r"(unit + AT_CODES - lane * 8) : "memory");
-    if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(unit + AT_SCALES - lane * 12) : "memory");
-    Sum parts[TILES][4] = {};
-    Sum (&into)[TILES][4] = BY_ROW ? sums : parts;
+// Adds the products of units one above the other: `unit` is where the lane's values of the first are, `rows` are the rows of X that the lane shows to
+// `ldmatrix`, `x` how far on this chunk is.
+__device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
+    u32 values[HEIGHT][4], codes[HEIGHT][2], scales[HEIGHT] = {};
+    #pragma unroll
+    for (u32 m = 0; m < HEIGHT; m++) {
+        const u32 at = unit + m * UNIT_BYTES;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(values[m][0]), "=r"(values[m][1]), "=r"(values[m][2]), "=r"(values[m][3])
+                     : "r"(at)
+                     : "memory");
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[m][0]), "=r"(codes[m][1]) : "r"(at + AT_CODES - lane * 8) : "memory");
+        if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(at + AT_SCALES - lane * 12) : "memory");
+    }
+    Sum parts[HEIGHT][TILES][4] = {};
+    Sum (&into)[HEIGHT][TILES][4] = BY_ROW ? sums : parts;
     unrolled<4>([&](auto step) {
         constexpr int STEP = decltype(step)::value;
-        u32 w[4];
+        u32 w[HEIGHT][4];
         #pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = elements(values[STEP], i);
+        for (u32 m = 0; m < HEIGHT; m++) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) w[m][i] = elements(values[m][STEP], i);
+        }
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             u32 activations[4];
@@ -123,16 +135,20 @@ __device__ __forceinline__ void add_unit(Sum (&sums)[TILES][4], u32 unit, u32 la
                          : "=r"(activations[0]), "=r"(activations[1]), "=r"(activations[2]), "=r"(activations[3])
                          : "r"(rows[tile] + x + STEP * 64)
                          : "memory");
-            product<STEP % 2>(into[tile], w, activations, codes[STEP / 2]);
+            #pragma unroll
+            for (u32 m = 0; m < HEIGHT; m++) product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
         }
     });
     if (!BY_ROW) {
-        float low, high;
-        scales_of(scales, low, high);
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
+        for (u32 m = 0; m < HEIGHT; m++) {
+            float low, high;
+            scales_of(scales[m], low, high);
             #pragma unroll
-            for (int i = 0; i < 4; i++) sums[tile][i] = fmaf(i < 2 ? low : high, parts[tile][i], sums[tile][i]);
+            for (int tile = 0; tile < TILES; tile++) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) sums[m][tile][i] = fmaf(i < 2 ? low : high, parts[m][tile][i], sums[m][tile][i]);
+            }
         }
     }
 }
@@ -153,38 +169,44 @@ __device__ __forceinline__ void store(const Parameters& p, Sum sum, u32 f, u32 t
 }
 
 // Adds up the sums of the warps that share rows, stores the results and starts anew.
-__device__ __forceinline__ void finish(const Parameters& p, Sum (&sums)[TILES][4], Sum* exchange, u32 group) {
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = group * ROW_WARPS + warp / K_WARPS;
-    float low = 1.0f, high = 1.0f;
-    if (BY_ROW && rows < p.features / UNIT_ROWS) scales_of(p.scales[rows * 8 + lane / 4], low, high);
-    // Eight tokens at a time, always from the first sums: the others move up.
-    #pragma unroll 1
-    for (u32 first = 0; first < p.tokens; first += 8) {
-        __syncthreads();
-        ((float4*)exchange)[threadIdx.x] = make_float4(sums[0][0] * low, sums[0][1] * low, sums[0][2] * high, sums[0][3] * high);
-        __syncthreads();
+__device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][TILES][4], Sum* exchange, u32 group) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    #pragma unroll
+    for (u32 m = 0; m < HEIGHT; m++) {
+        Sum (&sums)[TILES][4] = all[m];
+        const u32 rows = (group * ROW_WARPS + warp / K_WARPS) * HEIGHT + m;
+        float low = 1.0f, high = 1.0f;
+        if (BY_ROW && rows < p.features / UNIT_ROWS) scales_of(p.scales[rows * 8 + lane / 4], low, high);
+        // Eight tokens at a time, always from the first sums: the others move up.
+        #pragma unroll 1
+        for (u32 first = 0; first < p.tokens; first += 8) {
+            __syncthreads();
+            ((float4*)exchange)[threadIdx.x] = make_float4(sums[0][0] * low, sums[0][1] * low, sums[0][2] * high, sums[0][3] * high);
+            __syncthreads();
+            #pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) sums[tile][i] = tile + 1 < TILES ? sums[tile + 1][i] : 0.0f;
+            }
+            #pragma unroll 1
+            for (u32 i = threadIdx.x; i < ROW_WARPS * UNIT_ROWS * 8; i += THREADS) {
+                const u32 row = i % (ROW_WARPS * UNIT_ROWS), token = i / (ROW_WARPS * UNIT_ROWS);
+                const u32 f = ((group * ROW_WARPS + row / UNIT_ROWS) * HEIGHT + m) * UNIT_ROWS + row % UNIT_ROWS;
+                if (f >= p.features || first + token >= p.tokens) continue;
+                // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+                const u32 theirs = row % 8 * 4 + token / 2, which = row % UNIT_ROWS / 8 * 2 + token % 2;
+                Sum total = 0;
+                #pragma unroll
+                for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
+                store(p, total, f, first + token);
+            }
+        }
+        // Tokens that are not there may have left something.
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             #pragma unroll
-            for (int i = 0; i < 4; i++) sums[tile][i] = tile + 1 < TILES ? sums[tile + 1][i] : 0.0f;
+            for (int i = 0; i < 4; i++) sums[tile][i] = 0;
         }
-        #pragma unroll 1
-        for (u32 i = threadIdx.x; i < ROW_WARPS * UNIT_ROWS * 8; i += THREADS) {
-            const u32 row = i % (ROW_WARPS * UNIT_ROWS), token = i / (ROW_WARPS * UNIT_ROWS), f = group * (ROW_WARPS * UNIT_ROWS) + row;
-            if (f >= p.features || first + token >= p.tokens) continue;
-            // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
-            const u32 theirs = row % 8 * 4 + token / 2, which = row % UNIT_ROWS / 8 * 2 + token % 2;
-            Sum total = 0;
-            #pragma unroll
-            for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
-            store(p, total, f, first + token);
-        }
-    }
-    // Tokens that are not there may have left something.
-    #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-        #pragma unroll
-        for (int i = 0; i < 4; i++) sums[tile][i] = 0;
     }
 }
 
@@ -203,22 +225,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     extern __shared__ __align__(16) u8 memory[];
     const u32 shared = (u32)__cvta_generic_to_shared(memory), x = shared + AT_X, x_bytes = p.tokens * X_ROW;
     const u32 warp = threadIdx.x / 32, row_warp = warp / K_WARPS, k_warp = warp % K_WARPS;
-    const u32 lane = threadIdx.x % 32, mine = shared + AT_UNITS + warp * UNIT_BYTES + lane * 16;
+    const u32 lane = threadIdx.x % 32, mine = shared + AT_UNITS + warp * (HEIGHT * UNIT_BYTES) + lane * 16;
     const u32 units = p.reduction / UNIT_COLUMNS, chunks = (units + K_WARPS - 1) / K_WARPS;
-    const u32 row_units = p.features / UNIT_ROWS, groups = (row_units + ROW_WARPS - 1) / ROW_WARPS;
-    // The warp's unit at a place, where it has one.
-    const auto has = [&](Place at) { return at.group * ROW_WARPS + row_warp < row_units && at.chunk * K_WARPS + k_warp < units; };
+    const u32 row_units = p.features / UNIT_ROWS, groups = (row_units + ROW_WARPS * HEIGHT - 1) / (ROW_WARPS * HEIGHT);
+    // The first of a warp's units at a place, and whether it has any there.
+    const auto row_unit = [&](Place at) { return (at.group * ROW_WARPS + row_warp) * HEIGHT; };
+    const auto has = [&](Place at) { return row_unit(at) < row_units && at.chunk * K_WARPS + k_warp < units; };
     Place now = {blockIdx.x, 0}, next = now;
-    const u64 first = (u64)(blockIdx.x * ROW_WARPS + row_warp) * units + k_warp;
+    const u64 first = (u64)row_unit(now) * units + k_warp;
     Reader reader = {p.values + (first * 32 + lane) * 4, p.meta + (first * 32 + lane) * 2, BY_ROW ? p.scales : p.scales + first * 8 + lane / 4};
-    const int to_next_group = gridDim.x * ROW_WARPS * units - (chunks - 1) * K_WARPS;
+    const long long to_next_group = (long long)(gridDim.x * ROW_WARPS * HEIGHT) * units - (long long)(chunks - 1) * K_WARPS;
     // Asks for what the next place needs, as one group.
     const auto ask_next = [&](u32 stage) {
-        if (has(next)) reader.ask_unit(mine + stage * (WARPS * UNIT_BYTES), lane);
+        if (has(next)) {
+            reader.ask_unit(mine + stage * STAGE_BYTES, lane, 0);
+            // Where there are no second rows the first come again: what they give is not stored.
+            if (HEIGHT == 2) reader.ask_unit(mine + stage * STAGE_BYTES + UNIT_BYTES, lane, row_unit(next) + 1 < row_units ? units : 0);
+        }
         if (!p.resident && next.group < groups) ask_x(p, x + stage * x_bytes, next.chunk);
         asked();
         next.next(chunks);
-        reader.move(next.chunk == 0 ? to_next_group : (int)K_WARPS);
+        reader.move(next.chunk == 0 ? to_next_group : (long long)K_WARPS);
     };
     #pragma unroll 1
     for (u32 stage = 0; stage < STAGES - 1; stage++) {
@@ -234,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     u32 rows[TILES];
     #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++) rows[tile] = x + k_warp * (UNIT_COLUMNS * 2) + lane / 8 * 16 + min(tile * 8 + lane % 8, p.tokens - 1) * X_ROW;
-    Sum sums[TILES][4] = {};
+    Sum sums[HEIGHT][TILES][4] = {};
     u32 stage = 0, ahead = STAGES - 1;
     #pragma unroll 1
     while (now.group < groups) {
@@ -242,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
         // What passes through is for all warps, and nobody reads from the stage before it any more.
         if (!p.resident) __syncthreads();
         ask_next(ahead);
-        if (has(now)) add_unit(sums, mine + stage * (WARPS * UNIT_BYTES), lane, rows, (p.resident ? now.chunk : stage) * x_bytes);
+        if (has(now)) add_units(sums, mine + stage * STAGE_BYTES, lane, rows, (p.resident ? now.chunk : stage) * x_bytes);
         if (now.chunk + 1 == chunks) finish(p, sums, (Sum*)memory, now.group);
         now.next(chunks);
         stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -3,6 +3,8 @@
 // Not every test needs all of it.
 #![allow(dead_code)]
 
+pub(crate) mod numbers;
+
 use std::sync::Arc;
 
 use cudarc::driver::{

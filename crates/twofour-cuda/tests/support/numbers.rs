@@ -1,0 +1,39 @@
+//! Random numbers, and results as numbers.
+
+use half::{bf16, f16};
+use twofour_cuda::Element;
+
+/// Bytes after the result that must stay as they are.
+pub(crate) const GUARD: usize = 4096;
+
+const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
+
+/// A source of numbers between -2 and 2, more of them near 0.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn bits(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as u32
+    }
+
+    pub(crate) fn number(&mut self) -> f32 {
+        (0..4).map(|_| self.bits() as f32 / 2f32.powi(31) - 0.5).sum()
+    }
+
+    /// A word of metadata: eight of the six codes.
+    pub(crate) fn codes(&mut self) -> u32 {
+        (0..8).fold(0, |word, i| word | CODES[self.bits() as usize % 6] << (4 * i))
+    }
+}
+
+/// The value of a result, and how far it may be from the true one, relatively.
+pub(crate) fn result(bytes: &[u8], output: Element) -> (f64, f64) {
+    match output {
+        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-11)),
+        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), 2f64.powi(-8)),
+        Element::F32 => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), 2f64.powi(-22)),
+        Element::I32 => (f64::from(i32::from_le_bytes(bytes.try_into().unwrap())), 0.0),
+        other => panic!("no result is {other}"),
+    }
+}
