@@ -178,12 +178,23 @@ pub enum Error {
     },
 
     /// A dimension of a product is zero or beyond what kernels count.
-    #[error("{what} of the product: {size} must be at least 1 and less than 2^30")]
+    #[error("{what} of the product: {size} must be at least 1 and at most {most}")]
     Dimension {
         /// Which dimension.
         what: &'static str,
         /// What it is.
         size: usize,
+        /// The most that the product takes.
+        most: usize,
+    },
+
+    /// A shape of the four-bit kernel that is not there for so many tokens.
+    #[error("there is no four-bit kernel of {shape:?} for {tokens} tokens; Shape::all lists those that there are")]
+    Int4Shape {
+        /// The shape.
+        shape: crate::gemm::int4::Shape,
+        /// Tokens of the product.
+        tokens: usize,
     },
 
     /// A shape is larger than a launch can be.

@@ -225,7 +225,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     let shape = Shape { tokens: 16, k_warps: 4, height: 1 };
-    assert!(matches!(Decode::with(&bench.device, problem, shape), Err(Error::Dimension { size: 16, .. })));
+    assert!(matches!(Decode::with(&bench.device, problem, shape), Err(Error::Int4Shape { tokens: 8, .. })));
     let decode = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);

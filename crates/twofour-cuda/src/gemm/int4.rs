@@ -5,7 +5,7 @@
 
 use twofour::int4::Granularity;
 
-use super::{Epilogue, Order, RawOutput, expect_epilogue};
+use super::{Epilogue, MOST, Order, RawOutput, expect_dimension, expect_epilogue};
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -61,12 +61,10 @@ impl Problem {
         {
             return Err(Error::Product { element, output, epilogue: true });
         }
-        let dimensions =
-            [("features", features, 1 << 30), ("tokens", tokens, MOST_TOKENS + 1), ("reduction", reduction, 1 << 30)];
-        for (what, size, end) in dimensions {
-            if size == 0 || size >= end {
-                return Err(Error::Dimension { what, size });
-            }
+        for (what, size, most) in
+            [("features", features, MOST), ("tokens", tokens, MOST_TOKENS), ("reduction", reduction, MOST)]
+        {
+            expect_dimension(what, size, most)?;
         }
         expect_multiple("features of the product", features, UNIT.0)?;
         expect_multiple("reduction of the product", reduction, UNIT.1)
@@ -225,15 +223,18 @@ impl Decode {
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         problem.expect_known()?;
-        let shape = Shape::best(problem, device.multiprocessors())
-            .ok_or(Error::Dimension { what: "tokens", size: problem.tokens })?;
+        let shape = Shape::best(problem, device.multiprocessors()).ok_or(Error::Dimension {
+            what: "tokens",
+            size: problem.tokens,
+            most: MOST_TOKENS,
+        })?;
         Self::with(device, problem, shape)
     }
 
     /// Plans with a shape of the caller's choice, one of [`Shape::all`].
     ///
     /// # Errors
-    /// Those of [`Decode::new`]; [`Error::Dimension`] for a shape that has no room for the tokens.
+    /// Those of [`Decode::new`]; [`Error::Int4Shape`] for another shape.
     pub fn with(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let (major, minor) = device.architecture().capability();
         if major < 8 {
@@ -246,7 +247,7 @@ impl Decode {
         }
         problem.expect_known()?;
         if !Shape::all(problem.tokens).contains(&shape) {
-            return Err(Error::Dimension { what: "tokens of the kernel's shape", size: shape.tokens as usize });
+            return Err(Error::Int4Shape { shape, tokens: problem.tokens });
         }
         let variant = Variant { element: problem.element, granularity: problem.granularity, shape };
         let kernel = device.kernel(Source::Int4(variant), "decode")?;

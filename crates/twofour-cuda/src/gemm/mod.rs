@@ -155,9 +155,7 @@ impl Problem {
             return Err(Error::Product { element, output, epilogue });
         }
         for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
-            if size == 0 || size >= 1 << 30 {
-                return Err(Error::Dimension { what, size });
-            }
+            expect_dimension(what, size, MOST)?;
         }
         expect_multiple("features of the product", features, 64)?;
         expect_multiple("reduction of the product", reduction, tile_k(element).columns())
@@ -177,6 +175,14 @@ fn expect_epilogue(epilogue: Epilogue, output: Element) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The largest dimension that kernels count.
+const MOST: usize = (1 << 30) - 1;
+
+/// An error for a dimension that is zero or more than it may be.
+fn expect_dimension(what: &'static str, size: usize, most: usize) -> Result<()> {
+    if (1..=most).contains(&size) { Ok(()) } else { Err(Error::Dimension { what, size, most }) }
 }
 
 /// The step that metadata is ordered for.

@@ -49,6 +49,14 @@ __device__ __forceinline__ float activated(u32 activation, float x) {
     return x;
 }
 
+// What a sum is multiplied by.
+__device__ __forceinline__ float scale_of(const Output& to, u32 f, u32 t) {
+    float scale = to.alpha;
+    if (to.feature_scales) scale *= to.feature_scales[f];
+    if (to.token_scales) scale *= to.token_scales[t];
+    return scale;
+}
+
 // How a result of that type comes from a sum.
 template <int E> struct Result {
     typedef typename Bits<E>::type Type;

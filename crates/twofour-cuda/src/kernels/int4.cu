@@ -155,9 +155,8 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
 
 // Stores the result of a sum.
 __device__ __forceinline__ void store(const Parameters& p, Sum sum, u32 f, u32 t) {
-    float scale = p.to.alpha, bias = 0.0f;
-    if (p.to.feature_scales) scale *= p.to.feature_scales[f];
-    if (p.to.token_scales) scale *= p.to.token_scales[t];
+    const float scale = scale_of(p.to, f, t);
+    float bias = 0.0f;
     if (p.to.bias) bias = p.output == F32 ? ((const float*)p.to.bias)[f] : widen<ELEMENT>(((const u16*)p.to.bias)[f]);
     const float result = activated(p.to.activation, fmaf(sum, scale, bias));
     const u64 at = f * p.to.stride_feature + t * p.to.stride_token;

@@ -122,9 +122,7 @@ __device__ __forceinline__ void total(u32 address, u32 split, Sum (&sums)[4]) {
 template <class Out> struct alignas(4 * sizeof(Out)) Four { Out of[4]; };
 
 template <int OUTPUT> __device__ __forceinline__ typename Result<OUTPUT>::Type finished(const Parameters& p, Sum sum, u32 f, u32 t) {
-    float scale = p.to.alpha;
-    if (p.to.feature_scales) scale *= p.to.feature_scales[f];
-    if (p.to.token_scales) scale *= p.to.token_scales[t];
+    const float scale = scale_of(p.to, f, t);
     const float bias = p.to.bias ? Result<OUTPUT>::bias(p.to.bias, f) : 0.0f;
     return Result<OUTPUT>::of(sum, activated(p.to.activation, fmaf((float)sum, scale, bias)));
 }

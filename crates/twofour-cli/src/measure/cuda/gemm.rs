@@ -157,8 +157,9 @@ impl<'a> Layer<'a> {
             contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading));
         }
 
-        let int4_out = stream.alloc_zeros::<u8>(tokens * features * output.bytes())?;
+        let mut int4_out = None;
         if let Some(weight) = int4 {
+            let out = int4_out.insert(stream.alloc_zeros::<u8>(tokens * features * output.bytes())?);
             let granularity = Granularity::Group;
             let order = Order::TokensFirst;
             let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
@@ -168,7 +169,7 @@ impl<'a> Layer<'a> {
                 meta: weight.meta.device_ptr(stream).0,
                 scales: weight.scales.device_ptr(stream).0,
             };
-            let (x, out) = (trial.x().device_ptr(stream).0, int4_out.device_ptr(stream).0);
+            let (x, out) = (trial.x().device_ptr(stream).0, out.device_ptr(stream).0);
             let kernel = decode.kernel();
             // SAFETY: all memory is as long as the problem asks for and lives until the stream has been waited for.
             let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
@@ -184,7 +185,7 @@ impl<'a> Layer<'a> {
             vec![None; contenders.len()]
         };
         drop(contenders);
-        self.expect_alike(&trial, &engines, int4.is_some().then_some(&int4_out))?;
+        self.expect_alike(&trial, &engines, int4_out.as_ref())?;
 
         let operations = 2.0 * (tokens * reduction * features) as f64;
         let row = |(time, sustained_us): (Time, Option<f64>)| {
