@@ -119,6 +119,11 @@ impl Trainer {
     /// # Errors
     /// [`Error::NonFiniteGradient`] and [`Error::MissingGradient`], both with nothing updated; those of the passes.
     pub fn step(&mut self) -> Result<StepReport> {
+        // On a thread of the pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
+        rayon::scope(|_| self.step_in_pool())
+    }
+
+    fn step_in_pool(&mut self) -> Result<StepReport> {
         set_mode(&mut self.model, Mode::Train)?;
         let context = self.model.config().context;
         let (bytes, targets) = self.corpus.batch(self.config.seed, self.step, self.config.batch, context)?;
@@ -144,6 +149,10 @@ impl Trainer {
     /// # Errors
     /// Those of the forward pass.
     pub fn validate(&mut self, limit: usize) -> Result<f32> {
+        rayon::scope(|_| self.validate_in_pool(limit))
+    }
+
+    fn validate_in_pool(&mut self, limit: usize) -> Result<f32> {
         set_mode(&mut self.model, Mode::Evaluate)?;
         let context = self.model.config().context;
         let (mut total, mut tokens) = (0f64, 0usize);

@@ -3,11 +3,15 @@
 //! Plain sums of integers, which the compiler vectorises. The instructions' width does not matter: a core asks for far fewer bytes
 //! a cycle than even narrow loads can take; what differs is how many streams the prefetchers see, and how the threads share.
 
-use std::{hint::black_box, time::Duration};
+use std::{
+    hint::black_box,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use anyhow::Result;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use twofour::kernel::share;
 
 use super::{alternate::alternate, memory::rotation_bytes, random::Random};
 
@@ -68,7 +72,15 @@ impl Variant {
             8 => sum::<8>(part),
             _ => sum::<16>(part),
         };
-        lines.par_chunks(part.max(1)).map(sum).reduce(|| 0, u64::wrapping_add)
+        let total = AtomicU64::new(0);
+        share(
+            lines.chunks(part.max(1)),
+            || (),
+            |(), part| {
+                total.fetch_add(sum(part), Ordering::Relaxed);
+            },
+        );
+        total.into_inner()
     }
 }
 

@@ -1,10 +1,8 @@
 //! Checks of what a product is called with, and the shared way from a product to the stored output.
 
-use bytemuck::Pod;
-use rayon::prelude::*;
-
-use super::{Epilogue, KernelElement, scratch::Scratch, strips::ROWS};
+use super::{Epilogue, KernelElement, scratch::Scratch, share::share, strips::ROWS};
 use crate::{Error, Result};
+use bytemuck::Pod;
 
 /// An error unless the buffer has `tokens * features` elements.
 pub(super) fn expect_len<T>(what: &'static str, buffer: &[T], tokens: usize, features: usize) -> Result<()> {
@@ -43,11 +41,12 @@ impl<S: Pod + Sync> Sums<S> {
             return;
         }
         let sums = self.values.as_chunks::<ROWS>().0;
-        y.par_chunks_mut(out_features).enumerate().for_each(|(token, y)| {
+        let store = |(token, y): (usize, &mut [T])| {
             for (strip, y) in y.chunks_mut(ROWS).enumerate() {
                 output(&sums[strip * self.stride + token], token, strip * ROWS, y);
             }
-        });
+        };
+        share(y.chunks_mut(out_features).enumerate(), || (), |(), token| store(token));
     }
 }
 

@@ -3,7 +3,7 @@
 //! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] (in strips of sixteen rows) for one [`Engine`]; a dense one becomes a [`DenseWeight`], whose kernels are written
 //! with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
 //!
-//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are rayon's.
+//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are the calling one and rayon's, together as many as rayon's pool has: see [`share`].
 
 mod aligned;
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +20,7 @@ mod prefill;
 mod quantize;
 mod reference;
 mod scratch;
+mod share;
 mod sparse_weight;
 mod strips;
 #[cfg(test)]
@@ -31,4 +32,5 @@ pub use engine::{ENGINE_VARIABLE, Engine};
 pub use epilogue::{Activation, Epilogue};
 pub use int8::{DenseWeightI8, SparseWeightI8};
 pub use quantize::quantize;
+pub use share::share;
 pub use sparse_weight::SparseWeight;

@@ -5,8 +5,7 @@ use std::{any::TypeId, rc::Rc};
 
 use anyhow::Result;
 use half::f16;
-use rayon::prelude::*;
-use twofour::kernel::{DenseWeight, KernelElement};
+use twofour::kernel::{DenseWeight, KernelElement, share};
 
 use super::Contender;
 use crate::measure::{memory::Rotation, work::Who};
@@ -43,8 +42,8 @@ impl<T: KernelElement> Contender for Gemm<T> {
         if self.tokens == 1 {
             let rows = weight.out_features().div_ceil(threads);
             let x = self.x.as_slice();
-            let parts = self.y.par_chunks_mut(rows).zip(weight.values().par_chunks(rows * inputs));
-            parts.for_each(|(y, weight)| product(x, 1, weight, inputs, y, gemm::Parallelism::None));
+            let parts = self.y.chunks_mut(rows).zip(weight.values().chunks(rows * inputs));
+            share(parts, || (), |(), (y, weight)| product(x, 1, weight, inputs, y, gemm::Parallelism::None));
         } else {
             let threads = match threads {
                 1 => gemm::Parallelism::None,

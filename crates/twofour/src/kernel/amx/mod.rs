@@ -12,8 +12,9 @@ pub(super) mod permission;
 mod tile;
 mod transpose;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytemuck::Zeroable;
-use rayon::prelude::*;
 
 use super::{
     Engine, KernelElement,
@@ -21,6 +22,7 @@ use super::{
     decode::DenseBlock,
     element::TileProducts,
     scratch::Scratch,
+    share::share,
     strips::{ROWS, Strips},
 };
 pub(super) use tile::TileElement;
@@ -55,8 +57,14 @@ pub(super) fn is_chosen(engine: Engine, tokens: usize) -> bool {
 /// a trace in a product with zero.
 pub(super) fn choose<T: KernelElement>(engine: Engine, x: &[T], tokens: usize) -> Option<TileProducts<T>> {
     let tiles = T::TILES.filter(|_| is_chosen(engine, tokens))?;
-    let special = x.par_chunks(1 << 14).any(|x| x.iter().fold(false, |special, v| special | (tiles.is_special)(*v)));
-    (!special).then_some(tiles)
+    let special = AtomicBool::new(false);
+    let look = |x: &[T]| {
+        if x.iter().fold(false, |special, v| special | (tiles.is_special)(*v)) {
+            special.store(true, Ordering::Relaxed);
+        }
+    };
+    share(x.chunks(1 << 14), || (), |(), x| look(x));
+    (!special.into_inner()).then_some(tiles)
 }
 
 /// A weight that fills tiles.
@@ -113,11 +121,13 @@ fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::El
     for start in (0..tokens).step_by(TOKENS) {
         let end = (start + TOKENS).min(tokens);
         let mut packed = Scratch::take((end - start).div_ceil(2 * ROWS) * 2 * depth * TILE);
-        packed.par_chunks_mut(depth * TILE).enumerate().for_each(|(i, tiles)| {
+        let pack = |(i, tiles): (usize, &mut [u8])| {
             let tokens = (start + i * ROWS).min(end)..(start + (i + 1) * ROWS).min(end);
             F::pack_tokens(&x[tokens.start * cols..tokens.end * cols], cols, tiles);
-        });
-        sums.values.par_chunks_mut(block * stride * ROWS).enumerate().for_each_init(
+        };
+        share(packed.chunks_mut(depth * TILE).enumerate(), || (), |(), tiles| pack(tiles));
+        share(
+            sums.values.chunks_mut(block * stride * ROWS).enumerate(),
             || Scratch::take(block * DEPTH * TILE),
             |weights, (i, sums)| {
                 let sums: Vec<_> = sums.chunks_exact_mut(stride * ROWS).map(|s| &mut s[start * ROWS..]).collect();

@@ -18,7 +18,6 @@ pub(super) mod vector;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
-use rayon::prelude::*;
 
 use super::{
     Engine, KernelElement,
@@ -26,9 +25,19 @@ use super::{
     arguments::Sums,
     reference,
     scratch::Scratch,
+    share::share,
     strips::{ROWS, Strips},
 };
 pub(super) use int8::prepare as prepare_bytes;
+
+/// Parts of a product for each thread, at most.
+const PARTS: usize = 8;
+
+/// Columns times rows of a part, at least: it takes ten microseconds or more.
+const LEAST_PART: usize = 1 << 19;
+
+/// Kernels walk so many strips at once, so parts are a multiple of it.
+const SIDE_BY_SIDE: usize = 4;
 
 /// A dense weight, or some rows of one.
 #[derive(Debug)]
@@ -84,11 +93,13 @@ pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation],
         return sums;
     }
     let stride = x.len() / tokens;
-    // A few parts per thread even out what else the machine is doing.
-    let part = strips.div_ceil(4 * rayon::current_num_threads());
-    sums.values.par_chunks_mut(part * tokens * ROWS).enumerate().for_each(|(i, out)| {
+    // A few parts per thread even out what else the machine is doing, but not so small that asking for help takes longer.
+    let worthwhile = LEAST_PART.div_ceil(stride * ROWS);
+    let part = strips.div_ceil(PARTS * rayon::current_num_threads()).max(worthwhile).next_multiple_of(SIDE_BY_SIDE);
+    let multiply = |(i, out): (usize, &mut [F::Sum])| {
         weight.multiply(engine, i * part..(i * part + part).min(strips), x, stride, out);
-    });
+    };
+    share(sums.values.chunks_mut(part * tokens * ROWS).enumerate(), || (), |(), part| multiply(part));
     sums
 }
 

@@ -18,12 +18,11 @@ mod tile;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{
     Engine, Epilogue, KernelElement,
     decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
     scratch::Scratch,
+    share::share,
     strips::Strips,
 };
 use kept::{Kept, KeptOfColumns, KeptOfRows, Lists};
@@ -175,7 +174,8 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
         let tokens = y.len() / outs;
         let x = &x[i * TOKENS * depth..][..tokens * depth];
         let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
-        column_blocks(y, outs, block).into_par_iter().for_each_init(
+        share(
+            column_blocks(y, outs, block).into_iter(),
             || (F::Block::default(), Scratch::take(block * panels.padded_tokens())),
             |(prepared, products), mut y| {
                 let products = &mut products[..y.cols().len() * panels.padded_tokens()];

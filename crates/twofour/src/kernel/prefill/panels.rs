@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{
-    super::{Epilogue, KernelElement, scratch::Scratch},
+    super::{Epilogue, KernelElement, scratch::Scratch, share::share},
     GROUP,
 };
 
@@ -54,27 +52,31 @@ impl Panels {
         let lines = depth.next_multiple_of(GROUP);
         let mut data = Scratch::take(count * lines * stride);
         if !data.is_empty() {
-            data.par_chunks_mut(lines * stride).enumerate().for_each(|(panel, data)| {
-                let first = panel * stride;
+            let mut parts = Vec::with_capacity(count * depth.div_ceil(LINES));
+            for (panel, data) in data.chunks_mut(lines * stride).enumerate() {
                 let (data, padding) = data.split_at_mut(depth * stride);
                 padding.fill(0.0);
+                parts.extend(
+                    data.chunks_mut(LINES * stride).enumerate().map(|(i, lines)| (panel * stride, i * LINES, lines)),
+                );
+            }
+            let pack = |(first, top, lines): (usize, usize, &mut [f32])| {
                 let end = (first + stride).min(tokens);
-                data.par_chunks_mut(LINES * stride).enumerate().for_each(|(i, lines)| {
-                    for token in (first..first + stride).step_by(SQUARE) {
-                        let width = SQUARE.min(first + stride - token);
-                        let depth_range = i * LINES..i * LINES + lines.len() / stride;
-                        // Lines of a panel are far apart: transposed in a small square, they are written whole.
-                        let mut square = [[0.0; SQUARE]; LINES];
-                        for (t, token) in (token..end.min(token + width)).enumerate() {
-                            let x = &x[token * depth..][depth_range.clone()];
-                            square.iter_mut().zip(x).for_each(|(line, x)| line[t] = x.to_f32());
-                        }
-                        for (line, square) in lines.chunks_exact_mut(stride).zip(&square) {
-                            line[token - first..][..width].copy_from_slice(&square[..width]);
-                        }
+                for token in (first..first + stride).step_by(SQUARE) {
+                    let width = SQUARE.min(first + stride - token);
+                    let depth_range = top..top + lines.len() / stride;
+                    // Lines of a panel are far apart: transposed in a small square, they are written whole.
+                    let mut square = [[0.0; SQUARE]; LINES];
+                    for (t, token) in (token..end.min(token + width)).enumerate() {
+                        let x = &x[token * depth..][depth_range.clone()];
+                        square.iter_mut().zip(x).for_each(|(line, x)| line[t] = x.to_f32());
                     }
-                });
-            });
+                    for (line, square) in lines.chunks_exact_mut(stride).zip(&square) {
+                        line[token - first..][..width].copy_from_slice(&square[..width]);
+                    }
+                }
+            };
+            share(parts.into_iter(), || (), |(), part| pack(part));
         }
         Self { data, lines, stride, padded_tokens }
     }
