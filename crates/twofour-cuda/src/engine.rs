@@ -7,11 +7,13 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 use serde::{Deserialize, Serialize};
+use twofour::{Axis, estimate::Estimator};
 
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
+    compress::{Compressor, Rule, To},
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem},
-    prune::{DenseWeight, NO_NAN, Packed, Pruner},
+    prune::{DenseWeight, NO_NAN, Packed},
     vendor::{
         cublaslt::{self, CublasLt, Dense},
         cusparselt::{self, CusparseLt},
@@ -60,8 +62,8 @@ impl Libraries {
     }
 
     /// Every engine for a problem whose result is [`Order::TokensFirst`] and has no epilogue: no other is compared.
-    pub fn engines(&self, problem: Problem) -> Vec<Engine> {
-        let ours = Method::all(problem).into_iter().map(Engine::TwoFour);
+    pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
+        let ours = Method::all(problem, device.architecture()).into_iter().map(Engine::TwoFour);
         let sparse = self.sparse.as_ref().map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense =
             self.dense.as_ref().map_or(0, |dense| dense.plans(dense_of(problem), HEURISTICS).map_or(0, |p| p.len()));
@@ -163,15 +165,16 @@ impl Product {
                 let packed = match weight.packed {
                     Some(packed) => packed,
                     None => {
-                        let pruner = Pruner::new(device, element, element)?;
+                        let compressor = Compressor::new(device, element, element)?;
                         held.push(memory(features * reduction / 2 * element.bytes())?);
                         held.push(memory(features * reduction / 8)?);
                         let packed = Packed { values: at(&held[0]), meta: at(&held[1]) };
                         let dense = DenseWeight { data: weight.dense, rows: features, cols: reduction };
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
-                        let place = nan.device_ptr(stream).0;
+                        let wrong = nan.device_ptr(stream).0;
+                        let to = To { packed, order: gemm.meta_order(), factor: None, wrong };
                         // SAFETY: the caller's for the weight; the rest was allocated above.
-                        unsafe { pruner.one_way(raw, dense, packed, gemm.meta_order(), place) }?;
+                        unsafe { compressor.run(raw, dense, Axis::Row, Rule::Estimate(Estimator::Magnitude), to) }?;
                         stream.synchronize().map_err(failed)?;
                         packed
                     }

@@ -40,7 +40,9 @@ pub enum Error {
     },
 
     /// Weights of one type cannot be compressed to values of another.
-    #[error("pruning {input} weights to {output} values: there is f16 and bf16 to themselves, and f32 to either")]
+    #[error(
+        "compressing {input} tensors to {output} values: there is f16 and bf16 to themselves and f32 to either; in one direction, f32 and bf16 to e4m3 and e5m2, too"
+    )]
     Types {
         /// What the weights are made of.
         input: Element,
@@ -81,7 +83,7 @@ pub enum Error {
 
     /// Neither this crate's kernels nor a library that is there takes a problem on the device.
     #[error(
-        "no engine computes {problem:?} on this device: products of this crate need compute capability 9.0; NVIDIA's libraries may be missing"
+        "no engine computes {problem:?} on this device: products of 8-bit floats need compute capability 8.9; NVIDIA's libraries may be missing"
     )]
     NoEngine {
         /// What was to be computed.

@@ -8,8 +8,10 @@
 //! | which GPU it is | [`architecture`] |
 //! | from source to machine code | [`compiler`], [`cache`] |
 //! | a device and its loaded kernels | [`device`] |
-//! | weights to masks and compressed weights | [`prune`] |
+//! | weights to masks and compressed weights, both ways | [`prune`] |
+//! | tensors to compressed ones, one way | [`compress`] |
 //! | products with compressed weights | [`gemm`] |
+//! | a step of training's optimizer | [`adamw`] |
 //! | mere reading, to compare with | [`read`] |
 //! | NVIDIA's products, beside ours | [`vendor`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
@@ -17,9 +19,11 @@
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
+pub mod adamw;
 pub mod architecture;
 pub mod cache;
 pub mod compiler;
+pub mod compress;
 pub mod device;
 pub mod dispatch;
 mod element;

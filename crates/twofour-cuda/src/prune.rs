@@ -2,7 +2,7 @@
 //!
 //! | wanted | call |
 //! |---|---|
-//! | 2:4 along rows by magnitude | [`Pruner::one_way`] |
+//! | 2:4 along rows or columns alone, by magnitude or by an estimator | [`crate::compress`] |
 //! | a transposable mask, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
 //! | the same with a mask that is there already | [`Pruner::both_ways`] with [`Choice::Given`] |
 //! | zeros where a mask says so | [`Pruner::apply_mask`] |
@@ -34,7 +34,7 @@ pub struct DenseWeight {
 pub enum MetaOrder {
     /// As on disk: `[rows, ceil(cols / 32)]` u32s.
     Canonical,
-    /// For `wgmma.sp` with 16-bit elements ([`twofour::layout::sm90::encode_16`]): `rows * cols / 16` u16s.
+    /// For products ([`crate::gemm`]), as [`twofour::layout::sm90::encode_16`] and `encode_8`: `rows * cols / 8` bytes.
     Sm90(TileK),
 }
 
@@ -103,16 +103,24 @@ pub fn first_nan(found: u64, cols: usize) -> Result<()> {
 pub struct Pruner {
     input: Element,
     output: Element,
-    one_way: Kernel,
     rules: [Kernel; 5],
     apply_mask: Kernel,
 }
 
 /// As the kernels have it.
 #[repr(C)]
-struct RawMeta {
+pub(crate) struct RawMeta {
     words: DevicePtr,
     order: u32,
+}
+
+impl RawMeta {
+    /// Of a compressed weight of that shape.
+    pub(crate) fn new(words: DevicePtr, order: MetaOrder, rows: usize, cols: usize) -> Result<Self> {
+        Ok(Self { words, order: raw_order(order, rows, cols)? })
+    }
+
+    const NONE: Self = Self { words: 0, order: 0 };
 }
 
 #[repr(C)]
@@ -131,16 +139,6 @@ struct RawBothWays {
 }
 
 #[repr(C)]
-struct RawOneWay {
-    weight: DevicePtr,
-    values: DevicePtr,
-    meta: RawMeta,
-    nan: DevicePtr,
-    rows: u32,
-    cols: u32,
-}
-
-#[repr(C)]
 struct RawMasked {
     dense: DevicePtr,
     out: DevicePtr,
@@ -153,7 +151,7 @@ struct RawMasked {
 const SIDE: usize = 128;
 
 /// Threads of a block.
-const BLOCK: u32 = 256;
+pub(crate) const BLOCK: u32 = 256;
 
 impl Pruner {
     /// Weights of `input` to values of `output`: f16 or bf16 to themselves, or f32 to one of them. Values are rounded to nearest, ties to even, after the mask
@@ -174,7 +172,6 @@ impl Pruner {
         Ok(Self {
             input,
             output,
-            one_way: device.kernel(source, "one_way_magnitude")?,
             rules: [
                 rule("both_ways_greedy")?,
                 rule("both_ways_greedy_signed")?,
@@ -186,54 +183,15 @@ impl Pruner {
         })
     }
 
-    /// Keeps the two largest magnitudes of every group along rows ([`twofour::select::magnitude`]) and compresses. Any shape will do for canonical
-    /// metadata; a last, incomplete group is completed with zeros.
+    /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8), [`Error::Multiple`] where the shape does not fit the order,
-    /// [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8; tiles: 2), [`Error::Multiple`] where rows or columns are no multiples of 4 or do not
+    /// fit the order, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
     /// device.
-    pub unsafe fn one_way(
-        &self,
-        stream: Stream,
-        weight: DenseWeight,
-        to: Packed,
-        order: MetaOrder,
-        nan: DevicePtr,
-    ) -> Result<()> {
-        let (rows, cols) = shape(weight)?;
-        if rows == 0 || cols == 0 {
-            return Ok(());
-        }
-        expect_pointers(&[
-            ("weight", weight.data, 16),
-            ("values", to.values, 16),
-            ("metadata", to.meta, 16),
-            ("NaN's place", nan, 8),
-        ])?;
-        let threads = weight.rows as u64 * weight.cols.div_ceil(32) as u64;
-        let parameter = RawOneWay {
-            weight: weight.data,
-            values: to.values,
-            meta: RawMeta { words: to.meta, order: raw_order(order, weight.rows, weight.cols)? },
-            nan,
-            rows,
-            cols,
-        };
-        // SAFETY: the caller's; the structure is the kernel's.
-        unsafe { self.one_way.launch(stream, Launch::simple((blocks(threads, weight)?, 1), BLOCK), &parameter) }
-    }
-
-    /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
-    ///
-    /// # Errors
-    /// Those of [`Pruner::one_way`], and [`Error::Multiple`] unless rows and columns are multiples of 4.
-    ///
-    /// # Safety
-    /// As for [`Pruner::one_way`].
     pub unsafe fn both_ways(
         &self,
         stream: Stream,
@@ -260,8 +218,8 @@ impl Pruner {
             expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
         }
         let raw = |packed: Option<Packed>, rows, cols| -> Result<(DevicePtr, RawMeta)> {
-            let Some(packed) = packed else { return Ok((0, RawMeta { words: 0, order: 0 })) };
-            Ok((packed.values, RawMeta { words: packed.meta, order: raw_order(order, rows, cols)? }))
+            let Some(packed) = packed else { return Ok((0, RawMeta::NONE)) };
+            Ok((packed.values, RawMeta::new(packed.meta, order, rows, cols)?))
         };
         let (values, meta) = raw(to.packed, weight.rows, weight.cols)?;
         let (values_transposed, meta_transposed) = raw(to.transposed, weight.cols, weight.rows)?;
@@ -302,7 +260,7 @@ impl Pruner {
     /// Those of [`Pruner::both_ways`].
     ///
     /// # Safety
-    /// As for [`Pruner::one_way`].
+    /// As for [`Pruner::both_ways`].
     pub unsafe fn apply_mask(
         &self,
         stream: Stream,
@@ -341,14 +299,14 @@ fn raw_order(order: MetaOrder, rows: usize, cols: usize) -> Result<u32> {
     Ok(tile.columns() as u32)
 }
 
-fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
+pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
     let too_large = || Error::TooLarge { rows: weight.rows, cols: weight.cols };
     // Kernels round up to multiples of the square's side.
     let side = |n: usize| u32::try_from(n).ok().filter(|n| *n <= u32::MAX - SIDE as u32).ok_or_else(too_large);
     Ok((side(weight.rows)?, side(weight.cols)?))
 }
 
-fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
+pub(crate) fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
     let blocks = threads.div_ceil(u64::from(BLOCK));
     let most = i32::MAX as u64;
     if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }

@@ -52,7 +52,7 @@ fn all_engines_compute_the_same() {
     let problem = problem(features, tokens, reduction);
     let weight = Weight { dense: bench.at(&w_there), packed: None };
     let mut seen = std::collections::BTreeSet::new();
-    for engine in dispatcher.libraries().engines(problem) {
+    for engine in dispatcher.libraries().engines(&bench.device, problem) {
         // One algorithm of cuSPARSELt's in eight will do, and what it lists but does not take is no engine.
         if matches!(engine, Engine::CusparseLt(id) if id % 8 != 0) {
             continue;

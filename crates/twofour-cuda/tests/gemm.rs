@@ -6,13 +6,13 @@ mod support;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
-    Bench, hopper,
+    Bench, bench, hopper,
     numbers::{GUARD, Random, result},
 };
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
-    Element, Error,
-    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem},
+    Architecture, Element, Error,
+    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, mma},
     prune::Packed,
 };
 
@@ -227,7 +227,13 @@ const SHAPES: [(usize, usize, usize); 12] = [
 ];
 
 fn products<T: Number>(outputs: &[Element]) {
-    let Some(bench) = hopper() else { return };
+    let Some(bench) = bench() else { return };
+    let architecture = bench.device.architecture();
+    if matches!(T::ELEMENT, Element::E4M3 | Element::E5M2) && architecture < Architecture::SM_89 {
+        eprintln!("skipped: a GPU without 8-bit floats");
+        return;
+    }
+    let tiles = mma::Tile::all(T::ELEMENT, architecture);
     let case = |(features, tokens, reduction), output, order, activation| Case {
         features,
         tokens,
@@ -241,7 +247,9 @@ fn products<T: Number>(outputs: &[Element]) {
         let Case { features, tokens, reduction, output, order, activation, .. } = case;
         let epilogue = activation.is_some();
         let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, order, epilogue };
-        for method in Method::all(problem).into_iter().map(Some).chain([None]) {
+        let mut methods = Method::all(problem, architecture);
+        methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
+        for method in methods.into_iter().map(Some).chain([None]) {
             check::<T>(&bench, &Case { method, ..case });
         }
     };
@@ -249,6 +257,8 @@ fn products<T: Number>(outputs: &[Element]) {
         for shape in SHAPES {
             by_all_methods(case(shape, output, Order::TokensFirst, None));
             check::<T>(&bench, &case(shape, output, Order::FeaturesFirst, None));
+            let method = Some(Method::Mma(tiles[shape.1 % tiles.len()]));
+            check::<T>(&bench, &Case { method, ..case(shape, output, Order::FeaturesFirst, None) });
         }
         if output == Element::I32 {
             continue;
@@ -259,6 +269,8 @@ fn products<T: Number>(outputs: &[Element]) {
             by_all_methods(case(SHAPES[2], output, Order::TokensFirst, Some(activation)));
             by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, Some(activation)));
             check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)));
+            let method = Some(Method::Mma(tiles[i % tiles.len()]));
+            check::<T>(&bench, &Case { method, ..case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)) });
         }
     }
 }
@@ -356,7 +368,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         epilogue: false,
     };
     let plan = |problem| Gemm::new(&bench.device, problem);
-    let few = Method::all(problem)[0];
+    let few = Method::all(problem, bench.device.architecture())[0];
     assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
     assert!(matches!(plan(Problem { output: Element::F16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(plan(Problem { features: 96, ..problem }), Err(Error::Multiple { found: 96, multiple: 64, .. })));

@@ -6,7 +6,7 @@ use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 use support::{Bench, device};
 use twofour::{
-    Axis, Compressed, Mask, MatrixRef, Pattern,
+    Compressed, Mask, MatrixRef,
     layout::sm90,
     select::{self, Transposable},
 };
@@ -152,23 +152,6 @@ fn check_both_ways<I: Float, O: Float>(
     same(&format!("{what}: masked"), &bench.down(&out), &kept);
 }
 
-fn check_one_way<I: Float, O: Float>(bench: &Bench, rows: usize, cols: usize, weight: &[I], order: MetaOrder) {
-    let what = format!("[{rows}, {cols}] {:?} to {:?}, one way, {order:?}", I::ELEMENT, O::ELEMENT);
-    let pruner = Pruner::new(&bench.device, I::ELEMENT, O::ELEMENT).unwrap();
-    let matrix = MatrixRef::new(rows, cols, weight).unwrap();
-    let packed = expected::<I, O>(weight, &select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row).unwrap());
-    let meta = meta_words(&packed, order);
-    let (w, nan) = (bench.up(weight), bench.up(&[NO_NAN]));
-    let (values, words) = (bench.poisoned(packed.values().len(), poison::<O>()), bench.poisoned(meta.len(), POISON));
-    let to = Packed { values: bench.at(&values), meta: bench.at(&words) };
-    let dense = DenseWeight { data: bench.at(&w), rows, cols };
-    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
-    unsafe { pruner.one_way(bench.stream(), dense, to, order, bench.at(&nan)) }.unwrap();
-    same(&format!("{what}: values"), &bench.down(&values), packed.values());
-    assert_eq!(bench.down(&words), meta, "{what}: metadata");
-    assert_eq!(bench.down(&nan), [NO_NAN], "{what}");
-}
-
 /// Numbers to be pruned: Gaussian-like ones, or such as have ties, zeros of both signs, huge ones, infinities and subnormal ones.
 fn numbers<T: Float>(len: usize, adversarial: bool, seed: u64) -> Vec<T> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -247,45 +230,20 @@ fn both_ways_agree<I: Float, O: Float>() {
     );
 }
 
-fn one_way_agrees<I: Float, O: Float>() {
-    let Some(device) = device() else { return };
-    let bench = Bench::new(device);
-    let shapes = [(1, 1), (1, 4), (1, 4097), (3, 7), (5, 30), (7, 32), (64, 64), (130, 101), (33, 1), (512, 1024)];
-    for (i, (rows, cols)) in shapes.into_iter().enumerate() {
-        for adversarial in [false, true] {
-            check_one_way::<I, O>(
-                &bench,
-                rows,
-                cols,
-                &numbers(rows * cols, adversarial, i as u64),
-                MetaOrder::Canonical,
-            );
-        }
-    }
-    for tile in sm90::TileK::ALL {
-        check_one_way::<I, O>(&bench, 192, 256, &numbers(192 * 256, true, 9), MetaOrder::Sm90(tile));
-    }
-}
-
 macro_rules! agree {
-    ($($both:ident, $one:ident: $input:ty, $output:ty;)*) => {$(
+    ($($both:ident: $input:ty, $output:ty;)*) => {$(
         #[test]
         fn $both() {
             both_ways_agree::<$input, $output>();
-        }
-
-        #[test]
-        fn $one() {
-            one_way_agrees::<$input, $output>();
         }
     )*};
 }
 
 agree! {
-    both_ways_f32_to_f16, one_way_f32_to_f16: f32, f16;
-    both_ways_f32_to_bf16, one_way_f32_to_bf16: f32, bf16;
-    both_ways_f16, one_way_f16: f16, f16;
-    both_ways_bf16, one_way_bf16: bf16, bf16;
+    both_ways_f32_to_f16: f32, f16;
+    both_ways_f32_to_bf16: f32, bf16;
+    both_ways_f16: f16, f16;
+    both_ways_bf16: bf16, bf16;
 }
 
 #[test]
@@ -302,26 +260,13 @@ fn the_first_nan_is_told() {
     let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, POISON));
     let to = Packed { values: bench.at(&values), meta: bench.at(&meta) };
     let dense = DenseWeight { data: bench.at(&w), rows, cols };
-    for rule in std::iter::once(None).chain(Transposable::ALL.map(Some)) {
+    for rule in Transposable::ALL {
         let nan = bench.up(&[NO_NAN]);
-        let place = bench.at(&nan);
-        let done = match rule {
-            // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
-            None => unsafe { pruner.one_way(bench.stream(), dense, to, MetaOrder::Canonical, place) },
-            // SAFETY: as above.
-            Some(rule) => unsafe {
-                let to = BothWays { packed: Some(to), ..BothWays::default() };
-                pruner.both_ways(
-                    bench.stream(),
-                    dense,
-                    Choice::Rule(rule),
-                    to,
-                    MetaOrder::Canonical,
-                    Watch { nan: place, flips: None },
-                )
-            },
-        };
-        done.unwrap();
+        let watch = Watch { nan: bench.at(&nan), flips: None };
+        let to = BothWays { packed: Some(to), ..BothWays::default() };
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        unsafe { pruner.both_ways(bench.stream(), dense, Choice::Rule(rule), to, MetaOrder::Canonical, watch) }
+            .unwrap();
         let error = first_nan(bench.down(&nan)[0], cols).unwrap_err();
         assert!(matches!(error, Error::NotANumber { row: 40, col: 5 }), "{rule:?}: {error}");
     }
@@ -338,26 +283,24 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let weight = |data, rows, cols| DenseWeight { data, rows, cols };
     let watch = Watch { nan: at, flips: None };
     // SAFETY: none of these calls launches anything.
-    let one = |weight, to, order| unsafe { pruner.one_way(bench.stream(), weight, to, order, at) };
-    // SAFETY: as above.
-    let both = |weight, to| unsafe {
-        pruner.both_ways(bench.stream(), weight, Choice::Rule(Transposable::Optimal), to, MetaOrder::Canonical, watch)
+    let ordered = |weight, to, order| unsafe {
+        pruner.both_ways(bench.stream(), weight, Choice::Rule(Transposable::Optimal), to, order, watch)
     };
-    let canonical = MetaOrder::Canonical;
-    assert!(matches!(one(weight(0, 4, 4), to, canonical), Err(Error::Pointer { what: "weight", address: 0, .. })));
-    assert!(matches!(one(weight(at + 8, 4, 4), to, canonical), Err(Error::Pointer { what: "weight", .. })));
-    assert!(matches!(
-        one(weight(at, 4, 4), Packed { meta: at + 4, ..to }, canonical),
-        Err(Error::Pointer { what: "metadata", .. })
-    ));
+    let both = |weight, to| ordered(weight, to, MetaOrder::Canonical);
+    let rows = |to| BothWays { packed: Some(to), ..BothWays::default() };
+    assert!(matches!(both(weight(0, 4, 4), rows(to)), Err(Error::Pointer { what: "weight", address: 0, .. })));
+    assert!(matches!(both(weight(at + 8, 4, 4), rows(to)), Err(Error::Pointer { what: "weight", .. })));
+    let meta = Packed { meta: at + 4, ..to };
+    assert!(matches!(both(weight(at, 4, 4), rows(meta)), Err(Error::Pointer { what: "metadata", .. })));
     let sm90 = MetaOrder::Sm90(sm90::TileK::K64);
-    assert!(matches!(one(weight(at, 96, 64), to, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
-    assert!(matches!(one(weight(at, 64, 96), to, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
-    assert!(matches!(one(weight(at, usize::MAX, 4), to, canonical), Err(Error::TooLarge { .. })));
+    let refused = ordered(weight(at, 96, 64), rows(to), sm90);
+    assert!(matches!(refused, Err(Error::Multiple { multiple: 64, found: 96, .. })));
+    let refused = ordered(weight(at, 64, 96), rows(to), sm90);
+    assert!(matches!(refused, Err(Error::Multiple { multiple: 64, found: 96, .. })));
+    assert!(matches!(both(weight(at, usize::MAX, 4), rows(to)), Err(Error::TooLarge { .. })));
     assert!(matches!(both(weight(at, 6, 4), BothWays::default()), Err(Error::Multiple { multiple: 4, found: 6, .. })));
     assert!(matches!(both(weight(at, 4, 4 << 31), BothWays::default()), Err(Error::TooLarge { .. })));
     // Nothing to do is done.
-    assert!(one(weight(0, 0, 64), Packed { values: 0, meta: 0 }, canonical).is_ok());
     assert!(both(weight(0, 64, 0), BothWays::default()).is_ok());
     for (input, output) in [(Element::F16, Element::BF16), (Element::F32, Element::F32)] {
         assert!(matches!(Pruner::new(&bench.device, input, output), Err(Error::Types { .. })));

@@ -125,13 +125,13 @@ impl Arithmetic for i8 {
 }
 
 /// An 8-bit float with 4 exponent and 3 mantissa bits, no infinity (OCP `E4M3`, torch's `float8_e4m3fn`). Stored, pruned
-/// and compressed; not yet computed with on a CPU.
+/// and compressed; CPU kernels do not multiply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8E4M3(pub u8);
 
-/// An 8-bit float with 5 exponent and 2 mantissa bits (OCP `E5M2`, torch's `float8_e5m2`). Stored, pruned and compressed; not
-/// yet computed with on a CPU.
+/// An 8-bit float with 5 exponent and 2 mantissa bits (OCP `E5M2`, torch's `float8_e5m2`). Stored, pruned and compressed; CPU
+/// kernels do not multiply it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub struct F8E5M2(pub u8);
@@ -160,6 +160,35 @@ impl Element for F8E5M2 {
     }
 }
 
+/// The magnitude of an 8-bit float with `fraction` bits of fraction, whose smallest exponent is `least` and whose largest code is `most`: the nearest, ties to
+/// even, and the largest for all that is larger. NaN is all ones.
+fn nearest(value: f32, fraction: i32, least: i32, most: u8) -> u8 {
+    let magnitude = value.abs();
+    if magnitude.is_nan() {
+        return 0x7F;
+    }
+    let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(least);
+    // In units of the last place, exactly; a carry runs into the exponent, as it should.
+    let units =
+        if exponent > 20 { return most } else { (magnitude * 2f32.powi(fraction - exponent)).round_ties_even() };
+    let code = ((exponent - least) << fraction) + units as i32;
+    code.min(i32::from(most)) as u8
+}
+
+impl Arithmetic for F8E4M3 {
+    /// Saturates at ±448, as `cvt.rn.satfinite` does.
+    fn from_f32(value: f32) -> Self {
+        F8E4M3(nearest(value, 3, -6, 0x7E) | if value.is_sign_negative() { 0x80 } else { 0 })
+    }
+}
+
+impl Arithmetic for F8E5M2 {
+    /// Saturates at ±57344, as `cvt.rn.satfinite` does.
+    fn from_f32(value: f32) -> Self {
+        F8E5M2(nearest(value, 2, -14, 0x7B) | if value.is_sign_negative() { 0x80 } else { 0 })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +206,34 @@ mod tests {
         assert_eq!(F8E5M2(0x7C).to_f32(), f32::INFINITY);
         assert!(F8E4M3(0x80).is_negative_zero() && F8E5M2(0x80).is_negative_zero());
         assert!(F8E4M3(0x80).is_zero() && !F8E4M3(0x81).is_zero());
+    }
+
+    /// Every finite code is its value's; half-way values go to the even neighbour, others to the nearer one.
+    fn rounds<T: Arithmetic>(codes: impl Fn(u8) -> T, code: impl Fn(T) -> u8, most: u8) {
+        for bits in 0..most {
+            let (low, high) = (codes(bits).to_f32(), codes(bits + 1).to_f32());
+            let middle = low + (high - low) / 2.0;
+            let even = bits + bits % 2;
+            for sign in [1.0f32, -1.0] {
+                let of = |value: f32| code(T::from_f32(sign * value));
+                let with_sign = |bits: u8| if sign < 0.0 { bits | 0x80 } else { bits };
+                assert_eq!([of(low), of(high), of(middle)], [bits, bits + 1, even].map(with_sign), "{low}");
+                let near = |value: f32, by: i32| f32::from_bits((value.to_bits() as i32 + by) as u32);
+                assert_eq!([of(near(middle, -1)), of(near(middle, 1))], [bits, bits + 1].map(with_sign), "{low}");
+            }
+        }
+        let largest = codes(most).to_f32();
+        for beyond in [largest * 1.01, largest * 2.0, f32::MAX, f32::INFINITY] {
+            assert_eq!([code(T::from_f32(beyond)), code(T::from_f32(-beyond))], [most, most | 0x80]);
+        }
+        assert!(T::from_f32(f32::NAN).to_f32().is_nan());
+        assert_eq!(code(T::from_f32(1e-40)), 0);
+    }
+
+    #[test]
+    fn eight_bit_floats_are_the_nearest() {
+        rounds(F8E4M3, |v| v.0, 0x7E);
+        rounds(F8E5M2, |v| v.0, 0x7B);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | a dense weight and its elements | [`matrix`], [`element`] |
 //! | the rule and the mask that obeys it | [`pattern`], [`mask`] |
 //! | choosing the mask | [`select`] |
+//! | stand-ins for a tensor inside training | [`estimate`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
 //! | the same in four bits, with scales | [`int4`] |
@@ -19,6 +20,7 @@
 pub mod compressed;
 pub mod element;
 mod error;
+pub mod estimate;
 pub mod file;
 pub mod int4;
 pub mod kernel;

@@ -11,9 +11,13 @@
 //!
 //! Weights of four bits have an order and a kernel of their own ([`int4`]).
 //!
+//! On Hopper products are by `wgmma.sp` ([`sm90`] and, for few tokens, [`stream`]), elsewhere from sm_80 on by `mma.sp` ([`mma`]); a weight is in the
+//! same order for all of them.
+//!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
 pub mod int4;
+pub mod mma;
 pub mod sm90;
 pub mod stream;
 
@@ -21,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use twofour::layout::sm90::TileK;
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     prune::{MetaOrder, Packed, expect_multiple, expect_pointers},
 };
 
@@ -193,27 +197,40 @@ fn tile_k(element: Element) -> TileK {
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Method {
-    /// Tile by tile, for many tokens.
+    /// Tile by tile, for many tokens, by `wgmma.sp`.
     Tiled(sm90::Tile),
-    /// All tokens at once, for few.
+    /// All tokens at once, for few, by `wgmma.sp`.
     Streamed(stream::Shape),
+    /// Tile by tile, by `mma.sp`: on Hopper, too, but not at its best there.
+    Mma(mma::Tile),
 }
 
 impl Method {
-    /// Those that are there for a problem.
-    pub fn all(problem: Problem) -> Vec<Method> {
+    /// Those that may be the best for a problem.
+    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        if !is_hopper(architecture) {
+            return mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma).collect();
+        }
         let streamed = stream::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Streamed);
         let tiled = sm90::Tile::all(problem.element).iter().copied().map(Method::Tiled);
         streamed.chain(tiled).collect()
     }
 
     /// The one that takes the least time by a model of the device.
-    pub fn best(problem: Problem, multiprocessors: u32) -> Method {
+    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
+        if !is_hopper(architecture) {
+            return Method::Mma(mma::Tile::best(problem, multiprocessors));
+        }
         match stream::Shape::best(problem, multiprocessors) {
             Some(shape) => Method::Streamed(shape),
             None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
         }
     }
+}
+
+/// Whether there is `wgmma.sp`.
+fn is_hopper(architecture: Architecture) -> bool {
+    architecture.capability() == (9, 0)
 }
 
 /// A product that has been planned: its kernel is loaded and its launch is settled.
@@ -227,6 +244,7 @@ pub struct Gemm {
 enum Plan {
     Tiled(sm90::Plan),
     Streamed(stream::Plan),
+    Mma(mma::Plan),
 }
 
 impl Gemm {
@@ -236,26 +254,33 @@ impl Gemm {
     /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
-        Self::with(device, problem, Method::best(problem, device.multiprocessors()))
+        Self::with(device, problem, Method::best(problem, device.architecture(), device.multiprocessors()))
     }
 
-    /// Plans with a method of the caller's choice, one of [`Method::all`].
+    /// Plans with a method of the caller's choice: one of [`Method::all`], or any of [`mma::Tile::all`].
     ///
     /// # Errors
     /// Those of [`Gemm::new`], and [`Error::Method`].
     pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
-        let (major, minor) = device.architecture().capability();
-        if (major, minor) != (9, 0) {
-            let needs = "9.0 (Hopper)";
-            return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
-        }
         problem.expect_known()?;
-        if !Method::all(problem).contains(&method) {
+        let architecture = device.architecture();
+        let known = match method {
+            // What the architecture lacks is an error of its own.
+            Method::Mma(_) => true,
+            _ if !is_hopper(architecture) => {
+                let (major, minor) = architecture.capability();
+                let needs = "9.0 (Hopper)";
+                return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
+            }
+            _ => Method::all(problem, architecture).contains(&method),
+        };
+        if !known {
             return Err(Error::Method { method, problem });
         }
         let plan = match method {
             Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
             Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
+            Method::Mma(tile) => Plan::Mma(mma::Plan::new(device, problem, tile)?),
         };
         Ok(Self { problem, plan })
     }
@@ -287,6 +312,8 @@ impl Gemm {
             Plan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
             Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: as above.
+            Plan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
         }
     }
 
@@ -310,6 +337,7 @@ impl Gemm {
         match &self.plan {
             Plan::Tiled(plan) => plan.kernel(),
             Plan::Streamed(plan) => plan.kernel(),
+            Plan::Mma(plan) => plan.kernel(),
         }
     }
 }

@@ -42,6 +42,18 @@ template <> __device__ __forceinline__ u16 narrow<F16>(float value) {
     return bits;
 }
 
+// 8-bit floats saturate; there is no conversion before sm_89.
+template <> __device__ __forceinline__ u8 narrow<E4M3>(float value) {
+    u16 bits;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
+    return (u8)bits;
+}
+template <> __device__ __forceinline__ u8 narrow<E5M2>(float value) {
+    u16 bits;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
+    return (u8)bits;
+}
+
 // Runs `f(Int<0>)`, `f(Int<1>)`, ..., so that every index is known when the code is compiled and arrays stay in registers.
 template <int I> struct Int { static constexpr int value = I; };
 template <int I, int N> struct Unrolled {

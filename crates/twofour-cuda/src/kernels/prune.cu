@@ -1,16 +1,5 @@
 // From dense weights of type IN to masks and to compressed weights of type OUT, both defined by the compiler. The same bits as crate twofour: select/nm.rs, select/tile, compressed.
 
-// ---- the code of a group -----------------------------------------------------------------------------------------------------
-
-// `first | second << 2` of the elements kept, bit i for element i, completed with the lowest free ones to two; a nibble for each set of four bits.
-// Sets of more than two do not occur: their nibbles are those of their two lowest.
-__device__ __forceinline__ u32 code_of(u32 kept) {
-    // 0000 0001 0010 0011 0100 0101 0110 0111 | 1000 1001 1010 1011 1100 1101 1110 1111
-    //    4    4    4    4    8    8    9    4 |    C    C    D    4    E    8    9    4
-    const u32 low = 0x49884444u, high = 0x498E4DCCu;
-    return ((kept & 8 ? high : low) >> (4 * (kept & 7))) & 15;
-}
-
 // ---- rules for tiles ---------------------------------------------------------------------------------------------------------
 
 enum Rule { GREEDY_ABS = 0, GREEDY_SIGNED = 1, CAUSAL_1122 = 2, OPTIMAL = 3, GIVEN = 4 };
@@ -321,29 +310,7 @@ __device__ __forceinline__ Picking picking_of(u32 kept) {
     return Picking{bytes | code << 16, mask};
 }
 
-// ---- where metadata goes -----------------------------------------------------------------------------------------------------
-
-// `order` is 0 for canonical metadata, otherwise the T of the sm_90 order of 16-bit weights: 32, 64 or 128.
-struct MetaOrder {
-    u32* words;
-    u32 order;
-};
-
-// Stores the codes of row `row`, groups 8 word to 8 word + 7.
-__device__ __forceinline__ void store_meta(MetaOrder to, u32 rows, u32 words_per_row, u32 row, u32 word, u32 codes) {
-    if (to.order == 0) {
-        to.words[(u64)row * words_per_row + word] = codes;
-        return;
-    }
-    u32 tile = to.order, k = 32 * word;
-    u64 atom = (u64)(k / tile) * (rows / 64) + row / 64;
-    u32 m = row % 64;
-    u16* halves = (u16*)to.words + atom * (4 * tile);
-    // k is a multiple of 32: the word's lower half is of an even 16 columns, its upper of the odd ones after them.
-    u32 place = tile / 32 * (m / 16 * 16 + m % 8) + k % tile / 32;
-    halves[2 * place + m / 8 % 2] = (u16)codes;
-    halves[2 * (place + tile / 32 * 8) + m / 8 % 2] = (u16)(codes >> 16);
-}
+// ---- metadata of rows ---------------------------------------------------------------------------------------------------------
 
 // Four codes, one a byte, to 16 bits; twice that to 32.
 __device__ __forceinline__ u32 join_codes(uint2 bytes) {
@@ -476,14 +443,14 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             u32 codes = join_codes(*(const uint2*)&row_codes[r][8 * word]);
             u32 groups = p.cols / 4 - 8 * global_word;
             if (groups < 8) codes &= (1u << (4 * groups)) - 1;
-            store_meta(p.meta, p.rows, words, row, global_word, codes);
+            store_meta<2>(p.meta, p.rows, words, row, global_word, codes);
         }
         u32 col = first_col + r, transposed_word = first_row / 32 + word;
         if (p.meta_transposed.words && col < p.cols && transposed_word < words_transposed) {
             u32 codes = column_codes[r][2 * word] | (u32)column_codes[r][2 * word + 1] << 16;
             u32 groups = p.rows / 4 - 8 * transposed_word;
             if (groups < 8) codes &= (1u << (4 * groups)) - 1;
-            store_meta(p.meta_transposed, p.cols, words_transposed, col, transposed_word, codes);
+            store_meta<2>(p.meta_transposed, p.cols, words_transposed, col, transposed_word, codes);
         }
     }
     if (p.values_transposed && p.rows % 16 == 0) {
@@ -517,58 +484,6 @@ BOTH_WAYS(both_ways_greedy_signed, GREEDY_SIGNED)
 BOTH_WAYS(both_ways_causal1122, CAUSAL_1122)
 BOTH_WAYS(both_ways_optimal, OPTIMAL)
 BOTH_WAYS(both_ways_given, GIVEN)
-
-// ---- one way -----------------------------------------------------------------------------------------------------------------
-
-struct OneWay {
-    const void* weight;
-    void* values;   // [rows, 2 ceil(cols / 4)]
-    MetaOrder meta;
-    u64* nan;
-    u32 rows, cols;
-};
-
-// The two largest magnitudes of each group along rows, ties to the lower index. A thread takes 32 columns: one word of metadata.
-template <int In, int Out> __device__ __forceinline__ void one_way(const OneWay& p) {
-    typedef typename Bits<In>::type Raw;
-    const u32 groups = (p.cols + 3) / 4, words = (groups + 7) / 8;
-    const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= (u64)p.rows * words) return;
-    const u32 row = (u32)(index / words), word = (u32)(index % words);
-    u32 codes = 0;
-    unrolled<8>([&](auto g) {
-        const u32 group = 8 * word + g.value;
-        if (group < groups) {
-            const Raw* from = (const Raw*)p.weight + (u64)row * p.cols + 4 * group;
-            float value[4];
-            unrolled<4>([&](auto i) { value[i.value] = 4 * group + i.value < p.cols ? widen<In>(from[i.value]) : 0.0f; });
-            u32 kept = 0;
-            unrolled<4>([&](auto i) {
-                constexpr int I = i.value;
-                u32 key = __float_as_uint(value[I]) & 0x7FFFFFFF, larger = 0;
-                unrolled<4>([&](auto j) {
-                    u32 other = __float_as_uint(value[j.value]) & 0x7FFFFFFF;
-                    larger += j.value < I ? other >= key : other > key;
-                });
-                if (larger < 2 && 4 * group + I < p.cols) kept |= 1u << I;
-                if (value[I] != value[I]) atomicMin(p.nan, (u64)row * p.cols + 4 * group + I);
-            });
-            u32 code = code_of(kept), first = code & 3, second = code >> 2;
-            float a = first == 0 ? value[0] : first == 1 ? value[1] : value[2];
-            float b = second == 1 ? value[1] : second == 2 ? value[2] : value[3];
-            u16 bits_a = narrow<Out>(a), bits_b = narrow<Out>(b);
-            // -0.0 is stored as +0.0.
-            if ((u16)(bits_a << 1) == 0) bits_a = 0;
-            if ((u16)(bits_b << 1) == 0) bits_b = 0;
-            u16* to = (u16*)p.values + (u64)row * (2 * groups) + 2 * group;
-            *(u32*)to = (u32)bits_a | (u32)bits_b << 16;
-            codes |= code << (4 * g.value);
-        }
-    });
-    store_meta(p.meta, p.rows, words, row, word, codes);
-}
-
-extern "C" __global__ void __launch_bounds__(256) one_way_magnitude(const __grid_constant__ OneWay p) { one_way<IN, OUT>(p); }
 
 // ---- a mask of tiles and a dense tensor ----------------------------------------------------------------------------------------
 

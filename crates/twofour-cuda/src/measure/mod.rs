@@ -123,7 +123,7 @@ impl Trial {
     /// [`Error::OutOfMemory`], [`Error::Driver`] and what a launch may answer.
     pub fn measure(&self) -> Result<Vec<Measured>> {
         let mut timer = Timer::new(&self.device, &self.stream)?;
-        let all = self.libraries.engines(self.problem);
+        let all = self.libraries.engines(&self.device, self.problem);
         let mut best = Vec::new();
         for name in ["twofour", "cusparselt", "cublaslt"] {
             // A library may list what it does not take.

@@ -5,8 +5,8 @@ mod wgmma;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    Architecture, Element,
-    gemm::{int4, sm90, stream},
+    Architecture, Element, adamw, compress,
+    gemm::{int4, mma, sm90, stream},
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -19,17 +19,32 @@ pub enum Source {
         /// What the values are made of.
         output: Element,
     },
+    /// Compressing in one direction ([`crate::compress`]) tensors of one type to values of another.
+    Compress {
+        /// What the tensors are made of.
+        input: Element,
+        /// What the values are made of.
+        output: Element,
+    },
+    /// A step of AdamW ([`crate::adamw`]).
+    AdamW {
+        /// What gradients are made of.
+        gradient: Element,
+    },
     /// Reading memory ([`crate::read`]).
     Read,
     /// A product on the tensor cores of sm_90a ([`crate::gemm`]).
     GemmSm90(sm90::Variant),
     /// The same for few tokens.
     StreamSm90(stream::Variant),
+    /// A product on the tensor cores of sm_80 and everything after.
+    GemmMma(mma::Variant),
     /// A product of few tokens with a four-bit weight ([`crate::gemm::int4`]).
     Int4(int4::Variant),
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
+const CODES: &str = include_str!("../kernels/codes.cuh");
 const EPILOGUE: &str = include_str!("../kernels/epilogue.cuh");
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
@@ -39,10 +54,14 @@ impl Source {
         use Element::{BF16, F16, F32};
         let prune = [(F32, F16), (F32, BF16), (F16, F16), (BF16, BF16)];
         let prune = prune.into_iter().map(|(input, output)| Source::Prune { input, output });
+        let compress = compress::TYPES.into_iter().map(|(input, output)| Source::Compress { input, output });
+        let adamw = adamw::GRADIENTS.into_iter().map(|gradient| Source::AdamW { gradient });
+        let prune = prune.chain(compress).chain(adamw);
         let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
         let streamed = stream::Variant::all().into_iter().map(Source::StreamSm90);
+        let mma = mma::Variant::all().into_iter().map(Source::GemmMma);
         let int4 = int4::Variant::all().into_iter().map(Source::Int4);
-        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(int4).collect()
+        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(mma).chain(int4).collect()
     }
 
     /// Its name, of its file and what it is defined for.
@@ -50,9 +69,12 @@ impl Source {
         match self {
             Source::Prune { input, output } if input == output => format!("prune-{input}"),
             Source::Prune { input, output } => format!("prune-{input}-{output}"),
+            Source::Compress { input, output } => format!("compress-{input}-{output}"),
+            Source::AdamW { gradient } => format!("adamw-{gradient}"),
             Source::Read => "read".into(),
             Source::GemmSm90(variant) => format!("gemm-sm90-{}", variant.name()),
             Source::StreamSm90(variant) => format!("stream-sm90-{}", variant.name()),
+            Source::GemmMma(variant) => format!("gemm-mma-{}", variant.name()),
             Source::Int4(variant) => format!("int4-{}", variant.name()),
         }
     }
@@ -60,7 +82,10 @@ impl Source {
     /// Whether it is for that architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         match self {
-            Source::Prune { .. } | Source::Read | Source::Int4(_) => true,
+            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Int4(_) => true,
+            // Earlier ones know no 8-bit floats.
+            Source::Compress { output, .. } => output.bytes() > 1 || architecture >= Architecture::SM_89,
+            Source::GemmMma(variant) => variant.is_for(architecture),
             Source::GemmSm90(_) | Source::StreamSm90(_) => architecture.capability() == (9, 0),
         }
     }
@@ -69,14 +94,25 @@ impl Source {
     pub fn text(&self) -> String {
         let file = |name: &str, text: &str| format!("#line 1 \"{name}\"\n{text}\n");
         let common = file("common.cuh", COMMON);
+        let codes = file("codes.cuh", CODES);
+        let between = |input: &Element, output: &Element| {
+            format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition())
+        };
         let hopper = |element, tokens, definitions: String, kernel: String| {
             let products = file("products", &wgmma::products(element, tokens));
             definitions + &common + &file("hopper.cuh", HOPPER) + &products + &file("epilogue.cuh", EPILOGUE) + &kernel
         };
         match self {
             Source::Prune { input, output } => {
-                let definitions = format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition());
-                definitions + &common + &file("prune.cu", include_str!("../kernels/prune.cu"))
+                between(input, output) + &common + &codes + &file("prune.cu", include_str!("../kernels/prune.cu"))
+            }
+            Source::Compress { input, output } => {
+                let kernels = file("compress.cu", include_str!("../kernels/compress.cu"));
+                between(input, output) + &common + &codes + &kernels
+            }
+            Source::AdamW { gradient } => {
+                let definitions = format!("#define GRADIENT {}\n", gradient.definition());
+                definitions + &common + &file("adamw.cu", include_str!("../kernels/adamw.cu"))
             }
             Source::Read => common + &file("read.cu", include_str!("../kernels/read.cu")),
             Source::GemmSm90(variant) => {
@@ -86,6 +122,10 @@ impl Source {
             Source::StreamSm90(variant) => {
                 let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
                 hopper(variant.element, variant.tokens, variant.definitions(), kernel)
+            }
+            Source::GemmMma(variant) => {
+                let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
+                common + &variant.definitions() + &file("epilogue.cuh", EPILOGUE) + &kernel
             }
             Source::Int4(variant) => {
                 let sum = "typedef float Sum;\n";

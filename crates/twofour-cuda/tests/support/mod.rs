@@ -30,7 +30,12 @@ pub(crate) fn device() -> Option<Device> {
     }
 }
 
-/// The same for a device whose tensor cores the products are for.
+/// A bench on it.
+pub(crate) fn bench() -> Option<Bench> {
+    device().map(Bench::new)
+}
+
+/// The same on a device with the tensor cores that some products are for.
 pub(crate) fn hopper() -> Option<Bench> {
     let device = device()?;
     if device.architecture() != Architecture::SM_90 {

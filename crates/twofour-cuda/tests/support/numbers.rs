@@ -37,3 +37,16 @@ pub(crate) fn result(bytes: &[u8], output: Element) -> (f64, f64) {
         other => panic!("no result is {other}"),
     }
 }
+
+/// Finite numbers with ties, zeros of both signs, large and subnormal ones among them.
+pub(crate) fn adversarial(len: usize, seed: u64) -> Vec<f32> {
+    const SPECIAL: [f32; 14] =
+        [0.0, -0.0, 1.0, -1.0, 1.0, -1.0, 0.5, 1e-40, -6e-8, 6.1e-5, 30_000.0, -60_000.0, 2.0, 1.5];
+    let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let number = |_| match random.bits() % 4 {
+        0 => SPECIAL[random.bits() as usize % SPECIAL.len()],
+        1 => (random.bits() % 3) as f32 - 1.0,
+        _ => random.number(),
+    };
+    (0..len).map(number).collect()
+}

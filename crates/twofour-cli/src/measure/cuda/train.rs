@@ -91,7 +91,9 @@ pub(crate) fn train_linear(
     let mut sparse_part = |features, reduction, weight, x, out| -> Result<Gemm> {
         let order = Order::TokensFirst;
         let problem = Problem { element, output: element, features, tokens, reduction, order, epilogue: false };
-        let plans = Method::all(problem).into_iter().map(|method| Ok(Gemm::with(device, problem, method)?));
+        let plans = Method::all(problem, device.architecture())
+            .into_iter()
+            .map(|method| Ok(Gemm::with(device, problem, method)?));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // SAFETY: as above.
         let run = |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out }, Epilogue::default()) };

@@ -1,0 +1,167 @@
+//! From dense tensors on the device to compressed ones, in one direction, by a rule for groups of four ([`twofour::estimate`]) or by a mask: the bytes of the `twofour`
+//! crate, bit for bit.
+//!
+//! | wanted | groups | rule |
+//! |---|---|---|
+//! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
+//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
+//! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::MvueApproximate`] |
+//! | W and Wᵀ in 8-bit floats | along rows, along columns | [`Rule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
+//!
+//! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+
+use twofour::{Axis, estimate::Estimator};
+
+use crate::{
+    Device, DevicePtr, Element, Error, Result, Stream,
+    device::{Kernel, Launch},
+    prune::{BLOCK, DenseWeight, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers, shape},
+    source::Source,
+};
+
+/// What is kept of a group, and as what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// An estimator's choice.
+    Estimate(Estimator),
+    /// What a mask of 4x4 tiles keeps, as [`crate::prune::BothWays::tiles`] has it.
+    Given(DevicePtr),
+}
+
+/// The kernels that compress tensors of one element type to values of another, on one device.
+#[derive(Debug, Clone)]
+pub struct Compressor {
+    input: Element,
+    output: Element,
+    /// Of each rule, along rows and along columns.
+    kernels: [[Kernel; 2]; 5],
+}
+
+/// Which tensors can become which values.
+pub(crate) const TYPES: [(Element, Element); 8] = {
+    use Element::{BF16, E4M3, E5M2, F16, F32};
+    [(F32, F16), (F32, BF16), (F16, F16), (BF16, BF16), (F32, E4M3), (F32, E5M2), (BF16, E4M3), (BF16, E5M2)]
+};
+
+/// As the kernels have it.
+#[repr(C)]
+struct Parameters {
+    dense: DevicePtr,
+    values: DevicePtr,
+    meta: RawMeta,
+    tiles: DevicePtr,
+    factor: DevicePtr,
+    wrong: DevicePtr,
+    seed: u64,
+    rows: u32,
+    cols: u32,
+}
+
+/// Where the result goes.
+#[derive(Debug, Clone, Copy)]
+pub struct To {
+    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns.
+    pub packed: Packed,
+    /// The metadata's order.
+    pub order: MetaOrder,
+    /// An f32 that values are multiplied by before they are rounded.
+    pub factor: Option<DevicePtr>,
+    /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
+    /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`Rule::Given`] looks at none.
+    pub wrong: DevicePtr,
+}
+
+impl Compressor {
+    /// Tensors of `input` to values of `output`: f32 and bf16 to 8-bit floats (from compute capability 8.9 on), f16 and bf16 to themselves, f32 to either.
+    /// Values are rounded to nearest, ties to even; 8-bit floats saturate.
+    ///
+    /// # Errors
+    /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
+    pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
+        if !TYPES.contains(&(input, output)) {
+            return Err(Error::Types { input, output });
+        }
+        let source = Source::Compress { input, output };
+        if !source.is_for(device.architecture()) {
+            let (major, minor) = device.architecture().capability();
+            let operation = "compressing to 8-bit floats";
+            return Err(Error::Unsupported { operation, major, minor, needs: "8.9 (Ada) or later" });
+        }
+        let rule = |name: &str| -> Result<[Kernel; 2]> {
+            Ok([device.kernel(source, &format!("rows_{name}"))?, device.kernel(source, &format!("columns_{name}"))?])
+        };
+        let kernels =
+            [rule("magnitude")?, rule("soft_threshold")?, rule("mvue_approximate")?, rule("mvue")?, rule("given")?];
+        Ok(Self { input, output, kernels })
+    }
+
+    /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do for canonical metadata; a last,
+    /// incomplete group is completed with zeros. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (the place of what is wrong: 8; factor: 4; tiles: 2), [`Error::Multiple`] where the shape does not
+    /// fit the order, or a mask's tiles, [`Error::TooLarge`], [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
+    /// device.
+    pub unsafe fn run(&self, stream: Stream, dense: DenseWeight, axis: Axis, rule: Rule, to: To) -> Result<()> {
+        let (rows, cols) = shape(dense)?;
+        let (lines, length) = match axis {
+            Axis::Row => (dense.rows, dense.cols),
+            Axis::Column => (dense.cols, dense.rows),
+        };
+        let meta = RawMeta::new(to.packed.meta, to.order, lines, length)?;
+        let (which, seed, tiles) = match rule {
+            Rule::Estimate(Estimator::Magnitude) => (0, 0, 0),
+            Rule::Estimate(Estimator::SoftThreshold) => (1, 0, 0),
+            Rule::Estimate(Estimator::MvueApproximate { seed }) => (2, seed, 0),
+            Rule::Estimate(Estimator::Mvue { seed }) => (3, seed, 0),
+            Rule::Given(tiles) => {
+                expect_multiple("rows of the tensor", dense.rows, 4)?;
+                expect_multiple("columns of the tensor", dense.cols, 4)?;
+                (4, 0, tiles)
+            }
+        };
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[
+            ("tensor", dense.data, 16),
+            ("values", to.packed.values, 16),
+            ("metadata", to.packed.meta, 16),
+            ("place of what is wrong", to.wrong, 8),
+        ])?;
+        if let Rule::Given(tiles) = rule {
+            expect_pointers(&[("mask of tiles", tiles, 2)])?;
+        }
+        if let Some(factor) = to.factor {
+            expect_pointers(&[("factor", factor, 4)])?;
+        }
+        let parameters = Parameters {
+            dense: dense.data,
+            values: to.packed.values,
+            meta,
+            tiles,
+            factor: to.factor.unwrap_or(0),
+            wrong: to.wrong,
+            seed,
+            rows,
+            cols,
+        };
+        let threads = lines as u64 * length.div_ceil(32) as u64;
+        let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameters) }
+    }
+
+    /// What tensors are made of.
+    pub fn input(&self) -> Element {
+        self.input
+    }
+
+    /// What compressed values are made of.
+    pub fn output(&self) -> Element {
+        self.output
+    }
+}

@@ -1,0 +1,59 @@
+// A step of AdamW on f32 weights, with masked decay of what a mask of 4x4 tiles drops, in one pass over all that it reads. The same bits as twofour-candle's on the CPU: no two
+// operations are made one.
+//
+// Defined outside: GRADIENT.
+
+struct Parameters {
+    float* weight;
+    const void* gradient;
+    float* first;
+    float* second;
+    const u16* tiles;            // [rows / 4, cols / 4], or null
+    const float* gradient_scale; // or null
+    u64 count;
+    u32 cols;
+    float masked_decay, decay, beta1, rest1, beta2, rest2, first_scale, second_scale, epsilon, learning_rate;
+};
+
+typedef Bits<GRADIENT>::type Raw;
+struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
+
+__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+
+__device__ __forceinline__ void update(const Parameters& p, float scale, bool kept, float& w, float g, float& m, float& v) {
+    g = times(g, scale);
+    if (!kept) g = add(g, times(p.masked_decay, w));
+    m = add(times(m, p.beta1), times(g, p.rest1));
+    v = add(times(v, p.beta2), times(times(g, g), p.rest2));
+    const float step = __fdiv_rn(times(m, p.first_scale), add(__fsqrt_rn(times(v, p.second_scale)), p.epsilon));
+    w = add(times(w, p.decay), -times(step, p.learning_rate));
+}
+
+// A thread takes four elements: of one row where there is a mask.
+extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) {
+    const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (at >= p.count) return;
+    const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
+    u32 kept = 15;
+    if (p.tiles) {
+        const u64 row = at / p.cols;
+        const u32 col = (u32)(at - row * p.cols);
+        kept = p.tiles[row / 4 * (p.cols / 4) + col / 4] >> 4 * (row % 4);
+    }
+    if (at + 4 <= p.count) {
+        float4 w = *(const float4*)(p.weight + at), m = *(const float4*)(p.first + at), v = *(const float4*)(p.second + at);
+        const FourRaw g = *(const FourRaw*)((const Raw*)p.gradient + at);
+        update(p, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
+        update(p, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
+        update(p, scale, kept & 4, w.z, widen<GRADIENT>(g.of[2]), m.z, v.z);
+        update(p, scale, kept & 8, w.w, widen<GRADIENT>(g.of[3]), m.w, v.w);
+        *(float4*)(p.weight + at) = w;
+        *(float4*)(p.first + at) = m;
+        *(float4*)(p.second + at) = v;
+        return;
+    }
+    for (u64 i = at; i < p.count; i++) {
+        update(p, scale, kept >> (i - at) & 1, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
+    }
+}

@@ -1,0 +1,212 @@
+// act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_80 and everything after (`mma.sp`).
+//
+// A block takes a tile of FEATURES rows of W and TOKENS rows of X; its four warps take a quarter each, two by two. STAGES buffers of shared memory are filled
+// by `cp.async`. A step of 128 bytes of X's rows (K_STEP elements) is two products deep: it needs 64 bytes of W's rows, and an atom of metadata for every 64
+// features, in the order that `wgmma.sp` has too: a lane's word of it is the one that `mma.sp` wants.
+//
+// Bytes are all that differs between types, but for the instruction: rows of both tiles lie in pieces of 16 bytes, exchanged so that eight rows' pieces of
+// one column lie in different banks.
+//
+// Defined outside: Sum and the letter of its registers (SUM_REGISTER), ELEMENT, INSTRUCTION, FEATURES, TOKENS, STAGES.
+
+constexpr int THREADS = 128;
+constexpr int WARP_FEATURES = FEATURES / 2, WARP_TOKENS = TOKENS / 2;
+constexpr int M_TILES = WARP_FEATURES / 16, N_TILES = WARP_TOKENS / 8;
+constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
+constexpr int K_STEP = 128 / ELEMENT_BYTES;
+constexpr int W_ROW = 64, X_ROW = 128;
+constexpr int ATOM_BYTES = 64 * K_STEP / 8;
+constexpr int META_BYTES = FEATURES / 64 * ATOM_BYTES;
+constexpr int AT_X = FEATURES * W_ROW, AT_META = AT_X + TOKENS * X_ROW, STAGE_BYTES = AT_META + META_BYTES;
+static_assert(FEATURES % 64 == 0 && TOKENS % 16 == 0, "whole atoms, and whole products for each warp");
+
+struct Parameters {
+    const u8* values;
+    const u8* meta;
+    const u8* x;
+    Output to;
+    u32 output;
+    u32 features, tokens, steps;
+    // Tiles of features and of tokens, and how many of the first lie side by side: see `tile_of`.
+    u32 feature_tiles, token_tiles, panel;
+};
+
+__device__ __forceinline__ void ask(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all but the last `LEFT` groups of what this thread asked for.
+template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// Where a piece of a row is, from the start of the tile.
+__device__ __forceinline__ u32 w_at(u32 row, u32 piece) { return row * W_ROW + ((piece ^ row / 2 % 4) * 16); }
+__device__ __forceinline__ u32 x_at(u32 row, u32 piece) { return row * X_ROW + ((piece ^ row % 8) * 16); }
+
+__device__ __forceinline__ void load_matrices(u32 at, u32 (&out)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+#define PRODUCT(selector)                                                                                                                           \
+    asm("mma.sp::ordered_metadata.sync.aligned." INSTRUCTION                                                                                        \
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, " selector ";"                                             \
+        : "+" SUM_REGISTER(sums[0]), "+" SUM_REGISTER(sums[1]), "+" SUM_REGISTER(sums[2]), "+" SUM_REGISTER(sums[3])                                \
+        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes))
+
+// Adds the product of 16 features and 8 tokens. Of 16-bit elements, lanes with bit 1 unset hold the codes of a step's first product, the others those of its
+// second.
+template <int SECOND> __device__ __forceinline__ void multiply(Sum (&sums)[4], const u32 (&w)[4], const u32 (&x)[4], u32 codes) {
+    if (SECOND && ELEMENT_BYTES == 2) PRODUCT("0x1");
+    else PRODUCT("0x0");
+}
+
+struct Tile { u32 feature, token; };
+
+// Neighbours in time share what they read: a panel's tiles of features are next to each other.
+__device__ __forceinline__ Tile tile_of(const Parameters& p, u32 index) {
+    const u32 of_panel = p.panel * p.token_tiles, panel = index / of_panel, inside = index - panel * of_panel;
+    const u32 width = min(p.panel, p.feature_tiles - panel * p.panel);
+    return Tile{panel * p.panel + inside % width, inside / width};
+}
+
+// Asks for all of a step: rows that are not there come as the last one that is, since what they give is not stored.
+__device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 feature, u32 token, u32 step) {
+    const u64 row_bytes = (u64)p.steps * X_ROW;
+    #pragma unroll
+    for (u32 i = threadIdx.x; i < FEATURES * (W_ROW / 16); i += THREADS) {
+        const u32 row = i / 4, piece = i % 4;
+        ask(stage + w_at(row, piece), p.values + min(feature + row, p.features - 1) * (row_bytes / 2) + step * W_ROW + piece * 16);
+    }
+    #pragma unroll
+    for (u32 i = threadIdx.x; i < TOKENS * (X_ROW / 16); i += THREADS) {
+        const u32 row = i / 8, piece = i % 8;
+        ask(stage + AT_X + x_at(row, piece), p.x + min(token + row, p.tokens - 1) * row_bytes + step * X_ROW + piece * 16);
+    }
+    const u32 atoms = p.features / 64;
+    #pragma unroll
+    for (u32 i = threadIdx.x; i < META_BYTES / 16; i += THREADS) {
+        const u32 atom = min(feature / 64 + i / (ATOM_BYTES / 16), atoms - 1);
+        ask(stage + AT_META + i * 16, p.meta + ((u64)step * atoms + atom) * ATOM_BYTES + i % (ATOM_BYTES / 16) * 16);
+    }
+}
+
+// Adds a step's products.
+__device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 stage, u32 warp_feature, u32 warp_token) {
+    const u32 lane = threadIdx.x % 32;
+    u32 codes[M_TILES][ELEMENT_BYTES == 2 ? 1 : 2];
+    #pragma unroll
+    for (u32 m = 0; m < M_TILES; m++) {
+        const u32 row = warp_feature + m * 16, atom = stage + AT_META + row / 64 * ATOM_BYTES;
+        const u32 word = ELEMENT_BYTES == 2 ? 2 * (row % 64 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row % 64 + lane / 4 + lane % 2 * 8) + lane / 2 % 2;
+        #pragma unroll
+        for (u32 i = 0; i < (ELEMENT_BYTES == 2 ? 1 : 2); i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[m][i]) : "r"(atom + 4 * word + 8 * i) : "memory");
+    }
+    unrolled<2>([&](auto which) {
+        constexpr int SECOND = decltype(which)::value;
+        u32 w[M_TILES][4];
+        #pragma unroll
+        for (u32 m = 0; m < M_TILES; m++) load_matrices(stage + w_at(warp_feature + m * 16 + lane % 16, SECOND * 2 + lane / 16), w[m]);
+        #pragma unroll
+        for (u32 n = 0; n < N_TILES; n++) {
+            u32 x[4];
+            load_matrices(stage + AT_X + x_at(warp_token + n * 8 + lane % 8, SECOND * 4 + lane / 8), x);
+            #pragma unroll
+            for (u32 m = 0; m < M_TILES; m++) multiply<SECOND>(sums[m][n], w[m], x, codes[m][ELEMENT_BYTES == 2 ? 0 : SECOND]);
+        }
+    });
+}
+
+// Four results that are neighbours, of which `count` are there.
+template <int E> __device__ __forceinline__ void store_four(void* data, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
+    typedef typename Result<E>::Type Out;
+    struct __align__(4 * sizeof(Out)) Four { Out of[4]; } four;
+    #pragma unroll
+    for (int i = 0; i < 4; i++) four.of[i] = Result<E>::of(sums[i], values[i]);
+    Out* to = (Out*)data + at;
+    if (count == 4 && at % 4 == 0) {
+        *(Four*)to = four;
+        return;
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (i < count) to[i] = four.of[i];
+    }
+}
+
+__device__ __forceinline__ float bias_of(const Parameters& p, u32 feature) {
+    if (!p.to.bias) return 0.0f;
+    return p.output == F16 ? Result<F16>::bias(p.to.bias, feature) : p.output == BF16 ? Result<BF16>::bias(p.to.bias, feature) : Result<F32>::bias(p.to.bias, feature);
+}
+
+// Sums of a tile, finished and stored by way of shared memory, so that neighbours of the result are stored together.
+__device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_TILES][N_TILES][4], Sum* exchange, u32 feature, u32 token, u32 warp_feature, u32 warp_token) {
+    const u32 lane = threadIdx.x % 32;
+    const bool features_together = p.to.stride_feature == 1;
+    // Of the side that is together in the result, and of the other one.
+    const u32 length = features_together ? FEATURES : TOKENS, rows = features_together ? TOKENS : FEATURES;
+    const u32 row_of = length + 4;
+    __syncthreads();
+    #pragma unroll
+    for (u32 m = 0; m < M_TILES; m++) {
+        #pragma unroll
+        for (u32 n = 0; n < N_TILES; n++) {
+            #pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 f = warp_feature + m * 16 + lane / 4 + i / 2 * 8, t = warp_token + n * 8 + lane % 4 * 2 + i % 2;
+                exchange[features_together ? t * row_of + f : f * row_of + t] = sums[m][n][i];
+            }
+        }
+    }
+    __syncthreads();
+    #pragma unroll 1
+    for (u32 i = threadIdx.x; i < rows * (length / 4); i += THREADS) {
+        const u32 row = i / (length / 4), along = i % (length / 4) * 4;
+        const u32 f = feature + (features_together ? along : row), t = token + (features_together ? row : along);
+        if (f >= p.features || t >= p.tokens) continue;
+        const u32 count = min(4u, features_together ? p.features - f : p.tokens - t);
+        Sum four[4];
+        float values[4];
+        #pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            four[j] = exchange[row * row_of + along + j];
+            const u32 of_f = features_together ? f + j : f, of_t = features_together ? t : t + j;
+            const bool there = j < count;
+            values[j] = there ? activated(p.to.activation, fmaf((float)four[j], scale_of(p.to, of_f, of_t), bias_of(p, of_f))) : 0.0f;
+        }
+        const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
+        if (p.output == F16) store_four<F16>(p.to.data, at, four, values, count);
+        else if (p.output == BF16) store_four<BF16>(p.to.data, at, four, values, count);
+        else if (p.output == I32) store_four<I32>(p.to.data, at, four, values, count);
+        else store_four<F32>(p.to.data, at, four, values, count);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(128) u8 memory[];
+    const u32 shared = (u32)__cvta_generic_to_shared(memory);
+    const Tile tile = tile_of(p, blockIdx.x);
+    const u32 feature = tile.feature * FEATURES, token = tile.token * TOKENS, warp = threadIdx.x / 32;
+    const u32 warp_feature = warp / 2 * WARP_FEATURES, warp_token = warp % 2 * WARP_TOKENS;
+    Sum sums[M_TILES][N_TILES][4] = {};
+    #pragma unroll 1
+    for (u32 step = 0; step < STAGES - 1; step++) {
+        if (step < p.steps) ask_step(p, shared + step * STAGE_BYTES, feature, token, step);
+        asked();
+    }
+    u32 stage = 0, ahead = STAGES - 1;
+    #pragma unroll 1
+    for (u32 step = 0; step < p.steps; step++) {
+        wait<STAGES - 2>();
+        // What this thread asked for is there; after the barrier, everybody's is, and nobody reads the stage before this one any more.
+        __syncthreads();
+        if (step + STAGES - 1 < p.steps) ask_step(p, shared + ahead * STAGE_BYTES, feature, token, step + STAGES - 1);
+        asked();
+        add_step(sums, shared + stage * STAGE_BYTES, warp_feature, warp_token);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
+    }
+    wait<0>();
+    finish(p, sums, (Sum*)memory, feature, token, warp_feature, warp_token);
+}

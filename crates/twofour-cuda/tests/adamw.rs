@@ -1,0 +1,104 @@
+//! On a device: a step of AdamW with masked decay gives the bits of the same operations on a CPU. Without a device the tests skip.
+
+mod support;
+
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+use support::{Bench, bench, numbers::Random};
+use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
+use twofour_cuda::{
+    Element, Error,
+    adamw::{AdamW, MaskedDecay, Parameter, Settings, Step},
+};
+
+const SETTINGS: Settings = Settings { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+
+/// The optimizer of `twofour-candle`, after masked decay.
+fn on_the_cpu(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], number: u64) {
+    let Settings { learning_rate, beta1, beta2, epsilon, weight_decay } = SETTINGS;
+    let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(number as f64))) as f32;
+    for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
+        *m = *m * beta1 as f32 + g * (1.0 - beta1) as f32;
+        *v = *v * beta2 as f32 + g * g * (1.0 - beta2) as f32;
+        let step = *m * corrected(beta1) / ((*v * corrected(beta2)).sqrt() + epsilon as f32);
+        *w = *w * (1.0 - learning_rate * weight_decay) as f32 - step * learning_rate as f32;
+    }
+}
+
+fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: Element, rows: usize, cols: usize, masked: bool) {
+    let what = format!("[{rows}, {cols}] {element}, masked {masked}");
+    let mut random = Random((rows * 31 + cols) as u64);
+    let adamw = AdamW::new(&bench.device, element).unwrap();
+    let mut w: Vec<f32> = (0..rows * cols).map(|_| random.number()).collect();
+    let (mut m, mut v) = (vec![0f32; rows * cols], vec![0f32; rows * cols]);
+    let strength = 0.01;
+    let scale = 0.37f32;
+    let kept: Vec<u16> = (0..rows * cols / 16).map(|_| random.bits() as u16).collect();
+    let mask =
+        Mask::from_fn(rows, cols, |r, c| !masked || kept[r / 4 * (cols / 4) + c / 4] >> (r % 4 * 4 + c % 4) & 1 == 1);
+    let (w_there, m_there, v_there) = (bench.up(&w), bench.up(&m), bench.up(&v));
+    let (tiles, scale_there) = (bench.up(&if masked { kept } else { vec![0] }), bench.up(&[scale]));
+    for number in 1..4 {
+        let g: Vec<G> = (0..rows * cols).map(|_| G::from_f32(random.number())).collect();
+        let there = bench.up(&g);
+        let parameter = Parameter {
+            weight: bench.at(&w_there),
+            gradient: bench.at(&there),
+            first: bench.at(&m_there),
+            second: bench.at(&v_there),
+            rows,
+            cols,
+        };
+        let step = Step {
+            number,
+            masked_decay: masked.then(|| MaskedDecay { tiles: bench.at(&tiles), strength }),
+            gradient_scale: Some(bench.at(&scale_there)),
+        };
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) }.unwrap();
+        let mut g: Vec<f32> = g.into_iter().map(|g| g.to_f32() * scale).collect();
+        masked_decay(&mut g, MatrixRef::new(rows, cols, &w).unwrap(), &mask, strength).unwrap();
+        on_the_cpu(&mut w, &g, &mut m, &mut v, number);
+        for (name, found, expected) in [("weight", &w_there, &w), ("first", &m_there, &m), ("second", &v_there, &v)] {
+            assert!(bench.down(found) == *expected, "{what}: {name} after step {number}");
+        }
+    }
+}
+
+#[test]
+fn steps_are_those_of_the_cpu() {
+    let Some(bench) = bench() else { return };
+    for (rows, cols) in [(4, 4), (64, 100), (252, 516)] {
+        for masked in [false, true] {
+            check::<f32>(&bench, Element::F32, rows, cols, masked);
+            check::<f16>(&bench, Element::F16, rows, cols, masked);
+            check::<bf16>(&bench, Element::BF16, rows, cols, masked);
+        }
+    }
+    // Not a multiple of anything.
+    check::<f32>(&bench, Element::F32, 1, 1, false);
+    check::<bf16>(&bench, Element::BF16, 3, 111, false);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let adamw = AdamW::new(&bench.device, Element::BF16).unwrap();
+    let memory = bench.poisoned(64, 0u32);
+    let at = bench.at(&memory);
+    let parameter = Parameter { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
+    let step = Step { number: 1, masked_decay: None, gradient_scale: None };
+    // SAFETY: none of these calls launches anything.
+    let run = |parameter, step| unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) };
+    let masked = |tiles| Step { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };
+    assert!(matches!(
+        run(Parameter { first: at + 4, ..parameter }, step),
+        Err(Error::Pointer { what: "first moment", .. })
+    ));
+    assert!(matches!(run(parameter, masked(0)), Err(Error::Pointer { what: "mask of tiles", .. })));
+    assert!(matches!(run(Parameter { rows: 3, ..parameter }, masked(at)), Err(Error::Multiple { found: 3, .. })));
+    assert!(matches!(run(parameter, Step { number: 0, ..step }), Err(Error::Dimension { .. })));
+    assert!(matches!(run(Parameter { rows: usize::MAX, ..parameter }, step), Err(Error::TooLarge { .. })));
+    assert!(run(Parameter { rows: 0, weight: 0, ..parameter }, step).is_ok());
+    assert!(matches!(AdamW::new(&bench.device, Element::E4M3), Err(Error::Types { .. })));
+}

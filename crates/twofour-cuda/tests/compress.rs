@@ -1,0 +1,272 @@
+//! On a device: what is compressed in one direction is what the CPU makes, bit for bit, by every rule and between all types. Without a device the tests skip.
+
+mod support;
+
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+use support::{Bench, bench, numbers::adversarial};
+use twofour::{
+    Arithmetic, Axis, Compressed, F8E4M3, F8E5M2, Mask, MatrixRef,
+    estimate::{Estimator, estimate, soft_threshold_scale},
+    layout::sm90,
+    select::{self, Transposable},
+};
+use twofour_cuda::{
+    Architecture, Element, Error,
+    compress::{Compressor, Rule, To},
+    prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
+};
+
+trait Input: Arithmetic + DeviceRepr {
+    const ELEMENT: Element;
+}
+
+trait Output: Arithmetic {
+    const ELEMENT: Element;
+    fn bytes(values: &[Self]) -> Vec<u8> {
+        bytemuck::cast_slice(values).to_vec()
+    }
+    fn meta(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8>;
+}
+
+fn halves<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
+    sm90::encode_16(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn words<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
+    sm90::encode_8(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+macro_rules! types {
+    ($($input:ty: $element:ident),*; $($output:ty: $of:ident, $meta:ident),*) => {
+        $(impl Input for $input { const ELEMENT: Element = Element::$element; })*
+        $(impl Output for $output {
+            const ELEMENT: Element = Element::$of;
+            fn meta(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8> { $meta(weight, tile) }
+        })*
+    };
+}
+types!(f32: F32, f16: F16, bf16: BF16; f16: F16, halves, bf16: BF16, halves, F8E4M3: E4M3, words, F8E5M2: E5M2, words);
+
+fn transposed<T: Copy>(rows: usize, cols: usize, data: &[T]) -> Vec<T> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| data[r * cols + c])).collect()
+}
+
+fn tiles(mask: &Mask) -> Vec<u16> {
+    let tile =
+        |r: usize, c: usize| (0..16).fold(0, |t, i| t | u16::from(mask.is_kept(4 * r + i / 4, 4 * c + i % 4)) << i);
+    (0..mask.rows() / 4).flat_map(|r| (0..mask.cols() / 4).map(move |c| (r, c))).map(|(r, c)| tile(r, c)).collect()
+}
+
+struct Case<'a, I> {
+    rows: usize,
+    cols: usize,
+    data: &'a [I],
+    axis: Axis,
+    order: MetaOrder,
+    factor: Option<f32>,
+}
+
+fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: Rule, expected: &Compressed<O>) {
+    let &Case { rows, cols, data, axis, order, factor } = case;
+    let what =
+        format!("[{rows}, {cols}] {:?} to {:?}, {axis:?}, {rule:?}, {order:?}, {factor:?}", I::ELEMENT, O::ELEMENT);
+    let compressor = Compressor::new(&bench.device, I::ELEMENT, O::ELEMENT).unwrap();
+    let meta = match order {
+        MetaOrder::Canonical => expected.meta().iter().flat_map(|word| word.to_le_bytes()).collect(),
+        MetaOrder::Sm90(tile) => O::meta(expected, tile),
+    };
+    let values = O::bytes(expected.values());
+    let (there, wrong) = (bench.up(data), bench.up(&[NO_NAN]));
+    let factor_there = bench.up(&[factor.unwrap_or(f32::NAN)]);
+    // Guards behind both: nothing is written beyond the end.
+    let (found_values, found_meta) =
+        (bench.poisoned(values.len() + 16, 0xA5u8), bench.poisoned(meta.len() + 16, 0xA5u8));
+    let to = To {
+        packed: Packed { values: bench.at(&found_values), meta: bench.at(&found_meta) },
+        order,
+        factor: factor.map(|_| bench.at(&factor_there)),
+        wrong: bench.at(&wrong),
+    };
+    let dense = DenseWeight { data: bench.at(&there), rows, cols };
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    unsafe { compressor.run(bench.stream(), dense, axis, rule, to) }.unwrap();
+    let (found_values, found_meta) = (bench.down(&found_values), bench.down(&found_meta));
+    if let Some(at) = (0..values.len()).find(|i| values[*i] != found_values[*i]) {
+        panic!("{what}: byte {at} of the values is {:#x}, expected {:#x}", found_values[at], values[at]);
+    }
+    assert!(found_meta[..meta.len()] == meta, "{what}: metadata");
+    assert!(
+        found_values[values.len()..].iter().chain(&found_meta[meta.len()..]).all(|b| *b == 0xA5),
+        "{what}: beyond the end"
+    );
+    assert_eq!(bench.down(&wrong), [NO_NAN], "{what}");
+}
+
+const ESTIMATORS: [Estimator; 4] = [
+    Estimator::Magnitude,
+    Estimator::SoftThreshold,
+    Estimator::MvueApproximate { seed: 0x1234_5678_9ABC_DEF0 },
+    Estimator::Mvue { seed: 3 },
+];
+
+/// Along both axes, against the CPU's of the tensor or of its transpose.
+fn check_estimators<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize, data: &[I], order: MetaOrder) {
+    let other = transposed(rows, cols, data);
+    for estimator in ESTIMATORS {
+        for factor in [None, Some(0.3)] {
+            for axis in [Axis::Row, Axis::Column] {
+                let matrix = match axis {
+                    Axis::Row => MatrixRef::new(rows, cols, data),
+                    Axis::Column => MatrixRef::new(cols, rows, &other),
+                };
+                let expected = estimate::<I, O>(matrix.unwrap(), estimator, factor.unwrap_or(1.0)).unwrap();
+                let case = Case { rows, cols, data, axis, order, factor };
+                check(bench, &case, Rule::Estimate(estimator), &expected);
+            }
+        }
+    }
+}
+
+/// By a transposable mask, both ways.
+fn check_given<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize, data: &[I], order: MetaOrder) {
+    let mask = select::transposable(MatrixRef::new(rows, cols, data).unwrap(), Transposable::GreedyAbs).unwrap();
+    let there = bench.up(&tiles(&mask));
+    let rounded: Vec<O> = data.iter().map(|v| O::from_f32(v.to_f32() * 0.3)).collect();
+    let along = Compressed::from_masked(MatrixRef::new(rows, cols, &rounded).unwrap(), &mask).unwrap();
+    let other = transposed(rows, cols, &rounded);
+    let across = Compressed::from_masked(MatrixRef::new(cols, rows, &other).unwrap(), &mask.transposed()).unwrap();
+    for (axis, expected) in [(Axis::Row, along), (Axis::Column, across)] {
+        let case = Case { rows, cols, data, axis, order, factor: Some(0.3) };
+        check(bench, &case, Rule::Given(bench.at(&there)), &expected);
+    }
+}
+
+fn agree<I: Input, O: Output>() {
+    let Some(bench) = bench() else { return };
+    if O::ELEMENT.bytes() == 1 && bench.device.architecture() < Architecture::SM_89 {
+        eprintln!("skipped: a GPU without 8-bit floats");
+        return;
+    }
+    let numbers = |len: usize, seed| -> Vec<I> { adversarial(len, seed).into_iter().map(I::from_f32).collect() };
+    let shapes = [(1, 1), (1, 4), (1, 4097), (3, 7), (5, 30), (7, 32), (64, 64), (130, 101), (33, 1), (512, 1024)];
+    for (i, (rows, cols)) in shapes.into_iter().enumerate() {
+        check_estimators::<I, O>(&bench, rows, cols, &numbers(rows * cols, i as u64), MetaOrder::Canonical);
+    }
+    for (rows, cols) in [(4, 4), (36, 68), (128, 256)] {
+        check_given::<I, O>(&bench, rows, cols, &numbers(rows * cols, 5), MetaOrder::Canonical);
+    }
+    for tile in sm90::TileK::ALL {
+        check_estimators::<I, O>(&bench, 128, 256, &numbers(128 * 256, 9), MetaOrder::Sm90(tile));
+        check_given::<I, O>(&bench, 256, 128, &numbers(128 * 256, 10), MetaOrder::Sm90(tile));
+    }
+}
+
+macro_rules! agree {
+    ($($name:ident: $input:ty, $output:ty;)*) => {$(
+        #[test]
+        fn $name() {
+            agree::<$input, $output>();
+        }
+    )*};
+}
+
+agree! {
+    f32_to_f16: f32, f16;
+    f32_to_bf16: f32, bf16;
+    f16_to_f16: f16, f16;
+    bf16_to_bf16: bf16, bf16;
+    f32_to_e4m3: f32, F8E4M3;
+    f32_to_e5m2: f32, F8E5M2;
+    bf16_to_e4m3: bf16, F8E4M3;
+    bf16_to_e5m2: bf16, F8E5M2;
+}
+
+/// S-STE's own scale as the factor, and calls captured in a graph.
+#[test]
+fn a_soft_threshold_in_a_graph() {
+    let Some(bench) = bench() else { return };
+    let (rows, cols) = (64, 512);
+    let data = adversarial(rows * cols, 2);
+    let matrix = MatrixRef::new(rows, cols, &data).unwrap();
+    let scale = soft_threshold_scale(matrix).unwrap();
+    let expected = estimate::<f32, bf16>(matrix, Estimator::SoftThreshold, scale).unwrap();
+    let compressor = Compressor::new(&bench.device, Element::F32, Element::BF16).unwrap();
+    let (there, wrong, factor) = (bench.up(&data), bench.up(&[NO_NAN]), bench.up(&[scale]));
+    let (values, meta) = (bench.poisoned(rows * cols / 2, 0xA5A5u16), bench.poisoned(rows * cols / 32, 0u32));
+    let to = To {
+        packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
+        order: MetaOrder::Canonical,
+        factor: Some(bench.at(&factor)),
+        wrong: bench.at(&wrong),
+    };
+    let dense = DenseWeight { data: bench.at(&there), rows, cols };
+    let rule = Rule::Estimate(Estimator::SoftThreshold);
+    bench.wait();
+    // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+    let graph = bench.captured(|| unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap());
+    graph.launch().unwrap();
+    let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
+    assert!(found == expected.values());
+    assert_eq!(bench.down(&meta), expected.meta());
+}
+
+#[test]
+fn the_first_that_is_wrong_is_told() {
+    let Some(bench) = bench() else { return };
+    let compressor = Compressor::new(&bench.device, Element::F32, Element::BF16).unwrap();
+    let (rows, cols) = (64, 192);
+    let mut data = adversarial(rows * cols, 3);
+    data[30 * cols + 9] = f32::NEG_INFINITY;
+    data[40 * cols + 7] = f32::NAN;
+    data[40 * cols + 5] = f32::NAN;
+    let there = bench.up(&data);
+    let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, 0u32));
+    for axis in [Axis::Row, Axis::Column] {
+        for estimator in ESTIMATORS {
+            let wrong = bench.up(&[NO_NAN]);
+            let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
+            let to = To { packed, order: MetaOrder::Canonical, factor: None, wrong: bench.at(&wrong) };
+            let dense = DenseWeight { data: bench.at(&there), rows, cols };
+            // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+            unsafe { compressor.run(bench.stream(), dense, axis, Rule::Estimate(estimator), to) }.unwrap();
+            let error = first_nan(bench.down(&wrong)[0], cols).unwrap_err();
+            let expected = if estimator == Estimator::Magnitude { (40, 5) } else { (30, 9) };
+            assert!(
+                matches!(error, Error::NotANumber { row, col } if (row, col) == expected),
+                "{estimator:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let compressor = Compressor::new(&bench.device, Element::BF16, Element::BF16).unwrap();
+    let memory = bench.poisoned(1 << 16, 0u32);
+    let at = bench.at(&memory);
+    let to = To { packed: Packed { values: at, meta: at }, order: MetaOrder::Canonical, factor: None, wrong: at };
+    let magnitude = Rule::Estimate(Estimator::Magnitude);
+    // SAFETY: none of these calls launches anything.
+    let run = |data, rows, cols, rule, to| unsafe {
+        compressor.run(bench.stream(), DenseWeight { data, rows, cols }, Axis::Row, rule, to)
+    };
+    assert!(matches!(run(0, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", address: 0, .. })));
+    assert!(matches!(run(at + 8, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", .. })));
+    let meta = To { packed: Packed { meta: at + 4, ..to.packed }, ..to };
+    assert!(matches!(run(at, 4, 4, magnitude, meta), Err(Error::Pointer { what: "metadata", .. })));
+    let factor = To { factor: Some(at + 2), ..to };
+    assert!(matches!(run(at, 4, 4, magnitude, factor), Err(Error::Pointer { what: "factor", .. })));
+    assert!(matches!(run(at, 4, 4, Rule::Given(at + 1), to), Err(Error::Pointer { what: "mask of tiles", .. })));
+    assert!(matches!(run(at, 6, 4, Rule::Given(at), to), Err(Error::Multiple { multiple: 4, found: 6, .. })));
+    let sm90 = To { order: MetaOrder::Sm90(sm90::TileK::K64), ..to };
+    assert!(matches!(run(at, 96, 64, magnitude, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
+    assert!(matches!(run(at, 64, 96, magnitude, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
+    assert!(matches!(run(at, usize::MAX, 4, magnitude, to), Err(Error::TooLarge { .. })));
+    // Nothing to do is done.
+    assert!(run(0, 0, 64, magnitude, To { packed: Packed { values: 0, meta: 0 }, ..to }).is_ok());
+    for (input, output) in [(Element::F16, Element::BF16), (Element::F32, Element::F32), (Element::BF16, Element::I8)] {
+        assert!(matches!(Compressor::new(&bench.device, input, output), Err(Error::Types { .. })));
+    }
+}
