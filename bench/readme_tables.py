@@ -176,14 +176,17 @@ def train_table(path):
     lines = [
         where(path, result),
         "",
-        "| tokens, in, out | dtype | dense step | 2:4 step | speed-up | forward | input gradient | prune and compress | weight's gradient (dense) |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| tokens, in, out | dtype | dense step | 2:4 step | speed-up | forward | input gradient | prune and compress | weight's gradient (dense) | step with MVUE | speed-up | weight's gradient (MVUE: estimate, product) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (dtype, shape), rows in of.items():
         dense, ours = rows["cublaslt", "all"], rows["twofour", "all"]
         both = lambda part: f"{micro(rows['cublaslt', part])} to {micro(rows['twofour', part])}"
         cells = [micro(dense), micro(ours), over(dense, ours), both("forward"), both("input gradient")]
         cells += [micro(rows["twofour", "prune and compress"]), micro(rows["cublaslt", "weight gradient"])]
+        mvue = rows["twofour-mvue", "all"]
+        estimate, product = rows["twofour-mvue", "estimate the output's gradient"], rows["twofour-mvue", "weight gradient"]
+        cells += [micro(mvue), over(dense, mvue), f"{micro(estimate)}, {micro(product)}"]
         lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -55,6 +55,7 @@ struct Parameters {
     seed: u64,
     rows: u32,
     cols: u32,
+    groups: u32,
 }
 
 /// Where the result goes.
@@ -96,7 +97,7 @@ impl Compressor {
     }
 
     /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do for canonical metadata; a last,
-    /// incomplete group is completed with zeros. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
+    /// incomplete group is completed with zeros. In a product's order the compressed tensor has groups of zeros up to the next multiple of its columns. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (the place of what is wrong: 8; factor: 4; tiles: 2), [`Error::Multiple`] where the shape does not
@@ -110,6 +111,10 @@ impl Compressor {
         let (lines, length) = match axis {
             Axis::Row => (dense.rows, dense.cols),
             Axis::Column => (dense.cols, dense.rows),
+        };
+        let length = match to.order {
+            MetaOrder::Canonical => length,
+            MetaOrder::Sm90(tile) => length.checked_next_multiple_of(tile.columns()).unwrap_or(length),
         };
         let meta = RawMeta::new(to.packed.meta, to.order, lines, length)?;
         let (which, seed, tiles) = match rule {
@@ -148,6 +153,7 @@ impl Compressor {
             seed,
             rows,
             cols,
+            groups: length.div_ceil(4) as u32,
         };
         let threads = lines as u64 * length.div_ceil(32) as u64;
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];

@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), twofour_cuda::Error> {
-//! use twofour_cuda::{Device, Element, dispatch::Dispatcher, gemm::{Order, Problem}};
+//! use twofour_cuda::{Device, Element, dispatch::Dispatcher, gemm::{Order, Problem, XOrder}};
 //! let dispatcher = Dispatcher::open(&Device::open(0)?);
 //! let problem = Problem {
 //!     element: Element::BF16,
@@ -10,6 +10,7 @@
 //!     features: 4096,
 //!     tokens: 512,
 //!     reduction: 4096,
+//!     x: XOrder::TokensFirst,
 //!     order: Order::TokensFirst,
 //!     epilogue: false,
 //! };
@@ -108,7 +109,7 @@ struct Inner {
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.

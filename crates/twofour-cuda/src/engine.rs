@@ -12,7 +12,7 @@ use twofour::{Axis, estimate::Estimator};
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
     compress::{Compressor, Rule, To},
-    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem},
+    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
     prune::{DenseWeight, NO_NAN, Packed},
     vendor::{
         cublaslt::{self, CublasLt, Dense},
@@ -257,5 +257,6 @@ impl Product {
 
 /// Whether engines can be compared on a problem.
 pub(crate) fn expect_plain(problem: Problem) -> Result<()> {
-    if problem.order == Order::TokensFirst && !problem.epilogue { Ok(()) } else { Err(Error::NotCompared) }
+    let plain = problem.x == XOrder::TokensFirst && problem.order == Order::TokensFirst && !problem.epilogue;
+    if plain { Ok(()) } else { Err(Error::NotCompared) }
 }

@@ -62,6 +62,15 @@ pub enum Error {
         epilogue: bool,
     },
 
+    /// There are no kernels for X with the reduction first.
+    #[error("X as [reduction, tokens] is there for f16 and bf16 elements without an epilogue; this product has {element} elements{}", if *epilogue { " and an epilogue" } else { "" })]
+    XOrder {
+        /// What was to be multiplied.
+        element: Element,
+        /// Whether sums were to be scaled, biased or activated.
+        epilogue: bool,
+    },
+
     /// A problem is not computed that way.
     #[error("there is no kernel for {problem:?} by {method:?}: choose one of Method::all")]
     Method {
@@ -78,7 +87,9 @@ pub enum Error {
     Epilogue,
 
     /// Engines are compared on plain products only.
-    #[error("engines are compared on products whose result is [tokens, features] and has no epilogue")]
+    #[error(
+        "engines are compared on products of X as [tokens, reduction] whose result is [tokens, features] and has no epilogue"
+    )]
     NotCompared,
 
     /// Neither this crate's kernels nor a library that is there takes a problem on the device.

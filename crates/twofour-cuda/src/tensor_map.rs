@@ -13,6 +13,7 @@ pub(crate) struct TensorMap(sys::CUtensorMap);
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Swizzle {
     None,
+    Bytes32,
     Bytes64,
     Bytes128,
 }
@@ -42,6 +43,7 @@ impl TensorMap {
         };
         let swizzle = match swizzle {
             Swizzle::None => Swizzled::CU_TENSOR_MAP_SWIZZLE_NONE,
+            Swizzle::Bytes32 => Swizzled::CU_TENSOR_MAP_SWIZZLE_32B,
             Swizzle::Bytes64 => Swizzled::CU_TENSOR_MAP_SWIZZLE_64B,
             Swizzle::Bytes128 => Swizzled::CU_TENSOR_MAP_SWIZZLE_128B,
         };

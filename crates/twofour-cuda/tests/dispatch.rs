@@ -10,12 +10,21 @@ use twofour_cuda::{
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, Weight},
-    gemm::{Order, Problem},
+    gemm::{Order, Problem, XOrder},
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
     let (element, output) = (Element::BF16, Element::BF16);
-    Problem { element, output, features, tokens, reduction, order: Order::TokensFirst, epilogue: false }
+    Problem {
+        element,
+        output,
+        features,
+        tokens,
+        reduction,
+        x: XOrder::TokensFirst,
+        order: Order::TokensFirst,
+        epilogue: false,
+    }
 }
 
 #[test]

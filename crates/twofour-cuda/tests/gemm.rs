@@ -12,7 +12,7 @@ use support::{
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
     Architecture, Element, Error,
-    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, mma},
+    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma},
     prune::Packed,
 };
 
@@ -122,15 +122,16 @@ struct Case {
     tokens: usize,
     reduction: usize,
     output: Element,
+    x_order: XOrder,
     order: Order,
     method: Option<Method>,
     activation: Option<Activation>,
 }
 
 fn check<T: Number>(bench: &Bench, case: &Case) {
-    let &Case { features, tokens, reduction, output, order, method, activation } = case;
+    let &Case { features, tokens, reduction, output, x_order, order, method, activation } = case;
     let epilogue = activation.is_some();
-    let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, order, epilogue };
+    let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
     let gemm = match method {
         Some(method) => Gemm::with(&bench.device, problem, method),
         None => Gemm::new(&bench.device, problem),
@@ -138,7 +139,9 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
     .unwrap();
     let what = format!("{} for {problem:?}", gemm.kernel());
     let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
-    let w = weight::<T>(&mut random, features, reduction);
+    // Where X has the reduction first the weight is completed; what stands there meets no X.
+    let depth = if x_order == XOrder::ReductionFirst { reduction.next_multiple_of(64) } else { reduction };
+    let w = weight::<T>(&mut random, features, depth);
     let x: Vec<T> = (0..tokens * reduction).map(|_| T::of(random.number())).collect();
     let scales = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
     let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
@@ -152,7 +155,13 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
 
     let values = bench.up(&bytes_of(w.values()));
     let meta = bench.up(&T::meta(&w));
-    let x_there = bench.up(&bytes_of(&x));
+    let x_there = match x_order {
+        XOrder::TokensFirst => bench.up(&bytes_of(&x)),
+        XOrder::ReductionFirst => {
+            let at = |i: usize| x[i % tokens * reduction + i / tokens];
+            bench.up(&bytes_of(&(0..x.len()).map(at).collect::<Vec<T>>()))
+        }
+    };
     let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
     let (by_feature_there, by_token_there) = (bench.up(&by_feature), bench.up(&by_token));
     let bias_there = bench.up(&bias_bytes);
@@ -189,7 +198,7 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
             if features * tokens > 40_000 && !edge && !random.bits().is_multiple_of(61) {
                 continue;
             }
-            let terms = dense[f * reduction..][..reduction].iter().zip(row).map(|(w, x)| w * x);
+            let terms = dense[f * depth..][..reduction].iter().zip(row).map(|(w, x)| w * x);
             let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
             if epilogue {
                 let scale = f64::from(alpha * by_feature[f] * by_token[t]);
@@ -239,16 +248,19 @@ fn products<T: Number>(outputs: &[Element]) {
         tokens,
         reduction,
         output,
+        x_order: XOrder::TokensFirst,
         order,
         method: None,
         activation,
     };
     let by_all_methods = |case: Case| {
-        let Case { features, tokens, reduction, output, order, activation, .. } = case;
+        let Case { features, tokens, reduction, output, x_order, order, activation, .. } = case;
         let epilogue = activation.is_some();
-        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, order, epilogue };
+        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
         let mut methods = Method::all(problem, architecture);
-        methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
+        if x_order == XOrder::TokensFirst {
+            methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
+        }
         for method in methods.into_iter().map(Some).chain([None]) {
             check::<T>(&bench, &Case { method, ..case });
         }
@@ -256,9 +268,7 @@ fn products<T: Number>(outputs: &[Element]) {
     for &output in outputs {
         for shape in SHAPES {
             by_all_methods(case(shape, output, Order::TokensFirst, None));
-            check::<T>(&bench, &case(shape, output, Order::FeaturesFirst, None));
-            let method = Some(Method::Mma(tiles[shape.1 % tiles.len()]));
-            check::<T>(&bench, &Case { method, ..case(shape, output, Order::FeaturesFirst, None) });
+            by_all_methods(case(shape, output, Order::FeaturesFirst, None));
         }
         if output == Element::I32 {
             continue;
@@ -300,6 +310,61 @@ fn i8_products() {
     products::<i8>(&[Element::BF16, Element::F16, Element::I32]);
 }
 
+/// Every tile of the kernels that all architectures have, in a few shapes: short enough for a sanitizer.
+#[test]
+fn products_by_mma() {
+    let Some(bench) = bench() else { return };
+    let architecture = bench.device.architecture();
+    for tile in mma::Tile::all(Element::BF16, architecture) {
+        let method = Some(Method::Mma(tile));
+        for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
+            for order in [Order::TokensFirst, Order::FeaturesFirst] {
+                let case = Case {
+                    features,
+                    tokens,
+                    reduction,
+                    output: Element::BF16,
+                    x_order: XOrder::TokensFirst,
+                    order,
+                    method,
+                    activation: Some(Activation::Relu),
+                };
+                check::<bf16>(&bench, &case);
+            }
+        }
+    }
+}
+
+/// As the gradient of a weight: X is [reduction, tokens], and the reduction any number.
+fn products_across<T: Number>() {
+    let Some(bench) = hopper() else { return };
+    for (features, tokens, reduction) in
+        [(64, 8, 64), (64, 200, 1), (192, 264, 100), (256, 64, 13), (320, 776, 1000), (1024, 512, 456), (128, 1304, 64)]
+    {
+        for order in [Order::TokensFirst, Order::FeaturesFirst] {
+            for output in [T::ELEMENT, Element::F32] {
+                let x_order = XOrder::ReductionFirst;
+                let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
+                let (element, epilogue) = (T::ELEMENT, false);
+                let problem = Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue };
+                for method in Method::all(problem, bench.device.architecture()).into_iter().map(Some).chain([None]) {
+                    check::<T>(&bench, &Case { method, ..case });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_products_across() {
+    products_across::<f16>();
+}
+
+#[test]
+fn bf16_products_across() {
+    products_across::<bf16>();
+}
+
 #[test]
 fn a_long_product_with_many_rounds_of_tiles() {
     let Some(bench) = hopper() else { return };
@@ -308,6 +373,7 @@ fn a_long_product_with_many_rounds_of_tiles() {
         tokens: 13008,
         reduction: 64,
         output: Element::BF16,
+        x_order: XOrder::TokensFirst,
         order: Order::TokensFirst,
         method: None,
         activation: None,
@@ -331,6 +397,7 @@ fn calls_can_be_captured_in_a_graph() {
             features,
             tokens,
             reduction,
+            x: XOrder::TokensFirst,
             order: Order::TokensFirst,
             epilogue: false,
         };
@@ -364,6 +431,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         features: 64,
         tokens: 8,
         reduction: 64,
+        x: XOrder::TokensFirst,
         order: Order::TokensFirst,
         epilogue: false,
     };
@@ -375,6 +443,11 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     assert!(matches!(plan(Problem { reduction: 32, ..problem }), Err(Error::Multiple { found: 32, multiple: 64, .. })));
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Problem { tokens: usize::MAX, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    let across = Problem { x: XOrder::ReductionFirst, ..problem };
+    assert!(matches!(plan(Problem { tokens: 12, ..across }), Err(Error::Multiple { found: 12, multiple: 8, .. })));
+    assert!(matches!(plan(Problem { epilogue: true, ..across }), Err(Error::XOrder { epilogue: true, .. })));
+    let eight_bits = Problem { element: Element::E4M3, ..across };
+    assert!(matches!(plan(eight_bits), Err(Error::XOrder { element: Element::E4M3, .. })));
     let gemm = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);

@@ -1,12 +1,13 @@
 //! Products with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
 //!
 //! A weight comes compressed, as [`crate::prune`] leaves it, with metadata in the order that the plan asks for ([`Gemm::meta_order`]). The input
-//! gradient is the same product with the compressed transpose.
+//! gradient is the same product with the compressed transpose; the weight's gradient, `MVUE(dYᵀ) X`, is one whose weight is the compressed gradient of the output,
+//! whose tokens are the layer's inputs, and whose reduction is over the layer's tokens.
 //!
 //! | tensor | shape |
 //! |---|---|
 //! | W | `[features, reduction]`, compressed |
-//! | X | `[tokens, reduction]`, row-major |
+//! | X | `[tokens, reduction]` or `[reduction, tokens]`, row-major ([`XOrder`]) |
 //! | result | `[tokens, features]` or `[features, tokens]`, row-major ([`Order`]) |
 //!
 //! Weights of four bits have an order and a kernel of their own ([`int4`]).
@@ -42,6 +43,8 @@ pub struct Problem {
     pub tokens: usize,
     /// Columns of both.
     pub reduction: usize,
+    /// Which of X's axes is contiguous.
+    pub x: XOrder,
     /// Which of the result's axes is contiguous.
     pub order: Order,
     /// Whether sums are scaled, biased or activated before they are stored ([`Epilogue`]): a kernel of its own.
@@ -55,6 +58,16 @@ pub enum Order {
     TokensFirst,
     /// `[features, tokens]`.
     FeaturesFirst,
+}
+
+/// Which of X's axes is contiguous.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum XOrder {
+    /// `[tokens, reduction]`, as layers have it.
+    TokensFirst,
+    /// `[reduction, tokens]`: for the gradient of a weight, whose reduction is over the tokens of a layer. For f16 and bf16 on Hopper. The reduction may then be any
+    /// number; the weight has groups of zeros up to the next multiple of 64 columns, as [`crate::compress`] makes them.
+    ReductionFirst,
 }
 
 /// A function on every result.
@@ -153,7 +166,7 @@ const TYPES: &[(Element, &[Element])] = &[
 impl Problem {
     /// Whether kernels know the types and the shape.
     fn expect_known(self) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, epilogue, .. } = self;
+        let Problem { element, output, features, tokens, reduction, x, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
         if !known || epilogue && output == Element::I32 {
             return Err(Error::Product { element, output, epilogue });
@@ -162,7 +175,13 @@ impl Problem {
             expect_dimension(what, size, MOST)?;
         }
         expect_multiple("features of the product", features, 64)?;
-        expect_multiple("reduction of the product", reduction, tile_k(element).columns())
+        match x {
+            XOrder::TokensFirst => expect_multiple("reduction of the product", reduction, tile_k(element).columns()),
+            XOrder::ReductionFirst if element.bytes() == 2 && !epilogue => {
+                expect_multiple("tokens of the product", tokens, 8)
+            }
+            XOrder::ReductionFirst => Err(Error::XOrder { element, epilogue }),
+        }
     }
 }
 
@@ -209,10 +228,16 @@ impl Method {
     /// Those that may be the best for a problem.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
         if !is_hopper(architecture) {
+            if problem.x == XOrder::ReductionFirst {
+                return Vec::new();
+            }
             return mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma).collect();
         }
+        let tiled = sm90::Tile::fitting(problem).into_iter().map(Method::Tiled);
+        if problem.x == XOrder::ReductionFirst {
+            return tiled.collect();
+        }
         let streamed = stream::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Streamed);
-        let tiled = sm90::Tile::all(problem.element).iter().copied().map(Method::Tiled);
         streamed.chain(tiled).collect()
     }
 
@@ -222,8 +247,8 @@ impl Method {
             return Method::Mma(mma::Tile::best(problem, multiprocessors));
         }
         match stream::Shape::best(problem, multiprocessors) {
-            Some(shape) => Method::Streamed(shape),
-            None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
+            Some(shape) if problem.x == XOrder::TokensFirst => Method::Streamed(shape),
+            _ => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
         }
     }
 }
@@ -264,9 +289,14 @@ impl Gemm {
     pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
         problem.expect_known()?;
         let architecture = device.architecture();
+        if problem.x == XOrder::ReductionFirst && !is_hopper(architecture) {
+            let (major, minor) = architecture.capability();
+            let operation = "a product with X as [reduction, tokens]";
+            return Err(Error::Unsupported { operation, major, minor, needs: "9.0 (Hopper)" });
+        }
         let known = match method {
             // What the architecture lacks is an error of its own.
-            Method::Mma(_) => true,
+            Method::Mma(_) => problem.x == XOrder::TokensFirst,
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Order, Problem, RawOutput},
+    gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, tile_k},
     source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
@@ -22,6 +22,9 @@ pub struct Tile {
     /// Blocks that share rows of X: 1 or 2.
     pub cluster: u32,
 }
+
+/// Tokens of a piece of X where it is [reduction, tokens], and of results where they are [features, tokens].
+const PIECE_TOKENS: u32 = 64;
 
 const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Tile {
     Tile { features, tokens, stages, cluster }
@@ -49,11 +52,24 @@ impl Tile {
         if element == Element::I8 { &I8_TILES } else { &FLOAT_TILES }
     }
 
+    /// Those that a problem can be computed with.
+    pub fn fitting(problem: Problem) -> Vec<Tile> {
+        let store = Store::of(problem);
+        let fits = |tile: &Tile| {
+            (problem.x == XOrder::TokensFirst && store != Store::Across) || tile.tokens.is_multiple_of(PIECE_TOKENS)
+        };
+        let mut tiles: Vec<Tile> = Tile::all(problem.element).iter().copied().filter(fits).collect();
+        // Results one by one are slow in any case: one tile will do.
+        if store == Store::OneByOne {
+            tiles.truncate(1);
+        }
+        tiles
+    }
+
     /// The one that takes the least time by a model: as many rounds as the device needs, each as long as its products and its stores take.
     pub fn best(problem: Problem, multiprocessors: u32) -> Tile {
         let time = |tile: &Tile| tile.model_time(problem, multiprocessors);
-        let tiles = Tile::all(problem.element).iter();
-        *tiles.min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are tiles")
+        Tile::fitting(problem).into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are tiles")
     }
 
     /// Cycles, about.
@@ -87,6 +103,8 @@ pub struct Variant {
     pub output: Element,
     /// The tile.
     pub tile: Tile,
+    /// Which of X's axes is contiguous.
+    pub x: XOrder,
     /// How results are stored.
     pub store: Store,
     /// Whether sums are scaled, biased or activated.
@@ -98,8 +116,22 @@ pub struct Variant {
 pub enum Store {
     /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`.
     Tiles,
+    /// The same for `[features, tokens]`, without an epilogue.
+    Across,
     /// One by one, in any order.
     OneByOne,
+}
+
+impl Store {
+    /// How a problem's results are stored: the copy engine wants rows that are multiples of 16 bytes.
+    fn of(problem: Problem) -> Store {
+        let Problem { output, order, tokens, epilogue, .. } = problem;
+        match order {
+            Order::TokensFirst if output.bytes() == 2 => Store::Tiles,
+            Order::FeaturesFirst if output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) => Store::Across,
+            _ => Store::OneByOne,
+        }
+    }
 }
 
 impl Variant {
@@ -108,34 +140,42 @@ impl Variant {
         let mut all = Vec::new();
         for &(element, outputs) in super::TYPES {
             for &output in outputs {
-                for store in [Store::Tiles, Store::OneByOne] {
-                    if store == Store::Tiles && output.bytes() != 2 {
-                        continue;
-                    }
-                    // Results one by one are slow in any case: one tile will do.
-                    let tiles = match store {
-                        Store::Tiles => Tile::all(element),
-                        Store::OneByOne => &Tile::all(element)[..1],
-                    };
-                    for (tile, epilogue) in tiles.iter().flat_map(|tile| [(*tile, false), (*tile, true)]) {
-                        if !(epilogue && output == Element::I32) {
-                            all.push(Variant { element, output, tile, store, epilogue });
+                for x in [XOrder::TokensFirst, XOrder::ReductionFirst] {
+                    for (order, tokens) in
+                        [(Order::TokensFirst, 8), (Order::FeaturesFirst, 8), (Order::FeaturesFirst, 1)]
+                    {
+                        for epilogue in [false, true] {
+                            let (features, reduction) = (64, tile_k(element).columns());
+                            let problem = Problem { element, output, features, tokens, reduction, x, order, epilogue };
+                            if problem.expect_known().is_ok() {
+                                all.extend(Tile::fitting(problem).into_iter().map(|tile| Variant::of(problem, tile)));
+                            }
                         }
                     }
                 }
             }
         }
+        all.sort_by_key(Variant::name);
+        all.dedup();
         all
+    }
+
+    /// The kernel for a problem by a tile.
+    fn of(problem: Problem, tile: Tile) -> Variant {
+        let Problem { element, output, x, epilogue, .. } = problem;
+        Variant { element, output, tile, x, store: Store::of(problem), epilogue }
     }
 
     /// Its name.
     pub fn name(&self) -> String {
         let store = match self.store {
             Store::Tiles => "",
+            Store::Across => "-across",
             Store::OneByOne => "-one-by-one",
         };
+        let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
         let epilogue = if self.epilogue { "-epilogue" } else { "" };
-        format!("{}-{}-{}{store}{epilogue}", self.element, self.output, self.tile.name())
+        format!("{}-{}-{}{x}{store}{epilogue}", self.element, self.output, self.tile.name())
     }
 
     /// Elements of the reduction in a step.
@@ -146,14 +186,18 @@ impl Variant {
     /// Tokens that leave at a time: a divisor of the tile's, as many as there is shared memory for.
     fn chunk(&self) -> u32 {
         let chunks = (1..=8).rev().map(|eights| 8 * eights);
-        let fits = |chunk: &u32| self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES;
+        // Rows of 16, 32 or 64 tokens are what the copy engine can permute.
+        let known = |chunk: u32| self.store != Store::Across || matches!(chunk, 16 | 32 | 64);
+        let fits = |chunk: &u32| {
+            known(*chunk) && self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES
+        };
         chunks.into_iter().find(fits).unwrap_or(8)
     }
 
     fn shared_bytes(&self, chunk: u32) -> u32 {
         let Tile { features, tokens, stages, .. } = self.tile;
         let meta = features * self.k_step() / 8;
-        let tiles = if self.store == Store::Tiles { 3 * chunk * 128 } else { 0 };
+        let tiles = if self.store == Store::OneByOne { 0 } else { 3 * chunk * 128 };
         let sums = if self.epilogue || self.store == Store::OneByOne { chunk * 64 * 4 } else { 0 };
         1024 + stages * (features * 64 + tokens * 128 + meta + 16) + WARPGROUPS * (tiles + sums)
     }
@@ -167,14 +211,17 @@ impl Variant {
         let store = match self.store {
             Store::Tiles => 0,
             Store::OneByOne => 1,
+            Store::Across => 2,
         };
         format!(
             "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
-             #define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE {store}\n#define EPILOGUE {}\n\
+             #define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
+             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define EPILOGUE {}\n\
              #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
             self.element.definition(),
             self.output.definition(),
             self.chunk(),
+            u32::from(self.x == XOrder::ReductionFirst),
             u32::from(self.epilogue),
             self.shared_bytes(self.chunk()),
         )
@@ -213,10 +260,8 @@ const PANEL_FEATURES: u32 = 4096;
 
 impl Plan {
     pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
-        let Problem { element, output, features, tokens, order, epilogue, .. } = problem;
-        let store = if output.bytes() == 2 && order == Order::TokensFirst { Store::Tiles } else { Store::OneByOne };
-        let tile = if store == Store::Tiles { tile } else { Tile::all(element)[0] };
-        let variant = Variant { element, output, tile, store, epilogue };
+        let Problem { features, tokens, .. } = problem;
+        let variant = Variant::of(problem, tile);
         let shared = variant.shared_bytes(variant.chunk());
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
         let kernel = device.kernel(Source::GemmSm90(variant), "gemm")?;
@@ -236,17 +281,26 @@ impl Plan {
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self.problem;
+        // Of the weight: more than of X where that has the reduction first.
+        let depth = reduction.next_multiple_of(tile_k(element).columns());
         let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.variant.tile;
         let (bytes, step) = (element.bytes(), self.variant.k_step());
         // The rows of X that the first block of a cluster reads: as the kernel has it.
         let first_part = if cluster == 1 { tile_tokens } else { (tile_tokens / 2).next_multiple_of(8) };
-        let x = |rows: u32| TensorMap::new(operands.x, bytes, (tokens, reduction), (rows, step), Swizzle::Bytes128);
+        let x = |rows: u32| match self.problem.x {
+            XOrder::TokensFirst => {
+                TensorMap::new(operands.x, bytes, (tokens, reduction), (rows, step), Swizzle::Bytes128)
+            }
+            XOrder::ReductionFirst => {
+                TensorMap::new(operands.x, bytes, (reduction, tokens), (step, PIECE_TOKENS), Swizzle::Bytes128)
+            }
+        };
         let x_first = x(first_part)?;
         let parameters = Parameters {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
-                (features, reduction / 2),
+                (features, depth / 2),
                 (tile_features, step / 2),
                 Swizzle::Bytes64,
             )?,
@@ -256,13 +310,22 @@ impl Plan {
                     let tile = (self.variant.chunk(), 64);
                     TensorMap::new(operands.out, output.bytes(), (tokens, features), tile, Swizzle::Bytes128)?
                 }
+                Store::Across => {
+                    let chunk = self.variant.chunk();
+                    let swizzle = match chunk {
+                        16 => Swizzle::Bytes32,
+                        32 => Swizzle::Bytes64,
+                        _ => Swizzle::Bytes128,
+                    };
+                    TensorMap::new(operands.out, output.bytes(), (features, tokens), (64, chunk), swizzle)?
+                }
                 Store::OneByOne => TensorMap::NONE,
             },
             meta: operands.weight.meta,
             to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
             features: features as u32,
             tokens: tokens as u32,
-            steps: (reduction / step as usize) as u32,
+            steps: (depth / step as usize) as u32,
             feature_tiles: self.feature_tiles,
             token_tiles: self.token_tiles,
             panel: (PANEL_FEATURES / (tile_features * cluster)).max(1),

@@ -9,20 +9,21 @@ enum Rule { MAGNITUDE = 0, SOFT_THRESHOLD = 1, MVUE_APPROXIMATE = 2, MVUE = 3, G
 
 struct OneWay {
     const void* dense;   // [rows, cols]
-    void* values;        // of each line, 2 ceil(length / 4), where lines are rows or columns
+    void* values;        // of each line, two for each group, where lines are rows or columns
     MetaOrder meta;
     const u16* tiles;    // [rows / 4, cols / 4]: read by GIVEN
     const float* factor; // for all values, or null
     u64* wrong;          // the least index of what is not a number or, but for MAGNITUDE, not finite; or all ones
     u64 seed;
     u32 rows, cols;
+    u32 groups;          // of a line's values: those past its end are of zeros
 };
 
 // ---- random numbers ------------------------------------------------------------------------------------------------------------
 
-// Philox 4x32 with ten rounds: the first two words, as multiples of 2^-24 below 1.
-__device__ __forceinline__ float2 uniform(u64 seed, u64 group) {
-    u32 a = (u32)group, b = (u32)(group >> 32), c = 0, d = 0, key = (u32)seed, other_key = (u32)(seed >> 32);
+// Philox 4x32 with ten rounds.
+__device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpose) {
+    u32 a = block, b = row, c = purpose, d = 0, key = (u32)seed, other_key = (u32)(seed >> 32);
     #pragma unroll
     for (int round = 0; round < 10; round++) {
         const u32 high = __umulhi(0xD2511F53u, a), low = 0xD2511F53u * a, other_high = __umulhi(0xCD9E8D57u, c), other_low = 0xCD9E8D57u * c;
@@ -33,8 +34,11 @@ __device__ __forceinline__ float2 uniform(u64 seed, u64 group) {
         key += 0x9E3779B9u;
         other_key += 0xBB67AE85u;
     }
-    return make_float2((float)(a >> 8) * 0x1p-24f, (float)(b >> 8) * 0x1p-24f);
+    return make_uint4(a, b, c, d);
 }
+
+// A multiple of 2^-24 below 1.
+__device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
 
 // ---- rules for groups: what is kept, and what its values become ------------------------------------------------------------------
 
@@ -68,7 +72,20 @@ __device__ __forceinline__ u32 soft_threshold(float (&v)[4]) {
     return kept;
 }
 
-__device__ __forceinline__ float divided(float value, float probability) { return probability > 0.0f ? over(value, probability) : 0.0f; }
+// The sum of magnitudes, and those of all but each.
+struct Sums {
+    float all, others[4];
+    __device__ __forceinline__ Sums(const float (&m)[4]) {
+        const float ab = add(m[0], m[1]), cd = add(m[2], m[3]);
+        all = add(ab, cd);
+        others[0] = add(m[1], cd);
+        others[1] = add(m[0], cd);
+        others[2] = add(ab, m[3]);
+        others[3] = add(ab, m[2]);
+    }
+};
+
+__device__ __forceinline__ float signed_as(float value, float element, float magnitude) { return magnitude > 0.0f ? copysignf(value, element) : 0.0f; }
 
 // The first element that `target` falls to, but for one (4: for none): see the CPU's.
 __device__ __forceinline__ u32 draw(const float (&magnitudes)[4], u32 without, float target) {
@@ -83,80 +100,47 @@ __device__ __forceinline__ u32 draw(const float (&magnitudes)[4], u32 without, f
     return drawn == 4 ? last : drawn;
 }
 
-__device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float2 random) {
-    float m[4];
+__device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float first_random, float second_random) {
+    float m[4], q[4];
     unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
-    const float sum = add(sum_of(m[0], m[1], m[2]), m[3]);
-    if (sum == 0.0f) return 3;
-    const float others[4] = {sum_of(m[1], m[2], m[3]), sum_of(m[0], m[2], m[3]), sum_of(m[0], m[1], m[3]), sum_of(m[0], m[1], m[2])};
-    const u32 first = draw(m, 4, times(random.x, sum));
-    const float left = first == 0 ? others[0] : first == 1 ? others[1] : first == 2 ? others[2] : others[3];
-    const u32 second = draw(m, first, times(random.y, left));
-    float share[4], q[4];
-    unrolled<4>([&](auto i) {
-        share[i.value] = over(m[i.value], sum);
-        q[i.value] = others[i.value] > 0.0f ? over(share[i.value], others[i.value]) : 0.0f;
-    });
+    const Sums sums(m);
+    const u32 first = draw(m, 4, times(first_random, sums.all));
+    const float left = first == 0 ? sums.others[0] : first == 1 ? sums.others[1] : first == 2 ? sums.others[2] : sums.others[3];
+    const u32 second = draw(m, first, times(second_random, left));
+    unrolled<4>([&](auto i) { q[i.value] = sums.others[i.value] > 0.0f ? over(m[i.value], sums.others[i.value]) : 0.0f; });
     const float of_others[4] = {sum_of(q[1], q[2], q[3]), sum_of(q[0], q[2], q[3]), sum_of(q[0], q[1], q[3]), sum_of(q[0], q[1], q[2])};
-    unrolled<4>([&](auto i) { v[i.value] = divided(v[i.value], add(share[i.value], times(m[i.value], of_others[i.value]))); });
-    return 1u << first | 1u << second;
+    const u32 kept = 1u << first | 1u << second;
+    unrolled<4>([&](auto i) {
+        if (kept >> i.value & 1) v[i.value] = signed_as(times(8.0f, over(sums.all, add(1.0f, of_others[i.value]))), v[i.value], m[i.value]);
+    });
+    return kept;
+}
+
+// The element that a point falls to, where magnitudes lie one after the other on a line; as a bit.
+__device__ __forceinline__ u32 place_on(const float (&line)[4], float point) {
+    const float two = add(line[0], line[1]), three = add(two, line[2]);
+    return 1u << ((line[0] <= point) + (two <= point) + (three <= point));
 }
 
 __device__ __forceinline__ u32 mvue(float (&v)[4], float random) {
-    float m[4], sorted[4] = {};
-    u32 rank[4];
-    unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
+    float m[4], line[4];
+    unrolled<4>([&](auto i) { line[i.value] = m[i.value] = times(fabsf(v[i.value]), 0.125f); });
+    const Sums sums(m);
+    u32 largest = 4;
+    float rest = 0.0f;
     unrolled<4>([&](auto i) {
-        rank[i.value] = 0;
-        unrolled<4>([&](auto j) {
-            if (j.value != i.value) rank[i.value] += j.value < i.value ? m[j.value] <= m[i.value] : m[j.value] < m[i.value];
-        });
-        unrolled<4>([&](auto j) {
-            if (rank[i.value] == j.value) sorted[j.value] = m[i.value];
-        });
-    });
-    const float a = sorted[0], b = sorted[1], c = sorted[2], d = sorted[3], smaller = sum_of(a, b, c);
-    float w[5];
-    if (smaller > d) {
-        const float sum = add(smaller, d);
-        unrolled<4>([&](auto i) {
-            const float probability = over(times(2.0f, m[i.value]), sum);
-            v[i.value] = divided(v[i.value], probability > 1.0f ? 1.0f : probability);
-        });
-        const float first = add(add(times(2.0f, a), c), -d);
-        w[4] = times(2.0f, add(add(c, d), -add(a, b)));
-        if (first > 0.0f) {
-            w[0] = first;
-            w[1] = add(add(times(2.0f, a), d), -c);
-            w[2] = add(add(times(2.0f, b), c), -d);
-            w[3] = add(add(times(2.0f, b), d), -c);
-        } else {
-            w[0] = 0.0f;
-            w[1] = times(4.0f, a);
-            w[2] = times(2.0f, add(smaller, -d));
-            w[3] = times(2.0f, add(add(b, -a), add(d, -c)));
+        if (m[i.value] > sums.others[i.value]) {
+            largest = i.value;
+            rest = sums.others[i.value];
+            line[i.value] = 0.0f;
         }
-    } else {
-        unrolled<4>([&](auto i) {
-            if (rank[i.value] != 3) v[i.value] = divided(v[i.value], over(m[i.value], smaller));
-        });
-        w[0] = w[2] = 0.0f;
-        w[1] = a;
-        w[3] = b;
-        w[4] = c;
-    }
-    const float target = times(random, add(add(add(add(w[0], w[1]), w[2]), w[3]), w[4]));
-    // Pairs of ranks 02, 03, 12, 13, 23, as bits.
-    constexpr u32 pairs[5] = {5, 9, 6, 10, 12};
-    float end = 0.0f;
-    u32 pair = 0;
-    unrolled<4>([&](auto i) {
-        end = add(end, w[i.value]);
-        if (pair == 0 && target < end) pair = pairs[i.value];
     });
-    if (pair == 0) pair = pairs[4];
-    u32 kept = 0;
-    unrolled<4>([&](auto i) { kept |= (pair >> rank[i.value] & 1) << i.value; });
+    const bool one = largest < 4;
+    const float half = times(0.5f, sums.all), point = times(random, one ? rest : half), value = one ? times(8.0f, rest) : times(4.0f, sums.all);
+    const u32 kept = place_on(line, point) | (one ? 1u << largest : place_on(line, add(point, half)));
+    unrolled<4>([&](auto i) {
+        if (i.value != largest) v[i.value] = signed_as(value, v[i.value], m[i.value]);
+    });
     return kept;
 }
 
@@ -180,7 +164,7 @@ __device__ __forceinline__ Both stored(float value) {
 
 template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const OneWay& p) {
     const u32 lines = COLUMNS ? p.cols : p.rows, length = COLUMNS ? p.rows : p.cols;
-    const u32 groups = (length + 3) / 4, words = (groups + 7) / 8;
+    const u32 groups = p.groups, words = (groups + 7) / 8, own_groups = (length + 3) / 4;
     const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= (u64)lines * words) return;
     const u32 line = (u32)(COLUMNS ? index % lines : index / words), word = (u32)(COLUMNS ? index / lines : index % words);
@@ -205,6 +189,13 @@ template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const 
             }
             unrolled<4>([&](auto i) { values[g.value][i.value] = widen<IN>(four.of[i.value]); });
         });
+        // Four groups share one draw of random numbers, or two pairs of them one each.
+        uint4 random = {}, more = {};
+        if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
+        if (RULE == MVUE_APPROXIMATE) {
+            random = philox(p.seed, first_group / 2, line, 1);
+            more = philox(p.seed, first_group / 2 + 1, line, 1);
+        }
         FourBoth out;
         unrolled<4>([&](auto g) {
             const u32 group = first_group + g.value;
@@ -220,12 +211,14 @@ template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const 
             u32 kept = 0;
             if (RULE == MAGNITUDE) kept = two_largest(v);
             if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
-            if (RULE == MVUE_APPROXIMATE) kept = mvue_approximate(v, uniform(p.seed, (u64)line * groups + group));
-            if (RULE == MVUE) kept = mvue(v, uniform(p.seed, (u64)line * groups + group).x);
-            if (RULE == GIVEN) {
+            if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
+            if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
+            if (RULE == MVUE) kept = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
+            if (RULE == GIVEN && group < own_groups) {
                 const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
                 kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
             }
+            if (group >= own_groups) kept = 0;
             const u32 code = code_of(kept), first = code & 3, second = code >> 2;
             float a = first == 0 ? v[0] : first == 1 ? v[1] : v[2], b = second == 1 ? v[1] : second == 2 ? v[2] : v[3];
             a = kept >> first & 1 ? a : 0.0f;
@@ -250,8 +243,8 @@ template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const 
 }
 
 #define ONE_WAY(name, RULE)                                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256) rows_##name(const __grid_constant__ OneWay p) { one_way<RULE, false>(p); }                    \
-    extern "C" __global__ void __launch_bounds__(256) columns_##name(const __grid_constant__ OneWay p) { one_way<RULE, true>(p); }
+    extern "C" __global__ void __launch_bounds__(256, 3) rows_##name(const __grid_constant__ OneWay p) { one_way<RULE, false>(p); }                  \
+    extern "C" __global__ void __launch_bounds__(256, 3) columns_##name(const __grid_constant__ OneWay p) { one_way<RULE, true>(p); }
 ONE_WAY(magnitude, MAGNITUDE)
 ONE_WAY(soft_threshold, SOFT_THRESHOLD)
 ONE_WAY(mvue_approximate, MVUE_APPROXIMATE)

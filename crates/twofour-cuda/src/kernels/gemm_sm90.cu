@@ -8,7 +8,9 @@
 // that step, which lie one after the other. Of 16-bit weights a thread loads one word of metadata a step: lanes with bit 1 unset hold that of
 // the first product, the others that of the second, and the selector says which it is.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, CLUSTER, CHUNK, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// X comes as [tokens, reduction], or, X_ACROSS, as [reduction, tokens] of 16-bit elements: then a step's rows of X lie in pieces of 64 tokens.
+//
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
@@ -22,12 +24,15 @@ constexpr int ATOM_BYTES = 64 * K_STEP / 8;
 constexpr int META_BYTES = FEATURES / 64 * ATOM_BYTES;
 // Rows of X that the first block of a cluster reads; whole groups of eight, as swizzling has them.
 constexpr int FIRST_PART = CLUSTER == 1 ? TOKENS : (TOKENS / 2 + 7) / 8 * 8;
+// Of X across: 64 tokens of all of a step's rows, and how many such pieces the first block of a cluster reads.
+constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_STEP * PIECE_TOKENS * ELEMENT_BYTES, PIECES = TOKENS / PIECE_TOKENS, FIRST_PIECES = CLUSTER == 1 ? PIECES : (PIECES + 1) / 2;
+static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
 
 // Results on their way out: CHUNK tokens of 64 features at a time.
-constexpr u32 OUT_BUFFERS = STORE == STORE_TILES ? 3 : 0;
+constexpr u32 OUT_BUFFERS = STORE == STORE_ONE_BY_ONE ? 0 : 3;
 constexpr u32 OUT_BYTES = CHUNK * 128;
 // Sums that go through shared memory.
-constexpr u32 SUM_BYTES = EPILOGUE || STORE != STORE_TILES ? CHUNK * 64 * 4 : 0;
+constexpr u32 SUM_BYTES = EPILOGUE || STORE == STORE_ONE_BY_ONE ? CHUNK * 64 * 4 : 0;
 
 constexpr int AT_X = STAGES * W_BYTES;
 constexpr int AT_OUT = AT_X + STAGES * X_BYTES;
@@ -39,6 +44,7 @@ constexpr int SHARED_BYTES = AT_EMPTY + STAGES * 8;
 // The host asks for 1024 more, to round up the start.
 static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
 static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
+static_assert(STORE != STORE_ACROSS || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)), "rows of 32, 64 or 128 bytes, as swizzling has them");
 
 struct Parameters {
     TensorMap weight;
@@ -81,7 +87,14 @@ __device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 rank) 
                 copy_bytes(shared + AT_META + stage * META_BYTES, p.meta + atom * ATOM_BYTES, meta_bytes, full);
             }
             const u32 x = shared + AT_X + stage * X_BYTES;
-            if (CLUSTER == 1) {
+            if (X_ACROSS) {
+                #pragma unroll
+                for (u32 i = 0; i < PIECES; i++) {
+                    const u32 to = x + i * PIECE_BYTES, first = token + i * PIECE_TOKENS;
+                    if (CLUSTER == 1) copy_tile(to, &p.x[0], first, step * K_STEP, full);
+                    else if (rank == (i < FIRST_PIECES ? 0 : 1)) copy_tile_to_many(to, &p.x[0], first, step * K_STEP, full, 3);
+                }
+            } else if (CLUSTER == 1) {
                 copy_tile(x, &p.x[0], step * K_STEP, token, full);
             } else if (rank == 0) {
                 copy_tile_to_many(x, &p.x[0], step * K_STEP, token, full, 3);
@@ -147,7 +160,7 @@ struct Storer {
     // Shared memory for the thread's own sums.
     __device__ __forceinline__ u32 own() const { return shared + AT_SUMS + group() * SUM_BYTES + threadIdx.x % 128 * 16; }
 
-    // From registers at once; features of a token are contiguous.
+    // From registers at once; features of a token are contiguous, or, STORE_ACROSS, tokens of a feature.
     template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
@@ -158,8 +171,14 @@ struct Storer {
                 place(at, eight, low, high);
                 break;
             }
+            const u32 next_low = rounded(all[sum + 4], all[sum + 5]), next_high = rounded(all[sum + 6], all[sum + 7]);
+            if (STORE == STORE_ACROSS) {
+                const u32 feature = threadIdx.x % 128 / 32 * 16 + lane % 16, piece = eight + lane / 16;
+                store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4), low, high, next_low, next_high);
+                continue;
+            }
             const u32 row = eight * 8 + lane / 16 * 8 + lane % 8;
-            store_transposed(at + row * 128 + ((column ^ row % 8) << 4), low, high, rounded(all[sum + 4], all[sum + 5]), rounded(all[sum + 6], all[sum + 7]));
+            store_transposed(at + row * 128 + ((column ^ row % 8) << 4), low, high, next_low, next_high);
         }
     }
 
@@ -218,28 +237,28 @@ struct Storer {
     __device__ __forceinline__ void end(u32 at, u32 feature, u32 token) {
         show_to_copies();
         named_barrier(1 + group(), 128);
-        if (threadIdx.x % 128 == 0) store_tile(&p.out, feature, token, at);
+        if (threadIdx.x % 128 == 0) store_tile(&p.out, STORE == STORE_ACROSS ? token : feature, STORE == STORE_ACROSS ? feature : token, at);
         buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
     }
 
     // Everything: 64 features for each block.
     __device__ __forceinline__ void operator()(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
-        constexpr int PIECES = TOKENS / CHUNK;
-        if constexpr (STORE == STORE_TILES && !EPILOGUE) {
-            unrolled<BLOCKS * PIECES>([&](auto piece) {
-                constexpr int BLOCK = decltype(piece)::value / PIECES, FIRST = decltype(piece)::value % PIECES * CHUNK;
+        constexpr int CHUNKS = TOKENS / CHUNK;
+        if constexpr (STORE != STORE_ONE_BY_ONE && !EPILOGUE) {
+            unrolled<BLOCKS * CHUNKS>([&](auto piece) {
+                constexpr int BLOCK = decltype(piece)::value / CHUNKS, FIRST = decltype(piece)::value % CHUNKS * CHUNK;
                 const u32 at = begin();
                 round<FIRST>(sums[BLOCK], at);
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         } else {
             #pragma unroll 1
-            for (u32 piece = 0; piece < BLOCKS * PIECES; piece++) {
-                unrolled<BLOCKS * PIECES>([&](auto which) {
+            for (u32 piece = 0; piece < BLOCKS * CHUNKS; piece++) {
+                unrolled<BLOCKS * CHUNKS>([&](auto which) {
                     constexpr int WHICH = decltype(which)::value;
-                    if (piece == WHICH) set_down<WHICH % PIECES * CHUNK>(sums[WHICH / PIECES]);
+                    if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
-                const u32 first_feature = feature + piece / PIECES * 64, first_token = token + piece % PIECES * CHUNK;
+                const u32 first_feature = feature + piece / CHUNKS * 64, first_token = token + piece % CHUNKS * CHUNK;
                 if constexpr (STORE == STORE_TILES) {
                     const u32 at = begin();
                     pick_up_finished(at, first_feature, first_token);
@@ -256,7 +275,8 @@ struct Storer {
 __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 rank) {
     const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     Sum sums[BLOCKS][TOKENS / 2];
-    const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW), x = operand<X_ROW>(shared + AT_X);
+    const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW);
+    const u64 x = X_ACROSS ? operand_across(shared + AT_X, PIECE_BYTES) : operand<X_ROW>(shared + AT_X);
     // The thread's metadata of its first atom: see the orders in `twofour::layout::sm90`.
     const u32 row = warp * 16 + lane / 4;
     const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
@@ -300,7 +320,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
         #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             const u64 w = operand_after(w_now, block * 64 * W_ROW + W_ROW / 2);
-            const u64 x = operand_after(x_now, X_ROW / 2);
+            const u64 x = operand_after(x_now, X_ACROSS ? PIECE_BYTES / 2 : X_ROW / 2);
             product<ELEMENT_BYTES == 2 ? 1 : 0>(sums[block], w, x, codes[block][WORDS - 1]);
         }
         products_commit();
@@ -325,7 +345,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
 
         store(sums, (tile.feature * CLUSTER + rank) * FEATURES + group * BLOCKS * 64, tile.token * TOKENS);
     }
-    if (STORE == STORE_TILES && thread == 0) stores_are_done();
+    if (STORE != STORE_ONE_BY_ONE && thread == 0) stores_are_done();
 }
 
 extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(const __grid_constant__ Parameters p) {

@@ -105,10 +105,18 @@ template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
     const u64 swizzle = ROW_BYTES == 64 ? 2 : 1;
     return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(8 * ROW_BYTES >> 4) << 32 | swizzle << 62;
 }
+// The same where rows are of the reduction: pieces of 64 16-bit elements of all rows, `piece` bytes each, after each other.
+__device__ __forceinline__ u64 operand_across(u32 address, u32 piece) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)(piece >> 4) << 16 | (u64)(8 * 128 >> 4) << 32 | (u64)1 << 62;
+}
 // The operand so many bytes on.
 __device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) { return operand + (bytes >> 4); }
 
-// ---- Eight by eight 16-bit elements at a time from registers to shared memory, transposed.
+// ---- Eight by eight 16-bit elements at a time from registers to shared memory, as they are or transposed.
+
+__device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     Architecture, Element, adamw, compress,
-    gemm::{int4, mma, sm90, stream},
+    gemm::{XOrder, int4, mma, sm90, stream},
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -98,8 +98,8 @@ impl Source {
         let between = |input: &Element, output: &Element| {
             format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition())
         };
-        let hopper = |element, tokens, definitions: String, kernel: String| {
-            let products = file("products", &wgmma::products(element, tokens));
+        let hopper = |element, tokens, x, definitions: String, kernel: String| {
+            let products = file("products", &wgmma::products(element, tokens, x));
             definitions + &common + &file("hopper.cuh", HOPPER) + &products + &file("epilogue.cuh", EPILOGUE) + &kernel
         };
         match self {
@@ -117,11 +117,11 @@ impl Source {
             Source::Read => common + &file("read.cu", include_str!("../kernels/read.cu")),
             Source::GemmSm90(variant) => {
                 let kernel = file("gemm_sm90.cu", include_str!("../kernels/gemm_sm90.cu"));
-                hopper(variant.element, variant.tile.tokens, variant.definitions(), kernel)
+                hopper(variant.element, variant.tile.tokens, variant.x, variant.definitions(), kernel)
             }
             Source::StreamSm90(variant) => {
                 let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
-                hopper(variant.element, variant.tokens, variant.definitions(), kernel)
+                hopper(variant.element, variant.tokens, XOrder::TokensFirst, variant.definitions(), kernel)
             }
             Source::GemmMma(variant) => {
                 let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));

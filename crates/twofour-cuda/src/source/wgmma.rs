@@ -1,20 +1,22 @@
 //! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
 
-use crate::Element;
+use crate::{Element, gemm::XOrder};
 
 /// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
 /// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
-pub(super) fn products(element: Element, tokens: u32) -> String {
+pub(super) fn products(element: Element, tokens: u32, x: XOrder) -> String {
     let sum = if element == Element::I8 { "int" } else { "float" };
-    format!("typedef {sum} Sum;\n{}{}", product(element, tokens, true), product(element, tokens, false))
+    format!("typedef {sum} Sum;\n{}{}", product(element, tokens, x, true), product(element, tokens, x, false))
 }
 
-fn product(element: Element, tokens: u32, first: bool) -> String {
+fn product(element: Element, tokens: u32, x: XOrder, first: bool) -> String {
     let registers = tokens / 2;
     let constraint = if element == Element::I8 { "r" } else { "f" };
+    // The last number is whether X's rows are of the reduction.
+    let sixteen = if x == XOrder::ReductionFirst { ", 1, 1, 0, 1" } else { ", 1, 1, 0, 0" };
     let (depth, types, tail) = match element {
-        Element::F16 => (32, "f32.f16.f16", ", 1, 1, 0, 0"),
-        Element::BF16 => (32, "f32.bf16.bf16", ", 1, 1, 0, 0"),
+        Element::F16 => (32, "f32.f16.f16", sixteen),
+        Element::BF16 => (32, "f32.bf16.bf16", sixteen),
         Element::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
         Element::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
         _ => (64, "s32.s8.s8", ""),
@@ -25,7 +27,7 @@ fn product(element: Element, tokens: u32, first: bool) -> String {
     let places = list(&|i| format!("%{i}"));
     let outputs = list(&|i| format!("\"{access}{constraint}\"(sums[{i}])"));
     let accumulate = u32::from(!first);
-    let [w, x, codes, selector] = std::array::from_fn(|i| registers as usize + i);
+    let [w, x, codes, selector]: [usize; 4] = std::array::from_fn(|i| registers as usize + i);
     format!(
         "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], u64 w, u64 x, u32 codes) {{
     asm volatile(\"{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0;\\n\"

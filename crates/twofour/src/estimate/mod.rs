@@ -34,18 +34,19 @@ pub enum Estimator {
     /// among the two: unbiased, with about 6 % more variance than the best. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural
     /// Gradients", ICLR 2023.)
     MvueApproximate {
-        /// What the random numbers depend on, with a group's index.
+        /// What the random numbers depend on, with a group's place.
         seed: u64,
     },
-    /// The unbiased estimator of least variance, from the same paper.
+    /// The unbiased estimator of least variance, from the same paper: an element is kept with probability `min(1, 2 |x| / Σ)`, or, where one is larger than all others together, that one
+    /// always. Pairs are drawn by systematic sampling (Madow, 1949), which needs no sorting; the variance depends on the elements' own probabilities alone.
     Mvue {
-        /// What the random numbers depend on, with a group's index.
+        /// What the random numbers depend on, with a group's place.
         seed: u64,
     },
 }
 
 /// The stand-in for a `[rows, cols]` matrix, each value multiplied by `factor` and rounded to the nearest `O`. A last, incomplete group is completed with
-/// zeros. Random numbers depend on the seed and on the group's index, `row * ceil(cols / 4) + group`.
+/// zeros. Random numbers depend on the seed, the row and the group's number in it.
 ///
 /// # Errors
 /// [`Error::NotANumber`] with the place of the first NaN; with any estimator but [`Estimator::Magnitude`], [`Error::Infinite`] with that of the first infinity;
@@ -74,7 +75,7 @@ pub fn estimate<T: Element, O: Arithmetic>(
             for (group, pair) in values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                 let mut four = [0f32; 4];
                 four.iter_mut().zip(&matrix.row(row)[4 * group..]).for_each(|(to, from)| *to = from.to_f32());
-                let (bits, estimates) = of_group(four, estimator, (row * groups + group) as u64);
+                let (bits, estimates) = of_group(four, estimator, row as u32, group as u32);
                 let stored = estimates.map(|value| O::from_f32(value * factor));
                 let (code, kept) = compressed::keep(stored, bits).expect("two are kept");
                 *pair = kept;
@@ -85,13 +86,13 @@ pub fn estimate<T: Element, O: Arithmetic>(
     Ok(Compressed::from_trusted_parts(rows, cols, values, meta))
 }
 
-/// Which two of a group are kept, and with which values; those of the others mean nothing.
-fn of_group(four: [f32; 4], estimator: Estimator, group: u64) -> (u8, [f32; 4]) {
+/// Which two of a group are kept (fewer where the others are zeros), and with which values; those of the others mean nothing.
+fn of_group(four: [f32; 4], estimator: Estimator, row: u32, group: u32) -> (u8, [f32; 4]) {
     match estimator {
         Estimator::Magnitude => (soft::two_largest(four), four),
         Estimator::SoftThreshold => soft::threshold(four),
-        Estimator::MvueApproximate { seed } => mvue::approximate(four, random::uniform(seed, group)),
-        Estimator::Mvue { seed } => mvue::exact(four, random::uniform(seed, group)[0]),
+        Estimator::MvueApproximate { seed } => mvue::approximate(four, random::two(seed, row, group)),
+        Estimator::Mvue { seed } => mvue::exact(four, random::one(seed, row, group)),
     }
 }
 

@@ -1,9 +1,23 @@
 //! Random numbers from a counter: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
-/// Two numbers from 0 up to but not 1, multiples of 2⁻²⁴, of a group.
-pub(super) fn uniform(seed: u64, group: u64) -> [f32; 2] {
-    let words = philox([group as u32, (group >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
-    [words[0], words[1]].map(|word| (word >> 8) as f32 / (1 << 24) as f32)
+/// Numbers from 0 up to but not 1, multiples of 2⁻²⁴, of a group of a row: one, of four that neighbours share a draw of.
+pub(super) fn one(seed: u64, row: u32, group: u32) -> f32 {
+    unit(draw(seed, row, group / 4, 0)[group as usize % 4])
+}
+
+/// The same: two, of four that two neighbours share a draw of.
+pub(super) fn two(seed: u64, row: u32, group: u32) -> [f32; 2] {
+    let words = draw(seed, row, group / 2, 1);
+    let first = group as usize % 2 * 2;
+    [words[first], words[first + 1]].map(unit)
+}
+
+fn draw(seed: u64, row: u32, block: u32, purpose: u32) -> [u32; 4] {
+    philox([block, row, purpose, 0], [seed as u32, (seed >> 32) as u32])
+}
+
+fn unit(word: u32) -> f32 {
+    (word >> 8) as f32 / (1 << 24) as f32
 }
 
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -34,11 +48,12 @@ mod tests {
         let n = 100_000;
         let mut counts = [0u32; 10];
         for group in 0..n {
-            for u in uniform(3, group) {
+            let [u, v] = two(3, group % 7, group / 7);
+            for u in [u, v, one(3, group % 7, group / 7)] {
                 counts[(u * 10.0) as usize] += 1;
             }
         }
-        let expected = 2.0 * n as f64 / 10.0;
+        let expected = 3.0 * f64::from(n) / 10.0;
         assert!(counts.iter().all(|c| (f64::from(*c) - expected).abs() < 5.0 * expected.sqrt()), "{counts:?}");
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use twofour_cuda::{
     Device, Element,
     dispatch::{Choice, Dispatcher},
-    gemm::{Order, Problem},
+    gemm::{Order, Problem, XOrder},
 };
 
 use super::{Machinery, ShapeAnswer, Timing};
@@ -54,6 +54,7 @@ pub(super) fn measure(
                 features: shape.out,
                 tokens: count as usize,
                 reduction: shape.inputs,
+                x: XOrder::TokensFirst,
                 order: Order::TokensFirst,
                 epilogue: false,
             };

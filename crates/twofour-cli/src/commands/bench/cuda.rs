@@ -36,6 +36,7 @@ Suites:
           does nothing else; in bf16 also with the weight in four bits, a scale for every 128 columns
   train-linear
           a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
+          or from an unbiased 2:4 estimate of the output's gradient
   overhead
           microseconds of the host for a planned call, ours and theirs")]
 pub(super) struct Cuda {

@@ -3,10 +3,12 @@
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaSlice, DevicePtr};
 use serde::Serialize;
-use twofour::select::Transposable;
+use twofour::{Axis, estimate::Estimator, select::Transposable};
 use twofour_cuda::{
-    Device, Element, Stream, engine,
-    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem},
+    Device, Element, Stream,
+    compress::{Compressor, Rule, To},
+    engine,
+    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
     measure::{Contender, Time, Timer, random},
     prune::{BothWays, Choice, DenseWeight, NO_NAN, Packed, Pruner, Watch, first_nan},
     vendor::cublaslt::{self, Dense},
@@ -42,7 +44,7 @@ pub(crate) const TRAIN_SHAPES: [[usize; 3]; 2] = [[13008, 1024, 4096], [13008, 4
 pub(crate) const TRAIN_TYPES: [Element; 2] = [Element::F16, Element::BF16];
 
 /// Times the parts of a step and all of it: dense by cuBLASLt, and 2:4 with a greedy transposable mask chosen anew, both products of the weight by our
-/// kernels, and the weight's gradient dense by cuBLASLt.
+/// kernels, and the weight's gradient dense by cuBLASLt or by our kernels from an unbiased 2:4 estimate of the output's gradient (MVUE, made anew).
 pub(crate) fn train_linear(
     device: &Device,
     libraries: &Libraries,
@@ -59,11 +61,13 @@ pub(crate) fn train_linear(
     let (y, dx, dw) = (memory(tokens * outputs * 2)?, memory(tokens * inputs * 2)?, memory(outputs * inputs * 2)?);
     let packed = [memory(outputs * inputs)?, memory(outputs * inputs / 8)?];
     let transposed = [memory(outputs * inputs)?, memory(outputs * inputs / 8)?];
+    let depth = tokens.next_multiple_of(64);
+    let estimate = [memory(outputs * depth)?, memory(outputs * depth / 8)?];
     let workspace = memory(cublaslt::WORKSPACE_BYTES)?;
     let nan = stream.clone_htod(&[NO_NAN])?;
     let at = |memory: &CudaSlice<u8>| memory.device_ptr(&stream).0;
     let packed_at = |memory: &[CudaSlice<u8>; 2]| Packed { values: at(&memory[0]), meta: at(&memory[1]) };
-    let (packed, transposed) = (packed_at(&packed), packed_at(&transposed));
+    let (packed, transposed, estimate) = (packed_at(&packed), packed_at(&transposed), packed_at(&estimate));
     let (w, x, dy, y, dx, dw, workspace) = (at(&w), at(&x), at(&dy), at(&y), at(&dx), at(&dw), at(&workspace));
 
     // Column-major: `[features, tokens]` is `[tokens, features]` row-major.
@@ -88,9 +92,7 @@ pub(crate) fn train_linear(
     let input = dense_part(dense(inputs, tokens, outputs, false, false), w, dy, dx)?;
     let weight = dense_part(dense(inputs, outputs, tokens, false, true), x, dy, dw)?;
 
-    let mut sparse_part = |features, reduction, weight, x, out| -> Result<Gemm> {
-        let order = Order::TokensFirst;
-        let problem = Problem { element, output: element, features, tokens, reduction, order, epilogue: false };
+    let mut sparse_part = |problem: Problem, weight, x, out| -> Result<Gemm> {
         let plans = Method::all(problem, device.architecture())
             .into_iter()
             .map(|method| Ok(Gemm::with(device, problem, method)?));
@@ -111,8 +113,29 @@ pub(crate) fn train_linear(
     // SAFETY: as above.
     let prune = || unsafe { pruner.both_ways(raw, weight_there, Choice::Rule(rule), to, order, watch) };
     prune()?;
-    let sparse_forward = sparse_part(outputs, inputs, packed, x, y)?;
-    let sparse_input = sparse_part(inputs, outputs, transposed, dy, dx)?;
+    let product = |features, reduction| Problem {
+        element,
+        output: element,
+        features,
+        tokens,
+        reduction,
+        x: XOrder::TokensFirst,
+        order: Order::TokensFirst,
+        epilogue: false,
+    };
+    let sparse_forward = sparse_part(product(outputs, inputs), packed, x, y)?;
+    let sparse_input = sparse_part(product(inputs, outputs), transposed, dy, dx)?;
+    // The gradient of the weight, [outputs, inputs]: the reduction is over the tokens, in groups of which the output's gradient is estimated.
+    let compressor = Compressor::new(device, element, element)?;
+    let estimator = Estimator::Mvue { seed: 1 };
+    let gradient = DenseWeight { data: dy, rows: tokens, cols: outputs };
+    let to = To { packed: estimate, order, factor: None, wrong: nan.device_ptr(&stream).0 };
+    // SAFETY: as above.
+    let estimate_gradient = || unsafe { compressor.run(raw, gradient, Axis::Column, Rule::Estimate(estimator), to) };
+    estimate_gradient()?;
+    let weight_gradient =
+        Problem { tokens: inputs, x: XOrder::ReductionFirst, order: Order::FeaturesFirst, ..product(outputs, tokens) };
+    let sparse_weight = sparse_part(weight_gradient, estimate, x, dw)?;
 
     let run_dense = |part: &cublaslt::Plan, a, b, d| -> Result<()> {
         // SAFETY: as above.
@@ -128,20 +151,33 @@ pub(crate) fn train_linear(
     let s_prune = || Ok(prune()?);
     let s_forward = || run_sparse(&sparse_forward, packed, x, y);
     let s_input = || run_sparse(&sparse_input, transposed, dy, dx);
-    let (s_kernel, t_kernel) = (sparse_forward.kernel(), sparse_input.kernel());
+    let s_estimate = || Ok(estimate_gradient()?);
+    let s_weight = || run_sparse(&sparse_weight, estimate, x, dw);
+    let (s_kernel, t_kernel, w_kernel) = (sparse_forward.kernel(), sparse_input.kernel(), sparse_weight.kernel());
     let dense_all = || d_forward().and_then(|()| d_input()).and_then(|()| d_weight());
     let sparse_all = || s_prune().and_then(|()| s_forward()).and_then(|()| s_input()).and_then(|()| d_weight());
+    let mvue_all = || {
+        s_prune()
+            .and_then(|()| s_forward())
+            .and_then(|()| s_input())
+            .and_then(|()| s_estimate())
+            .and_then(|()| s_weight())
+    };
     let mut contenders: Vec<Contender<'_, anyhow::Error>> = vec![
         Contender::new("cublaslt", "dense", dense_all),
         Contender::new("twofour", "2:4, the weight's gradient dense", sparse_all),
+        Contender::new("twofour-mvue", "2:4, the weight's gradient by MVUE", mvue_all),
         Contender::new("cublaslt", forward.1.clone(), d_forward),
         Contender::new("twofour", s_kernel, s_forward),
         Contender::new("cublaslt", input.1.clone(), d_input),
         Contender::new("twofour", t_kernel, s_input),
         Contender::new("cublaslt", weight.1.clone(), d_weight),
+        Contender::new("twofour-mvue", w_kernel, s_weight),
         Contender::new("twofour", rule.name(), s_prune),
+        Contender::new("twofour-mvue", "mvue", s_estimate),
     ];
     let parts = [
+        "all",
         "all",
         "all",
         "forward",
@@ -149,7 +185,9 @@ pub(crate) fn train_linear(
         "input gradient",
         "input gradient",
         "weight gradient",
+        "weight gradient",
         "prune and compress",
+        "estimate the output's gradient",
     ];
     let times = timer.alternate(&mut contenders, rounds)?;
     drop(contenders);
