@@ -15,7 +15,9 @@ use twofour::{Axis, estimate::Estimator};
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
-    prune::{BLOCK, DenseWeight, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers, shape},
+    prune::{
+        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers, shape,
+    },
     source::Source,
 };
 
@@ -155,10 +157,15 @@ impl Compressor {
             cols,
             groups: length.div_ceil(4) as u32,
         };
-        let threads = lines as u64 * length.div_ceil(32) as u64;
+        let words = length.div_ceil(32);
+        let grid = match axis {
+            Axis::Row => (blocks(lines as u64 * words as u64, dense)?, 1),
+            Axis::Column if words <= MOST_GRID_ROWS => (blocks(lines as u64, dense)?, words as u32),
+            Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
+        };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
         // SAFETY: the caller's; the structure is the kernel's.
-        unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameters) }
+        unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
     }
 
     /// What tensors are made of.

@@ -150,6 +150,9 @@ struct RawMasked {
 /// Elements of a side of the square that a block takes.
 const SIDE: usize = 128;
 
+/// Blocks that a grid can have along its second axis.
+pub(crate) const MOST_GRID_ROWS: usize = 65_535;
+
 /// Threads of a block.
 pub(crate) const BLOCK: u32 = 256;
 
@@ -245,7 +248,7 @@ impl Pruner {
             Choice::Given => &self.rules[4],
         };
         let grid_rows = weight.rows.div_ceil(SIDE);
-        if grid_rows > 65_535 {
+        if grid_rows > MOST_GRID_ROWS {
             return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
         }
         let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);

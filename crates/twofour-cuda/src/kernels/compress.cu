@@ -116,32 +116,37 @@ __device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float first_rando
     return kept;
 }
 
-// The element that a point falls to, where magnitudes lie one after the other on a line; as a bit.
-__device__ __forceinline__ u32 place_on(const float (&line)[4], float point) {
-    const float two = add(line[0], line[1]), three = add(two, line[2]);
-    return 1u << ((line[0] <= point) + (two <= point) + (three <= point));
+// What is stored of a group: two values and their code.
+struct Two {
+    float a, b;
+    u32 code;
+};
+
+__device__ __forceinline__ Two of_kept(const float (&v)[4], u32 kept) {
+    Two two;
+    two.code = code_of(kept);
+    const u32 first = two.code & 3, second = two.code >> 2;
+    two.a = kept >> first & 1 ? first == 0 ? v[0] : first == 1 ? v[1] : v[2] : 0.0f;
+    two.b = kept >> second & 1 ? second == 1 ? v[1] : second == 2 ? v[2] : v[3] : 0.0f;
+    return two;
 }
 
-__device__ __forceinline__ u32 mvue(float (&v)[4], float random) {
+// Comparisons and choices bind here, so there are as few as can be: places on the line come in order, which makes them the code.
+__device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     float m[4], line[4];
-    unrolled<4>([&](auto i) { line[i.value] = m[i.value] = times(fabsf(v[i.value]), 0.125f); });
+    unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
     const Sums sums(m);
-    u32 largest = 4;
-    float rest = 0.0f;
-    unrolled<4>([&](auto i) {
-        if (m[i.value] > sums.others[i.value]) {
-            largest = i.value;
-            rest = sums.others[i.value];
-            line[i.value] = 0.0f;
-        }
-    });
-    const bool one = largest < 4;
-    const float half = times(0.5f, sums.all), point = times(random, one ? rest : half), value = one ? times(8.0f, rest) : times(4.0f, sums.all);
-    const u32 kept = place_on(line, point) | (one ? 1u << largest : place_on(line, add(point, half)));
-    unrolled<4>([&](auto i) {
-        if (i.value != largest) v[i.value] = signed_as(value, v[i.value], m[i.value]);
-    });
-    return kept;
+    unrolled<4>([&](auto i) { line[i.value] = fminf(m[i.value], sums.others[i.value]); });
+    const float one = line[0], two = add(one, line[1]), three = add(two, line[2]);
+    const float half = times(0.5f, add(three, line[3])), point = times(random, half), other = add(point, half);
+    const bool p1 = one <= point, p2 = two <= point, p3 = three <= point, q1 = one <= other, q2 = two <= other, q3 = three <= other;
+    const u32 first = p1 + p2 + p3, second = q1 + q2 + q3;
+    Two drawn = {p3 ? v[3] : p2 ? v[2] : p1 ? v[1] : v[0], q3 ? v[3] : q2 ? v[2] : q1 ? v[1] : v[0], first | second << 2};
+    if (first == second) drawn = of_kept(v, half > 0.0f ? 1u << first : two_largest(v));
+    const float value = times(8.0f, half);
+    drawn.a = signed_as(fmaxf(value, fabsf(drawn.a)), drawn.a, times(fabsf(drawn.a), 0.125f));
+    drawn.b = signed_as(fmaxf(value, fabsf(drawn.b)), drawn.b, times(fabsf(drawn.b), 0.125f));
+    return drawn;
 }
 
 // ---- one direction -----------------------------------------------------------------------------------------------------------------
@@ -162,33 +167,55 @@ __device__ __forceinline__ Both stored(float value) {
     return (Stored)(bits << 1) == 0 ? 0 : bits;
 }
 
+// Whether a number is NaN or, unless those are welcome, infinite.
+template <bool INFINITIES> __device__ __forceinline__ bool is_wrong(float value) { return INFINITIES ? value != value : !(fabsf(value) <= 3.402823466e38f); }
+// Whether one of four is: eighths of magnitudes add up to a finite number if all are.
+template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float (&v)[4]) {
+    if (INFINITIES) return v[0] != v[0] || v[1] != v[1] || v[2] != v[2] || v[3] != v[3];
+    float m[4];
+    unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
+    return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
+}
+
 template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const OneWay& p) {
     const u32 lines = COLUMNS ? p.cols : p.rows, length = COLUMNS ? p.rows : p.cols;
-    const u32 groups = p.groups, words = (groups + 7) / 8, own_groups = (length + 3) / 4;
-    const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= (u64)lines * words) return;
-    const u32 line = (u32)(COLUMNS ? index % lines : index / words), word = (u32)(COLUMNS ? index / lines : index % words);
+    const u32 groups = p.groups, words = (groups + 7) / 8;
+    const u32 own_groups = (length + 3) / 4;
+    // Along columns a block has neighbouring columns and one word of each; along rows, words one after the other.
+    u32 line, word;
+    if (COLUMNS) {
+        line = blockIdx.x * blockDim.x + threadIdx.x;
+        word = blockIdx.y;
+        if (line >= lines) return;
+    } else {
+        const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+        if (index >= (u64)lines * words) return;
+        line = index <= 0xFFFFFFFFu ? (u32)index / words : (u32)(index / words);
+        word = (u32)index - line * words;
+    }
     const auto place = [&](u32 along) { return COLUMNS ? (u64)along * p.cols + line : (u64)line * p.cols + along; };
     const float factor = p.factor ? *p.factor : 1.0f;
     u32 codes = 0;
     // Four groups at a time: eight make no difference but that of twice the code.
     #pragma unroll 1
     for (u32 half = 0; half < 2; half++) {
-        const u32 first_group = 8 * word + 4 * half;
+        const u32 first_group = 8 * word + 4 * half, start = 4 * first_group;
+        const Raw* from = (const Raw*)p.dense + place(start);
         // All loads first, so that many are under way.
+        FourRaw raw[4] = {};
+        if (COLUMNS && start + 16 <= length) {
+            unrolled<16>([&](auto i) { raw[i.value / 4].of[i.value % 4] = from[(u64)i.value * p.cols]; });
+        } else if (!COLUMNS && length % 4 == 0) {
+            unrolled<4>([&](auto g) {
+                if (start + 4 * g.value < length) raw[g.value] = ((const FourRaw*)from)[g.value];
+            });
+        } else {
+            unrolled<16>([&](auto i) {
+                if (start + i.value < length) raw[i.value / 4].of[i.value % 4] = COLUMNS ? from[(u64)i.value * p.cols] : from[i.value];
+            });
+        }
         float values[4][4];
-        unrolled<4>([&](auto g) {
-            const u32 first = 4 * (first_group + g.value);
-            FourRaw four = {};
-            if (!COLUMNS && length % 4 == 0) {
-                if (first < length) four = *(const FourRaw*)((const Raw*)p.dense + place(first));
-            } else {
-                unrolled<4>([&](auto i) {
-                    if (first + i.value < length) four.of[i.value] = ((const Raw*)p.dense)[place(first + i.value)];
-                });
-            }
-            unrolled<4>([&](auto i) { values[g.value][i.value] = widen<IN>(four.of[i.value]); });
-        });
+        unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
         // Four groups share one draw of random numbers, or two pairs of them one each.
         uint4 random = {}, more = {};
         if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
@@ -202,10 +229,9 @@ template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const 
             float (&v)[4] = values[g.value];
             out.of[g.value] = 0;
             if (group >= groups) return;
-            if (RULE != GIVEN) {
+            if (RULE != GIVEN && any_wrong<RULE == MAGNITUDE>(v)) {
                 unrolled<4>([&](auto i) {
-                    const bool wrong = RULE == MAGNITUDE ? v[i.value] != v[i.value] : !(fabsf(v[i.value]) <= 3.402823466e38f);
-                    if (wrong) atomicMin(p.wrong, place(4 * group + i.value));
+                    if (is_wrong<RULE == MAGNITUDE>(v[i.value])) atomicMin(p.wrong, place(4 * group + i.value));
                 });
             }
             u32 kept = 0;
@@ -213,22 +239,20 @@ template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const 
             if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
             if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
             if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
-            if (RULE == MVUE) kept = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
             if (RULE == GIVEN && group < own_groups) {
                 const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
                 kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
             }
-            if (group >= own_groups) kept = 0;
-            const u32 code = code_of(kept), first = code & 3, second = code >> 2;
-            float a = first == 0 ? v[0] : first == 1 ? v[1] : v[2], b = second == 1 ? v[1] : second == 2 ? v[2] : v[3];
-            a = kept >> first & 1 ? a : 0.0f;
-            b = kept >> second & 1 ? b : 0.0f;
+            Two two;
+            if (RULE == MVUE) two = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
+            else two = of_kept(v, kept);
+            if (group >= own_groups) two = of_kept(v, 0);
             if (p.factor) {
-                a = times(a, factor);
-                b = times(b, factor);
+                two.a = times(two.a, factor);
+                two.b = times(two.b, factor);
             }
-            out.of[g.value] = stored(a) | stored(b) << (8 * sizeof(Stored));
-            codes |= code << (16 * half + 4 * g.value);
+            out.of[g.value] = stored(two.a) | stored(two.b) << (8 * sizeof(Stored));
+            codes |= two.code << (16 * half + 4 * g.value);
         });
         Both* to = (Both*)p.values + (u64)line * groups + first_group;
         if (groups % 4 == 0) {

@@ -3,6 +3,8 @@
 //! An element that is kept with probability `p` is divided by it, so that its mean is the element (Horvitz and Thompson, 1952). Magnitudes are made eight times smaller
 //! first, so that no sum overflows; probabilities do not see it.
 
+use super::soft::two_largest;
+
 /// What is kept, and with which values, given two uniform numbers: the first element is drawn in proportion to its magnitude, the second from the others likewise.
 ///
 /// With magnitudes `m`, their sum `s` and the sums `r` of the others, the probability of being drawn is `m/s (1 + Σ mⱼ/rⱼ)`, where the sum is over the other elements. So what an
@@ -45,23 +47,18 @@ fn draw(magnitudes: [f32; 4], without: Option<usize>, target: f32) -> usize {
     last.unwrap_or(if without == Some(0) { 1 } else { 0 })
 }
 
-/// What is kept, and with which values, given a uniform number. Magnitudes lie one after the other on a line; what a point and the one half the line on fall to is kept, and stands
-/// for half the sum. Where one element is larger than the others together, it is kept as it is, and a point falls to one of the others, which stands for their sum.
+/// What is kept, and with which values, given a uniform number. Magnitudes lie one after the other on a line, each cut to what the others have together; what a point and the one half the
+/// line on fall to is kept, and stands for half the line, or for itself where it is more: it was cut then, takes half the line and is always kept.
 pub(super) fn exact(four: [f32; 4], uniform: f32) -> (u8, [f32; 4]) {
     let magnitudes = four.map(|v| v.abs() * 0.125);
-    let (sum, others) = sums(magnitudes);
-    let largest = (0..4).find(|i| magnitudes[*i] > others[*i]);
-    let line = std::array::from_fn(|i| if Some(i) == largest { 0.0 } else { magnitudes[i] });
-    if let Some(largest) = largest {
-        let rest = others[largest];
-        let drawn = place(line, uniform * rest);
-        let value = |i: usize| if i == largest { four[i] } else { signed(8.0 * rest, four[i], magnitudes[i]) };
-        return (1 << largest | 1 << drawn, std::array::from_fn(value));
-    }
-    let half = 0.5 * sum;
+    let (_, others) = sums(magnitudes);
+    let line: [f32; 4] = std::array::from_fn(|i| magnitudes[i].min(others[i]));
+    let half = 0.5 * (line[0] + line[1] + line[2] + line[3]);
     let point = uniform * half;
-    let kept = 1 << place(line, point) | 1 << place(line, point + half);
-    (kept, std::array::from_fn(|i| signed(4.0 * sum, four[i], magnitudes[i])))
+    // One element, or none, is all there is: no line.
+    let kept = if half > 0.0 { 1 << place(line, point) | 1 << place(line, point + half) } else { two_largest(four) };
+    let value = |i: usize| signed((8.0 * half).max(four[i].abs()), four[i], magnitudes[i]);
+    (kept, std::array::from_fn(value))
 }
 
 /// The element that a point of the line falls to.
