@@ -160,7 +160,8 @@ impl Compressor {
         let words = length.div_ceil(32);
         let grid = match axis {
             Axis::Row => (blocks(lines as u64 * words as u64, dense)?, 1),
-            Axis::Column if words <= MOST_GRID_ROWS => (blocks(lines as u64, dense)?, words as u32),
+            // A thread takes half a word of two columns.
+            Axis::Column if 2 * words <= MOST_GRID_ROWS => (blocks(lines.div_ceil(2) as u64, dense)?, 2 * words as u32),
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
         };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];

@@ -1,7 +1,7 @@
 // From dense tensors of type IN to compressed ones of type OUT, in one direction: along rows, or along columns, which gives the compressed transpose. By a rule for
 // groups of four or by a mask that is there. The same bits as crate twofour: select/nm.rs, estimate.
 //
-// A thread takes 32 elements: one word of metadata. Along columns, neighbouring threads have neighbouring columns, so that loads come together.
+// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each.
 //
 // Defined outside: IN, OUT.
 
@@ -177,98 +177,122 @@ template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float
     return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
 }
 
-template <int RULE, bool COLUMNS> __device__ __forceinline__ void one_way(const OneWay& p) {
-    const u32 lines = COLUMNS ? p.cols : p.rows, length = COLUMNS ? p.rows : p.cols;
-    const u32 groups = p.groups, words = (groups + 7) / 8;
-    const u32 own_groups = (length + 3) / 4;
-    // Along columns a block has neighbouring columns and one word of each; along rows, words one after the other.
-    u32 line, word;
-    if (COLUMNS) {
-        line = blockIdx.x * blockDim.x + threadIdx.x;
-        word = blockIdx.y;
-        if (line >= lines) return;
-    } else {
-        const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-        if (index >= (u64)lines * words) return;
-        line = index <= 0xFFFFFFFFu ? (u32)index / words : (u32)(index / words);
-        word = (u32)index - line * words;
+// A line's four groups from `first_group` on: their values are stored, their codes returned. `place` tells where a line's element is in the tensor.
+template <int RULE, bool COLUMNS, class Place>
+__device__ __forceinline__ u32 four_groups(const OneWay& p, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
+    // Four groups share one draw of random numbers, or two pairs of them one each.
+    uint4 random = {}, more = {};
+    if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
+    if (RULE == MVUE_APPROXIMATE) {
+        random = philox(p.seed, first_group / 2, line, 1);
+        more = philox(p.seed, first_group / 2 + 1, line, 1);
     }
-    const auto place = [&](u32 along) { return COLUMNS ? (u64)along * p.cols + line : (u64)line * p.cols + along; };
+    FourBoth out;
+    u32 codes = 0;
+    unrolled<4>([&](auto g) {
+        const u32 group = first_group + g.value;
+        float (&v)[4] = values[g.value];
+        out.of[g.value] = 0;
+        if (group >= p.groups) return;
+        if (RULE != GIVEN && any_wrong<RULE == MAGNITUDE>(v)) {
+            unrolled<4>([&](auto i) {
+                if (is_wrong<RULE == MAGNITUDE>(v[i.value])) atomicMin(p.wrong, place(4 * group + i.value));
+            });
+        }
+        u32 kept = 0;
+        if (RULE == MAGNITUDE) kept = two_largest(v);
+        if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
+        if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
+        if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
+        if (RULE == GIVEN && group < own_groups) {
+            const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
+            kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
+        }
+        Two two;
+        if (RULE == MVUE) two = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
+        else two = of_kept(v, kept);
+        if (group >= own_groups) two = of_kept(v, 0);
+        if (p.factor) {
+            two.a = times(two.a, factor);
+            two.b = times(two.b, factor);
+        }
+        out.of[g.value] = stored(two.a) | stored(two.b) << (8 * sizeof(Stored));
+        codes |= two.code << (4 * g.value);
+    });
+    Both* to = (Both*)p.values + (u64)line * p.groups + first_group;
+    if (p.groups % 4 == 0) {
+        if (first_group < p.groups) *(FourBoth*)to = out;
+    } else {
+        unrolled<4>([&](auto g) {
+            if (first_group + g.value < p.groups) to[g.value] = out.of[g.value];
+        });
+    }
+    return codes;
+}
+
+// A thread takes 32 elements of a row, in two halves: twice as much code for both at once makes no difference.
+template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) {
+    const u32 words = (p.groups + 7) / 8;
+    const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= (u64)p.rows * words) return;
+    const u32 row = index <= 0xFFFFFFFFu ? (u32)index / words : (u32)(index / words), word = (u32)index - row * words;
+    const auto place = [&](u32 along) { return (u64)row * p.cols + along; };
     const float factor = p.factor ? *p.factor : 1.0f;
     u32 codes = 0;
-    // Four groups at a time: eight make no difference but that of twice the code.
     #pragma unroll 1
     for (u32 half = 0; half < 2; half++) {
-        const u32 first_group = 8 * word + 4 * half, start = 4 * first_group;
+        const u32 start = 32 * word + 16 * half;
         const Raw* from = (const Raw*)p.dense + place(start);
         // All loads first, so that many are under way.
         FourRaw raw[4] = {};
-        if (COLUMNS && start + 16 <= length) {
-            unrolled<16>([&](auto i) { raw[i.value / 4].of[i.value % 4] = from[(u64)i.value * p.cols]; });
-        } else if (!COLUMNS && length % 4 == 0) {
+        if (p.cols % 4 == 0) {
             unrolled<4>([&](auto g) {
-                if (start + 4 * g.value < length) raw[g.value] = ((const FourRaw*)from)[g.value];
+                if (start + 4 * g.value < p.cols) raw[g.value] = ((const FourRaw*)from)[g.value];
             });
         } else {
             unrolled<16>([&](auto i) {
-                if (start + i.value < length) raw[i.value / 4].of[i.value % 4] = COLUMNS ? from[(u64)i.value * p.cols] : from[i.value];
+                if (start + i.value < p.cols) raw[i.value / 4].of[i.value % 4] = from[i.value];
             });
         }
         float values[4][4];
         unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
-        // Four groups share one draw of random numbers, or two pairs of them one each.
-        uint4 random = {}, more = {};
-        if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
-        if (RULE == MVUE_APPROXIMATE) {
-            random = philox(p.seed, first_group / 2, line, 1);
-            more = philox(p.seed, first_group / 2 + 1, line, 1);
-        }
-        FourBoth out;
-        unrolled<4>([&](auto g) {
-            const u32 group = first_group + g.value;
-            float (&v)[4] = values[g.value];
-            out.of[g.value] = 0;
-            if (group >= groups) return;
-            if (RULE != GIVEN && any_wrong<RULE == MAGNITUDE>(v)) {
-                unrolled<4>([&](auto i) {
-                    if (is_wrong<RULE == MAGNITUDE>(v[i.value])) atomicMin(p.wrong, place(4 * group + i.value));
-                });
-            }
-            u32 kept = 0;
-            if (RULE == MAGNITUDE) kept = two_largest(v);
-            if (RULE == SOFT_THRESHOLD) kept = soft_threshold(v);
-            if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
-            if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
-            if (RULE == GIVEN && group < own_groups) {
-                const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
-                kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
-            }
-            Two two;
-            if (RULE == MVUE) two = mvue(v, unit(g.value == 0 ? random.x : g.value == 1 ? random.y : g.value == 2 ? random.z : random.w));
-            else two = of_kept(v, kept);
-            if (group >= own_groups) two = of_kept(v, 0);
-            if (p.factor) {
-                two.a = times(two.a, factor);
-                two.b = times(two.b, factor);
-            }
-            out.of[g.value] = stored(two.a) | stored(two.b) << (8 * sizeof(Stored));
-            codes |= two.code << (16 * half + 4 * g.value);
-        });
-        Both* to = (Both*)p.values + (u64)line * groups + first_group;
-        if (groups % 4 == 0) {
-            if (first_group < groups) *(FourBoth*)to = out;
-        } else {
-            unrolled<4>([&](auto g) {
-                if (first_group + g.value < groups) to[g.value] = out.of[g.value];
-            });
-        }
+        codes |= four_groups<RULE, false>(p, values, row, start / 4, (p.cols + 3) / 4, factor, place) << (16 * half);
     }
-    store_meta<sizeof(Stored)>(p.meta, lines, words, line, word, codes);
+    store_meta<sizeof(Stored)>(p.meta, p.rows, words, row, word, codes);
+}
+
+// A thread takes 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come together.
+template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& p) {
+    struct __align__(2 * sizeof(Raw)) TwoRaw { Raw of[2]; };
+    const u32 words = (p.groups + 7) / 8, col = 2 * (blockIdx.x * blockDim.x + threadIdx.x), half = blockIdx.y, start = 16 * half;
+    if (col >= p.cols) return;
+    const float factor = p.factor ? *p.factor : 1.0f;
+    const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
+    TwoRaw raw[16] = {};
+    if (p.cols % 2 == 0 && start + 16 <= p.rows) {
+        unrolled<16>([&](auto i) { raw[i.value] = *(const TwoRaw*)(from + (u64)i.value * p.cols); });
+    } else {
+        unrolled<16>([&](auto i) {
+            if (start + i.value < p.rows) {
+                raw[i.value].of[0] = from[(u64)i.value * p.cols];
+                if (col + 1 < p.cols) raw[i.value].of[1] = from[(u64)i.value * p.cols + 1];
+            }
+        });
+    }
+    unrolled<2>([&](auto c) {
+        const u32 line = col + c.value;
+        if (line >= p.cols) return;
+        const auto place = [&](u32 along) { return (u64)along * p.cols + line; };
+        float values[4][4];
+        unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value].of[c.value]); });
+        const u32 codes = four_groups<RULE, true>(p, values, line, start / 4, (p.rows + 3) / 4, factor, place);
+        store_half_meta<sizeof(Stored)>(p.meta, p.cols, words, line, half, (u16)codes);
+    });
 }
 
 #define ONE_WAY(name, RULE)                                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, 3) rows_##name(const __grid_constant__ OneWay p) { one_way<RULE, false>(p); }                  \
-    extern "C" __global__ void __launch_bounds__(256, 3) columns_##name(const __grid_constant__ OneWay p) { one_way<RULE, true>(p); }
+    extern "C" __global__ void __launch_bounds__(256, 3) rows_##name(const __grid_constant__ OneWay p) { along_rows<RULE>(p); }                  \
+    extern "C" __global__ void __launch_bounds__(256, 3) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
 ONE_WAY(magnitude, MAGNITUDE)
 ONE_WAY(soft_threshold, SOFT_THRESHOLD)
 ONE_WAY(mvue_approximate, MVUE_APPROXIMATE)
