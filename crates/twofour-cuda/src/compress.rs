@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
 //! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
-//! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::MvueApproximate`] |
+//! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
 //! | W and Wᵀ in 8-bit floats | along rows, along columns | [`Rule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
 //!
 //! Calls only launch: they neither allocate nor wait, and may be captured in a graph.

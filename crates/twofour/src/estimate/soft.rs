@@ -1,15 +1,10 @@
 //! Thresholds, hard and soft.
 
-use crate::{Element, MatrixRef, Result};
+use crate::{Element, MatrixRef, Result, select::nm};
 
 /// The two largest magnitudes, ties to the lower index, as bits.
 pub(super) fn two_largest(four: [f32; 4]) -> u8 {
-    let key = four.map(f32::abs);
-    let kept = |i: usize| {
-        let larger = (0..4).filter(|&j| if j < i { key[j] >= key[i] } else { key[j] > key[i] }).count();
-        larger < 2
-    };
-    (0..4).fold(0, |bits, i| bits | u8::from(kept(i)) << i)
+    nm::best(&four.map(f32::abs), 2) as u8
 }
 
 /// The two largest magnitudes, each less the third largest.

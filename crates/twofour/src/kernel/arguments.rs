@@ -1,8 +1,9 @@
 //! Checks of what a product is called with, and the shared way from a product to the stored output.
 
+use bytemuck::Pod;
+
 use super::{Epilogue, KernelElement, scratch::Scratch, share::share, strips::ROWS};
 use crate::{Error, Result};
-use bytemuck::Pod;
 
 /// An error unless the buffer has `tokens * features` elements.
 pub(super) fn expect_len<T>(what: &'static str, buffer: &[T], tokens: usize, features: usize) -> Result<()> {

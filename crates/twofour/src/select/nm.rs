@@ -77,7 +77,7 @@ fn select<T: Element>(
 }
 
 /// The `n` highest of at most 64 scores, as bits; ties go to the lower index.
-fn best(scores: &[f32], n: usize) -> u64 {
+pub(crate) fn best(scores: &[f32], n: usize) -> u64 {
     let mut kept = 0;
     for (i, a) in scores.iter().enumerate() {
         let better = scores[..i].iter().filter(|b| *b >= a).count() + scores[i + 1..].iter().filter(|b| *b > a).count();
