@@ -11,7 +11,7 @@ use twofour::{Axis, estimate::Estimator};
 use twofour_cuda::{
     Device, Element, Error,
     compress::{Compressor, Rule, To},
-    gemm::{Epilogue, Gemm, Operands, Order, Problem, XOrder},
+    gemm::{Epilogue, Gemm, Operands, Problem},
     prune::{DenseWeight, NO_NAN, Packed},
 };
 
@@ -35,16 +35,7 @@ fn results(device: Device) -> Vec<Vec<u8>> {
     unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap();
     let mut all = vec![bench.down(&values), bench.down(&meta)];
     for tokens in [3, 300] {
-        let problem = Problem {
-            element,
-            output: element,
-            features: FEATURES,
-            tokens,
-            reduction: REDUCTION,
-            x: XOrder::TokensFirst,
-            order: Order::TokensFirst,
-            epilogue: false,
-        };
+        let problem = Problem::plain(element, element, FEATURES, tokens, REDUCTION);
         let gemm = Gemm::new(&bench.device, problem).unwrap();
         let mut random = Random(tokens as u64);
         let x: Vec<bf16> = (0..tokens * REDUCTION).map(|_| bf16::from_f32(random.number())).collect();

@@ -10,21 +10,12 @@ use twofour_cuda::{
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, Weight},
-    gemm::{Order, Problem, XOrder},
+    gemm::Problem,
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
     let (element, output) = (Element::BF16, Element::BF16);
-    Problem {
-        element,
-        output,
-        features,
-        tokens,
-        reduction,
-        x: XOrder::TokensFirst,
-        order: Order::TokensFirst,
-        epilogue: false,
-    }
+    Problem::plain(element, output, features, tokens, reduction)
 }
 
 #[test]

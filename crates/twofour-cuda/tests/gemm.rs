@@ -391,16 +391,7 @@ fn calls_can_be_captured_in_a_graph() {
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
     for tokens in [5, 400] {
-        let problem = Problem {
-            element: Element::BF16,
-            output: Element::BF16,
-            features,
-            tokens,
-            reduction,
-            x: XOrder::TokensFirst,
-            order: Order::TokensFirst,
-            epilogue: false,
-        };
+        let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
         let gemm = Gemm::new(&bench.device, problem).unwrap();
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&bytes_of(&x));
@@ -425,16 +416,7 @@ fn calls_can_be_captured_in_a_graph() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = hopper() else { return };
-    let problem = Problem {
-        element: Element::BF16,
-        output: Element::BF16,
-        features: 64,
-        tokens: 8,
-        reduction: 64,
-        x: XOrder::TokensFirst,
-        order: Order::TokensFirst,
-        epilogue: false,
-    };
+    let problem = Problem::plain(Element::BF16, Element::BF16, 64, 8, 64);
     let plan = |problem| Gemm::new(&bench.device, problem);
     let few = Method::all(problem, bench.device.architecture())[0];
     assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));

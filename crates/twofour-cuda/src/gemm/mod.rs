@@ -164,6 +164,12 @@ const TYPES: &[(Element, &[Element])] = &[
 ];
 
 impl Problem {
+    /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
+    pub fn plain(element: Element, output: Element, features: usize, tokens: usize, reduction: usize) -> Self {
+        let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
+        Self { element, output, features, tokens, reduction, x, order, epilogue: false }
+    }
+
     /// Whether kernels know the types and the shape.
     fn expect_known(self) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, x, epilogue, .. } = self;

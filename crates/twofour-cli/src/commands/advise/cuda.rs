@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use twofour_cuda::{
     Device, Element,
     dispatch::{Choice, Dispatcher},
-    gemm::{Order, Problem, XOrder},
+    gemm::Problem,
 };
 
 use super::{Machinery, ShapeAnswer, Timing};
@@ -48,16 +48,8 @@ pub(super) fn measure(
         for (i, &count) in tokens.iter().enumerate() {
             let what = format!("{shape}, {}", units::plural(count as usize, "token"));
             progress.steps(&what, (place * tokens.len() + i) as u64, all);
-            let problem = Problem {
-                element,
-                output: if element == Element::I8 { Element::BF16 } else { element },
-                features: shape.out,
-                tokens: count as usize,
-                reduction: shape.inputs,
-                x: XOrder::TokensFirst,
-                order: Order::TokensFirst,
-                epilogue: false,
-            };
+            let output = if element == Element::I8 { Element::BF16 } else { element };
+            let problem = Problem::plain(element, output, shape.out, count as usize, shape.inputs);
             let choice = dispatcher.choose(problem).with_context(|| what)?;
             tracing::info!(%choice, "chosen");
             timings.push(timing(&choice)?);

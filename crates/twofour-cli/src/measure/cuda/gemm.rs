@@ -12,7 +12,7 @@ use twofour_cuda::{
     dispatch::Dispatcher,
     engine::{Engine, dense_output},
     gemm::{
-        Epilogue, Order, Problem, XOrder,
+        Epilogue, Order, Problem,
         int4::{self, Decode},
     },
     measure::{Contender, RandomInt4, RandomWeight, Time, Timer, Trial},
@@ -135,16 +135,7 @@ impl<'a> Layer<'a> {
     pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
         let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
         let output = if element.bytes() == 2 { element } else { Element::BF16 };
-        let problem = Problem {
-            element,
-            output,
-            features,
-            tokens,
-            reduction,
-            x: XOrder::TokensFirst,
-            order: Order::TokensFirst,
-            epilogue: false,
-        };
+        let problem = Problem::plain(element, output, features, tokens, reduction);
         let trial = Trial::with_weight(device, dispatcher.libraries(), problem, stream, weight.clone())?;
         let choice = dispatcher.choose_by(&trial)?;
         let engines = ["cublaslt", "cusparselt", "twofour"].into_iter().filter_map(|name| choice.of(name));

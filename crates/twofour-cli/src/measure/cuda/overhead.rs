@@ -8,7 +8,7 @@ use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
     Device, Element, Stream,
-    gemm::{Epilogue, Gemm, Operands, Order, Problem, XOrder},
+    gemm::{Epilogue, Gemm, Operands, Problem},
     measure::RandomWeight,
     prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch},
     vendor::cublaslt::{self, Dense},
@@ -80,17 +80,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
     };
 
     for tokens in [8, most] {
-        let order = Order::TokensFirst;
-        let problem = Problem {
-            element,
-            output: element,
-            features,
-            tokens,
-            reduction,
-            x: XOrder::TokensFirst,
-            order,
-            epilogue: false,
-        };
+        let problem = Problem::plain(element, element, features, tokens, reduction);
         let gemm = Gemm::new(device, problem)?;
         let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
         let operands = Operands { weight: packed, x: at(&x), out: at(&out) };

@@ -113,16 +113,7 @@ pub(crate) fn train_linear(
     // SAFETY: as above.
     let prune = || unsafe { pruner.both_ways(raw, weight_there, Choice::Rule(rule), to, order, watch) };
     prune()?;
-    let product = |features, reduction| Problem {
-        element,
-        output: element,
-        features,
-        tokens,
-        reduction,
-        x: XOrder::TokensFirst,
-        order: Order::TokensFirst,
-        epilogue: false,
-    };
+    let product = |features, reduction| Problem::plain(element, element, features, tokens, reduction);
     let sparse_forward = sparse_part(product(outputs, inputs), packed, x, y)?;
     let sparse_input = sparse_part(product(inputs, outputs), transposed, dy, dx)?;
     // The gradient of the weight, [outputs, inputs]: the reduction is over the tokens, in groups of which the output's gradient is estimated.
