@@ -105,7 +105,24 @@ macro_rules! float_element {
 
 float_element!(f32, F32, 0.0, std::convert::identity, std::convert::identity);
 float_element!(f16, F16, f16::ZERO, f16::to_f32, f16::from_f32);
-float_element!(bf16, BF16, bf16::ZERO, bf16::to_f32, bf16::from_f32);
+float_element!(bf16, BF16, bf16::ZERO, widen_bf16, narrow_bf16);
+
+/// As [`bf16::to_f32`], without a branch, so that a loop of it becomes vector instructions.
+#[inline(always)]
+fn widen_bf16(value: bf16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let quiet = if bits & 0x7FFF > 0x7F80 { 0x40 } else { 0 };
+    f32::from_bits((bits | quiet) << 16)
+}
+
+/// As [`bf16::from_f32`], without a branch.
+#[inline(always)]
+fn narrow_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+    let nan = bits >> 16 | 0x40;
+    bf16::from_bits(if value.is_nan() { nan } else { nearest } as u16)
+}
 
 impl Element for i8 {
     const DTYPE: DType = DType::I8;
@@ -192,6 +209,18 @@ impl Arithmetic for F8E5M2 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_converts_as_in_its_own_crate() {
+        for high in 0..=u16::MAX {
+            let value = bf16::from_bits(high);
+            assert_eq!(widen_bf16(value).to_bits(), value.to_f32().to_bits(), "{high:#x}");
+            for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
+                let value = f32::from_bits(u32::from(high) << 16 | low);
+                assert_eq!(narrow_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{high:#x} {low:#x}");
+            }
+        }
+    }
 
     #[test]
     fn eight_bit_floats_decode_to_the_values_of_their_specification() {

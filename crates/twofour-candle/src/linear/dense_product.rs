@@ -4,6 +4,13 @@
 #![allow(unsafe_code)]
 
 use gemm::Parallelism;
+use twofour::{
+    MatrixRef,
+    kernel::{Activation, DenseRef, Engine, Epilogue},
+};
+
+use super::weight::Dims;
+use crate::Result;
 
 /// A row-major matrix, read as it lies or transposed.
 #[derive(Clone, Copy)]
@@ -65,19 +72,70 @@ fn multiply(a: Operand<'_>, b: Operand<'_>, c: &mut [f32]) {
     }
 }
 
-/// `y = x·Wᵀ`. The lengths must fit the dimensions.
-pub(super) fn forward(x: &[f32], w: &[f32], (tokens, outputs, inputs): (usize, usize, usize), y: &mut [f32]) {
-    multiply(Operand::new(x, tokens, inputs), Operand::new(w, outputs, inputs).transposed(), y);
+/// `y = act(x·Wᵀ + bias)`. The lengths must fit the dimensions.
+///
+/// # Errors
+/// Those of [`DenseRef::linear`].
+pub(super) fn forward(
+    x: &[f32],
+    w: &[f32],
+    (tokens, outputs, inputs): Dims,
+    epilogue: Epilogue<'_>,
+    y: &mut [f32],
+) -> Result<()> {
+    match kernels(w, outputs, inputs)? {
+        Some(w) => w.linear(x, tokens, epilogue, y)?,
+        None => {
+            multiply(Operand::new(x, tokens, inputs), Operand::new(w, outputs, inputs).transposed(), y);
+            finish(y, outputs, epilogue);
+        }
+    }
+    Ok(())
 }
 
 /// `dx = dy·W`. The lengths must fit the dimensions.
-pub(super) fn input_gradient(dy: &[f32], w: &[f32], (tokens, outputs, inputs): (usize, usize, usize), dx: &mut [f32]) {
-    multiply(Operand::new(dy, tokens, outputs), Operand::new(w, outputs, inputs), dx);
+///
+/// # Errors
+/// Those of [`DenseRef::input_gradient`].
+pub(super) fn input_gradient(dy: &[f32], w: &[f32], (tokens, outputs, inputs): Dims, dx: &mut [f32]) -> Result<()> {
+    match kernels(w, outputs, inputs)? {
+        Some(w) => w.input_gradient(dy, tokens, dx)?,
+        None => multiply(Operand::new(dy, tokens, outputs), Operand::new(w, outputs, inputs), dx),
+    }
+    Ok(())
+}
+
+/// The weight for twofour's dense kernels, which take 0.75 to 0.95 of the `gemm` crate's time for products of a few hundred tokens (Zen 3); on a machine
+/// whose instructions they do not use, nothing.
+fn kernels(w: &[f32], outputs: usize, inputs: usize) -> Result<Option<DenseRef<'_, f32>>> {
+    Ok(match Engine::best()? {
+        Engine::Scalar => None,
+        engine => Some(DenseRef::new(MatrixRef::new(outputs, inputs, w)?, engine)?),
+    })
 }
 
 /// `dW = dyᵀ·x`. The lengths must fit the dimensions.
-pub(super) fn weight_gradient(dy: &[f32], x: &[f32], (tokens, outputs, inputs): (usize, usize, usize), dw: &mut [f32]) {
+pub(super) fn weight_gradient(dy: &[f32], x: &[f32], (tokens, outputs, inputs): Dims, dw: &mut [f32]) {
     multiply(Operand::new(dy, tokens, outputs).transposed(), Operand::new(x, tokens, inputs), dw);
+}
+
+/// Adds the bias and applies the activation, as the sparse kernels do inside their loop.
+fn finish(y: &mut [f32], outputs: usize, epilogue: Epilogue<'_>) {
+    use rayon::prelude::*;
+    if outputs == 0 || (epilogue.bias.is_none() && epilogue.activation == Activation::Identity) {
+        return;
+    }
+    let activation = epilogue.activation;
+    y.par_chunks_mut(outputs).for_each(|row| {
+        if let Some(bias) = epilogue.bias {
+            for (value, bias) in row.iter_mut().zip(bias) {
+                *value += bias;
+            }
+        }
+        if activation != Activation::Identity {
+            row.iter_mut().for_each(|value| *value = activation.apply(*value));
+        }
+    });
 }
 
 #[cfg(test)]
@@ -99,8 +157,8 @@ mod tests {
             let dy: Vec<f32> = (0..tokens * outputs).map(|_| next()).collect();
             let dims = (tokens, outputs, inputs);
             let (mut y, mut dx, mut dw) = (vec![f32::NAN; dy.len()], vec![f32::NAN; x.len()], vec![f32::NAN; w.len()]);
-            forward(&x, &w, dims, &mut y);
-            input_gradient(&dy, &w, dims, &mut dx);
+            forward(&x, &w, dims, Epilogue::default(), &mut y).unwrap();
+            input_gradient(&dy, &w, dims, &mut dx).unwrap();
             weight_gradient(&dy, &x, dims, &mut dw);
             let (mut y64, mut dx64, mut dw64) = (vec![0f64; y.len()], vec![0f64; dx.len()], vec![0f64; dw.len()]);
             for t in 0..tokens { for o in 0..outputs { for i in 0..inputs {

@@ -4,9 +4,9 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Te
 use twofour::kernel::{Activation, Epilogue};
 
 use super::{
-    LinearOperand,
+    LinearOperand, dense_product,
     float::{Float, expect_cpu, for_float, with_elements},
-    weight::{Weight, bias_gradient, dense_forward, weight_gradient},
+    weight::{Weight, bias_gradient, weight_gradient},
 };
 use crate::{Error, Result};
 
@@ -61,8 +61,7 @@ impl LinearOperator {
         match (&operand.product, dense) {
             // The storage that the tape has locked already, rather than locking it a second time.
             (Weight::Dense(_), Some((w, w_layout))) => super::float::write_as::<T, f32>(&mut y, |y| {
-                dense_forward(&super::float::convert::<T, f32>(x), elements(w, w_layout)?, dims, epilogue, y);
-                Ok(())
+                dense_product::forward(&super::float::convert::<T, f32>(x), elements(w, w_layout)?, dims, epilogue, y)
             })?,
             (product, _) => product.forward(x, dims, epilogue, &mut y)?,
         }

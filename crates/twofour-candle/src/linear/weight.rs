@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
-use twofour::kernel::{Activation, Epilogue, KernelElement, SparseWeight, SparseWeightI8};
+use twofour::kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8};
 use twofour::{Compressed, Mask, MatrixRef};
 
 use super::{
@@ -138,10 +138,7 @@ impl Weight {
             Weight::Dense(w) => {
                 let x = convert::<T, f32>(x);
                 write_as::<T, f32>(y, |y| {
-                    with_elements("the weight", w, |w| {
-                        dense_forward(&x, w, dims, epilogue, y);
-                        Ok(())
-                    })
+                    with_elements("the weight", w, |w| dense_product::forward(&x, w, dims, epilogue, y))
                 })
             }
             Weight::F32(w) => packed(w, x, dims, epilogue, y),
@@ -172,10 +169,7 @@ impl Weight {
             Weight::Dense(w) => {
                 let dy = convert::<T, f32>(dy);
                 write_as::<T, f32>(dx, |dx| {
-                    with_elements("the weight", w, |w| {
-                        dense_product::input_gradient(&dy, w, dims, dx);
-                        Ok(())
-                    })
+                    with_elements("the weight", w, |w| dense_product::input_gradient(&dy, w, dims, dx))
                 })
             }
             Weight::F32(w) => packed(w, dy, dims, dx),
@@ -257,31 +251,6 @@ fn zero_unkept(mask: &Mask, dw: &mut [f32]) {
                     *value = 0.0;
                 }
             }
-        }
-    });
-}
-
-/// The forward product of a dense weight.
-pub(super) fn dense_forward(x: &[f32], w: &[f32], dims: Dims, epilogue: Epilogue<'_>, y: &mut [f32]) {
-    dense_product::forward(x, w, dims, y);
-    finish(y, dims.1, epilogue);
-}
-
-/// Adds the bias and applies the activation, as the sparse kernels do inside their loop.
-fn finish(y: &mut [f32], outputs: usize, epilogue: Epilogue<'_>) {
-    use rayon::prelude::*;
-    if outputs == 0 || (epilogue.bias.is_none() && epilogue.activation == Activation::Identity) {
-        return;
-    }
-    let activation = epilogue.activation;
-    y.par_chunks_mut(outputs).for_each(|row| {
-        if let Some(bias) = epilogue.bias {
-            for (value, bias) in row.iter_mut().zip(bias) {
-                *value += bias;
-            }
-        }
-        if activation != Activation::Identity {
-            row.iter_mut().for_each(|value| *value = activation.apply(*value));
         }
     });
 }

@@ -1,19 +1,6 @@
 //! A dense weight with kernels of the same care: the contender that a sparse weight must beat.
 
-use rayon::prelude::*;
-
-use super::{
-    Engine, Epilogue, KernelElement,
-    aligned::Aligned,
-    arguments::{expect_bias, expect_len, widen},
-    decode::{self, DenseBlock},
-    reference,
-};
-#[cfg(target_arch = "x86_64")]
-use super::{
-    amx,
-    prefill::{Many, Prefill},
-};
+use super::{DenseRef, Engine, Epilogue, KernelElement, aligned::Aligned, decode::DenseBlock};
 use crate::{MatrixRef, Result};
 
 /// A dense weight `[out_features, in_features]`.
@@ -63,55 +50,24 @@ impl<T: KernelElement> DenseWeight<T> {
         &self.values
     }
 
-    /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
+    /// The weight where it lies.
+    pub fn view(&self) -> DenseRef<'_, T> {
+        DenseRef::of(DenseBlock { rows: self.rows, cols: self.cols, values: &self.values }, self.engine)
+    }
+
+    /// See [`DenseRef::linear`].
     ///
     /// # Errors
-    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
+    /// As there.
     pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
-        expect_len("x", x, tokens, self.cols)?;
-        expect_len("y", y, tokens, self.rows)?;
-        expect_bias(&epilogue, self.rows)?;
-        #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = amx::choose(self.engine, x, tokens) {
-            (tiles.dense)(self.block(), x, tokens).store_floats(tokens, epilogue, y);
-            return Ok(());
-        }
-        #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::DENSE) {
-            prefill.dense_linear(self.block(), x, epilogue, y);
-            return Ok(());
-        }
-        decode::product(self.engine, self.block(), &widen(x), tokens).store_floats(tokens, epilogue, y);
-        Ok(())
+        self.view().linear(x, tokens, epilogue, y)
     }
 
-    /// `dx = dy · W`: `dy` is `[tokens, out_features]`, `dx` is `[tokens, in_features]` and is overwritten.
+    /// See [`DenseRef::input_gradient`].
     ///
     /// # Errors
-    /// [`crate::Error::Length`] where `dy` or `dx` does not fit.
+    /// As there.
     pub fn input_gradient(&self, dy: &[T], tokens: usize, dx: &mut [T]) -> Result<()> {
-        expect_len("dy", dy, tokens, self.rows)?;
-        expect_len("dx", dx, tokens, self.cols)?;
-        if dx.is_empty() {
-            return Ok(());
-        }
-        #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::GRADIENT) {
-            prefill.dense_input_gradient(self.block(), dy, dx);
-            return Ok(());
-        }
-        let dy = widen(dy);
-        dx.par_chunks_mut(self.cols).enumerate().for_each(|(token, dx)| {
-            let mut sums = vec![0f32; dx.len()];
-            reference::dense_input_gradient(self.block(), &dy[token * self.rows..][..self.rows], &mut sums);
-            for (dx, sum) in dx.iter_mut().zip(sums) {
-                *dx = T::from_f32(sum);
-            }
-        });
-        Ok(())
-    }
-
-    pub(super) fn block(&self) -> DenseBlock<'_, T> {
-        DenseBlock { rows: self.rows, values: &self.values, cols: self.cols }
+        self.view().input_gradient(dy, tokens, dx)
     }
 }

@@ -1,6 +1,6 @@
 //! Multiplying with a 2:4 weight on a CPU: `y = act(x · Wᵀ + bias)` and `dx = dy · W`.
 //!
-//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] (in strips of sixteen rows) for one [`Engine`]; a dense one becomes a [`DenseWeight`], whose kernels are written
+//! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] (in strips of sixteen rows) for one [`Engine`]; a dense one becomes a [`DenseWeight`], or is multiplied where it lies as a [`DenseRef`], whose kernels are written
 //! with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
 //!
 //! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are the calling one and rayon's, together as many as rayon's pool has: see [`share`].
@@ -10,6 +10,7 @@ mod aligned;
 mod amx;
 mod arguments;
 mod decode;
+mod dense_ref;
 mod dense_weight;
 mod element;
 mod engine;
@@ -26,6 +27,7 @@ mod strips;
 #[cfg(test)]
 mod tests;
 
+pub use dense_ref::DenseRef;
 pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
 pub use engine::{ENGINE_VARIABLE, Engine};
