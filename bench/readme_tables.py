@@ -22,12 +22,15 @@ def plural(count, noun):
 def cells(rows):
     """Speed-up over the best dense contender, its share of the byte limit, and how much of the read bandwidth our dense kernel reaches."""
     ours = next((r for r in rows if r["contender"] == "twofour 2:4"), None)
-    dense = [r for r in rows if r["contender"] != "twofour 2:4"]
+    dense = [r for r in rows if not r["contender"].startswith("twofour 2:4")]
     if not ours or not dense:
         return ["", ""]
     best = min(dense, key=lambda r: r["median_us"])
     speed_up = best["median_us"] / ours["median_us"]
     shown = f"{speed_up:.2f}x ({best['contender']})"
+    single = next((r for r in rows if r["contender"] == "twofour 2:4 f32"), None)
+    if single:
+        shown += f", {single['median_us'] / ours['median_us']:.2f}x over 2:4 f32"
     read = next((r.get("read_share") for r in dense if r["contender"] == "twofour dense"), None)
     if ours["work"] == "decode":
         shown = f"{speed_up:.2f}x, {100 * speed_up / ours['byte_limit']:.0f} % of limit ({best['contender']})"

@@ -14,4 +14,4 @@ pub(crate) use alternate::medians;
 pub(crate) use machine::{Machine, load_average, machine};
 pub(crate) use read::ReadBandwidth;
 pub(crate) use work::{Outcome, Row, Shape, WeightDType, Who, Work};
-pub(crate) use worker::{Bandwidth, Message, Request, measure, work};
+pub(crate) use worker::{Bandwidth, Message, Request, Single, measure, work};

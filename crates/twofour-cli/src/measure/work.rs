@@ -105,6 +105,9 @@ pub(crate) enum Who {
     /// This project's 2:4 kernels.
     #[serde(rename = "twofour 2:4")]
     Sparse,
+    /// The same in f32, beside a product of another dtype.
+    #[serde(rename = "twofour 2:4 f32")]
+    SparseF32,
     /// This project's dense kernels.
     #[serde(rename = "twofour dense")]
     Dense,
@@ -116,10 +119,18 @@ pub(crate) enum Who {
     Gemm,
 }
 
+impl Who {
+    /// Whether it multiplies the whole weight.
+    pub(crate) fn is_dense(self) -> bool {
+        !matches!(self, Who::Sparse | Who::SparseF32)
+    }
+}
+
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Who::Sparse => "twofour 2:4",
+            Who::SparseF32 => "twofour 2:4 f32",
             Who::Dense => "twofour dense",
             Who::Candle => "candle",
             Who::Gemm => "gemm",
@@ -173,7 +184,7 @@ impl<'a> Outcome<'a> {
     /// From the rows of one piece of work; nothing where a side is missing.
     pub(crate) fn of(rows: &'a [Row]) -> Option<Self> {
         let sparse = rows.iter().find(|row| row.contender == Who::Sparse)?;
-        let dense = rows.iter().filter(|row| row.contender != Who::Sparse);
+        let dense = rows.iter().filter(|row| row.contender.is_dense());
         let best_dense = dense.min_by(|a, b| a.median_us.total_cmp(&b.median_us))?;
         Some(Outcome { sparse, best_dense })
     }

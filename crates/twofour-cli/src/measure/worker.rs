@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     alternate::{Times, alternate},
-    contender::{Contender, Weights, expect_agreement, weights},
+    contender::{Contender, Weights, expect_agreement, single, weights},
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, WeightDType, Work},
 };
@@ -32,6 +32,7 @@ pub(crate) struct Request {
     /// Time for each.
     pub(crate) budget: Duration,
     pub(crate) bandwidth: Bandwidth,
+    pub(crate) single: Single,
 }
 
 /// Whether reading is measured too.
@@ -39,6 +40,16 @@ pub(crate) struct Request {
 pub(crate) enum Bandwidth {
     /// Before everything, and in turns with the contenders where decoding is measured.
     Measure,
+    /// No.
+    Skip,
+}
+
+/// Whether the 2:4 kernel in f32 takes turns with the contenders of other dtypes where arithmetic takes the time: fewer bytes do not
+/// make those faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Single {
+    /// It does.
+    Beside,
     /// No.
     Skip,
 }
@@ -172,15 +183,18 @@ fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Re
             kept = Some((work.shape, work.dtype, weights(work.shape, work.dtype)?));
         }
         if let Some((_, _, weights)) = &kept {
-            tell(&Message::Done(rows(work, weights.as_ref(), reader.as_mut(), request.budget)?))?;
+            tell(&Message::Done(rows(work, weights.as_ref(), reader.as_mut(), request)?))?;
         }
     }
     Ok(())
 }
 
 /// Lets the contenders take turns at one piece of work.
-fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, budget: Duration) -> Result<Vec<Row>> {
+fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Vec<Row>> {
     let mut contenders = weights.contenders(work.tokens)?;
+    if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != WeightDType::F32 {
+        contenders.push(single(work.shape, work.tokens)?);
+    }
     let mut bytes_read = 0;
     let times = {
         let mut runs: Vec<Box<dyn FnMut() -> Result<()> + '_>> = Vec::with_capacity(contenders.len() + 1);
@@ -194,7 +208,7 @@ fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, budget: 
             }));
         }
         let mut turns: Vec<&mut dyn FnMut() -> Result<()>> = runs.iter_mut().map(|run| run.as_mut() as _).collect();
-        alternate(&mut turns, budget)?
+        alternate(&mut turns, request.budget)?
     };
     expect_agreement(&contenders, work.shape.inputs)?;
     let read_gb_per_s = times.get(contenders.len()).map(|times| gb_per_s(bytes_read, times.median));
@@ -225,6 +239,7 @@ fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, budget: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::{Outcome, Who};
 
     fn answers(input: &[u8]) -> Vec<Message> {
         let mut output = Vec::new();
@@ -236,13 +251,35 @@ mod tests {
     fn works_are_answered_in_turn() {
         let shape = Shape { out: 32, inputs: 64 };
         let works = [1, 2].map(|tokens| Work { shape, dtype: WeightDType::F32, tokens }).to_vec();
-        let request = Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip };
+        let request =
+            Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip, single: Single::Skip };
         let told = answers(&serde_json::to_vec(&request).unwrap());
         assert_eq!(told.len(), 4);
         let (Message::Begun(work), Message::Done(rows)) = (&told[2], &told[3]) else { panic!("{told:?}") };
         assert_eq!((work.tokens, rows.len()), (2, 4));
         assert!(rows.iter().all(|r| r.what() == *work && r.median_us > 0.0 && r.min_us <= r.median_us));
         assert!((rows[0].byte_limit - 32.0 / 17.0).abs() < 1e-9, "{}", rows[0].byte_limit);
+    }
+
+    #[test]
+    fn f32_takes_turns_with_smaller_dtypes_in_prefill_where_asked() {
+        let shape = Shape { out: 32, inputs: 64 };
+        let of = |dtype, tokens, single| {
+            let works = vec![Work { shape, dtype, tokens }];
+            let request = Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip, single };
+            let told = answers(&serde_json::to_vec(&request).unwrap());
+            let Some(Message::Done(rows)) = told.into_iter().nth(1) else { panic!("no rows") };
+            let single = rows.iter().filter(|row| row.contender == Who::SparseF32).count();
+            let outcome = Outcome::of(&rows).unwrap();
+            assert!(outcome.sparse.contender == Who::Sparse && outcome.best_dense.contender.is_dense());
+            single
+        };
+        for dtype in [WeightDType::Bf16, WeightDType::I8] {
+            assert_eq!(of(dtype, 32, Single::Beside), 1, "{dtype}");
+            assert_eq!(of(dtype, 32, Single::Skip), 0, "{dtype}");
+            assert_eq!(of(dtype, 1, Single::Beside), 0, "{dtype}");
+        }
+        assert_eq!(of(WeightDType::F32, 32, Single::Beside), 0);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use twofour::file::Reader;
 
 use crate::{
     exit::{Usage, Verdict},
-    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, WeightDType, Work, cuda::Gpu},
+    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, Single, WeightDType, Work, cuda::Gpu},
     present::{
         Screen,
         style::{self, paint},
@@ -211,7 +211,7 @@ impl Advise {
         let all = works.len() as u64;
         let mut progress = screen.progress();
         let mut timings = Vec::with_capacity(works.len());
-        let request = Request { works, budget, bandwidth: Bandwidth::Skip };
+        let request = Request { works, budget, bandwidth: Bandwidth::Skip, single: Single::Skip };
         measure::measure(threads, &request, &mut |message| {
             match message {
                 Message::Begun(work) => {

@@ -63,6 +63,7 @@ impl Answer {
             ("limit", Align::Right),
             ("of limit", Align::Right),
             ("dense reads", Align::Right),
+            ("over f32", Align::Right),
         ]);
         for rows in self.rows.chunk_by(|a, b| a.what() == b.what() && a.threads == b.threads) {
             if let Some(outcome) = Outcome::of(rows) {
@@ -73,7 +74,8 @@ impl Answer {
         screen.line(paint(
             style::FAINT,
             "\nMedians. Speed-up: the fastest dense contender's time by that of 2:4. Limit: bytes of the dense weight by those of 2:4.\n\
-             Dense reads: its own dense kernel's share of what mere reading reached in the same rounds.",
+             Dense reads: its own dense kernel's share of what mere reading reached in the same rounds.\n\
+             Over f32: the time of the 2:4 product in f32 by that in this dtype.",
         ))
     }
 }
@@ -94,12 +96,12 @@ fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {
     cells.extend([Who::Sparse, Who::Dense, Who::Candle, Who::Gemm].map(time));
     cells.push(paint(good, units::factor(speed_up)));
     // Where arithmetic takes the time, the bytes are no limit.
-    if let Some(read) = of(Who::Dense).and_then(|dense| dense.read_share) {
-        cells.extend([
-            units::factor(sparse.byte_limit),
-            units::percent(speed_up / sparse.byte_limit),
-            units::percent(read),
-        ]);
-    }
+    cells.extend(match of(Who::Dense).and_then(|dense| dense.read_share) {
+        Some(read) => {
+            [units::factor(sparse.byte_limit), units::percent(speed_up / sparse.byte_limit), units::percent(read)]
+        }
+        None => Default::default(),
+    });
+    cells.push(of(Who::SparseF32).map_or_else(String::new, |f32| units::factor(f32.median_us / sparse.median_us)));
     cells
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     exit::{Usage, Verdict},
-    measure::{self, Bandwidth, Message, Request, Shape, WeightDType, Work},
+    measure::{self, Bandwidth, Message, Request, Shape, Single, WeightDType, Work},
     present::{Screen, units},
 };
 
@@ -74,7 +74,7 @@ impl Cpu {
         self.output.expect_writable()?;
         let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
         let all = (works.len() * threads.len()) as u64;
-        let request = Request { works, budget, bandwidth: Bandwidth::Measure };
+        let request = Request { works, budget, bandwidth: Bandwidth::Measure, single: Single::Beside };
         let mut progress = screen.progress();
         let mut done = 0;
         for threads in threads {

@@ -68,7 +68,7 @@ impl<T: KernelElement + WithDType> Weights for FloatWeights<T> {
     }
 }
 
-fn random<T: KernelElement>(count: usize) -> Vec<T> {
+pub(super) fn random<T: KernelElement>(count: usize) -> Vec<T> {
     let mut random = Random::new();
     (0..count).map(|_| T::from_f32(random.float())).collect()
 }

@@ -5,13 +5,14 @@ mod float;
 mod gemm;
 mod int8;
 mod own;
+mod single;
 
 use std::fmt;
 
 use anyhow::Result;
 use half::{bf16, f16};
 
-use self::{float::FloatWeights, int8::Int8Weights};
+use self::{float::FloatWeights, int8::Int8Weights, single::Single};
 use super::work::{Shape, WeightDType, Who};
 
 /// Somebody who multiplies, with copies of the weight that take turns.
@@ -46,6 +47,11 @@ pub(crate) fn weights(shape: Shape, dtype: WeightDType) -> Result<Box<dyn Weight
     })
 }
 
+/// The 2:4 kernel in f32, to take turns with the contenders of another dtype.
+pub(crate) fn single(shape: Shape, tokens: usize) -> Result<Box<dyn Contender>> {
+    Ok(Box::new(Single::new(shape, tokens)?))
+}
+
 /// Two dense contenders gave different products: their times say nothing.
 #[derive(Debug, thiserror::Error)]
 #[error("{who} gives {found} where {reference} gives {expected} (output {at}): not the same product, so not compared")]
@@ -64,7 +70,7 @@ pub(crate) struct Disagreement {
 pub(crate) fn expect_agreement(contenders: &[Box<dyn Contender>], inputs: usize) -> Result<()> {
     // Sums of `inputs` products of numbers from -1 to 1 are sqrt(inputs) / 3 in the mean; bf16 keeps 8 bits of them.
     let tolerance = 0.02 * (inputs as f32).sqrt();
-    let mut dense = contenders.iter().filter(|contender| contender.who() != Who::Sparse);
+    let mut dense = contenders.iter().filter(|contender| contender.who().is_dense());
     let Some(first) = dense.next() else { return Ok(()) };
     let reference = first.product()?;
     for other in dense {
