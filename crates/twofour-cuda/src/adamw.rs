@@ -99,10 +99,10 @@ impl AdamW {
     /// For gradients of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::Types`] for others; those of compiling and loading.
+    /// [`Error::Gradient`] for others; those of compiling and loading.
     pub fn new(device: &Device, gradient: Element) -> Result<Self> {
         if !GRADIENTS.contains(&gradient) {
-            return Err(Error::Types { input: gradient, output: Element::F32 });
+            return Err(Error::Gradient { element: gradient });
         }
         Ok(Self { gradient, kernel: device.kernel(Source::AdamW { gradient }, "step")? })
     }

@@ -50,6 +50,13 @@ pub enum Error {
         output: Element,
     },
 
+    /// The optimizer has no kernel for such gradients.
+    #[error("an AdamW step with gradients of {element}: there is f32, f16 and bf16; bring them to one of those first")]
+    Gradient {
+        /// What the gradients are made of.
+        element: Element,
+    },
+
     /// No kernel multiplies these types.
     #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
              bf16 or f32, and i8 to f16, bf16 or (sums as they are) i32", if *epilogue { " and an epilogue" } else { "" })]
