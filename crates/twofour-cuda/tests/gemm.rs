@@ -209,9 +209,9 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
                 Order::TokensFirst => t * features + f,
                 Order::FeaturesFirst => f * tokens + t,
             };
-            let (value, precision) = result(&found[at * output.bytes()..][..output.bytes()], output);
+            let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, sum);
             let finishing = if epilogue { 4e-7 * (sum.abs() + 1.0) } else { 0.0 };
-            let allowed = sum.abs() * precision + size * of_sums + finishing;
+            let allowed = rounding + size * of_sums + finishing;
             assert!(
                 (value - sum).abs() <= allowed,
                 "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"

@@ -120,8 +120,8 @@ fn check(bench: &Bench, problem: Problem, shape: Option<Shape>, with_epilogue: b
                 Order::TokensFirst => t * features + f,
                 Order::FeaturesFirst => f * tokens + t,
             };
-            let (value, precision) = result(&found[at * output.bytes()..][..output.bytes()], output);
-            let allowed = sum.abs() * precision + size * 2e-6;
+            let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, sum);
+            let allowed = rounding + size * 2e-6;
             assert!(
                 (value - sum).abs() <= allowed,
                 "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"

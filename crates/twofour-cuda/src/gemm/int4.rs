@@ -76,9 +76,9 @@ impl Problem {
 pub struct Shape {
     /// Rows of X that there is room for.
     pub tokens: u32,
-    /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight.
+    /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight, and no fewer than the units.
     pub k_warps: u32,
-    /// Units of 16 rows that a warp takes at a time: 1 or, up to 16 tokens, 2.
+    /// Units of 16 rows that a warp takes at a time: 1 or, up to 32 tokens, 2.
     pub height: u32,
 }
 
@@ -86,18 +86,18 @@ impl Shape {
     /// Those for so many tokens: none where there are too many.
     pub fn all(tokens: usize) -> Vec<Shape> {
         let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let heights: &[u32] = if tokens <= 16 { &[2, 1] } else { &[1] };
+        let heights: &[u32] = if tokens <= 32 { &[2, 1] } else { &[1] };
         let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps, height: *height });
-        heights.iter().flat_map(of).filter(|shape| shape.stages() >= 3).collect()
+        let is = |shape: &Shape| shape.k_warps >= shape.height && shape.stages() >= 2;
+        heights.iter().flat_map(of).filter(is).collect()
     }
 
     /// The one that spreads the work best, as measured on an H200: the most rows to a block, and so the least of X to be read, that leave blocks for
-    /// seven of ten multiprocessors; for one token, of which little is read, all warps on the same rows.
+    /// seven of ten multiprocessors.
     pub fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
         let all = Shape::all(problem.tokens);
         let enough = |shape: &&Shape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
-        let of_one = |shape: &&Shape| problem.tokens > 1 || shape.k_warps == WARPS;
-        all.iter().filter(of_one).find(enough).or(all.last()).copied()
+        all.iter().find(enough).or(all.last()).copied()
     }
 
     /// Groups of rows, each of which a block takes at a time.
