@@ -105,7 +105,7 @@ pub(super) fn input_gradient(dy: &[f32], w: &[f32], (tokens, outputs, inputs): D
     Ok(())
 }
 
-/// The weight for twofour's dense kernels, which take 0.75 to 0.95 of the `gemm` crate's time for products of a few hundred tokens (Zen 3); on a machine
+/// The weight for twofour's dense kernels, which are faster than the `gemm` crate (`docs/kernels/cpu.md`); on a machine
 /// whose instructions they do not use, nothing.
 fn kernels(w: &[f32], outputs: usize, inputs: usize) -> Result<Option<DenseRef<'_, f32>>> {
     Ok(match Engine::best()? {

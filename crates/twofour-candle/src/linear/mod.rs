@@ -45,6 +45,7 @@ pub use named::{
 pub use operand::LinearOperand;
 pub use prune_on_load::{PruneOnLoad, prune_on_load};
 pub use sparse::{InputGradient, MaskRule, Mode, Refresh, SparseLinear, SparseSettings, WeightGradient};
+pub(crate) use state::check_masks;
 pub use state::{load_masks, masks};
 
 /// A linear layer, `y = x·Wᵀ + bias`, in one of its forms. `x` is `[.., in]`, `y` is `[.., out]`.

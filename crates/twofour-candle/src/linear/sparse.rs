@@ -121,6 +121,14 @@ struct State {
     flip_rate: Option<f64>,
 }
 
+/// A mask that was saved and fits its layer.
+#[derive(Debug)]
+pub(super) struct Saved {
+    mask: Mask,
+    transposed: Option<Mask>,
+    forwards: u64,
+}
+
 impl SparseLinear {
     /// A layer over a master `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
     ///
@@ -212,6 +220,12 @@ impl SparseLinear {
     /// # Errors
     /// A mask of another shape, or one that is not 2:4 along rows (and along columns, where the transpose is packed).
     pub fn restore(&self, mask: Mask, forwards: u64) -> Result<()> {
+        self.put_back(self.check_saved(mask, forwards)?);
+        Ok(())
+    }
+
+    /// What [`SparseLinear::restore`] puts back, if it may; changes nothing.
+    pub(super) fn check_saved(&self, mask: Mask, forwards: u64) -> Result<Saved> {
         let (rows, cols) = self.weight.dims2()?;
         if (mask.rows(), mask.cols()) != (rows, cols) {
             let found = vec![mask.rows(), mask.cols()];
@@ -222,12 +236,16 @@ impl SparseLinear {
         if let Some(transposed) = &transposed {
             transposed.verify(Pattern::TWO_FOUR, Axis::Row)?;
         }
+        Ok(Saved { mask, transposed, forwards })
+    }
+
+    /// Puts back what was checked for this layer.
+    pub(super) fn put_back(&self, saved: Saved) {
         let mut state = self.state();
-        state.transposed = transposed;
-        state.mask = Arc::new(mask);
-        state.forwards = forwards;
+        state.transposed = saved.transposed;
+        state.mask = Arc::new(saved.mask);
+        state.forwards = saved.forwards;
         state.flip_rate = None;
-        Ok(())
     }
 
     /// What the mask keeps of the master as it is now, packed: shared with nobody.

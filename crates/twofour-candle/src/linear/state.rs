@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use twofour::Mask;
 
-use super::{AnyLinear, HasLinears, float::with_elements};
+use super::{AnyLinear, HasLinears, float::with_elements, sparse::Saved};
 use crate::{Error, Result};
 
 /// The masks and the counts of forward passes of all sparse layers, by name.
@@ -38,8 +38,37 @@ pub fn masks(model: &mut dyn HasLinears) -> Result<HashMap<String, Tensor>> {
 ///
 /// # Errors
 /// [`Error::State`] where a sparse layer's mask or count is missing or does not fit, [`Error::InLayer`] where a mask is not
-/// 2:4. Layers before that one have their masks back already.
+/// 2:4; nothing is changed then.
 pub fn load_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>) -> Result<()> {
+    check_masks(model, tensors)?.put_back(model)
+}
+
+/// Saved masks that fit a model.
+#[derive(Debug)]
+pub(crate) struct SavedMasks(Vec<Saved>);
+
+impl SavedMasks {
+    /// Puts them back into the model that they were checked for.
+    ///
+    /// # Errors
+    /// None but those of a model that cannot show its layers.
+    pub(crate) fn put_back(self, model: &mut dyn HasLinears) -> Result<()> {
+        let mut saved = self.0.into_iter();
+        model.visit_linears(&mut |_, linear| {
+            if let AnyLinear::Sparse(linear) = linear {
+                saved.next().into_iter().for_each(|saved| linear.put_back(saved));
+            }
+            Ok(())
+        })
+    }
+}
+
+/// What [`load_masks`] puts back, if it may; changes nothing.
+///
+/// # Errors
+/// Those of [`load_masks`].
+pub(crate) fn check_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>) -> Result<SavedMasks> {
+    let mut all = Vec::new();
     model.visit_linears(&mut |name, linear| {
         let AnyLinear::Sparse(linear) = linear else { return Ok(()) };
         let (rows, cols) = linear.weight().dims2()?;
@@ -63,8 +92,10 @@ pub fn load_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>)
         let mask = with_elements::<u32, _>("a saved mask", words, |words| {
             Ok(Mask::from_fn(rows, cols, |row, col| words[row * stride + col / 32] >> (col % 32) & 1 == 1))
         })?;
-        linear.restore(mask, forwards).map_err(|e| e.in_layer(name))
-    })
+        all.push(linear.check_saved(mask, forwards).map_err(|e| e.in_layer(name))?);
+        Ok(())
+    })?;
+    Ok(SavedMasks(all))
 }
 
 fn halves_per_row(cols: usize) -> usize {

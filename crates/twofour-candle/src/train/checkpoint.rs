@@ -18,7 +18,7 @@ use super::{TrainConfig, Trainer};
 use crate::{
     Error, Result,
     gpt::Config,
-    linear::{AnyLinear, load_masks, masks},
+    linear::{AnyLinear, check_masks, masks},
 };
 
 /// The name of the checkpoint's file in its directory.
@@ -99,7 +99,7 @@ impl Trainer {
     ///
     /// # Errors
     /// No checkpoint, a damaged one, or [`Error::State`] where it belongs to another run or a tensor does not fit. The
-    /// parameters are unchanged then.
+    /// trainer is unchanged then.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
         let path = directory.as_ref().join(CHECKPOINT_FILE);
         let reader = Reader::open(&path)?;
@@ -132,9 +132,9 @@ impl Trainer {
             }
             values.push(tensor);
         }
-        let masks = read_all(&reader, MASKS)?;
+        let masks = check_masks(&mut self.model, &read_all(&reader, MASKS)?)?;
         self.optimizer.load_state(&read_all(&reader, OPTIMIZER)?)?;
-        load_masks(&mut self.model, &masks)?;
+        masks.put_back(&mut self.model)?;
         for ((_, var), value) in variables.iter().zip(&values) {
             var.set(value)?;
         }
