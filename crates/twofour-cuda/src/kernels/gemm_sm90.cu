@@ -284,14 +284,15 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     Storer store{p, shared, 0};
     u32 stage = 0, parity = 0;
 
-    // A stage may be filled again once every warp of the cluster has said so, for all of its lanes.
+    // A stage may be filled again once every thread of the cluster has said so. One for all lanes of its warp would be enough, but compute-sanitizer's racecheck would not know
+    // that the others have read their metadata.
     const auto release = [&](u32 stage) {
-        __syncwarp();
         const u32 empty = shared + AT_EMPTY + 8 * stage;
         if (CLUSTER == 1) {
-            if (lane == 0) barrier_arrive(empty);
-        } else if (lane < CLUSTER) {
-            barrier_arrive_at(empty, lane);
+            barrier_arrive(empty);
+        } else {
+            #pragma unroll
+            for (u32 to = 0; to < CLUSTER; to++) barrier_arrive_at(empty, to);
         }
     };
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
@@ -355,7 +356,7 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < STAGES; stage++) {
             barrier_init(shared + AT_FULL + 8 * stage, 1);
-            barrier_init(shared + AT_EMPTY + 8 * stage, WARPGROUPS * 4 * CLUSTER);
+            barrier_init(shared + AT_EMPTY + 8 * stage, WARPGROUPS * 128 * CLUSTER);
         }
         barriers_are_ready();
     }
