@@ -6,7 +6,7 @@
 use half::f16;
 use rayon::prelude::*;
 
-use crate::{Arithmetic, Compressed, Error, MatrixRef, Result};
+use crate::{Arithmetic, Compressed, Error, MatrixRef, Result, first_error::first_error};
 
 /// Columns that share a scale under [`Granularity::Group`]: 64 kept values.
 pub const GROUP: usize = 128;
@@ -73,7 +73,7 @@ impl Int4 {
         if !dense.is_empty() {
             let width = if granularity == Granularity::Group { GROUP } else { cols };
             let rows = dense.par_chunks(cols).zip(integers.par_chunks_mut(cols)).zip(scales.par_chunks_mut(per_row));
-            rows.enumerate().try_for_each(|(row, ((dense, integers), scales))| {
+            first_error(rows.enumerate(), |(row, ((dense, integers), scales))| {
                 let groups = dense.chunks(width).zip(integers.chunks_mut(width)).zip(scales);
                 for (i, ((dense, integers), scale)) in groups.enumerate() {
                     *scale = scale_for(dense, row, i * width)?;

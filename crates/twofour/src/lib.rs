@@ -22,6 +22,7 @@ pub mod element;
 mod error;
 pub mod estimate;
 pub mod file;
+mod first_error;
 pub mod int4;
 pub mod kernel;
 pub mod layout;

@@ -17,7 +17,7 @@ pub mod code;
 
 use rayon::prelude::*;
 
-use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, select};
+use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, first_error::first_error, select};
 
 /// A 2:4 weight in canonical compressed form; see the [module](self).
 ///
@@ -127,23 +127,20 @@ impl<T: Element> Compressed<T> {
         if self.values.is_empty() {
             return Ok(());
         }
-        self.values
-            .par_chunks_mut(groups_per_row(cols) * 2)
-            .zip(self.meta.par_chunks_mut(meta_words_per_row(cols)))
-            .enumerate()
-            .try_for_each(|(row, (values, meta))| {
-                meta.fill(0);
-                for (group, (source, pair)) in matrix.row(row).chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate()
-                {
-                    let mut four = [T::ZERO; 4];
-                    four[..source.len()].copy_from_slice(source);
-                    let bits = kept(row, group, &four);
-                    let (code, kept) = keep(four, bits).ok_or_else(|| too_many_kept(row, group, bits))?;
-                    *pair = kept;
-                    meta[group / 8] |= u32::from(code) << (group % 8 * 4);
-                }
-                Ok(())
-            })
+        let values = self.values.par_chunks_mut(groups_per_row(cols) * 2);
+        let meta = self.meta.par_chunks_mut(meta_words_per_row(cols));
+        first_error(values.zip(meta).enumerate(), |(row, (values, meta))| {
+            meta.fill(0);
+            for (group, (source, pair)) in matrix.row(row).chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate() {
+                let mut four = [T::ZERO; 4];
+                four[..source.len()].copy_from_slice(source);
+                let bits = kept(row, group, &four);
+                let (code, kept) = keep(four, bits).ok_or_else(|| too_many_kept(row, group, bits))?;
+                *pair = kept;
+                meta[group / 8] |= u32::from(code) << (group % 8 * 4);
+            }
+            Ok(())
+        })
     }
 
     /// Takes over values and metadata made elsewhere, after checking every rule of the form.
@@ -162,11 +159,8 @@ impl<T: Element> Compressed<T> {
         let compressed = Self { rows, cols, values, meta };
         // A stranger's shape may have any number of empty rows.
         let rows = if cols == 0 { 0 } else { rows };
-        // find_map_first: the same error whatever the number of threads.
-        match (0..rows).into_par_iter().find_map_first(|row| compressed.verify_row(row).err()) {
-            None => Ok(compressed),
-            Some(error) => Err(error),
-        }
+        first_error((0..rows).into_par_iter(), |row| compressed.verify_row(row))?;
+        Ok(compressed)
     }
 
     /// Takes over values and metadata that this crate itself has made of a valid weight.

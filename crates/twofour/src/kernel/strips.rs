@@ -18,6 +18,7 @@ use super::aligned::Aligned;
 use crate::{
     Compressed, Element, Error, Mask, MatrixRef, Result,
     compressed::{self, code},
+    first_error::first_error,
 };
 
 /// Rows of a strip.
@@ -166,7 +167,7 @@ impl<T: Order> Strips<T> {
         }
         let values = self.values.par_chunks_mut(lines * Self::LINE);
         let codes = self.codes.par_chunks_mut(lines * T::CODE_WORDS);
-        values.zip(codes).enumerate().try_for_each(|(strip, (values, codes))| {
+        first_error(values.zip(codes).enumerate(), |(strip, (values, codes))| {
             codes.fill(0);
             for row in 0..ROWS.min(rows - strip * ROWS) {
                 for group in 0..groups {
