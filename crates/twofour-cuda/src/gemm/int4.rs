@@ -78,7 +78,7 @@ pub struct Shape {
     pub tokens: u32,
     /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight, and no fewer than the units.
     pub k_warps: u32,
-    /// Units of 16 rows that a warp takes at a time: 1 or, up to 32 tokens, 2.
+    /// Units of 16 rows that a warp takes at a time: 1 or, up to 16 tokens, 2.
     pub height: u32,
 }
 
@@ -86,7 +86,7 @@ impl Shape {
     /// Those for so many tokens: none where there are too many.
     pub fn all(tokens: usize) -> Vec<Shape> {
         let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let heights: &[u32] = if tokens <= 32 { &[2, 1] } else { &[1] };
+        let heights: &[u32] = if tokens <= 16 { &[2, 1] } else { &[1] };
         let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps, height: *height });
         let is = |shape: &Shape| shape.k_warps >= shape.height && shape.stages() >= 2;
         heights.iter().flat_map(of).filter(is).collect()
