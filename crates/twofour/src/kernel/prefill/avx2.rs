@@ -1,7 +1,5 @@
 //! The kernels in AVX2, FMA and F16C.
 
-use std::ops::Range;
-
 use super::{
     super::{KernelElement, decode::avx2::Avx2},
     Kernels, Lines,
@@ -28,28 +26,6 @@ unsafe impl Kernels for Avx2 {
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
 
-    unsafe fn tiles_of_rows<T: KernelElement>(
-        values: &[T],
-        cols: usize,
-        rows: Range<usize>,
-        depth: Range<usize>,
-        tiles: &mut Tiles,
-    ) {
-        // SAFETY: passed on to the caller.
-        unsafe { tiles_of_rows(values, cols, rows, depth, tiles) }
-    }
-
-    unsafe fn tiles_of_columns<T: KernelElement>(
-        values: &[T],
-        cols: usize,
-        columns: Range<usize>,
-        depth: Range<usize>,
-        tiles: &mut Tiles,
-    ) {
-        // SAFETY: passed on to the caller.
-        unsafe { tiles_of_columns(values, cols, columns, depth, tiles) }
-    }
-
     unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_tiles(tiles, panel, vectors, out) }
@@ -74,36 +50,6 @@ unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, 
 unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
     unsafe { kept::multiply::<Avx2>(lists, panel, vectors, out) }
-}
-
-/// See [`tile::fill_from_rows`].
-///
-/// # Safety
-/// The CPU has AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tiles_of_rows<T: KernelElement>(
-    values: &[T],
-    cols: usize,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    tiles: &mut Tiles,
-) {
-    tile::fill_from_rows::<T, { <Avx2 as Kernels>::TILE_OUTS }>(values, cols, rows, depth, tiles);
-}
-
-/// See [`tile::fill_from_columns`].
-///
-/// # Safety
-/// The CPU has AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tiles_of_columns<T: KernelElement>(
-    values: &[T],
-    cols: usize,
-    columns: Range<usize>,
-    depth: Range<usize>,
-    tiles: &mut Tiles,
-) {
-    tile::fill_from_columns::<T, { <Avx2 as Kernels>::TILE_OUTS }>(values, cols, columns, depth, tiles);
 }
 
 /// See [`tile::multiply`].

@@ -132,24 +132,6 @@ unsafe trait Kernels: Vector + Send + Sync {
     /// See [`kept::multiply`].
     unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 
-    /// See [`tile::fill_from_rows`].
-    unsafe fn tiles_of_rows<T: KernelElement>(
-        values: &[T],
-        cols: usize,
-        rows: Range<usize>,
-        depth: Range<usize>,
-        tiles: &mut Tiles,
-    );
-
-    /// See [`tile::fill_from_columns`].
-    unsafe fn tiles_of_columns<T: KernelElement>(
-        values: &[T],
-        cols: usize,
-        columns: Range<usize>,
-        depth: Range<usize>,
-        tiles: &mut Tiles,
-    );
-
     /// See [`tile::multiply`].
     unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 }

@@ -20,63 +20,21 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Makes room for a block with tiles of so many outputs; everything in it has to be written.
-    fn reset(&mut self, outs: usize, depth: usize, tile: usize) {
+    /// Fills line by line: `write(first, k, line)` has the outputs from `first` on, at depth `k`, both counted from the block's start.
+    #[inline(always)]
+    fn fill(&mut self, outs: usize, depth: usize, tile: usize, write: impl Fn(usize, usize, &mut [f32])) {
         self.outs = outs;
         self.depth = depth;
+        self.data.clear();
         self.data.resize(outs.next_multiple_of(tile) * depth, 0.0);
-    }
-
-    /// Each tile's lines with its first output, and how many outputs it has.
-    fn tiles<const R: usize>(&mut self) -> impl Iterator<Item = (usize, usize, &mut [[f32; R]])> {
-        let outs = self.outs;
-        let tiles = self.data.as_chunks_mut::<R>().0.chunks_exact_mut(self.depth.max(1));
-        tiles.zip((0..).step_by(R)).map(move |(lines, first)| (first, R.min(outs - first), lines))
-    }
-}
-
-/// Fills with rows of `values`, `[_, cols]`, which become outputs.
-#[inline(always)]
-pub(super) fn fill_from_rows<T: KernelElement, const R: usize>(
-    values: &[T],
-    cols: usize,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    tiles: &mut Tiles,
-) {
-    tiles.reset(rows.len(), depth.len(), R);
-    for (first, count, lines) in tiles.tiles::<R>() {
-        let row = |row: usize| &values[(rows.start + first + row) * cols..][depth.clone()];
-        if count == R {
-            let sources: [&[T]; R] = std::array::from_fn(row);
-            for (k, line) in lines.iter_mut().enumerate() {
-                *line = std::array::from_fn(|row| sources[row][k].to_f32());
-            }
-        } else {
-            for (k, line) in lines.iter_mut().enumerate() {
-                *line = std::array::from_fn(|out| if out < count { row(out)[k].to_f32() } else { 0.0 });
-            }
+        if depth == 0 {
+            return;
         }
-    }
-}
-
-/// Fills with columns of `values`, `[_, cols]`, which become outputs.
-#[inline(always)]
-pub(super) fn fill_from_columns<T: KernelElement, const R: usize>(
-    values: &[T],
-    cols: usize,
-    columns: Range<usize>,
-    depth: Range<usize>,
-    tiles: &mut Tiles,
-) {
-    tiles.reset(columns.len(), depth.len(), R);
-    for (first, count, lines) in tiles.tiles::<R>() {
-        for (line, row) in lines.iter_mut().zip(depth.clone()) {
-            let source = &values[row * cols + columns.start + first..][..count];
-            *line = match source.as_array::<R>() {
-                Some(source) => source.map(|value| value.to_f32()),
-                None => std::array::from_fn(|out| source.get(out).map_or(0.0, |value| value.to_f32())),
-            };
+        for (data, first) in self.data.chunks_exact_mut(depth * tile).zip((0..).step_by(tile)) {
+            for (k, line) in data.chunks_exact_mut(tile).enumerate() {
+                // A whole line's length is known to the compiler.
+                if first + tile <= outs { write(first, k, line) } else { write(first, k, &mut line[..outs - first]) }
+            }
         }
     }
 }
@@ -118,8 +76,11 @@ impl<T: KernelElement> Factor for Rows<'_, T> {
     }
 
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
-        // SAFETY: `Kernels` are only used where the CPU has their instructions.
-        unsafe { V::tiles_of_rows(self.0.values, self.0.cols, outs, depth, tiles) }
+        let (values, cols) = (self.0.values, self.0.cols);
+        tiles.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
+            let rows = outs.start + first..;
+            line.iter_mut().zip(rows).for_each(|(slot, row)| *slot = values[row * cols + depth.start + k].to_f32());
+        });
     }
 
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
@@ -146,8 +107,11 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
     }
 
     fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
-        // SAFETY: `Kernels` are only used where the CPU has their instructions.
-        unsafe { V::tiles_of_columns(self.0.values, self.0.cols, outs, depth, tiles) }
+        let (values, cols) = (self.0.values, self.0.cols);
+        tiles.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
+            let row = &values[(depth.start + k) * cols + outs.start + first..][..line.len()];
+            line.iter_mut().zip(row).for_each(|(slot, value)| *slot = value.to_f32());
+        });
     }
 
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
