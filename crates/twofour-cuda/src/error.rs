@@ -208,13 +208,13 @@ pub enum Error {
         most: usize,
     },
 
-    /// A shape of the four-bit kernel that is not there for so many tokens.
-    #[error("there is no four-bit kernel of {shape:?} for {tokens} tokens; Shape::all lists those that there are")]
-    Int4Shape {
-        /// The shape.
-        shape: crate::gemm::int4::Shape,
-        /// Tokens of the product.
-        tokens: usize,
+    /// A method for four-bit weights that a problem's size rules out.
+    #[error("there is no four-bit kernel for {problem:?} by {method:?}: choose one of int4::Method::all")]
+    Int4Method {
+        /// The method.
+        method: crate::gemm::int4::Method,
+        /// The problem.
+        problem: crate::gemm::int4::Problem,
     },
 
     /// A shape is larger than a launch can be.

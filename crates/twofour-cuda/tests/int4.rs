@@ -18,7 +18,7 @@ use twofour_cuda::{
     Element, Error,
     gemm::{
         Activation, Epilogue, Order,
-        int4::{Decode, Problem, Shape, Weight},
+        int4::{Decode, Method, Problem, Weight, staged},
     },
 };
 
@@ -65,10 +65,10 @@ fn narrow(value: f32, element: Element) -> ([u8; 2], f64) {
     }
 }
 
-fn check(bench: &Bench, problem: Problem, shape: Option<Shape>, with_epilogue: bool) {
+fn check(bench: &Bench, problem: Problem, method: Option<Method>, with_epilogue: bool) {
     let Problem { element, output, granularity, features, tokens, reduction, order } = problem;
-    let decode = match shape {
-        Some(shape) => Decode::with(&bench.device, problem, shape),
+    let decode = match method {
+        Some(method) => Decode::with(&bench.device, problem, method),
         None => Decode::new(&bench.device, problem),
     }
     .unwrap();
@@ -151,8 +151,9 @@ fn products(element: Element) {
                 reduction,
                 order: Order::TokensFirst,
             };
-            for shape in Shape::all(tokens).into_iter().map(Some).chain([None]) {
-                check(&bench, problem, shape, false);
+            let methods = Method::all(problem, bench.device.architecture());
+            for method in methods.into_iter().map(Some).chain([None]) {
+                check(&bench, problem, method, false);
             }
             check(&bench, problem, None, true);
             check(&bench, Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem }, None, false);
@@ -224,8 +225,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     ));
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let shape = Shape { tokens: 16, k_warps: 4, height: 1 };
-    assert!(matches!(Decode::with(&bench.device, problem, shape), Err(Error::Int4Shape { tokens: 8, .. })));
+    let more_tokens = Method::Staged(staged::Shape { tokens: 16, k_warps: 4, height: 1 });
+    assert!(matches!(Decode::with(&bench.device, problem, more_tokens), Err(Error::Int4Method { .. })));
     let decode = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);

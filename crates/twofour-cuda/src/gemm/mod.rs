@@ -12,11 +12,12 @@
 //!
 //! Weights of four bits have an order and a kernel of their own ([`int4`]).
 //!
-//! On Hopper products are by `wgmma.sp` ([`sm90`] and, for few tokens, [`stream`]), elsewhere from sm_80 on by `mma.sp` ([`mma`]); a weight is in the
-//! same order for all of them.
+//! On Hopper products are by `wgmma.sp` ([`sm90`] and, for few tokens, [`stream`]), elsewhere from sm_80 on by `mma.sp` ([`mma`]); those of one or
+//! two tokens by `mma.sp` everywhere ([`direct`]). A weight is in the same order for all of them.
 //!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
+pub mod direct;
 pub mod int4;
 pub mod mma;
 pub mod sm90;
@@ -226,6 +227,8 @@ pub enum Method {
     Tiled(sm90::Tile),
     /// All tokens at once, for few, by `wgmma.sp`.
     Streamed(stream::Shape),
+    /// All tokens at once, for at most eight, by `mma.sp`.
+    Direct(direct::Shape),
     /// Tile by tile, by `mma.sp`: on Hopper, too, but not at its best there.
     Mma(mma::Tile),
 }
@@ -233,22 +236,30 @@ pub enum Method {
 impl Method {
     /// Those that may be the best for a problem.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        let direct = direct::Shape::all(problem, architecture).into_iter().map(Method::Direct);
         if !is_hopper(architecture) {
             if problem.x == XOrder::ReductionFirst {
                 return Vec::new();
             }
-            return mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma).collect();
+            let tiles = mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma);
+            return direct.chain(tiles).collect();
         }
         let tiled = sm90::Tile::fitting(problem).into_iter().map(Method::Tiled);
         if problem.x == XOrder::ReductionFirst {
             return tiled.collect();
         }
         let streamed = stream::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Streamed);
-        streamed.chain(tiled).collect()
+        direct.chain(streamed).chain(tiled).collect()
     }
 
     /// The one that takes the least time by a model of the device.
     pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
+        let direct = direct::Shape::best(problem, architecture, multiprocessors);
+        // With more tokens Hopper's own way is as good.
+        match direct {
+            Some(shape) if problem.tokens <= 2 || !is_hopper(architecture) => return Method::Direct(shape),
+            _ => {}
+        }
         if !is_hopper(architecture) {
             return Method::Mma(mma::Tile::best(problem, multiprocessors));
         }
@@ -275,6 +286,7 @@ pub struct Gemm {
 enum Plan {
     Tiled(sm90::Plan),
     Streamed(stream::Plan),
+    Direct(direct::Plan),
     Mma(mma::Plan),
 }
 
@@ -303,6 +315,7 @@ impl Gemm {
         let known = match method {
             // What the architecture lacks is an error of its own.
             Method::Mma(_) => problem.x == XOrder::TokensFirst,
+            Method::Direct(shape) => direct::Shape::all(problem, architecture).contains(&shape),
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";
@@ -316,6 +329,7 @@ impl Gemm {
         let plan = match method {
             Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
             Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
+            Method::Direct(shape) => Plan::Direct(direct::Plan::new(device, problem, shape)?),
             Method::Mma(tile) => Plan::Mma(mma::Plan::new(device, problem, tile)?),
         };
         Ok(Self { problem, plan })
@@ -349,6 +363,8 @@ impl Gemm {
             // SAFETY: as above.
             Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
+            Plan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: as above.
             Plan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
         }
     }
@@ -373,6 +389,7 @@ impl Gemm {
         match &self.plan {
             Plan::Tiled(plan) => plan.kernel(),
             Plan::Streamed(plan) => plan.kernel(),
+            Plan::Direct(plan) => plan.kernel(),
             Plan::Mma(plan) => plan.kernel(),
         }
     }

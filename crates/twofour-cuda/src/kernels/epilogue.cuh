@@ -69,6 +69,19 @@ template <> struct Result<I32> {
     static __device__ __forceinline__ float bias(const void*, u32) { return 0.0f; }
 };
 
+// Stores the result of one sum: an f32, or a 16-bit E.
+template <int E> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
+    const float scale = scale_of(to, f, t);
+    const u64 at = f * to.stride_feature + t * to.stride_token;
+    if (output == F32) {
+        const float bias = to.bias ? Result<F32>::bias(to.bias, f) : 0.0f;
+        ((float*)to.data)[at] = activated(to.activation, fmaf(sum, scale, bias));
+    } else {
+        const float bias = to.bias ? Result<E>::bias(to.bias, f) : 0.0f;
+        ((u16*)to.data)[at] = narrow<E>(activated(to.activation, fmaf(sum, scale, bias)));
+    }
+}
+
 // Sums as words, for shared memory.
 __device__ __forceinline__ u32 bits_of(float sum) { return __float_as_uint(sum); }
 __device__ __forceinline__ u32 bits_of(int sum) { return sum; }

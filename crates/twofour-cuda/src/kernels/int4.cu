@@ -11,7 +11,6 @@
 // Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row instead of one for a unit's row).
 
 constexpr u32 WARPS = 8, THREADS = WARPS * 32, ROW_WARPS = WARPS / K_WARPS;
-constexpr u32 UNIT_COLUMNS = 128, UNIT_ROWS = 16;
 constexpr int TILES = TOKENS / 8;
 constexpr u32 CHUNK = K_WARPS * UNIT_COLUMNS;
 // Rows of X are longer than they are used, so that eight of them lie in different banks.
@@ -20,18 +19,6 @@ constexpr u32 X_ROW = CHUNK * 2 + 16;
 constexpr u32 AT_CODES = 32 * 16, AT_SCALES = AT_CODES + 32 * 8, UNIT_BYTES = AT_SCALES + 32 * 4;
 // Shared memory: where warps add up their sums of eight tokens, units, X.
 constexpr u32 AT_UNITS = WARPS * 32 * 16, STAGE_BYTES = WARPS * HEIGHT * UNIT_BYTES, AT_X = AT_UNITS + STAGES * STAGE_BYTES;
-
-struct Parameters {
-    const u32* values;
-    const u32* meta;
-    const u32* scales;
-    const u16* x;
-    Output to;
-    u32 output;
-    u32 features, tokens, reduction;
-    // Whether all of X stays.
-    u32 resident;
-};
 
 template <int BYTES> __device__ __forceinline__ void ask(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
@@ -69,41 +56,6 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
     }
 }
 
-// Two neighbouring integers as elements: nibbles `register` and `register + 4`. As the lowest bits of 1024 (f16) or 128 (bf16) they count ones; that number and 8
-// are taken away, exactly.
-__device__ __forceinline__ u32 elements(u32 word, int which) {
-    u32 numbers, pair;
-    // (word & mask) | exponent, which the compiler would not make of those.
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
-    if (ELEMENT == F16) {
-        asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(numbers), "r"(0x64086408));
-    } else {
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(numbers), "r"(0x3F803F80), "r"(0xC308C308));
-    }
-    return pair;
-}
-
-#define MULTIPLY(TYPE, SELECTOR)                                                                                                           \
-    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "   \
-                 "{%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, " SELECTOR ";"                                                                \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                              \
-                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes))
-template <int SELECTOR> __device__ __forceinline__ void product(Sum (&sums)[4], const u32 (&w)[4], const u32 (&x)[4], u32 codes) {
-    if (ELEMENT == F16) {
-        if (SELECTOR == 0) MULTIPLY("f16", "0x0");
-        else MULTIPLY("f16", "0x1");
-    } else {
-        if (SELECTOR == 0) MULTIPLY("bf16", "0x0");
-        else MULTIPLY("bf16", "0x1");
-    }
-}
-
-// The f16 scales of rows `lane / 4` and that and 8.
-__device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
-    low = widen<F16>((u16)word);
-    high = widen<F16>((u16)(word >> 16));
-}
-
 // Adds the products of units one above the other: `unit` is where the lane's values of the first are, `rows` are the rows of X that the lane shows to
 // `ldmatrix`, `x` how far on this chunk is.
 __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
@@ -131,39 +83,17 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             u32 activations[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(activations[0]), "=r"(activations[1]), "=r"(activations[2]), "=r"(activations[3])
-                         : "r"(rows[tile] + x + STEP * 64)
-                         : "memory");
+            load_activations(activations, rows[tile] + x + STEP * 64);
             #pragma unroll
-            for (u32 m = 0; m < HEIGHT; m++) product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
+            for (u32 m = 0; m < HEIGHT; m++) sparse_product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
         }
     });
     if (!BY_ROW) {
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
-            float low, high;
-            scales_of(scales[m], low, high);
             #pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                #pragma unroll
-                for (int i = 0; i < 4; i++) sums[m][tile][i] = fmaf(i < 2 ? low : high, parts[m][tile][i], sums[m][tile][i]);
-            }
+            for (int tile = 0; tile < TILES; tile++) add_scaled(sums[m][tile], parts[m][tile], scales[m]);
         }
-    }
-}
-
-// Stores the result of a sum.
-__device__ __forceinline__ void store(const Parameters& p, Sum sum, u32 f, u32 t) {
-    const float scale = scale_of(p.to, f, t);
-    float bias = 0.0f;
-    if (p.to.bias) bias = p.output == F32 ? ((const float*)p.to.bias)[f] : widen<ELEMENT>(((const u16*)p.to.bias)[f]);
-    const float result = activated(p.to.activation, fmaf(sum, scale, bias));
-    const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
-    if (p.output == F32) {
-        ((float*)p.to.data)[at] = result;
-    } else {
-        ((u16*)p.to.data)[at] = narrow<ELEMENT>(result);
     }
 }
 
@@ -197,7 +127,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
                 Sum total = 0;
                 #pragma unroll
                 for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
-                store(p, total, f, first + token);
+                store<ELEMENT>(p.to, p.output, total, f, first + token);
             }
         }
         // Tokens that are not there may have left something.

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     Architecture, Element, adamw, compress,
-    gemm::{XOrder, int4, mma, sm90, stream},
+    gemm::{XOrder, direct, int4, mma, sm90, stream},
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -39,6 +39,8 @@ pub enum Source {
     StreamSm90(stream::Variant),
     /// A product on the tensor cores of sm_80 and everything after.
     GemmMma(mma::Variant),
+    /// The same for a few tokens.
+    Direct(direct::Variant),
     /// A product of few tokens with a four-bit weight ([`crate::gemm::int4`]).
     Int4(int4::Variant),
 }
@@ -60,8 +62,9 @@ impl Source {
         let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
         let streamed = stream::Variant::all().into_iter().map(Source::StreamSm90);
         let mma = mma::Variant::all().into_iter().map(Source::GemmMma);
+        let direct = direct::Variant::all().into_iter().map(Source::Direct);
         let int4 = int4::Variant::all().into_iter().map(Source::Int4);
-        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(mma).chain(int4).collect()
+        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(mma).chain(direct).chain(int4).collect()
     }
 
     /// Its name, of its file and what it is defined for.
@@ -75,6 +78,7 @@ impl Source {
             Source::GemmSm90(variant) => format!("gemm-sm90-{}", variant.name()),
             Source::StreamSm90(variant) => format!("stream-sm90-{}", variant.name()),
             Source::GemmMma(variant) => format!("gemm-mma-{}", variant.name()),
+            Source::Direct(variant) => format!("direct-{}", variant.name()),
             Source::Int4(variant) => format!("int4-{}", variant.name()),
         }
     }
@@ -82,7 +86,7 @@ impl Source {
     /// Whether it is for that architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         match self {
-            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Int4(_) => true,
+            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Direct(_) | Source::Int4(_) => true,
             // Earlier ones know no 8-bit floats.
             Source::Compress { output, .. } => output.bytes() > 1 || architecture >= Architecture::SM_89,
             Source::GemmMma(variant) => variant.is_for(architecture),
@@ -95,6 +99,8 @@ impl Source {
         let file = |name: &str, text: &str| format!("#line 1 \"{name}\"\n{text}\n");
         let common = file("common.cuh", COMMON);
         let codes = file("codes.cuh", CODES);
+        let product = file("sparse_product.cuh", include_str!("../kernels/sparse_product.cuh"));
+        let direct = file("direct.cuh", include_str!("../kernels/direct.cuh"));
         let between = |input: &Element, output: &Element| {
             format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition())
         };
@@ -127,10 +133,19 @@ impl Source {
                 let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
                 common + &variant.definitions() + &file("epilogue.cuh", EPILOGUE) + &kernel
             }
+            Source::Direct(variant) => {
+                let kernel = product + &direct + &file("direct.cu", include_str!("../kernels/direct.cu"));
+                variant.definitions() + &common + &file("epilogue.cuh", EPILOGUE) + &kernel
+            }
             Source::Int4(variant) => {
-                let sum = "typedef float Sum;\n";
-                let kernel = file("int4.cu", include_str!("../kernels/int4.cu"));
-                variant.definitions() + &common + sum + &file("epilogue.cuh", EPILOGUE) + &kernel
+                let kernel = match variant.method {
+                    int4::Method::Direct(_) => {
+                        direct + &file("direct_int4.cu", include_str!("../kernels/direct_int4.cu"))
+                    }
+                    int4::Method::Staged(_) => file("int4.cu", include_str!("../kernels/int4.cu")),
+                };
+                let four_bits = file("int4.cuh", include_str!("../kernels/int4.cuh"));
+                variant.definitions() + &common + &file("epilogue.cuh", EPILOGUE) + &product + &four_bits + &kernel
             }
         }
     }

@@ -1,13 +1,17 @@
 //! Products of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
-//! in f32, and scales multiply sums, not weights.
+//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory
+//! ([`staged`]).
 
+pub mod staged;
+
+use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use super::{Epilogue, MOST, Order, RawOutput, expect_dimension, expect_epilogue};
+use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue};
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
     prune::{expect_multiple, expect_pointers},
     source::Source,
@@ -16,24 +20,8 @@ use crate::{
 /// Most tokens of a product.
 pub const MOST_TOKENS: usize = 64;
 
-/// Tokens that there are kernels for.
-const TOKENS: [u32; 4] = [8, 16, 32, 64];
-
-/// Warps of a block.
-const WARPS: u32 = 8;
-
-/// Most units that a warp holds and has asked for.
-const MOST_STAGES: u32 = 8;
-
-/// Bytes of a unit of four-bit weights with a scale for every lane, and of where a block's warps exchange sums.
-const UNIT_BYTES: u32 = 32 * (16 + 8 + 4);
-const EXCHANGE_BYTES: u32 = WARPS * 32 * 16;
-
 /// Rows and columns that a warp takes at a time.
 const UNIT: (usize, usize) = (16, 128);
-
-/// Shared memory that a block may have on all architectures: 99 KiB, as sm_86 and sm_89 give it.
-const SHARED_BYTES: u32 = 99 * 1024;
 
 /// What is to be multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,66 +57,59 @@ impl Problem {
         expect_multiple("features of the product", features, UNIT.0)?;
         expect_multiple("reduction of the product", reduction, UNIT.1)
     }
+
+    /// Units of a row.
+    fn steps(self) -> usize {
+        self.reduction / UNIT.1
+    }
+
+    /// Bytes of shared memory of a direct kernel.
+    fn shared_bytes(self, shape: direct::Shape) -> usize {
+        shape.shared_bytes(self.tokens, self.steps(), UNIT.1 * 2)
+    }
 }
 
-/// How the warps of a block share the work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
-    /// Rows of X that there is room for.
-    pub tokens: u32,
-    /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight, and no fewer than the units.
-    pub k_warps: u32,
-    /// Units of 16 rows that a warp takes at a time: 1 or, up to 16 tokens, 2.
-    pub height: u32,
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Method {
+    /// Straight from memory into registers, for at most eight tokens.
+    Direct(direct::Shape),
+    /// Through shared memory.
+    Staged(staged::Shape),
 }
 
-impl Shape {
-    /// Those for so many tokens: none where there are too many.
-    pub fn all(tokens: usize) -> Vec<Shape> {
-        let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let heights: &[u32] = if tokens <= 16 { &[2, 1] } else { &[1] };
-        let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps, height: *height });
-        let is = |shape: &Shape| shape.k_warps >= shape.height && shape.stages() >= 2;
-        heights.iter().flat_map(of).filter(is).collect()
+/// Shapes that there are direct kernels for, as measured on an H200: for many rows; for few; for few that are long; with more tokens.
+const DIRECT: [direct::Shape; 4] = [
+    direct::Shape { height: 1, warps: 8, depth: 2, blocks: 5 },
+    direct::Shape { height: 1, warps: 16, depth: 1, blocks: 3 },
+    direct::Shape { height: 1, warps: 16, depth: 2, blocks: 2 },
+    direct::Shape { height: 2, warps: 8, depth: 1, blocks: 4 },
+];
+
+impl Method {
+    /// Those for a problem: none where there are too many tokens.
+    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        let fits = |shape: &direct::Shape| {
+            problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
+        };
+        let direct = DIRECT.into_iter().filter(fits).map(Method::Direct);
+        direct.chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged)).collect()
     }
 
-    /// The one that spreads the work best, as measured on an H200: the most rows to a block, and so the least of X to be read, that leave blocks for
-    /// seven of ten multiprocessors.
-    pub fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
-        let all = Shape::all(problem.tokens);
-        let enough = |shape: &&Shape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
-        all.iter().find(enough).or(all.last()).copied()
-    }
-
-    /// Groups of rows, each of which a block takes at a time.
-    fn blocks(self, features: usize) -> u32 {
-        (features / UNIT.0).div_ceil((WARPS / self.k_warps * self.height) as usize) as u32
-    }
-
-    /// Bytes of all warps' units of a stage.
-    fn stage_bytes(self) -> u32 {
-        WARPS * self.height * UNIT_BYTES
-    }
-
-    /// Bytes of a chunk of X with so many tokens.
-    fn chunk_bytes(self, tokens: u32) -> u32 {
-        tokens * (self.k_warps * UNIT.1 as u32 * 2 + 16)
-    }
-
-    /// Stages that there is room for where X passes through.
-    fn stages(self) -> u32 {
-        let stage = self.chunk_bytes(self.tokens) + self.stage_bytes();
-        ((SHARED_BYTES - EXCHANGE_BYTES) / stage).min(MOST_STAGES)
-    }
-
-    /// Whether all of X stays in shared memory, and how much of it that takes.
-    fn shared(self, problem: Problem) -> (bool, u32) {
-        let chunk = u64::from(self.chunk_bytes(problem.tokens as u32));
-        let chunks = problem.reduction.div_ceil(self.k_warps as usize * UNIT.1) as u64;
-        let stages = u64::from(self.stages());
-        let other = u64::from(EXCHANGE_BYTES) + stages * u64::from(self.stage_bytes());
-        let resident = other + chunks * chunk <= u64::from(SHARED_BYTES);
-        (resident, (other + if resident { chunks } else { stages } * chunk) as u32)
+    /// The one that spreads the work best, as measured on an H200.
+    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Method> {
+        let few_rows = problem.features <= (3 * UNIT.0) * multiprocessors as usize;
+        let best = match (few_rows, problem.tokens) {
+            (true, _) if problem.steps() > 64 => DIRECT[2],
+            (true, _) => DIRECT[1],
+            (false, 1..=4) => DIRECT[0],
+            (false, _) => DIRECT[3],
+        };
+        let best = Method::Direct(best);
+        if Method::all(problem, architecture).contains(&best) {
+            return Some(best);
+        }
+        staged::Shape::best(problem, multiprocessors).map(Method::Staged)
     }
 }
 
@@ -139,15 +120,17 @@ pub struct Variant {
     pub element: Element,
     /// What shares a scale.
     pub granularity: Granularity,
-    /// How the work is shared.
-    pub shape: Shape,
+    /// How.
+    pub method: Method,
 }
 
 impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
-        let shapes: Vec<Shape> = TOKENS.iter().flat_map(|tokens| Shape::all(*tokens as usize)).collect();
-        let of = |element, granularity| shapes.iter().map(move |shape| Variant { element, granularity, shape: *shape });
+        let staged = staged::Shape::every().into_iter().map(Method::Staged);
+        let methods: Vec<Method> = DIRECT.into_iter().map(Method::Direct).chain(staged).collect();
+        let of =
+            |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
         [Element::F16, Element::BF16]
             .into_iter()
             .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
@@ -161,21 +144,22 @@ impl Variant {
             Granularity::Row => "row",
             Granularity::Group => "g128",
         };
-        let Shape { tokens, k_warps, height } = self.shape;
-        format!("{}-{scales}-{tokens}k{k_warps}h{height}", self.element)
+        let shape = match self.method {
+            Method::Direct(shape) => format!("direct-{}", shape.name()),
+            Method::Staged(shape) => shape.name(),
+        };
+        format!("{}-{scales}-{shape}", self.element)
     }
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        format!(
-            "#define ELEMENT {}\n#define TOKENS {}\n#define K_WARPS {}\n#define HEIGHT {}\n#define STAGES {}\n#define BY_ROW {}\n",
-            self.element.definition(),
-            self.shape.tokens,
-            self.shape.k_warps,
-            self.shape.height,
-            self.shape.stages(),
-            self.granularity == Granularity::Row,
-        )
+        let by_row = self.granularity == Granularity::Row;
+        let shape = match self.method {
+            Method::Direct(shape) => shape.definitions(),
+            Method::Staged(shape) => shape.definitions(),
+        };
+        let element = self.element.definition();
+        format!("typedef float Sum;\n#define ELEMENT {element}\n#define BY_ROW {by_row}\n{shape}")
     }
 }
 
@@ -216,26 +200,23 @@ struct Parameters {
 }
 
 impl Decode {
-    /// Plans with the shape that spreads the work best.
+    /// Plans with the method that spreads the work best.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         problem.expect_known()?;
-        let shape = Shape::best(problem, device.multiprocessors()).ok_or(Error::Dimension {
-            what: "tokens",
-            size: problem.tokens,
-            most: MOST_TOKENS,
-        })?;
-        Self::with(device, problem, shape)
+        let method = Method::best(problem, device.architecture(), device.multiprocessors());
+        let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };
+        Self::with(device, problem, method.ok_or(many)?)
     }
 
-    /// Plans with a shape of the caller's choice, one of [`Shape::all`].
+    /// Plans with a method of the caller's choice, one of [`Method::all`].
     ///
     /// # Errors
-    /// Those of [`Decode::new`]; [`Error::Int4Shape`] for another shape.
-    pub fn with(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
+    /// Those of [`Decode::new`]; [`Error::Int4Method`] for another method.
+    pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
         let (major, minor) = device.architecture().capability();
         if major < 8 {
             return Err(Error::Unsupported {
@@ -246,16 +227,26 @@ impl Decode {
             });
         }
         problem.expect_known()?;
-        if !Shape::all(problem.tokens).contains(&shape) {
-            return Err(Error::Int4Shape { shape, tokens: problem.tokens });
+        if !Method::all(problem, device.architecture()).contains(&method) {
+            return Err(Error::Int4Method { method, problem });
         }
-        let variant = Variant { element: problem.element, granularity: problem.granularity, shape };
+        let variant = Variant { element: problem.element, granularity: problem.granularity, method };
         let kernel = device.kernel(Source::Int4(variant), "decode")?;
-        let (resident, shared) = shape.shared(problem);
-        kernel.allow_shared(shared)?;
-        let at_once = kernel.blocks_per_multiprocessor(WARPS * 32, shared)? * device.multiprocessors();
-        let grid = (shape.blocks(problem.features).min(at_once), 1);
-        let launch = Launch { grid, block: WARPS * 32, shared, cluster: 1 };
+        let (resident, launch) = match method {
+            Method::Direct(shape) => {
+                let shared = problem.shared_bytes(shape) as u32;
+                kernel.allow_shared(shared)?;
+                (true, shape.launch(problem.features, shared))
+            }
+            Method::Staged(shape) => {
+                let (resident, shared) = shape.shared(problem);
+                kernel.allow_shared(shared)?;
+                let threads = staged::WARPS * 32;
+                let at_once = kernel.blocks_per_multiprocessor(threads, shared)? * device.multiprocessors();
+                let grid = (shape.blocks(problem.features).min(at_once), 1);
+                (resident, Launch { grid, block: threads, shared, cluster: 1 })
+            }
+        };
         Ok(Self { problem, variant, kernel, launch, resident })
     }
 

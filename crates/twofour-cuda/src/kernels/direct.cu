@@ -1,0 +1,115 @@
+// act(alpha * scales * W X^T + bias) with a 16-bit 2:4 W and at most eight tokens, on sm_80 and everything after: see direct.cuh.
+//
+// A step is 64 columns. A lane reads 16 contiguous bytes of a row, the kept values of four groups, and two products want two groups each of every lane. So groups
+// take places in the products other than in W, and the activations and the metadata have to follow (tests/lanes.rs):
+//
+// | group of a step | lane of four that has it | product | the product's group |
+// |---|---|---|---|
+// | 4 j + 2 s + h | j | s | 4 h + j |
+
+// Bytes of a step of W's kept values, of X and of metadata, in a row.
+constexpr u32 W_BYTES = 64, X_BYTES = 128, META_BYTES = 8;
+
+struct Parameters {
+    const u8* values;
+    const u8* meta;
+    const u8* x;
+    Output to;
+    u32 output;
+    u32 features, tokens, steps;
+};
+
+// A lane's part of a step: of every sixteen rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in words of four groups.
+struct Step {
+    u32 values[HEIGHT][2][4];
+    u32 codes[HEIGHT][2][2];
+};
+
+// Where a lane's parts are, from step to step.
+struct Reader {
+    const u8* values[HEIGHT];
+    const u8* meta[HEIGHT];
+    u64 eight_rows, meta_step;
+
+    __device__ __forceinline__ Reader(const Parameters& p, u32 feature, u32 step) {
+        const u32 lane = threadIdx.x % 32;
+        const u64 row_bytes = (u64)p.steps * W_BYTES;
+        eight_rows = 8 * row_bytes;
+        meta_step = (u64)p.features * META_BYTES;
+        #pragma unroll
+        for (u32 m = 0; m < HEIGHT; m++) {
+            // Rows that are not there come as the last ones that are: what they give is not stored.
+            const u32 row = min(feature + m * 16, p.features - 16) + lane / 4;
+            values[m] = p.values + row * row_bytes + (u64)step * W_BYTES + lane % 4 * 16;
+            meta[m] = p.meta + step * meta_step + row * META_BYTES;
+        }
+    }
+    __device__ __forceinline__ void next(Step& to, bool there) {
+        #pragma unroll
+        for (u32 m = 0; m < HEIGHT; m++) {
+            load(to.values[m][0], values[m], there);
+            load(to.values[m][1], values[m] + eight_rows, there);
+            load(to.codes[m][0], meta[m], there);
+            load(to.codes[m][1], meta[m] + 8 * META_BYTES, there);
+            values[m] += W_BYTES;
+            meta[m] += meta_step;
+        }
+    }
+};
+
+// The codes that the products want of a lane: of rows r (lower half) and r + 8 (upper half) those of group `lane % 4` of every four.
+__device__ __forceinline__ u32 product_codes(const u32 (&words)[2][2]) {
+    u32 codes = 0;
+    #pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        const u32 word = words[j % 2][j / 2];
+        codes |= __funnelshift_r(word, word, 4 * (threadIdx.x % 4 - j)) & 0x000F000Fu << 4 * j;
+    }
+    return codes;
+}
+
+// Adds a step's products; `x` is where the lane's part of X's step begins.
+__device__ __forceinline__ void add(Sum (&sums)[HEIGHT][4], const Step& step, u32 x) {
+    u32 codes[HEIGHT];
+    #pragma unroll
+    for (u32 m = 0; m < HEIGHT; m++) codes[m] = product_codes(step.codes[m]);
+    unrolled<2>([&](auto which) {
+        constexpr int WHICH = decltype(which)::value;
+        u32 activations[4];
+        #pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(activations[i]) : "r"(x + WHICH * 16 + i % 2 * 64 + i / 2 * 8) : "memory");
+        }
+        #pragma unroll
+        for (u32 m = 0; m < HEIGHT; m++) {
+            const u32 (&w)[2][4] = step.values[m];
+            const u32 four[4] = {w[0][2 * WHICH], w[1][2 * WHICH], w[0][2 * WHICH + 1], w[1][2 * WHICH + 1]};
+            sparse_product<WHICH>(sums[m], four, activations, codes[m]);
+        }
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) direct(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(16) u8 memory[];
+    const u32 lane = threadIdx.x % 32, feature = blockIdx.x * ROWS;
+    const Part part = part_of(p.steps);
+    Reader reader(p, feature, part.begin);
+    Step steps[DEPTH];
+    #pragma unroll
+    for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
+    const Activations<X_BYTES> x(p.x, p.tokens, p.steps, part, memory);
+    // What is computed for tokens that are not there is never stored, so they may have another's activations.
+    u32 mine = x.first + min(lane / 4, p.tokens - 1) * x.row_bytes + lane % 4 / 2 * 32 + lane % 2 * 4;
+    Sum sums[HEIGHT][4] = {};
+    x.wait();
+    #pragma unroll 1
+    for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
+        #pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            if (d < left) add(sums, steps[d], mine + d * X_BYTES);
+            reader.next(steps[d], d + (int)DEPTH < left);
+        }
+        mine += DEPTH * X_BYTES;
+    }
+    finish(p.to, p.output, p.features, p.tokens, sums, memory, feature);
+}

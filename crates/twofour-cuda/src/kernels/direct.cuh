@@ -1,0 +1,84 @@
+// What products of at most eight tokens share whose W goes from memory straight into the registers that `mma.sp` takes it from. They are bound by reading W.
+//
+// A block takes 16 * HEIGHT rows of W, and each of its warps a part of the columns, step by step; DEPTH steps are read ahead. No block waits for another, and no
+// warp for another until the end, when sums are added up. Each warp has the columns of X that it needs in shared memory.
+//
+// Defined outside: Sum (float), ELEMENT, HEIGHT, WARPS, DEPTH, BLOCKS (to a multiprocessor).
+
+constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT;
+// On Blackwell the same code takes a few registers more.
+#if __CUDA_ARCH__ >= 1000
+constexpr u32 RESIDENT = BLOCKS > 2 ? BLOCKS - 1 : BLOCKS;
+#else
+constexpr u32 RESIDENT = BLOCKS;
+#endif
+// Shared memory: sums of all warps, then X.
+constexpr u32 AT_X = THREADS * HEIGHT * 16;
+
+// Loads that are left out, not branched around: what is behind a branch is waited for at once.
+__device__ __forceinline__ void load(u32 (&to)[4], const void* from, bool there) {
+    asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(from), "r"((u32)there));
+}
+__device__ __forceinline__ void load(u32 (&to)[2], const void* from, bool there) {
+    asm volatile("{.reg .pred there; setp.ne.u32 there, %3, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];}"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "l"(from), "r"((u32)there));
+}
+__device__ __forceinline__ void load(u32& to, const void* from, bool there) {
+    asm volatile("{.reg .pred there; setp.ne.u32 there, %2, 0; @there ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];}"
+                 : "=r"(to)
+                 : "l"(from), "r"((u32)there));
+}
+
+// The steps of a warp.
+struct Part { u32 begin, end; };
+__device__ __forceinline__ Part part_of(u32 steps) {
+    const u32 warp = threadIdx.x / 32;
+    return {steps * warp / WARPS, steps * (warp + 1) / WARPS};
+}
+
+// A warp's columns of X, in shared memory. Rows are longer than they are used, so that fewer lanes find theirs in the same bank.
+template <u32 STEP_BYTES> struct Activations {
+    u32 first, row_bytes;
+
+    // Asks for them: of `tokens` rows of X of so many steps each.
+    __device__ __forceinline__ Activations(const u8* x, u32 tokens, u32 steps, Part part, const u8* memory) {
+        row_bytes = (steps + WARPS - 1) / WARPS * STEP_BYTES + 16;
+        first = (u32)__cvta_generic_to_shared(memory) + AT_X + threadIdx.x / 32 * tokens * row_bytes;
+        x += (u64)part.begin * STEP_BYTES;
+        #pragma unroll 1
+        for (u32 token = 0; token < tokens; token++) {
+            #pragma unroll 2
+            for (u32 at = threadIdx.x % 32 * 16; at < (part.end - part.begin) * STEP_BYTES; at += 32 * 16) {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(first + token * row_bytes + at), "l"(x + at) : "memory");
+            }
+            x += (u64)steps * STEP_BYTES;
+        }
+    }
+    // A warp reads only what its own lanes have asked for.
+    __device__ __forceinline__ void wait() const {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+    }
+};
+
+// Adds up the sums of all warps and stores the results of the rows from `feature` on.
+__device__ __forceinline__ void finish(const Output& to, u32 output, u32 features, u32 tokens, const Sum (&sums)[HEIGHT][4], u8* memory, u32 feature) {
+    #pragma unroll
+    for (u32 m = 0; m < HEIGHT; m++) ((float4*)memory)[m * THREADS + threadIdx.x] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
+    __syncthreads();
+    #pragma unroll 1
+    for (u32 i = threadIdx.x; i < ROWS * tokens; i += THREADS) {
+        const u32 row = i % ROWS, token = i / ROWS;
+        if (feature + row >= features) continue;
+        // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+        const u32 lane = row % 8 * 4 + token / 2, which = row % 16 / 8 * 2 + token % 2;
+        const Sum* from = (const Sum*)memory + (row / 16 * THREADS + lane) * 4 + which;
+        Sum total = 0;
+        #pragma unroll
+        for (u32 warp = 0; warp < WARPS; warp++) total += from[warp * 128];
+        store<ELEMENT>(to, output, total, feature + row, token);
+    }
+}

@@ -1,0 +1,54 @@
+// What products with a four-bit 2:4 W share. W comes in the order of `twofour::layout::lanes`, in units of 16 rows by 128 columns. Integers become elements exactly, and
+// scales multiply sums.
+//
+// Defined outside: Sum (float), ELEMENT.
+
+constexpr u32 UNIT_COLUMNS = 128, UNIT_ROWS = 16;
+
+struct Parameters {
+    const u32* values;
+    const u32* meta;
+    const u32* scales;
+    const u16* x;
+    Output to;
+    u32 output;
+    u32 features, tokens, reduction;
+    // Whether all of X stays in shared memory.
+    u32 resident;
+};
+
+// Two neighbouring integers as elements: nibbles `register` and `register + 4`. As the lowest bits of 1024 (f16) or 128 (bf16) they count ones; that number and 8
+// are taken away, exactly.
+__device__ __forceinline__ u32 elements(u32 word, int which) {
+    u32 numbers, pair;
+    // (word & mask) | exponent, which the compiler would not make of those.
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
+    if (ELEMENT == F16) {
+        asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(numbers), "r"(0x64086408));
+    } else {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(numbers), "r"(0x3F803F80), "r"(0xC308C308));
+    }
+    return pair;
+}
+
+// The f16 scales of rows `lane / 4` and that and 8.
+__device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
+    low = widen<F16>((u16)word);
+    high = widen<F16>((u16)(word >> 16));
+}
+
+// Adds sums of 16 rows and eight tokens, scaled.
+__device__ __forceinline__ void add_scaled(Sum (&sums)[4], const Sum (&parts)[4], u32 scales) {
+    float low, high;
+    scales_of(scales, low, high);
+    #pragma unroll
+    for (int i = 0; i < 4; i++) sums[i] = fmaf(i < 2 ? low : high, parts[i], sums[i]);
+}
+
+// The activations of a product, from the rows of X that lanes show.
+__device__ __forceinline__ void load_activations(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
