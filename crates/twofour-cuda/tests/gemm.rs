@@ -381,7 +381,7 @@ fn a_long_product_with_many_rounds_of_tiles() {
     check::<bf16>(&bench, &case);
 }
 
-/// Few and many tokens, captured once and replayed.
+/// One or two, few and many tokens, captured once and replayed.
 #[test]
 fn calls_can_be_captured_in_a_graph() {
     let Some(bench) = hopper() else { return };
@@ -390,7 +390,7 @@ fn calls_can_be_captured_in_a_graph() {
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    for tokens in [5, 400] {
+    for tokens in [2, 5, 400] {
         let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
         let gemm = Gemm::new(&bench.device, problem).unwrap();
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
