@@ -55,12 +55,11 @@ impl Shape {
     }
 }
 
-/// Those that there are kernels of 16-bit weights for, as measured on an H200: for many rows, for few, and with more tokens.
-const SHAPES: [Shape; 3] = [
-    Shape { height: 1, warps: 8, depth: 4, blocks: 3 },
-    Shape { height: 1, warps: 16, depth: 2, blocks: 2 },
-    Shape { height: 2, warps: 8, depth: 2, blocks: 2 },
-];
+/// Shapes that there are kernels of 16-bit weights for, by what they were the fastest for on an H200.
+const MANY_ROWS: Shape = Shape { height: 1, warps: 8, depth: 4, blocks: 3 };
+const FEW_ROWS: Shape = Shape { height: 1, warps: 16, depth: 2, blocks: 2 };
+const MORE_TOKENS: Shape = Shape { height: 2, warps: 8, depth: 2, blocks: 2 };
+const SHAPES: [Shape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
 
 impl Shape {
     /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory.
@@ -74,7 +73,7 @@ impl Shape {
     pub(super) fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Shape> {
         let all = Shape::all(problem, architecture);
         let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
-        let best = SHAPES[usize::from(few_rows)];
+        let best = if few_rows { FEW_ROWS } else { MANY_ROWS };
         all.contains(&best).then_some(best).or(all.first().copied())
     }
 

@@ -254,11 +254,11 @@ impl Method {
 
     /// The one that takes the least time by a model of the device.
     pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
-        let direct = direct::Shape::best(problem, architecture, multiprocessors);
         // With more tokens Hopper's own way is as good.
-        match direct {
-            Some(shape) if problem.tokens <= 2 || !is_hopper(architecture) => return Method::Direct(shape),
-            _ => {}
+        if let Some(shape) = direct::Shape::best(problem, architecture, multiprocessors)
+            && (problem.tokens <= 2 || !is_hopper(architecture))
+        {
+            return Method::Direct(shape);
         }
         if !is_hopper(architecture) {
             return Method::Mma(mma::Tile::best(problem, multiprocessors));

@@ -6,8 +6,9 @@
 
 constexpr u32 X_BYTES = UNIT_COLUMNS * 2;
 
-// A lane's part of a step, of HEIGHT units one above the other.
 static_assert(HEIGHT <= 2, "two units one above the other at most");
+
+// A lane's part of a step, of HEIGHT units one above the other.
 struct Step {
     u32 values[HEIGHT][4];
     u32 codes[HEIGHT][2];

@@ -78,13 +78,12 @@ pub enum Method {
     Staged(staged::Shape),
 }
 
-/// Shapes that there are direct kernels for, as measured on an H200: for many rows; for few; for few that are long; with more tokens.
-const DIRECT: [direct::Shape; 4] = [
-    direct::Shape { height: 1, warps: 8, depth: 2, blocks: 5 },
-    direct::Shape { height: 1, warps: 16, depth: 1, blocks: 3 },
-    direct::Shape { height: 1, warps: 16, depth: 2, blocks: 2 },
-    direct::Shape { height: 2, warps: 8, depth: 1, blocks: 4 },
-];
+/// Shapes that there are direct kernels for, by what they were the fastest for on an H200.
+const MANY_ROWS: direct::Shape = direct::Shape { height: 1, warps: 8, depth: 2, blocks: 5 };
+const MANY_ROWS_MORE_TOKENS: direct::Shape = direct::Shape { height: 2, warps: 8, depth: 1, blocks: 4 };
+const FEW_ROWS: direct::Shape = direct::Shape { height: 1, warps: 16, depth: 1, blocks: 3 };
+const FEW_LONG_ROWS: direct::Shape = direct::Shape { height: 1, warps: 16, depth: 2, blocks: 2 };
+const DIRECT: [direct::Shape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
 
 impl Method {
     /// Those for a problem: none where there are too many tokens.
@@ -99,11 +98,11 @@ impl Method {
     /// The one that spreads the work best, as measured on an H200.
     pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Method> {
         let few_rows = problem.features <= (3 * UNIT.0) * multiprocessors as usize;
-        let best = match (few_rows, problem.tokens) {
-            (true, _) if problem.steps() > 64 => DIRECT[2],
-            (true, _) => DIRECT[1],
-            (false, 1..=4) => DIRECT[0],
-            (false, _) => DIRECT[3],
+        let best = match few_rows {
+            true if problem.steps() > 64 => FEW_LONG_ROWS,
+            true => FEW_ROWS,
+            false if problem.tokens > 4 => MANY_ROWS_MORE_TOKENS,
+            false => MANY_ROWS,
         };
         let best = Method::Direct(best);
         if Method::all(problem, architecture).contains(&best) {
