@@ -41,8 +41,9 @@ impl Tile {
         TILES.into_iter().filter(|tile| Variant { element, tile: *tile }.is_for(architecture)).collect()
     }
 
-    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads.
-    pub fn best(problem: Problem, multiprocessors: u32) -> Tile {
+    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads. Any
+    /// where the architecture has no kernel for the elements at all, which planning tells.
+    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Tile {
         let time = |tile: &Tile| {
             let tiles =
                 problem.features.div_ceil(tile.features as usize) * problem.tokens.div_ceil(tile.tokens as usize);
@@ -52,7 +53,8 @@ impl Tile {
             let reads = f64::from(tile.features * STEP_BYTES * 9 / 16 + tile.tokens * STEP_BYTES) / 64.0;
             rounds * products.max(reads)
         };
-        *TILES.iter().min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are tiles")
+        let there = Tile::all(problem.element, architecture);
+        there.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TILES[0])
     }
 
     fn name(self) -> String {

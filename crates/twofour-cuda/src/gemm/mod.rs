@@ -261,7 +261,7 @@ impl Method {
             return Method::Direct(shape);
         }
         if !is_hopper(architecture) {
-            return Method::Mma(mma::Tile::best(problem, multiprocessors));
+            return Method::Mma(mma::Tile::best(problem, architecture, multiprocessors));
         }
         match stream::Shape::best(problem, multiprocessors) {
             Some(shape) if problem.x == XOrder::TokensFirst => Method::Streamed(shape),

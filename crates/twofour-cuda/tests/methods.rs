@@ -1,0 +1,66 @@
+//! Without a device: what a plan chooses by itself is one of those that it may be given, on every architecture.
+
+use proptest::prelude::*;
+use twofour::int4::Granularity;
+use twofour_cuda::{
+    Architecture, Element,
+    gemm::{Method, Order, Problem, XOrder, int4},
+};
+
+/// Multiprocessors of a small, a large and an impossible device.
+const MULTIPROCESSORS: [u32; 4] = [1, 20, 132, 1000];
+
+fn sizes() -> impl Strategy<Value = (usize, usize, usize)> {
+    let tokens = prop_oneof![1usize..=8, 1usize..=64, 1usize..=16384];
+    (1usize..=512, tokens, 1usize..=256)
+}
+
+proptest! {
+    #[test]
+    fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool) {
+        use Element::{BF16, E4M3, E5M2, F16, I8};
+        for (element, architecture) in [F16, BF16, E4M3, E5M2, I8].into_iter().flat_map(|e| Architecture::ALL.map(|a| (e, a))) {
+            let problem = Problem {
+                epilogue,
+                ..Problem::plain(element, BF16, 64 * features, tokens, 128 * reduction)
+            };
+            let all = Method::all(problem, architecture);
+            // Ampere has no 8-bit floats: an error of its own.
+            if all.is_empty() {
+                prop_assert!(matches!(element, E4M3 | E5M2) && architecture < Architecture::SM_89, "{problem:?} on {architecture}");
+                continue;
+            }
+            for multiprocessors in MULTIPROCESSORS {
+                let best = Method::best(problem, architecture, multiprocessors);
+                prop_assert!(all.contains(&best), "{best:?} for {problem:?} on {architecture}");
+            }
+        }
+    }
+
+    #[test]
+    fn x_with_the_reduction_first_has_a_method_on_hopper((features, tokens, reduction) in sizes()) {
+        let plain = Problem::plain(Element::BF16, Element::BF16, 64 * features, 8 * tokens, reduction);
+        let problem = Problem { x: XOrder::ReductionFirst, ..plain };
+        let all = Method::all(problem, Architecture::SM_90);
+        prop_assert!(all.contains(&Method::best(problem, Architecture::SM_90, 132)), "{problem:?}");
+        prop_assert!(Method::all(problem, Architecture::SM_80).is_empty());
+    }
+
+    #[test]
+    fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MOST_TOKENS, by_row: bool) {
+        let granularity = if by_row { Granularity::Row } else { Granularity::Group };
+        let problem = int4::Problem {
+            element: Element::F16,
+            output: Element::F32,
+            granularity,
+            features: 16 * features,
+            tokens,
+            reduction: 128 * reduction,
+            order: Order::TokensFirst,
+        };
+        for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {
+            let best = int4::Method::best(problem, architecture, multiprocessors);
+            prop_assert!(best.is_some_and(|best| int4::Method::all(problem, architecture).contains(&best)), "{best:?} on {architecture}");
+        }
+    }
+}
