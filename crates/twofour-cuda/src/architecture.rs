@@ -48,7 +48,7 @@ impl Architecture {
     }
 
     /// The most shared memory that a block can have, in bytes.
-    pub fn shared_bytes(self) -> u32 {
+    pub const fn shared_bytes(self) -> u32 {
         1024 * match (self.major, self.minor) {
             (8, 0 | 7) => 163,
             (8, _) | (12, _) => 99,

@@ -109,7 +109,7 @@ struct Inner {
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.

@@ -12,7 +12,7 @@ use support::{
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
     Architecture, Element, Error,
-    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma},
+    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma, stream},
     prune::Packed,
 };
 
@@ -220,7 +220,7 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
     }
 }
 
-const SHAPES: [(usize, usize, usize); 12] = [
+const SHAPES: [(usize, usize, usize); 13] = [
     (64, 1, 128),
     (64, 7, 256),
     (192, 13, 128),
@@ -233,6 +233,7 @@ const SHAPES: [(usize, usize, usize); 12] = [
     (1024, 400, 512),
     (64, 1300, 640),
     (1088, 777, 128),
+    (448, 27, 1408),
 ];
 
 fn products<T: Number>(outputs: &[Element]) {
@@ -386,13 +387,18 @@ fn a_long_product_with_many_rounds_of_tiles() {
 fn calls_can_be_captured_in_a_graph() {
     let Some(bench) = hopper() else { return };
     let mut random = Random(11);
-    let (features, reduction) = (512, 512);
+    let (features, reduction) = (512, 1408);
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    for tokens in [2, 5, 400] {
+    let streamed = Method::Streamed(stream::Shape { features: 224, tokens: 64, split: 2 });
+    for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
         let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
-        let gemm = Gemm::new(&bench.device, problem).unwrap();
+        let gemm = match method {
+            Some(method) => Gemm::with(&bench.device, problem, method),
+            None => Gemm::new(&bench.device, problem),
+        }
+        .unwrap();
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&bytes_of(&x));
         let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
@@ -409,7 +415,7 @@ fn calls_can_be_captured_in_a_graph() {
         for _ in 0..3 {
             graph.launch().unwrap();
         }
-        assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]), "{tokens} tokens");
+        assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]), "{tokens} tokens, {}", gemm.kernel());
     }
 }
 

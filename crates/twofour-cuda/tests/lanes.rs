@@ -14,6 +14,12 @@ fn weight<T: Element>(cols: usize, one: T, odd: Option<(usize, usize)>) -> Compr
     Compressed::from_parts(64, cols, vec![one; 64 * cols / 2], meta).unwrap()
 }
 
+/// The words of an atom of 16-bit elements.
+fn words_of_16(odd: Option<(usize, usize)>) -> Vec<u32> {
+    let halves = sm90::encode_16(&weight(64, bf16::ONE, odd), sm90::TileK::K64).unwrap();
+    halves.chunks(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16).collect()
+}
+
 /// The word that differs, and the nibble in it.
 fn difference(a: &[u32], b: &[u32]) -> (usize, usize) {
     let differing: Vec<usize> = (0..a.len()).filter(|i| a[*i] != b[*i]).collect();
@@ -25,11 +31,7 @@ fn difference(a: &[u32], b: &[u32]) -> (usize, usize) {
 
 #[test]
 fn sixteen_bit_elements() {
-    let words = |odd| -> Vec<u32> {
-        let halves = sm90::encode_16(&weight(64, bf16::ONE, odd), sm90::TileK::K64).unwrap();
-        halves.chunks(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16).collect()
-    };
-    let even = words(None);
+    let even = words_of_16(None);
     for row in 0..64 {
         for group in 0..16 {
             let k = 4 * group;
@@ -37,7 +39,11 @@ fn sixteen_bit_elements() {
             let (warp, high, product) = (row / 16, row % 16 / 8, k / 32);
             let lane = row % 8 * 4 + product * 2 + k % 32 / 16;
             let word = 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2;
-            assert_eq!(difference(&even, &words(Some((row, group)))), (word, 4 * high + k % 16 / 4), "{row}, {group}");
+            assert_eq!(
+                difference(&even, &words_of_16(Some((row, group)))),
+                (word, 4 * high + k % 16 / 4),
+                "{row}, {group}"
+            );
         }
     }
 }
@@ -62,10 +68,6 @@ fn eight_bit_elements() {
 /// come from, lane by lane, against what the instruction multiplies.
 #[test]
 fn groups_that_change_places() {
-    let words = |odd| -> Vec<u32> {
-        let halves = sm90::encode_16(&weight(64, bf16::ONE, odd), sm90::TileK::K64).unwrap();
-        halves.chunks(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16).collect()
-    };
     // What a lane makes of the words of its row and that row and 8: see `product_codes`.
     let codes = |words: &[u32], warp: usize, lane: usize| -> u32 {
         (0..4).fold(0, |codes, j| {
@@ -73,7 +75,7 @@ fn groups_that_change_places() {
             codes | word.rotate_right((4 * (lane as i32 % 4 - j as i32)).rem_euclid(32) as u32) & 0x000F_000F << (4 * j)
         })
     };
-    let even = words(None);
+    let even = words_of_16(None);
     let mut places = std::collections::HashSet::new();
     for group in 0..16 {
         // The lane of four that reads the group's values, the product it passes them to, and as which of its eight groups: lane t's registers 0 and 1
@@ -90,7 +92,7 @@ fn groups_that_change_places() {
         // Codes: of a product's groups 0 to 3 (4 to 7), lane 2 `which` (and 1) of four holds those of rows r and r + 8.
         for row in 0..64 {
             let lane = row % 8 * 4 + which * 2 + of_product / 4;
-            let change = codes(&even, row / 16, lane) ^ codes(&words(Some((row, group))), row / 16, lane);
+            let change = codes(&even, row / 16, lane) ^ codes(&words_of_16(Some((row, group))), row / 16, lane);
             assert_eq!(change, 0xA << (4 * (row % 16 / 8 * 4 + of_product % 4)), "codes of row {row}, group {group}");
         }
     }

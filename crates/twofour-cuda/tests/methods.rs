@@ -7,7 +7,7 @@ use twofour_cuda::{
     gemm::{Method, Order, Problem, XOrder, int4},
 };
 
-/// Multiprocessors of a small, a large and an impossible device.
+/// Multiprocessors of small and large devices, and of impossible ones.
 const MULTIPROCESSORS: [u32; 4] = [1, 20, 132, 1000];
 
 fn sizes() -> impl Strategy<Value = (usize, usize, usize)> {

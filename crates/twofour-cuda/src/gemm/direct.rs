@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Operands, Problem, RawOutput, XOrder, tile_k};
+use super::{Epilogue, Operands, Problem, RawOutput, XOrder, mma, tile_k};
 use crate::{
     Architecture, Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
@@ -106,7 +106,7 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        format!("typedef float Sum;\n#define ELEMENT {}\n{}", self.element.definition(), self.shape.definitions())
+        mma::instruction(self.element) + &self.shape.definitions()
     }
 }
 

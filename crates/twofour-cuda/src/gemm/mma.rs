@@ -101,20 +101,25 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        let (instruction, sum, register) = match self.element {
-            Element::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
-            Element::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
-            Element::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
-            Element::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
-            _ => ("m16n8k64.row.col.s32.s8.s8.s32", "int", "r"),
-        };
         let Tile { features, tokens, stages } = self.tile;
-        format!(
-            "typedef {sum} Sum;\n#define SUM_REGISTER \"{register}\"\n#define INSTRUCTION \"{instruction}\"\n#define ELEMENT {}\n\
-             #define FEATURES {features}\n#define TOKENS {tokens}\n#define STAGES {stages}\n",
-            self.element.definition(),
-        )
+        let instruction = instruction(self.element);
+        format!("{instruction}#define FEATURES {features}\n#define TOKENS {tokens}\n#define STAGES {stages}\n")
     }
+}
+
+/// What sources of products by `mma.sp` are defined for: the elements, the instruction and its sums.
+pub(super) fn instruction(element: Element) -> String {
+    let (instruction, sum, register) = match element {
+        Element::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
+        Element::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
+        Element::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
+        Element::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
+        _ => ("m16n8k64.row.col.s32.s8.s8.s32", "int", "r"),
+    };
+    let element = element.definition();
+    format!(
+        "typedef {sum} Sum;\n#define SUM_REGISTER \"{register}\"\n#define INSTRUCTION \"{instruction}\"\n#define ELEMENT {element}\n"
+    )
 }
 
 const AMPERE: (u32, u32) = (8, 0);

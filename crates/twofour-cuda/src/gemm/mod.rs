@@ -12,14 +12,16 @@
 //!
 //! Weights of four bits have an order and a kernel of their own ([`int4`]).
 //!
-//! On Hopper products are by `wgmma.sp` ([`sm90`] and, for few tokens, [`stream`]), elsewhere from sm_80 on by `mma.sp` ([`mma`]); those of one or
-//! two tokens by `mma.sp` everywhere ([`direct`]). A weight is in the same order for all of them.
+//! On Hopper products are by `wgmma.sp` ([`sm90`]), those of few tokens by `mma.sp` ([`rings`]) or, for 8-bit floats and the largest weights, by `wgmma.sp`, too
+//! ([`stream`]). Elsewhere from sm_80 on they are by `mma.sp` ([`mma`]), and those of one or two tokens everywhere ([`direct`]). A weight is in the same order for all of
+//! them.
 //!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
 pub mod direct;
 pub mod int4;
 pub mod mma;
+pub mod rings;
 pub mod sm90;
 pub mod stream;
 
@@ -118,6 +120,7 @@ struct RawOutput {
     stride_token: u64,
     alpha: f32,
     activation: u32,
+    plain: u32,
 }
 
 impl RawOutput {
@@ -140,6 +143,7 @@ impl RawOutput {
                 Activation::Gelu => 2,
                 Activation::Silu => 3,
             },
+            plain: u32::from(epilogue == Epilogue::default()),
         }
     }
 }
@@ -227,6 +231,8 @@ pub enum Method {
     Tiled(sm90::Tile),
     /// All tokens at once, for few, by `wgmma.sp`.
     Streamed(stream::Shape),
+    /// All tokens at once, for few, by `mma.sp` and without a cluster.
+    Rings(rings::Shape),
     /// All tokens at once, for at most eight, by `mma.sp`.
     Direct(direct::Shape),
     /// Tile by tile, by `mma.sp`: on Hopper, too, but not at its best there.
@@ -248,8 +254,9 @@ impl Method {
         if problem.x == XOrder::ReductionFirst {
             return tiled.collect();
         }
-        let streamed = stream::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Streamed);
-        direct.chain(streamed).chain(tiled).collect()
+        let streamed = stream::Shape::all(problem).into_iter().map(Method::Streamed);
+        let rings = rings::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Rings);
+        direct.chain(rings).chain(streamed).chain(tiled).collect()
     }
 
     /// The one that takes the least time by a model of the device.
@@ -263,9 +270,15 @@ impl Method {
         if !is_hopper(architecture) {
             return Method::Mma(mma::Tile::best(problem, architecture, multiprocessors));
         }
+        if problem.x == XOrder::ReductionFirst {
+            return Method::Tiled(sm90::Tile::best(problem, multiprocessors));
+        }
+        if let Some(shape) = rings::Shape::best(problem, multiprocessors) {
+            return Method::Rings(shape);
+        }
         match stream::Shape::best(problem, multiprocessors) {
-            Some(shape) if problem.x == XOrder::TokensFirst => Method::Streamed(shape),
-            _ => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
+            Some(shape) => Method::Streamed(shape),
+            None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
         }
     }
 }
@@ -286,6 +299,7 @@ pub struct Gemm {
 enum Plan {
     Tiled(sm90::Plan),
     Streamed(stream::Plan),
+    Rings(rings::Plan),
     Direct(direct::Plan),
     Mma(mma::Plan),
 }
@@ -329,6 +343,7 @@ impl Gemm {
         let plan = match method {
             Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
             Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
+            Method::Rings(shape) => Plan::Rings(rings::Plan::new(device, problem, shape)?),
             Method::Direct(shape) => Plan::Direct(direct::Plan::new(device, problem, shape)?),
             Method::Mma(tile) => Plan::Mma(mma::Plan::new(device, problem, tile)?),
         };
@@ -363,6 +378,8 @@ impl Gemm {
             // SAFETY: as above.
             Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
+            Plan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: as above.
             Plan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
             Plan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
@@ -389,6 +406,7 @@ impl Gemm {
         match &self.plan {
             Plan::Tiled(plan) => plan.kernel(),
             Plan::Streamed(plan) => plan.kernel(),
+            Plan::Rings(plan) => plan.kernel(),
             Plan::Direct(plan) => plan.kernel(),
             Plan::Mma(plan) => plan.kernel(),
         }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Device, DevicePtr, Element, Result, Stream,
+    Architecture, Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
     gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, tile_k},
     source::Source,
@@ -38,7 +38,7 @@ const FLOAT_TILES: [Tile; 5] =
 const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
 
 /// Shared memory that a block of sm_90 can have.
-pub(super) const SHARED_BYTES: u32 = 232_448;
+pub(super) const SHARED_BYTES: u32 = Architecture::SM_90.shared_bytes();
 
 /// Warpgroups that multiply.
 const WARPGROUPS: u32 = 2;

@@ -13,7 +13,7 @@ use crate::{
 /// What a block of the kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
-    /// Rows of W: 64, 128 or 256.
+    /// Rows of W: 64, 128, 224 or 256.
     pub features: u32,
     /// Rows of X that there is room for: 8, 16, 32 or 64.
     pub tokens: u32,
@@ -21,9 +21,9 @@ pub struct Shape {
     pub split: u32,
 }
 
-/// Features that there are kernels for: metadata of 256 of 8 bits is wider than one copy takes.
+/// Features that there are kernels for: metadata of 224 of 8 bits is wider than one copy takes.
 fn features(element: Element) -> &'static [u32] {
-    if element.bytes() == 1 { &[64, 128] } else { &[64, 128, 256] }
+    if element.bytes() == 1 { &[64, 128] } else { &[64, 128, 224, 256] }
 }
 
 /// Tokens that there are kernels for.
@@ -32,24 +32,33 @@ const TOKENS: [u32; 4] = [8, 16, 32, 64];
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
 
+/// Elements of the reduction in a step.
+fn k_step(element: Element) -> u32 {
+    2 * ROW / element.bytes() as u32
+}
+
 /// Shared memory of a block where two are to run at once: a multiprocessor's, less what the system keeps of it for each.
 const HALF_BYTES: u32 = 228 * 1024 / 2 - 1024;
 
 impl Shape {
-    /// Those for an element type and so many tokens: none where there are too many.
-    pub fn all(element: Element, tokens: usize) -> Vec<Shape> {
-        let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let of = |features: &u32| (1..=8).map(|split| Shape { features: *features, tokens, split }).collect::<Vec<_>>();
+    /// Those for a problem: none where there are too many tokens. Every block has a step at least.
+    pub fn all(problem: Problem) -> Vec<Shape> {
+        let Problem { element, reduction, .. } = problem;
+        let Some(tokens) = TOKENS.into_iter().find(|most| problem.tokens <= *most as usize) else { return Vec::new() };
+        let steps = reduction.div_ceil(k_step(element) as usize) as u32;
+        let of = |features: &u32| {
+            (1..=steps.min(8)).map(|split| Shape { features: *features, tokens, split }).collect::<Vec<_>>()
+        };
         features(element).iter().flat_map(of).collect()
     }
 
     /// The one that spreads the work best over the device.
     pub(super) fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
-        // As few blocks to a row of W as fill the device, two to a multiprocessor at most.
+        // As few blocks to a row of W as occupy most of the device, and as few readers of X.
         let blocks = |shape: &Shape| problem.features.div_ceil(shape.features as usize) as u32 * shape.split;
-        let all = Shape::all(problem.element, problem.tokens);
-        let enough = all.iter().filter(|shape| blocks(shape) * 4 >= multiprocessors * 3);
-        enough.min_by_key(|shape| (shape.split, shape.features)).or(all.last()).copied()
+        let all = Shape::all(problem);
+        let enough = all.iter().filter(|shape| blocks(shape) * 10 >= multiprocessors * 7);
+        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.features))).or(all.last()).copied()
     }
 }
 
@@ -77,31 +86,30 @@ impl Variant {
         format!("{}-{}x{}", self.element, self.features, self.tokens)
     }
 
-    /// Elements of the reduction in a step.
-    fn k_step(&self) -> u32 {
-        2 * ROW / self.element.bytes() as u32
-    }
-
     /// Bytes of an atom of metadata.
     fn atom_bytes(&self) -> u32 {
-        64 * (self.k_step() / 2) / 8
+        64 * (k_step(self.element) / 2) / 8
     }
 
     fn stage_bytes(&self) -> u32 {
         let Variant { features, tokens, .. } = *self;
-        features * ROW + 2 * tokens * ROW + features / 64 * 2 * self.atom_bytes() + 16
+        features * ROW + 2 * tokens * ROW + features / 16 * 2 * (self.atom_bytes() / 4) + 16
     }
 
-    /// As many as there is room for, beside a second block of few features, and no more than eight.
+    /// As many as there is room for, beside a second block where both are small, and no more than eight.
     fn stages(&self) -> u32 {
-        let room = if self.features == 256 { SHARED_BYTES } else { HALF_BYTES };
+        let room = if self.features > 128 || self.tokens == 64 { SHARED_BYTES } else { HALF_BYTES };
         ((room - self.other_bytes()) / self.stage_bytes()).min(8)
     }
 
-    /// To round up the start, for a barrier, and for the sums that a block of few tokens is sent.
+    /// Warpgroups that multiply.
+    fn groups(&self) -> u32 {
+        self.features.div_ceil(64)
+    }
+
+    /// To round up the start, for a barrier, and for the sums that a block is sent.
     fn other_bytes(&self) -> u32 {
-        let sums = if self.tokens <= 16 { (self.tokens / 8 * self.features * 2 + 8) * 16 } else { 0 };
-        1024 + 16 + sums
+        1024 + 16 + (self.tokens / 8 * self.groups() * 128 + 8) * 16
     }
 
     fn shared_bytes(&self) -> u32 {
@@ -111,9 +119,9 @@ impl Variant {
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
         format!(
-            "#define ELEMENT {}\n#define GROUPS {}\n#define TOKENS {}\n#define STAGES {}\n#define SHARED_BYTES_ASKED {}\n",
+            "#define ELEMENT {}\n#define FEATURES {}\n#define TOKENS {}\n#define STAGES {}\n#define SHARED_BYTES_ASKED {}\n",
             self.element.definition(),
-            self.features / 64,
+            self.features,
             self.tokens,
             self.stages(),
             self.shared_bytes(),
@@ -155,7 +163,7 @@ impl Plan {
         let kernel = device.kernel(Source::StreamSm90(variant), "stream")?;
         kernel.allow_shared(shared)?;
         let blocks = problem.features.div_ceil(features as usize) as u32 * split;
-        let launch = Launch { grid: (blocks, 1), block: features / 64 * 128 + 32, shared, cluster: split };
+        let launch = Launch { grid: (blocks, 1), block: variant.groups() * 128 + 32, shared, cluster: split };
         Ok(Self { problem, variant, split, kernel, launch })
     }
 
@@ -168,7 +176,7 @@ impl Plan {
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self.problem;
         let Variant { features: tile_features, tokens: tile_tokens, .. } = self.variant;
-        let (bytes, step) = (element.bytes(), self.variant.k_step());
+        let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
         let meta_rows = reduction.div_ceil(step as usize / 2);
@@ -186,7 +194,7 @@ impl Plan {
                 operands.weight.meta,
                 8,
                 (meta_rows, meta_cols),
-                (2, tile_features / 64 * atom / 8),
+                (2, tile_features / 16 * (atom / 32)),
                 Swizzle::None,
             )?,
             to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),

@@ -99,17 +99,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) direct(const __g
     for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
     const Activations<X_BYTES> x(p.x, p.tokens, p.steps, part, memory);
     // What is computed for tokens that are not there is never stored, so they may have another's activations.
-    u32 mine = x.first + min(lane / 4, p.tokens - 1) * x.row_bytes + lane % 4 / 2 * 32 + lane % 2 * 4;
+    const u32 mine = x.first + min(lane / 4, p.tokens - 1) * x.row_bytes + lane % 4 / 2 * 32 + lane % 2 * 4;
     Sum sums[HEIGHT][4] = {};
     x.wait();
-    #pragma unroll 1
-    for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
-        #pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            if (d < left) add(sums, steps[d], mine + d * X_BYTES);
-            reader.next(steps[d], d + (int)DEPTH < left);
-        }
-        mine += DEPTH * X_BYTES;
-    }
+    add_all<Step, X_BYTES>(sums, reader, steps, part, mine);
     finish(p.to, p.output, p.features, p.tokens, sums, memory, feature);
 }

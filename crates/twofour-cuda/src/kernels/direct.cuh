@@ -3,7 +3,7 @@
 // A block takes 16 * HEIGHT rows of W, and each of its warps a part of the columns, step by step; DEPTH steps are read ahead. No block waits for another, and no
 // warp for another until the end, when sums are added up. Each warp has the columns of X that it needs in shared memory.
 //
-// Defined outside: Sum (float), ELEMENT, HEIGHT, WARPS, DEPTH, BLOCKS (to a multiprocessor).
+// Defined outside: HEIGHT, WARPS, DEPTH, BLOCKS (to a multiprocessor).
 
 constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT;
 // On Blackwell the same code takes a few registers more.
@@ -64,6 +64,20 @@ template <u32 STEP_BYTES> struct Activations {
     }
 };
 
+// Adds the products of all of a warp's steps, DEPTH of which the reader is ahead; `x` is where the lane finds its activations of the first, each step's X_BYTES
+// after those before.
+template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void add_all(Sum (&sums)[HEIGHT][4], Reader& reader, Step (&steps)[DEPTH], Part part, u32 x) {
+    #pragma unroll 1
+    for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
+        #pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            if (d < left) add(sums, steps[d], x + d * X_BYTES);
+            reader.next(steps[d], d + (int)DEPTH < left);
+        }
+        x += DEPTH * X_BYTES;
+    }
+}
+
 // Adds up the sums of all warps and stores the results of the rows from `feature` on.
 __device__ __forceinline__ void finish(const Output& to, u32 output, u32 features, u32 tokens, const Sum (&sums)[HEIGHT][4], u8* memory, u32 feature) {
     #pragma unroll
@@ -79,6 +93,6 @@ __device__ __forceinline__ void finish(const Output& to, u32 output, u32 feature
         Sum total = 0;
         #pragma unroll
         for (u32 warp = 0; warp < WARPS; warp++) total += from[warp * 128];
-        store<ELEMENT>(to, output, total, feature + row, token);
+        store(to, output, total, feature + row, token);
     }
 }

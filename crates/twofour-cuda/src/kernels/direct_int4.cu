@@ -75,18 +75,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) decode(const __g
     for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
     const Activations<X_BYTES> x((const u8*)p.x, p.tokens, steps_of_all, part, memory);
     // What is computed for tokens that are not there is never stored, so they may have another's activations.
-    u32 mine = x.first + min(lane % 8, p.tokens - 1) * x.row_bytes + lane / 8 * 16;
+    const u32 mine = x.first + min(lane % 8, p.tokens - 1) * x.row_bytes + lane / 8 * 16;
     Sum sums[HEIGHT][4] = {};
     x.wait();
-    #pragma unroll 1
-    for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
-        #pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            if (d < left) add(sums, steps[d], mine + d * X_BYTES);
-            reader.next(steps[d], d + (int)DEPTH < left);
-        }
-        mine += DEPTH * X_BYTES;
-    }
+    add_all<Step, X_BYTES>(sums, reader, steps, part, mine);
     if (BY_ROW) {
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {

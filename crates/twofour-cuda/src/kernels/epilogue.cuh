@@ -9,6 +9,8 @@ struct Output {
     u64 stride_feature, stride_token;
     float alpha;
     u32 activation;
+    // Whether results are the sums themselves.
+    u32 plain;
 };
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
@@ -57,6 +59,12 @@ __device__ __forceinline__ float scale_of(const Output& to, u32 f, u32 t) {
     return scale;
 }
 
+// Sums as words.
+__device__ __forceinline__ u32 bits_of(float sum) { return __float_as_uint(sum); }
+__device__ __forceinline__ u32 bits_of(int sum) { return sum; }
+__device__ __forceinline__ void of_bits(float& sum, u32 bits) { sum = __uint_as_float(bits); }
+__device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }
+
 // How a result of that type comes from a sum.
 template <int E> struct Result {
     typedef typename Bits<E>::type Type;
@@ -69,21 +77,37 @@ template <> struct Result<I32> {
     static __device__ __forceinline__ float bias(const void*, u32) { return 0.0f; }
 };
 
-// Stores the result of one sum: an f32, or a 16-bit E.
-template <int E> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
-    const float scale = scale_of(to, f, t);
-    const u64 at = f * to.stride_feature + t * to.stride_token;
-    if (output == F32) {
-        const float bias = to.bias ? Result<F32>::bias(to.bias, f) : 0.0f;
-        ((float*)to.data)[at] = activated(to.activation, fmaf(sum, scale, bias));
-    } else {
-        const float bias = to.bias ? Result<E>::bias(to.bias, f) : 0.0f;
-        ((u16*)to.data)[at] = narrow<E>(activated(to.activation, fmaf(sum, scale, bias)));
-    }
+// The summand of a feature.
+__device__ __forceinline__ float bias_of(const Output& to, u32 output, u32 f) {
+    if (!to.bias) return 0.0f;
+    return output == F16 ? Result<F16>::bias(to.bias, f) : output == BF16 ? Result<BF16>::bias(to.bias, f) : Result<F32>::bias(to.bias, f);
 }
 
-// Sums as words, for shared memory.
-__device__ __forceinline__ u32 bits_of(float sum) { return __float_as_uint(sum); }
-__device__ __forceinline__ u32 bits_of(int sum) { return sum; }
-__device__ __forceinline__ void of_bits(float& sum, u32 bits) { sum = __uint_as_float(bits); }
-__device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }
+// Stores the result of one sum. The type is found out, since there are few; not so whether there is anything to do before, which takes code that would have to be fetched.
+template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
+    const u64 at = f * to.stride_feature + t * to.stride_token;
+    if (output == I32) {
+        ((u32*)to.data)[at] = Result<I32>::of(sum, 0.0f);
+        return;
+    }
+    const float result = PLAIN ? (float)sum : activated(to.activation, fmaf((float)sum, scale_of(to, f, t), bias_of(to, output, f)));
+    if (output == F32) ((float*)to.data)[at] = result;
+    else ((u16*)to.data)[at] = output == F16 ? narrow<F16>(result) : narrow<BF16>(result);
+}
+__device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
+    if (to.plain) store<true>(to, output, sum, f, t);
+    else store<false>(to, output, sum, f, t);
+}
+
+// Stores four neighbouring results, the first of a feature that is a multiple of four, where nothing is to be done and features are contiguous.
+__device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 f, u32 t) {
+    const u64 at = f + t * to.stride_token;
+    if (output == F16 || output == BF16) {
+        u16 four[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) four[i] = output == F16 ? narrow<F16>((float)sums[i]) : narrow<BF16>((float)sums[i]);
+        *(uint2*)((u16*)to.data + at) = make_uint2(four[0] | (u32)four[1] << 16, four[2] | (u32)four[3] << 16);
+    } else {
+        *(uint4*)((u32*)to.data + at) = make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));
+    }
+}

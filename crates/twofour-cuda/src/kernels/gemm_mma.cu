@@ -7,7 +7,7 @@
 // Bytes are all that differs between types, but for the instruction: rows of both tiles lie in pieces of 16 bytes, exchanged so that eight rows' pieces of
 // one column lie in different banks.
 //
-// Defined outside: Sum and the letter of its registers (SUM_REGISTER), ELEMENT, INSTRUCTION, FEATURES, TOKENS, STAGES.
+// Defined outside: ELEMENT, FEATURES, TOKENS, STAGES, and what sparse_product.cuh wants.
 
 constexpr int THREADS = 128;
 constexpr int WARP_FEATURES = FEATURES / 2, WARP_TOKENS = TOKENS / 2;
@@ -42,26 +42,6 @@ template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.as
 __device__ __forceinline__ u32 w_at(u32 row, u32 piece) { return row * W_ROW + ((piece ^ row / 2 % 4) * 16); }
 __device__ __forceinline__ u32 x_at(u32 row, u32 piece) { return row * X_ROW + ((piece ^ row % 8) * 16); }
 
-__device__ __forceinline__ void load_matrices(u32 at, u32 (&out)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-#define PRODUCT(selector)                                                                                                                           \
-    asm("mma.sp::ordered_metadata.sync.aligned." INSTRUCTION                                                                                        \
-        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, " selector ";"                                             \
-        : "+" SUM_REGISTER(sums[0]), "+" SUM_REGISTER(sums[1]), "+" SUM_REGISTER(sums[2]), "+" SUM_REGISTER(sums[3])                                \
-        : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(codes))
-
-// Adds the product of 16 features and 8 tokens. Of 16-bit elements, lanes with bit 1 unset hold the codes of a step's first product, the others those of its
-// second.
-template <int SECOND> __device__ __forceinline__ void multiply(Sum (&sums)[4], const u32 (&w)[4], const u32 (&x)[4], u32 codes) {
-    if (SECOND && ELEMENT_BYTES == 2) PRODUCT("0x1");
-    else PRODUCT("0x0");
-}
-
 struct Tile { u32 feature, token; };
 
 // Neighbours in time share what they read: a panel's tiles of features are next to each other.
@@ -95,13 +75,12 @@ __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 fea
 // Adds a step's products.
 __device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 stage, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
-    u32 codes[M_TILES][ELEMENT_BYTES == 2 ? 1 : 2];
+    u32 codes[M_TILES][CODE_WORDS];
     #pragma unroll
     for (u32 m = 0; m < M_TILES; m++) {
-        const u32 row = warp_feature + m * 16, atom = stage + AT_META + row / 64 * ATOM_BYTES;
-        const u32 word = ELEMENT_BYTES == 2 ? 2 * (row % 64 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row % 64 + lane / 4 + lane % 2 * 8) + lane / 2 % 2;
+        const u32 sixteen = stage + AT_META + (warp_feature / 16 + m) * (ATOM_BYTES / 4);
         #pragma unroll
-        for (u32 i = 0; i < (ELEMENT_BYTES == 2 ? 1 : 2); i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[m][i]) : "r"(atom + 4 * word + 8 * i) : "memory");
+        for (u32 i = 0; i < CODE_WORDS; i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[m][i]) : "r"(sixteen + 4 * code_word(lane) + 8 * i) : "memory");
     }
     unrolled<2>([&](auto which) {
         constexpr int SECOND = decltype(which)::value;
@@ -113,7 +92,7 @@ __device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 s
             u32 x[4];
             load_matrices(stage + AT_X + x_at(warp_token + n * 8 + lane % 8, SECOND * 4 + lane / 8), x);
             #pragma unroll
-            for (u32 m = 0; m < M_TILES; m++) multiply<SECOND>(sums[m][n], w[m], x, codes[m][ELEMENT_BYTES == 2 ? 0 : SECOND]);
+            for (u32 m = 0; m < M_TILES; m++) sparse_product<CODE_WORDS == 1 ? SECOND : 0>(sums[m][n], w[m], x, codes[m][SECOND % CODE_WORDS]);
         }
     });
 }
@@ -133,11 +112,6 @@ template <int E> __device__ __forceinline__ void store_four(void* data, u64 at, 
     for (int i = 0; i < 4; i++) {
         if (i < count) to[i] = four.of[i];
     }
-}
-
-__device__ __forceinline__ float bias_of(const Parameters& p, u32 feature) {
-    if (!p.to.bias) return 0.0f;
-    return p.output == F16 ? Result<F16>::bias(p.to.bias, feature) : p.output == BF16 ? Result<BF16>::bias(p.to.bias, feature) : Result<F32>::bias(p.to.bias, feature);
 }
 
 // Sums of a tile, finished and stored by way of shared memory, so that neighbours of the result are stored together.
@@ -173,7 +147,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
             four[j] = exchange[row * row_of + along + j];
             const u32 of_f = features_together ? f + j : f, of_t = features_together ? t : t + j;
             const bool there = j < count;
-            values[j] = there ? activated(p.to.activation, fmaf((float)four[j], scale_of(p.to, of_f, of_t), bias_of(p, of_f))) : 0.0f;
+            values[j] = there ? activated(p.to.activation, fmaf((float)four[j], scale_of(p.to, of_f, of_t), bias_of(p.to, p.output, of_f))) : 0.0f;
         }
         const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
         if (p.output == F16) store_four<F16>(p.to.data, at, four, values, count);

@@ -127,7 +127,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
                 Sum total = 0;
                 #pragma unroll
                 for (u32 from = 0; from < K_WARPS; from++) total += exchange[((row / UNIT_ROWS * K_WARPS + from) * 32 + theirs) * 4 + which];
-                store<ELEMENT>(p.to, p.output, total, f, first + token);
+                store(p.to, p.output, total, f, first + token);
             }
         }
         // Tokens that are not there may have left something.

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     Architecture, Element, adamw, compress,
-    gemm::{XOrder, direct, int4, mma, sm90, stream},
+    gemm::{XOrder, direct, int4, mma, rings, sm90, stream},
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -37,6 +37,8 @@ pub enum Source {
     GemmSm90(sm90::Variant),
     /// The same for few tokens.
     StreamSm90(stream::Variant),
+    /// The same for fewer.
+    RingsSm90(rings::Variant),
     /// A product on the tensor cores of sm_80 and everything after.
     GemmMma(mma::Variant),
     /// The same for a few tokens.
@@ -61,10 +63,12 @@ impl Source {
         let prune = prune.chain(compress).chain(adamw);
         let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
         let streamed = stream::Variant::all().into_iter().map(Source::StreamSm90);
+        let rings = rings::Variant::all().into_iter().map(Source::RingsSm90);
         let mma = mma::Variant::all().into_iter().map(Source::GemmMma);
         let direct = direct::Variant::all().into_iter().map(Source::Direct);
         let int4 = int4::Variant::all().into_iter().map(Source::Int4);
-        prune.chain([Source::Read]).chain(tiled).chain(streamed).chain(mma).chain(direct).chain(int4).collect()
+        let hopper = tiled.chain(streamed).chain(rings);
+        prune.chain([Source::Read]).chain(hopper).chain(mma).chain(direct).chain(int4).collect()
     }
 
     /// Its name, of its file and what it is defined for.
@@ -77,6 +81,7 @@ impl Source {
             Source::Read => "read".into(),
             Source::GemmSm90(variant) => format!("gemm-sm90-{}", variant.name()),
             Source::StreamSm90(variant) => format!("stream-sm90-{}", variant.name()),
+            Source::RingsSm90(variant) => format!("rings-sm90-{}", variant.name()),
             Source::GemmMma(variant) => format!("gemm-mma-{}", variant.name()),
             Source::Direct(variant) => format!("direct-{}", variant.name()),
             Source::Int4(variant) => format!("int4-{}", variant.name()),
@@ -90,7 +95,7 @@ impl Source {
             // Earlier ones know no 8-bit floats.
             Source::Compress { output, .. } => output.bytes() > 1 || architecture >= Architecture::SM_89,
             Source::GemmMma(variant) => variant.is_for(architecture),
-            Source::GemmSm90(_) | Source::StreamSm90(_) => architecture.capability() == (9, 0),
+            Source::GemmSm90(_) | Source::StreamSm90(_) | Source::RingsSm90(_) => architecture.capability() == (9, 0),
         }
     }
 
@@ -129,9 +134,14 @@ impl Source {
                 let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
                 hopper(variant.element, variant.tokens, XOrder::TokensFirst, variant.definitions(), kernel)
             }
+            Source::RingsSm90(variant) => {
+                let kernel = file("rings_sm90.cu", include_str!("../kernels/rings_sm90.cu"));
+                let hopper = file("hopper.cuh", HOPPER);
+                variant.definitions() + &common + &hopper + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
+            }
             Source::GemmMma(variant) => {
                 let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
-                common + &variant.definitions() + &file("epilogue.cuh", EPILOGUE) + &kernel
+                common + &variant.definitions() + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
             }
             Source::Direct(variant) => {
                 let kernel = product + &direct + &file("direct.cu", include_str!("../kernels/direct.cu"));

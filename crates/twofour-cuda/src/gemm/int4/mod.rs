@@ -9,7 +9,7 @@ pub mod staged;
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue};
+use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue, mma};
 use crate::{
     Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -157,8 +157,7 @@ impl Variant {
             Method::Direct(shape) => shape.definitions(),
             Method::Staged(shape) => shape.definitions(),
         };
-        let element = self.element.definition();
-        format!("typedef float Sum;\n#define ELEMENT {element}\n#define BY_ROW {by_row}\n{shape}")
+        format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element))
     }
 }
 

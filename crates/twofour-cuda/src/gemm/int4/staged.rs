@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Problem, UNIT};
+use crate::Architecture;
 
 /// Tokens that there are kernels for.
 const TOKENS: [u32; 4] = [8, 16, 32, 64];
@@ -17,8 +18,8 @@ const MOST_STAGES: u32 = 8;
 const UNIT_BYTES: u32 = 32 * (16 + 8 + 4);
 const EXCHANGE_BYTES: u32 = WARPS * 32 * 16;
 
-/// Shared memory that a block may have on all architectures: 99 KiB, as sm_86 and sm_89 give it.
-const SHARED_BYTES: u32 = 99 * 1024;
+/// Shared memory that a block may have on all architectures: that of sm_86 and sm_89.
+const SHARED_BYTES: u32 = Architecture::SM_86.shared_bytes();
 
 /// How the warps of a block share the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
