@@ -139,6 +139,7 @@ fn products(element: Element) {
             (272, 8, 1152),
             (160, 13, 640),
             (1024, 16, 2048),
+            (176, 29, 1792),
             (144, 33, 384),
             (96, 64, 3968),
         ] {
@@ -171,13 +172,20 @@ fn bf16_products() {
     products(Element::BF16);
 }
 
+/// Few tokens and more, captured once and replayed.
 #[test]
-fn a_call_can_be_captured_in_a_graph() {
+fn calls_can_be_captured_in_a_graph() {
     let Some(bench) = bench() else { return };
+    for tokens in [3, 20] {
+        capture(&bench, tokens);
+    }
+}
+
+fn capture(bench: &Bench, tokens: usize) {
     let mut random = Random(5);
-    let (features, tokens, reduction) = (256, 3, 1024);
+    let (features, reduction) = (256, 2048);
     let w = weight(&mut random, features, reduction, Granularity::Group);
-    let there = There::new(&bench, &w);
+    let there = There::new(bench, &w);
     let problem = Problem {
         element: Element::F16,
         output: Element::F16,
@@ -191,7 +199,7 @@ fn a_call_can_be_captured_in_a_graph() {
     let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), Element::F16).0).collect();
     let x = bench.up(&x);
     let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
-    let (places, x_at, out_at) = (there.places(&bench), bench.at(&x), [bench.at(&outs[0]), bench.at(&outs[1])]);
+    let (places, x_at, out_at) = (there.places(bench), bench.at(&x), [bench.at(&outs[0]), bench.at(&outs[1])]);
     // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
     let run = |out| unsafe { decode.run(bench.stream(), places, x_at, out, Epilogue::default()) }.unwrap();
     run(out_at[0]);
@@ -200,7 +208,7 @@ fn a_call_can_be_captured_in_a_graph() {
     for _ in 0..3 {
         graph.launch().unwrap();
     }
-    assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]));
+    assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]), "{tokens} tokens, {}", decode.kernel());
 }
 
 #[test]

@@ -273,7 +273,8 @@ impl Method {
         if problem.x == XOrder::ReductionFirst {
             return Method::Tiled(sm90::Tile::best(problem, multiprocessors));
         }
-        if let Some(shape) = rings::Shape::best(problem, multiprocessors) {
+        let rings = rings::Shape::all(problem.element, problem.tokens);
+        if let Some(shape) = rings::Shape::best(&rings, problem.features, multiprocessors) {
             return Method::Rings(shape);
         }
         match stream::Shape::best(problem, multiprocessors) {

@@ -23,7 +23,7 @@ pub struct Shape {
     pub tokens: u32,
 }
 
-const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> Shape {
+pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> Shape {
     Shape { height, warps, blocks, tokens }
 }
 
@@ -57,19 +57,63 @@ const MOST_BUFFERS: u32 = 24;
 impl Shape {
     /// Those for an element type and so many tokens: none where there are too many, nor for 8-bit floats, whose `mma.sp` Hopper makes of other instructions.
     pub fn all(element: Element, tokens: usize) -> Vec<Shape> {
-        let room = SHAPES.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
-        SHAPES.into_iter().filter(|shape| ELEMENTS.contains(&element) && Some(shape.tokens) == room).collect()
+        if ELEMENTS.contains(&element) { Shape::with_room(&SHAPES, tokens) } else { Vec::new() }
     }
 
-    /// The one that spreads the work best over the device, if there is one that does.
-    pub(super) fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
-        let all = Shape::all(problem.element, problem.tokens);
+    /// Those of a list that have room for so many tokens, and no more of it than they need.
+    pub(super) fn with_room(shapes: &[Shape], tokens: usize) -> Vec<Shape> {
+        let room = shapes.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
+        shapes.iter().filter(|shape| Some(shape.tokens) == room).copied().collect()
+    }
+
+    /// The one of some that spreads so many rows best over the device, if there is one that does.
+    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
         let rows = |shape: &Shape| (16 * shape.height * multiprocessors) as usize;
         // As few rows to a block as the device takes at once, or else as many as there are.
-        let at_once = all.iter().filter(|shape| shape.blocks == 1 && problem.features <= rows(shape));
+        let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
         let in_rounds = all.iter().rfind(|shape| shape.blocks > 1);
         at_once.min_by_key(|shape| shape.height).or(in_rounds).copied()
     }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        let Shape { height, warps, blocks, tokens } = self;
+        format!("{}x{tokens}w{warps}b{blocks}", 16 * height)
+    }
+
+    /// Buffers of a warp, for a step of so many bytes: as many as there is room for, beside another block where there may be one.
+    fn stages(self, step_bytes: u32) -> u32 {
+        let Shape { warps, blocks, .. } = self;
+        // A multiprocessor keeps 1024 bytes for each block, which are the difference between what one block may have and what there is.
+        let room = (SHARED_BYTES + 1024) / blocks - 1024;
+        ((room - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
+    }
+
+    /// Bytes of shared memory, for a step of so many; with 1024 to round up the start.
+    fn shared_bytes(self, step_bytes: u32) -> u32 {
+        1024 + self.warps * self.stages(step_bytes) * (stage_bytes(step_bytes) + 8)
+    }
+
+    /// What sources are defined for, where a step has so many bytes.
+    pub(super) fn definitions(self, step_bytes: u32) -> String {
+        let Shape { height, warps, blocks, tokens } = self;
+        let (stages, shared) = (self.stages(step_bytes), self.shared_bytes(step_bytes));
+        format!(
+            "#define HEIGHT {height}\n#define WARPS {warps}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n\
+             #define STAGES {stages}\n#define SHARED_BYTES_ASKED {shared}\n"
+        )
+    }
+
+    /// The launch for so many rows.
+    pub(super) fn launch(self, features: usize, step_bytes: u32) -> Launch {
+        let blocks = features.div_ceil((16 * self.height) as usize) as u32;
+        Launch { grid: (blocks, 1), block: self.warps * 32, shared: self.shared_bytes(step_bytes), cluster: 1 }
+    }
+}
+
+/// Bytes of a buffer.
+fn stage_bytes(step_bytes: u32) -> u32 {
+    step_bytes.next_multiple_of(1024)
 }
 
 /// A kernel: for a type and a shape.
@@ -90,8 +134,7 @@ impl Variant {
 
     /// Its name.
     pub fn name(&self) -> String {
-        let Shape { height, warps, blocks, tokens } = self.shape;
-        format!("{}-{}x{tokens}w{warps}b{blocks}", self.element, 16 * height)
+        format!("{}-{}", self.element, self.shape.name())
     }
 
     /// Elements of the reduction in a step.
@@ -104,35 +147,15 @@ impl Variant {
         16 * (self.k_step() / 2) / 8
     }
 
-    /// Bytes of a buffer.
-    fn stage_bytes(&self) -> u32 {
+    /// Bytes of a step.
+    fn step_bytes(&self) -> u32 {
         let Shape { height, tokens, .. } = self.shape;
-        (16 * height * ROW + 2 * tokens * ROW + 2 * height * self.sixteen_codes()).next_multiple_of(1024)
-    }
-
-    /// As many as there is room for, beside another block where there may be one.
-    fn stages(&self) -> u32 {
-        let Shape { warps, blocks, .. } = self.shape;
-        // A multiprocessor keeps 1024 bytes for each block, which are the difference between what one block may have and what there is.
-        let room = (SHARED_BYTES + 1024) / blocks - 1024;
-        ((room - 1024) / (warps * (self.stage_bytes() + 8))).min(MOST_BUFFERS / warps)
-    }
-
-    /// With 1024 to round up the start.
-    fn shared_bytes(&self) -> u32 {
-        1024 + self.shape.warps * self.stages() * (self.stage_bytes() + 8)
+        16 * height * ROW + 2 * tokens * ROW + 2 * height * self.sixteen_codes()
     }
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        let Shape { height, warps, blocks, tokens } = self.shape;
-        format!(
-            "{}#define HEIGHT {height}\n#define WARPS {warps}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {}\n\
-             #define SHARED_BYTES_ASKED {}\n",
-            mma::instruction(self.element),
-            self.stages(),
-            self.shared_bytes(),
-        )
+        mma::instruction(self.element) + &self.shape.definitions(self.step_bytes())
     }
 }
 
@@ -163,10 +186,8 @@ impl Plan {
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let variant = Variant { element: problem.element, shape };
         let kernel = device.kernel(Source::RingsSm90(variant), "rings")?;
-        let shared = variant.shared_bytes();
-        kernel.allow_shared(shared)?;
-        let blocks = problem.features.div_ceil((16 * shape.height) as usize) as u32;
-        let launch = Launch { grid: (blocks, 1), block: shape.warps * 32, shared, cluster: 1 };
+        let launch = shape.launch(problem.features, variant.step_bytes());
+        kernel.allow_shared(launch.shared)?;
         Ok(Self { problem, variant, kernel, launch })
     }
 

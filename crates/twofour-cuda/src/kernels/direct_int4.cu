@@ -50,7 +50,7 @@ __device__ __forceinline__ void add(Sum (&sums)[HEIGHT][4], const Step& step, u3
     unrolled<4>([&](auto which) {
         constexpr int WHICH = decltype(which)::value;
         u32 activations[4];
-        load_activations(activations, x + WHICH * 64);
+        load_matrices(x + WHICH * 64, activations);
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
             u32 w[4];

@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             u32 activations[4];
-            load_activations(activations, rows[tile] + x + STEP * 64);
+            load_matrices(rows[tile] + x + STEP * 64, activations);
             #pragma unroll
             for (u32 m = 0; m < HEIGHT; m++) sparse_product<STEP % 2>(into[m][tile], w[m], activations, codes[m][STEP / 2]);
         }

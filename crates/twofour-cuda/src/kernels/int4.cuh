@@ -44,11 +44,3 @@ __device__ __forceinline__ void add_scaled(Sum (&sums)[4], const Sum (&parts)[4]
     #pragma unroll
     for (int i = 0; i < 4; i++) sums[i] = fmaf(i < 2 ? low : high, parts[i], sums[i]);
 }
-
-// The activations of a product, from the rows of X that lanes show.
-__device__ __forceinline__ void load_activations(u32 (&to)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from)
-                 : "memory");
-}

@@ -63,7 +63,12 @@ __device__ __forceinline__ void multiply(Sum (&sums)[TOKENS / 2], u32 shared, u3
     const u32 meta = shared + AT_META + group * ATOM_BYTES + 4 * word;
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
     u32 stage = 0, parity = 0, before = 0;
-    // One step; the one before it is over once this one has begun.
+    // One step. With buffers enough it is over only when the next one has begun, so that products follow each other without a pause.
+    constexpr bool AHEAD = STAGES > 4;
+    const auto release = [&](u32 stage) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared + AT_EMPTY + 8 * stage);
+    };
     const auto add_step = [&](auto first, u32 (&codes)[2][WORDS]) {
         constexpr bool FIRST = decltype(first)::value;
         barrier_wait(shared + AT_FULL + 8 * stage, parity);
@@ -83,9 +88,9 @@ __device__ __forceinline__ void multiply(Sum (&sums)[TOKENS / 2], u32 shared, u3
         product<0>(sums, w, x, codes[1][0]);
         product<ELEMENT_BYTES == 2 ? 1 : 0>(sums, operand_after(w, ROW / 4), operand_after(x, ROW / 2), codes[1][WORDS - 1]);
         products_commit();
-        products_wait<1>();
-        __syncwarp();
-        if (!FIRST && lane == 0) barrier_arrive(shared + AT_EMPTY + 8 * before);
+        products_wait<AHEAD ? 1 : 0>();
+        if (!AHEAD) release(stage);
+        else if (!FIRST) release(before);
         before = stage;
         next_stage<STAGES>(stage, parity);
     };

@@ -91,7 +91,8 @@ impl Source {
     /// Whether it is for that architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         match self {
-            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Direct(_) | Source::Int4(_) => true,
+            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Direct(_) => true,
+            Source::Int4(variant) => variant.is_for(architecture),
             // Earlier ones know no 8-bit floats.
             Source::Compress { output, .. } => output.bytes() > 1 || architecture >= Architecture::SM_89,
             Source::GemmMma(variant) => variant.is_for(architecture),
@@ -106,6 +107,7 @@ impl Source {
         let codes = file("codes.cuh", CODES);
         let product = file("sparse_product.cuh", include_str!("../kernels/sparse_product.cuh"));
         let direct = file("direct.cuh", include_str!("../kernels/direct.cuh"));
+        let rings = file("hopper.cuh", HOPPER) + &file("rings.cuh", include_str!("../kernels/rings.cuh"));
         let between = |input: &Element, output: &Element| {
             format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition())
         };
@@ -135,9 +137,8 @@ impl Source {
                 hopper(variant.element, variant.tokens, XOrder::TokensFirst, variant.definitions(), kernel)
             }
             Source::RingsSm90(variant) => {
-                let kernel = file("rings_sm90.cu", include_str!("../kernels/rings_sm90.cu"));
-                let hopper = file("hopper.cuh", HOPPER);
-                variant.definitions() + &common + &hopper + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
+                let kernel = rings + &file("rings_sm90.cu", include_str!("../kernels/rings_sm90.cu"));
+                variant.definitions() + &common + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
             }
             Source::GemmMma(variant) => {
                 let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
@@ -152,6 +153,7 @@ impl Source {
                     int4::Method::Direct(_) => {
                         direct + &file("direct_int4.cu", include_str!("../kernels/direct_int4.cu"))
                     }
+                    int4::Method::Rings(_) => rings + &file("rings_int4.cu", include_str!("../kernels/rings_int4.cu")),
                     int4::Method::Staged(_) => file("int4.cu", include_str!("../kernels/int4.cu")),
                 };
                 let four_bits = file("int4.cuh", include_str!("../kernels/int4.cuh"));

@@ -1,15 +1,16 @@
 //! Products of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
-//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory
-//! ([`staged`]).
+//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory:
+//! by rings of buffers on Hopper ([`Method::Rings`]), elsewhere by [`staged`].
 
+mod rings;
 pub mod staged;
 
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue, mma};
+use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue, is_hopper, mma};
 use crate::{
     Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -74,6 +75,8 @@ impl Problem {
 pub enum Method {
     /// Straight from memory into registers, for at most eight tokens.
     Direct(direct::Shape),
+    /// Through rings of buffers that the copy engine fills, on Hopper.
+    Rings(super::rings::Shape),
     /// Through shared memory.
     Staged(staged::Shape),
 }
@@ -92,7 +95,11 @@ impl Method {
             problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
         };
         let direct = DIRECT.into_iter().filter(fits).map(Method::Direct);
-        direct.chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged)).collect()
+        let rings = if is_hopper(architecture) { rings_for(problem) } else { Vec::new() };
+        direct
+            .chain(rings.into_iter().map(Method::Rings))
+            .chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged))
+            .collect()
     }
 
     /// The one that spreads the work best, as measured on an H200.
@@ -105,11 +112,22 @@ impl Method {
             false => MANY_ROWS,
         };
         let best = Method::Direct(best);
-        if Method::all(problem, architecture).contains(&best) {
+        let all = Method::all(problem, architecture);
+        if all.contains(&best) && (problem.tokens <= 4 || !is_hopper(architecture)) {
             return Some(best);
+        }
+        let rings = rings_for(problem);
+        let rings = super::rings::Shape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
+        if let Some(rings) = rings.map(Method::Rings).filter(|rings| all.contains(rings)) {
+            return Some(rings);
         }
         staged::Shape::best(problem, multiprocessors).map(Method::Staged)
     }
+}
+
+/// Rings for a problem's tokens.
+fn rings_for(problem: Problem) -> Vec<super::rings::Shape> {
+    super::rings::Shape::with_room(&rings::SHAPES, problem.tokens)
 }
 
 /// A kernel.
@@ -127,7 +145,8 @@ impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
         let staged = staged::Shape::every().into_iter().map(Method::Staged);
-        let methods: Vec<Method> = DIRECT.into_iter().map(Method::Direct).chain(staged).collect();
+        let rings = rings::SHAPES.into_iter().map(Method::Rings);
+        let methods: Vec<Method> = DIRECT.into_iter().map(Method::Direct).chain(rings).chain(staged).collect();
         let of =
             |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
         [Element::F16, Element::BF16]
@@ -145,9 +164,15 @@ impl Variant {
         };
         let shape = match self.method {
             Method::Direct(shape) => format!("direct-{}", shape.name()),
+            Method::Rings(shape) => format!("rings-{}", shape.name()),
             Method::Staged(shape) => shape.name(),
         };
         format!("{}-{scales}-{shape}", self.element)
+    }
+
+    /// Whether the architecture has what it takes.
+    pub fn is_for(&self, architecture: Architecture) -> bool {
+        !matches!(self.method, Method::Rings(_)) || is_hopper(architecture)
     }
 
     /// What the source is defined for.
@@ -155,6 +180,7 @@ impl Variant {
         let by_row = self.granularity == Granularity::Row;
         let shape = match self.method {
             Method::Direct(shape) => shape.definitions(),
+            Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
             Method::Staged(shape) => shape.definitions(),
         };
         format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element))
@@ -236,6 +262,11 @@ impl Decode {
                 kernel.allow_shared(shared)?;
                 (true, shape.launch(problem.features, shared))
             }
+            Method::Rings(shape) => {
+                let launch = shape.launch(problem.features, rings::step_bytes(shape, problem.granularity));
+                kernel.allow_shared(launch.shared)?;
+                (false, launch)
+            }
             Method::Staged(shape) => {
                 let (resident, shared) = shape.shared(problem);
                 kernel.allow_shared(shared)?;
@@ -274,6 +305,11 @@ impl Decode {
         ])?;
         let Problem { output, features, tokens, reduction, order, .. } = self.problem;
         expect_epilogue(epilogue, output)?;
+        if let Method::Rings(shape) = self.variant.method {
+            let parameters = rings::Parameters::new(self.problem, shape, weight, x, out, epilogue)?;
+            // SAFETY: the caller's; the structure is the kernel's.
+            return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
+        }
         let parameters = Parameters {
             values: weight.values,
             meta: weight.meta,

@@ -1,0 +1,103 @@
+// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see rings.cuh and int4.cuh.
+//
+// A step is a unit of 16 rows by 128 columns for each sixteen rows, of which the order of `twofour::layout::lanes` has each lane's part in one piece, and two tiles of X.
+//
+// Defined outside: BY_ROW (one scale for a row instead of one for a unit's row).
+
+constexpr u32 AT_VALUES = 2 * X_TILE_BYTES, AT_CODES = AT_VALUES + HEIGHT * 512, AT_SCALES = AT_CODES + HEIGHT * 256;
+
+// Eights of tokens that are multiplied at once.
+constexpr u32 AT_ONCE = EIGHTS < 4 ? EIGHTS : 4;
+
+struct Maps {
+    TensorMap values, meta, scales, x;
+    // Of rows, where they have one each.
+    const u32* row_scales;
+    Output to;
+    u32 output;
+    u32 features, tokens, steps;
+};
+
+struct Work {
+    static constexpr u32 COPIED_BYTES = AT_SCALES + (BY_ROW ? 0 : HEIGHT * 32);
+    const Maps& p;
+    u32 row_unit;
+
+    __device__ __forceinline__ const TensorMap* map(u32 i) const {
+        return i == 0 ? &p.values : i == 1 ? &p.x : i == 2 ? &p.meta : i == 3 && !BY_ROW ? &p.scales : nullptr;
+    }
+    // Maps count words of eight bytes.
+    __device__ __forceinline__ void ask(u32 to, u32 full, u32 step) const {
+        copy_tile(to + AT_VALUES, &p.values, step * 64, row_unit, full);
+        copy_tile(to + AT_CODES, &p.meta, step * 32, row_unit, full);
+        if (!BY_ROW) copy_tile(to + AT_SCALES, &p.scales, step * 4, row_unit, full);
+        copy_tile(to, &p.x, step * UNIT_COLUMNS, 0, full);
+        copy_tile(to + X_TILE_BYTES, &p.x, step * UNIT_COLUMNS + UNIT_COLUMNS / 2, 0, full);
+    }
+    __device__ __forceinline__ void add(Sums& sums, u32 buffer) const {
+        const u32 lane = threadIdx.x % 32;
+        u32 values[HEIGHT][4], codes[HEIGHT][2];
+        #pragma unroll
+        for (u32 m = 0; m < HEIGHT; m++) {
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(values[m][0]), "=r"(values[m][1]), "=r"(values[m][2]), "=r"(values[m][3])
+                         : "r"(buffer + AT_VALUES + (m * 32 + lane) * 16)
+                         : "memory");
+            asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[m][0]), "=r"(codes[m][1]) : "r"(buffer + AT_CODES + (m * 32 + lane) * 8) : "memory");
+        }
+        // Not all eights at once where there are many: there are no registers for them twice.
+        unrolled<EIGHTS / AT_ONCE>([&](auto group) {
+            constexpr u32 FIRST = decltype(group)::value * AT_ONCE;
+            Sum parts[HEIGHT][AT_ONCE][4] = {};
+            unrolled<4>([&](auto which) {
+                constexpr u32 WHICH = decltype(which)::value;
+                u32 w[HEIGHT][4];
+                #pragma unroll
+                for (u32 m = 0; m < HEIGHT; m++) {
+                    #pragma unroll
+                    for (int i = 0; i < 4; i++) w[m][i] = elements(values[m][WHICH], i);
+                }
+                #pragma unroll
+                for (u32 n = 0; n < AT_ONCE; n++) {
+                    u32 x[4];
+                    load_matrices(x_at(buffer + WHICH / 2 * X_TILE_BYTES, FIRST + n, WHICH % 2), x);
+                    #pragma unroll
+                    for (u32 m = 0; m < HEIGHT; m++) sparse_product<WHICH % 2>(BY_ROW ? sums[m][FIRST + n] : parts[m][n], w[m], x, codes[m][WHICH / 2]);
+                }
+            });
+            if (!BY_ROW) {
+                #pragma unroll
+                for (u32 m = 0; m < HEIGHT; m++) {
+                    u32 scales;
+                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales) : "r"(buffer + AT_SCALES + (m * 8 + lane / 4) * 4) : "memory");
+                    #pragma unroll
+                    for (u32 n = 0; n < AT_ONCE; n++) add_scaled(sums[m][FIRST + n], parts[m][n], scales);
+                }
+            }
+        });
+    }
+    // Scales whole sums.
+    __device__ __forceinline__ void scale(Sums& sums) const {
+        #pragma unroll
+        for (u32 m = 0; m < HEIGHT; m++) {
+            // Rows that are not there have the last ones' scales: what they give is not stored.
+            float low, high;
+            scales_of(p.row_scales[min(row_unit + m, p.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
+            #pragma unroll
+            for (u32 n = 0; n < EIGHTS; n++) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) sums[m][n][i] *= i < 2 ? low : high;
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ Maps p) {
+    extern __shared__ u8 memory[];
+    const u32 shared = (shared_address(memory) + 1023) & ~1023u;
+    const Work work{p, blockIdx.x * HEIGHT};
+    Sums sums = {};
+    multiply(sums, work, shared, p.steps);
+    if (BY_ROW) work.scale(sums);
+    finish(p.to, p.output, p.features, p.tokens, sums, shared, work.row_unit * UNIT_ROWS);
+}
