@@ -128,15 +128,20 @@ struct Case {
     activation: Option<Activation>,
 }
 
+/// With a method, or the one that a plan chooses.
+fn planned(bench: &Bench, problem: Problem, method: Option<Method>) -> Gemm {
+    match method {
+        Some(method) => Gemm::with(&bench.device, problem, method),
+        None => Gemm::new(&bench.device, problem),
+    }
+    .unwrap()
+}
+
 fn check<T: Number>(bench: &Bench, case: &Case) {
     let &Case { features, tokens, reduction, output, x_order, order, method, activation } = case;
     let epilogue = activation.is_some();
     let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
-    let gemm = match method {
-        Some(method) => Gemm::with(&bench.device, problem, method),
-        None => Gemm::new(&bench.device, problem),
-    }
-    .unwrap();
+    let gemm = planned(bench, problem, method);
     let what = format!("{} for {problem:?}", gemm.kernel());
     let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
     // Where X has the reduction first the weight is completed; what stands there meets no X.
@@ -394,11 +399,7 @@ fn calls_can_be_captured_in_a_graph() {
     let streamed = Method::Streamed(stream::Shape { features: 224, tokens: 64, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
         let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
-        let gemm = match method {
-            Some(method) => Gemm::with(&bench.device, problem, method),
-            None => Gemm::new(&bench.device, problem),
-        }
-        .unwrap();
+        let gemm = planned(&bench, problem, method);
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&bytes_of(&x));
         let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::SHARED_BYTES, tile_k};
+use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::shared_bytes_of_each, tile_k};
 use crate::{
     Device, Element, Result, Stream,
     device::{Kernel, Launch},
@@ -84,9 +84,7 @@ impl Shape {
     /// Buffers of a warp, for a step of so many bytes: as many as there is room for, beside another block where there may be one.
     fn stages(self, step_bytes: u32) -> u32 {
         let Shape { warps, blocks, .. } = self;
-        // A multiprocessor keeps 1024 bytes for each block, which are the difference between what one block may have and what there is.
-        let room = (SHARED_BYTES + 1024) / blocks - 1024;
-        ((room - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
+        ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
     }
 
     /// Bytes of shared memory, for a step of so many; with 1024 to round up the start.

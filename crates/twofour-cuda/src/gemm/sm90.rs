@@ -40,6 +40,11 @@ const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(12
 /// Shared memory that a block of sm_90 can have.
 pub(super) const SHARED_BYTES: u32 = Architecture::SM_90.shared_bytes();
 
+/// Shared memory that each of so many blocks of a multiprocessor can have: it keeps 1024 bytes for each, which are what one block lacks of all there is.
+pub(super) const fn shared_bytes_of_each(blocks: u32) -> u32 {
+    (SHARED_BYTES + 1024) / blocks - 1024
+}
+
 /// Warpgroups that multiply.
 const WARPGROUPS: u32 = 2;
 

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Device, Element, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Problem, RawOutput, sm90::SHARED_BYTES},
+    gemm::{
+        Epilogue, Operands, Problem, RawOutput,
+        sm90::{SHARED_BYTES, shared_bytes_of_each},
+    },
     source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
@@ -36,9 +39,6 @@ const ROW: u32 = 128;
 fn k_step(element: Element) -> u32 {
     2 * ROW / element.bytes() as u32
 }
-
-/// Shared memory of a block where two are to run at once: a multiprocessor's, less what the system keeps of it for each.
-const HALF_BYTES: u32 = 228 * 1024 / 2 - 1024;
 
 impl Shape {
     /// Those for a problem: none where there are too many tokens. Every block has a step at least.
@@ -98,7 +98,8 @@ impl Variant {
 
     /// As many as there is room for, beside a second block where both are small, and no more than eight.
     fn stages(&self) -> u32 {
-        let room = if self.features > 128 || self.tokens == 64 { SHARED_BYTES } else { HALF_BYTES };
+        let blocks = if self.features > 128 || self.tokens == 64 { 1 } else { 2 };
+        let room = shared_bytes_of_each(blocks);
         ((room - self.other_bytes()) / self.stage_bytes()).min(8)
     }
 

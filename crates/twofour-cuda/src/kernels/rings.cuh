@@ -56,31 +56,14 @@ template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const
     }
 }
 
-// The sum of four neighbouring rows and a token over all warps.
-__device__ __forceinline__ void total(u32 address, Sum (&sums)[4]) {
-    #pragma unroll
-    for (u32 warp = 0; warp < WARPS; warp++) {
-        u32 bits[4];
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
-                     : "r"(address + warp * WARP_SUMS * 4)
-                     : "memory");
-        #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-            Sum part;
-            of_bits(part, bits[j]);
-            sums[j] += part;
-        }
-    }
-}
-
 template <bool PLAIN> __device__ __forceinline__ void store_all(const Output& to, u32 output, u32 features, u32 tokens, u32 shared, u32 feature) {
     #pragma unroll 1
     for (u32 i = threadIdx.x; i < ROWS / 4 * tokens; i += THREADS) {
         const u32 row = i % (ROWS / 4) * 4, t = i / (ROWS / 4), f = feature + row;
         if (f >= features) continue;
         Sum sums[4] = {};
-        total(shared + (t * SUM_ROW + row) * 4, sums);
+        #pragma unroll
+        for (u32 warp = 0; warp < WARPS; warp++) add_four(sums, shared + (warp * WARP_SUMS + t * SUM_ROW + row) * 4);
         if (PLAIN && to.stride_feature == 1) store_neighbours(to, output, sums, f, t);
         else {
             #pragma unroll

@@ -150,17 +150,7 @@ template <bool PLAIN> __device__ __forceinline__ void add_up(const Parameters& p
         #pragma unroll
         for (u32 from = 0; from < MOST_BLOCKS; from++) {
             if (from >= p.split) break;
-            u32 bits[4];
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
-                         : "r"(shared + AT_RECEIVED + (from * most + i) * 16)
-                         : "memory");
-            #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                Sum part;
-                of_bits(part, bits[j]);
-                sums[j] += part;
-            }
+            add_four(sums, shared + AT_RECEIVED + (from * most + i) * 16);
         }
         store_four<PLAIN>(p, sums, feature, first + i);
     }

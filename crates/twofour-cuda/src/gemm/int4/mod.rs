@@ -95,9 +95,8 @@ impl Method {
             problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
         };
         let direct = DIRECT.into_iter().filter(fits).map(Method::Direct);
-        let rings = if is_hopper(architecture) { rings_for(problem) } else { Vec::new() };
         direct
-            .chain(rings.into_iter().map(Method::Rings))
+            .chain(rings_for(problem, architecture).into_iter().map(Method::Rings))
             .chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged))
             .collect()
     }
@@ -112,22 +111,22 @@ impl Method {
             false => MANY_ROWS,
         };
         let best = Method::Direct(best);
-        let all = Method::all(problem, architecture);
-        if all.contains(&best) && (problem.tokens <= 4 || !is_hopper(architecture)) {
+        let rings = rings_for(problem, architecture);
+        if Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
             return Some(best);
         }
-        let rings = rings_for(problem);
         let rings = super::rings::Shape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
-        if let Some(rings) = rings.map(Method::Rings).filter(|rings| all.contains(rings)) {
-            return Some(rings);
+        if let Some(rings) = rings {
+            return Some(Method::Rings(rings));
         }
         staged::Shape::best(problem, multiprocessors).map(Method::Staged)
     }
 }
 
-/// Rings for a problem's tokens.
-fn rings_for(problem: Problem) -> Vec<super::rings::Shape> {
-    super::rings::Shape::with_room(&rings::SHAPES, problem.tokens)
+/// Rings for a problem's tokens, where the architecture has what they take.
+fn rings_for(problem: Problem, architecture: Architecture) -> Vec<super::rings::Shape> {
+    let shapes: &[_] = if is_hopper(architecture) { &rings::SHAPES } else { &[] };
+    super::rings::Shape::with_room(shapes, problem.tokens)
 }
 
 /// A kernel.
