@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use super::random::Random;
 use crate::interrupt;
 
 /// A sample repeats its work until it takes about this long, so that the clock's grain does not count.
@@ -33,8 +34,9 @@ pub(crate) fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget:
 
 /// The times of one call of each contender.
 ///
-/// Every round runs each contender once, each round beginning with the next one, so that whatever disturbs the machine
-/// disturbs all of them. Rounds go on until `budget` is used up; a contender far behind makes only the first few.
+/// Every round runs each contender once, in an order of its own, so that whatever disturbs the machine disturbs all of them, and
+/// what one leaves behind (threads asleep or on another core, the caches) meets each of the others alike. Rounds go on until
+/// `budget` is used up; a contender far behind makes only the first few.
 pub(crate) fn alternate(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Times>> {
     let mut once = Vec::with_capacity(contenders.len());
     for run in contenders.iter_mut() {
@@ -48,14 +50,17 @@ pub(crate) fn alternate(contenders: &mut [&mut dyn FnMut() -> Result<()>], budge
     let fastest = once.iter().min().copied().unwrap_or_default();
     let repeats: Vec<u32> = once.iter().map(|t| (SAMPLE.as_nanos() / t.as_nanos()).clamp(1, 10_000) as u32).collect();
     let mut samples = vec![Vec::new(); contenders.len()];
+    let mut order: Vec<usize> = (0..contenders.len()).collect();
+    // The same orders in every run.
+    let mut random = Random::new();
     let begun = Instant::now();
     for round in 0.. {
         if round >= LEAST_ROUNDS && begun.elapsed() >= budget {
             break;
         }
-        for turn in 0..contenders.len() {
+        random.shuffle(&mut order);
+        for &which in &order {
             interrupt::check()?;
-            let which = (round + turn) % contenders.len();
             if round >= LEAST_ROUNDS && once[which] > fastest * HOPELESS {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Random numbers for weights and activations.
+//! Random numbers for weights, activations and the order of contenders.
 
 /// Numbers without a pattern, the same at every run (xorshift64*, Vigna 2016).
 #[derive(Debug)]
@@ -21,5 +21,30 @@ impl Random {
     /// A number from -1 to 1.
     pub(crate) fn float(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+    /// Puts `items` in an order that depends on the numbers so far (Fisher and Yates).
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            // Orders of a few contenders are far fewer than 2^32, so that the remainder favours none that matters.
+            items.swap(last, (self.bits() >> 32) as usize % (last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_order_of_three_comes_up_about_as_often() {
+        let mut random = Random::new();
+        let mut counts = std::collections::BTreeMap::new();
+        let mut items = [0, 1, 2];
+        for _ in 0..6000 {
+            random.shuffle(&mut items);
+            *counts.entry(items).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|count| (900..1100).contains(count)), "{counts:?}");
     }
 }

@@ -4,9 +4,12 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
+/// Bytes of a cache line.
+pub(super) const CACHE_LINE: usize = 64;
+
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct CacheLine([u8; 64]);
+struct CacheLine([u8; CACHE_LINE]);
 
 /// Elements that start at a cache line.
 #[derive(Debug, Clone)]

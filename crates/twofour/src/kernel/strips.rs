@@ -5,16 +5,21 @@
 //! what its metadata says, the products need no sum across lanes, and the strip is read as one stream. The layout is
 //! a bijection of the canonical form, made in memory only; rows and groups that complete the last strip and line hold zeros.
 //!
+//! A strip is a run of blocks. A block is a cache line of positions, then the lines that these positions are of: eight, four of i8, fewer in
+//! a strip's last block. So values and positions are one stream of memory, too.
+//!
 //! | element | a line | values | positions, 2 bits each |
 //! |---|---|---|---|
 //! | f32, f16 | 1 group | the sixteen first values, then the sixteen second | first: word 0, second: word 1; row `r` at bit `2r` |
 //! | bf16 | 1 group | (first, second) of row 0, of row 1, … | as above |
 //! | i8 | 2 groups | (first, second, first, second) of row 0, of row 1, … | value `8 (2q + h) + b` at bit `8b + 2q` of the 64-bit half `h` |
 
+use std::{marker::PhantomData, ops::Range};
+
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::aligned::Aligned;
+use super::aligned::{Aligned, CACHE_LINE};
 use crate::{
     Compressed, Element, Error, Mask, MatrixRef, Result,
     compressed::{self, code},
@@ -81,17 +86,17 @@ impl Order for i8 {
 pub(super) struct Strips<T> {
     rows: usize,
     cols: usize,
-    values: Aligned<T>,
-    codes: Aligned<u32>,
+    bytes: Aligned<u8>,
+    element: PhantomData<T>,
 }
 
 /// Sixteen rows of a weight.
 #[derive(Debug)]
 pub(super) struct Strip<'a, T> {
-    /// `[lines, GROUPS * 2 * ROWS]`.
-    pub values: &'a [T],
-    /// `[lines, CODE_WORDS]`.
-    pub codes: &'a [u32],
+    /// Block after block.
+    bytes: &'a [u8],
+    lines: usize,
+    element: PhantomData<T>,
 }
 
 impl<T> Clone for Strip<'_, T> {
@@ -101,21 +106,47 @@ impl<T> Clone for Strip<'_, T> {
 }
 impl<T> Copy for Strip<'_, T> {}
 
-impl<T: Order> Strip<'_, T> {
+impl<'a, T: Order> Strip<'a, T> {
     /// Lines of the strip.
     #[inline(always)]
     pub(super) fn lines(&self) -> usize {
-        self.codes.len() / T::CODE_WORDS
+        self.lines
+    }
+
+    /// Where its first block starts: a cache line.
+    #[inline(always)]
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// A line's values and its words of positions.
+    #[inline(always)]
+    pub(super) fn line(&self, line: usize) -> (&'a [T], &'a [u32]) {
+        let block = &self.bytes[line / Strips::<T>::BLOCK_LINES * Strips::<T>::BLOCK_BYTES..];
+        let line = line % Strips::<T>::BLOCK_LINES;
+        let (codes, values) = block.split_at(CACHE_LINE);
+        (
+            bytemuck::cast_slice(&values[line * Strips::<T>::LINE_BYTES..][..Strips::<T>::LINE_BYTES]),
+            &bytemuck::cast_slice(codes)[line * T::CODE_WORDS..][..T::CODE_WORDS],
+        )
+    }
+
+    /// The memory of some lines and of those that share a block's positions with them.
+    pub(super) fn bytes_of(&self, lines: Range<usize>) -> &'a [u8] {
+        let start = lines.start / Strips::<T>::BLOCK_LINES * Strips::<T>::BLOCK_BYTES;
+        let end = lines.end.div_ceil(Strips::<T>::BLOCK_LINES) * Strips::<T>::BLOCK_BYTES;
+        &self.bytes[start..end.min(self.bytes.len())]
     }
 
     /// What a row keeps of a group: positions and values, first and second.
     #[inline(always)]
     pub(super) fn kept(&self, row: usize, group: usize) -> [(usize, T); 2] {
-        let (line, group) = (group / T::GROUPS, group % T::GROUPS);
+        let (values, codes) = self.line(group / T::GROUPS);
+        let group = group % T::GROUPS;
         [0, 1].map(|which| {
             let (word, bit) = T::code(row, group, which);
-            let position = self.codes[line * T::CODE_WORDS + word] >> bit & 3;
-            (position as usize, self.values[line * Strips::<T>::LINE + T::value(row, group, which)])
+            let position = codes[word] >> bit & 3;
+            (position as usize, values[T::value(row, group, which)])
         })
     }
 }
@@ -124,9 +155,31 @@ impl<T: Order> Strips<T> {
     /// Values of a line.
     pub(super) const LINE: usize = T::GROUPS * 2 * ROWS;
 
+    /// Bytes of a line's values.
+    pub(super) const LINE_BYTES: usize = Self::LINE * size_of::<T>();
+
+    /// Lines of a block, all but the last of a strip.
+    pub(super) const BLOCK_LINES: usize = CACHE_LINE / (T::CODE_WORDS * size_of::<u32>());
+
+    /// Bytes of such a block.
+    pub(super) const BLOCK_BYTES: usize = CACHE_LINE + Self::BLOCK_LINES * Self::LINE_BYTES;
+
     fn empty(rows: usize, cols: usize) -> Self {
-        let lines = compressed::groups_per_row(cols).div_ceil(T::GROUPS) * rows.div_ceil(ROWS);
-        Self { rows, cols, values: Aligned::zeroed(lines * Self::LINE), codes: Aligned::zeroed(lines * T::CODE_WORDS) }
+        let mut strips = Self { rows, cols, bytes: Aligned::zeroed(0), element: PhantomData };
+        strips.bytes = Aligned::zeroed(strips.strip_bytes() * rows.div_ceil(ROWS));
+        strips
+    }
+
+    /// Lines of a strip.
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        compressed::groups_per_row(self.cols).div_ceil(T::GROUPS)
+    }
+
+    /// Bytes of a strip.
+    #[inline(always)]
+    fn strip_bytes(&self) -> usize {
+        self.lines().div_ceil(Self::BLOCK_LINES) * CACHE_LINE + self.lines() * Self::LINE_BYTES
     }
 
     /// The strips of a weight.
@@ -160,29 +213,49 @@ impl<T: Order> Strips<T> {
 
     /// Stores for each group of each row the code and values that `kept` gives.
     fn fill(&mut self, kept: impl Fn(usize, usize) -> Result<(u8, [T; 2])> + Sync) -> Result<()> {
-        let (rows, groups) = (self.rows, compressed::groups_per_row(self.cols));
-        let lines = groups.div_ceil(T::GROUPS);
-        if self.values.is_empty() {
+        if self.bytes.is_empty() {
             return Ok(());
         }
-        let values = self.values.par_chunks_mut(lines * Self::LINE);
-        let codes = self.codes.par_chunks_mut(lines * T::CODE_WORDS);
-        first_error(values.zip(codes).enumerate(), |(strip, (values, codes))| {
-            codes.fill(0);
-            for row in 0..ROWS.min(rows - strip * ROWS) {
-                for group in 0..groups {
-                    let (line, in_line) = (group / T::GROUPS, group % T::GROUPS);
-                    let (code, pair) = kept(strip * ROWS + row, group)?;
-                    let (first, second) = code::positions(code);
-                    for (which, (position, value)) in [first, second].into_iter().zip(pair).enumerate() {
-                        values[line * Self::LINE + T::value(row, in_line, which)] = value;
-                        let (word, bit) = T::code(row, in_line, which);
-                        codes[line * T::CODE_WORDS + word] |= (position as u32) << bit;
-                    }
+        let (rows, groups, bytes) = (self.rows, compressed::groups_per_row(self.cols), self.strip_bytes());
+        first_error(self.bytes.par_chunks_mut(bytes).enumerate(), |(strip, bytes)| {
+            let rows = strip * ROWS..(strip * ROWS + ROWS).min(rows);
+            let block_groups = Self::BLOCK_LINES * T::GROUPS;
+            for (block, first) in bytes.chunks_mut(Self::BLOCK_BYTES).zip((0..groups).step_by(block_groups)) {
+                let in_block = first..(first + block_groups).min(groups);
+                if Self::fill_block(block, rows.clone(), in_block, &kept).is_err() {
+                    // Blocks go by columns; the first fault is told by rows.
+                    let all = rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
+                    return all.map(|(row, group)| kept(row, group)).try_for_each(|kept| kept.map(drop));
                 }
             }
             Ok(())
         })
+    }
+
+    /// The same for a block.
+    fn fill_block(
+        block: &mut [u8],
+        rows: Range<usize>,
+        groups: Range<usize>,
+        kept: &impl Fn(usize, usize) -> Result<(u8, [T; 2])>,
+    ) -> Result<()> {
+        let (codes, values) = block.split_at_mut(CACHE_LINE);
+        let (codes, values): (&mut [u32], &mut [T]) =
+            (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(values));
+        codes.fill(0);
+        for row in rows {
+            for (i, group) in groups.clone().enumerate() {
+                let (line, in_line) = (i / T::GROUPS, i % T::GROUPS);
+                let (code, pair) = kept(row, group)?;
+                let (first, second) = code::positions(code);
+                for (which, (position, value)) in [first, second].into_iter().zip(pair).enumerate() {
+                    values[line * Self::LINE + T::value(row % ROWS, in_line, which)] = value;
+                    let (word, bit) = T::code(row % ROWS, in_line, which);
+                    codes[line * T::CODE_WORDS + word] |= (position as u32) << bit;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The canonical form.
@@ -214,7 +287,7 @@ impl<T: Order> Strips<T> {
 
     /// Bytes of values and positions.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.values) + size_of_val(&*self.codes)
+        self.bytes.len()
     }
 
     /// Columns to which activations must be completed.
@@ -225,11 +298,8 @@ impl<T: Order> Strips<T> {
     /// One strip.
     #[inline(always)]
     pub(super) fn strip(&self, i: usize) -> Strip<'_, T> {
-        let lines = compressed::groups_per_row(self.cols).div_ceil(T::GROUPS);
-        Strip {
-            values: &self.values[i * lines * Self::LINE..][..lines * Self::LINE],
-            codes: &self.codes[i * lines * T::CODE_WORDS..][..lines * T::CODE_WORDS],
-        }
+        let bytes = self.strip_bytes();
+        Strip { bytes: &self.bytes[i * bytes..][..bytes], lines: self.lines(), element: PhantomData }
     }
 }
 

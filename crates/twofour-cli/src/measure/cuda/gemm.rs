@@ -145,6 +145,7 @@ impl<'a> Layer<'a> {
         let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| trial.contender(product)).collect();
         contenders.push(trial.contender(&chosen).named("dispatch"));
 
+        let mut timer = Timer::new(device, stream)?;
         // What no product of few tokens can be faster than.
         let reader = Reader::new(device)?;
         let weight_bytes = features * reduction * element.bytes() / 2 + features * reduction / 8;
@@ -162,20 +163,26 @@ impl<'a> Layer<'a> {
             let granularity = Granularity::Group;
             let order = Order::TokensFirst;
             let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
-            let decode = Decode::new(device, problem)?;
             let weight = int4::Weight {
                 values: weight.values.device_ptr(stream).0,
                 meta: weight.meta.device_ptr(stream).0,
                 scales: weight.scales.device_ptr(stream).0,
             };
             let (x, out) = (trial.x().device_ptr(stream).0, out.device_ptr(stream).0);
-            let kernel = decode.kernel();
-            // SAFETY: all memory is as long as the problem asks for and lives until the stream has been waited for.
-            let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
-            contenders.push(Contender::new(INT4, kernel, launch));
+            let contender = |decode: Decode| {
+                let kernel = decode.kernel();
+                // SAFETY: all memory is as long as the problem asks for and lives until the stream has been waited for.
+                let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
+                Contender::new(INT4, kernel, launch)
+            };
+            // Our best, as of the other weights.
+            let methods = int4::Method::all(problem, device.architecture());
+            let all = || methods.iter().map(|method| Ok(contender(Decode::with(device, problem, *method)?)));
+            if let Some((fastest, _)) = timer.fastest(all().collect::<Result<_>>()?)? {
+                contenders.push(contender(Decode::with(device, problem, methods[fastest])?));
+            }
         }
 
-        let mut timer = Timer::new(device, stream)?;
         let times = timer.alternate(&mut contenders, rounds)?;
         let sustained: Vec<Option<f64>> = if [tokens, reduction, features] == SUSTAINED {
             let sustained = contenders.iter_mut().map(|c| Ok(Some(timer.sustained(c, Duration::from_secs(2))?)));

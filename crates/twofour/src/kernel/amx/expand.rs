@@ -1,12 +1,12 @@
 //! 2:4 weights as right factors: a row of a tile holds four bytes of depth of sixteen outputs, which is how strips lie, so that a
 //! line of a strip becomes two rows of a tile, lane by lane.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
 use half::bf16;
 
 use super::{
-    super::strips::{Order, ROWS, Strips},
+    super::strips::{Order, ROWS, Strip, Strips},
     Factor, LINE, SUMS, TILE, TileElement,
 };
 
@@ -84,11 +84,10 @@ impl Expand for i8 {
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn expand<E: Expand>(values: &[E], codes: &[u32], tiles: &mut [u8]) {
-    let lines = values.chunks_exact(Strips::<E>::LINE).zip(codes.chunks_exact(E::CODE_WORDS));
-    let count = codes.len() / E::CODE_WORDS;
-    let (filled, rest) = tiles.split_at_mut(count * 2 * LINE);
-    for ((values, codes), out) in lines.zip(filled.chunks_exact_mut(2 * LINE)) {
+unsafe fn expand<E: Expand>(strip: Strip<'_, E>, lines: Range<usize>, tiles: &mut [u8]) {
+    let (filled, rest) = tiles.split_at_mut(lines.len() * 2 * LINE);
+    for (line, out) in lines.zip(filled.chunks_exact_mut(2 * LINE)) {
+        let (values, codes) = strip.line(line);
         // SAFETY: the caller's; the slices are a line, and `out` is two rows of a tile.
         unsafe {
             let [lower, upper] = E::expand(values.as_ptr(), codes.as_ptr());
@@ -122,10 +121,8 @@ impl<E: TileElement> Factor for &Strips<E> {
         }
         let strip = self.strip(strip);
         let lines = first * LINES..(first * LINES + tiles.len() / (2 * LINE)).min(strip.lines());
-        let values = &strip.values[lines.start * Strips::<E>::LINE..lines.end * Strips::<E>::LINE];
-        let codes = &strip.codes[lines.start * E::CODE_WORDS..lines.end * E::CODE_WORDS];
         // SAFETY: a CPU with AMX has AVX-512.
-        unsafe { expand(values, codes, tiles) }
+        unsafe { expand(strip, lines, tiles) }
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use super::{
     avx2, avx512,
     dense::{self, RowKernel, STREAMS},
     prefetch,
-    strips::{self, StripKernel},
+    strips::{AHEAD, Lines, StripKernel},
 };
 use super::{
     super::strips::{ROWS, Strips},
@@ -151,25 +151,28 @@ unsafe impl<V: ByteVector> StripKernel for BytesKernel<V> {
         // SAFETY: all reads are inside the strips and the activations; prefetching may point anywhere.
         unsafe {
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
-            let values = strips.map(|strip| strip.values.as_ptr());
-            let codes = strips.map(|strip| strip.codes.as_ptr());
-            for line in 0..strips[0].lines() {
-                let mut eight = [V::zero(); N];
-                for n in 0..N {
-                    eight[n] = V::splat_eight(x[n].add(8 * line));
+            let start = strips.map(|strip| strip.as_ptr());
+            for lines in Lines::<i8>::of_strip(strips[0].lines()) {
+                for strip in start {
+                    prefetch(strip.wrapping_add(lines.codes + AHEAD));
                 }
-                for s in 0..S {
-                    let (values, codes) = (values[s].add(line * Strips::<i8>::LINE), codes[s].add(4 * line));
-                    prefetch(values.cast::<u8>().wrapping_add(strips::AHEAD));
-                    prefetch(codes.cast::<u8>().wrapping_add(strips::CODES_AHEAD));
-                    let (places, w) = (V::places::<0>(codes), V::load(values));
+                for i in 0..lines.count {
+                    let mut eight = [V::zero(); N];
                     for n in 0..N {
-                        low[s][n] = eight[n].pick(places).dot(w, low[s][n]);
+                        eight[n] = V::splat_eight(x[n].add(8 * (lines.first + i)));
                     }
-                    if V::BYTES < 4 * ROWS {
-                        let (places, w) = (V::places::<1>(codes), V::load(values.add(V::BYTES)));
+                    for s in 0..S {
+                        let (values, codes) = lines.line(start[s], i);
+                        prefetch(values.cast::<u8>().wrapping_add(AHEAD));
+                        let (places, w) = (V::places::<0>(codes), V::load(values));
                         for n in 0..N {
-                            high[s][n] = eight[n].pick(places).dot(w, high[s][n]);
+                            low[s][n] = eight[n].pick(places).dot(w, low[s][n]);
+                        }
+                        if V::BYTES < 4 * ROWS {
+                            let (places, w) = (V::places::<1>(codes), V::load(values.add(V::BYTES)));
+                            for n in 0..N {
+                                high[s][n] = eight[n].pick(places).dot(w, high[s][n]);
+                            }
                         }
                     }
                 }

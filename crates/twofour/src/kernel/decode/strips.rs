@@ -6,6 +6,7 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
+    super::aligned::CACHE_LINE,
     super::element::KernelElement,
     super::strips::{Order, ROWS, Strip, Strips},
     prefetch,
@@ -15,8 +16,42 @@ use super::{
 /// How far ahead of its reading a strip is fetched, in bytes.
 pub(super) const AHEAD: usize = 1024;
 
-/// The same for its codes, which are a stream of their own.
-pub(super) const CODES_AHEAD: usize = 256;
+/// A block of a strip: see [`Strips`].
+pub(super) struct Lines<T> {
+    /// Its first line.
+    pub(super) first: usize,
+    /// How many it has.
+    pub(super) count: usize,
+    /// Where its positions start, in bytes from the strip's start.
+    pub(super) codes: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Order> Lines<T> {
+    /// The blocks of a strip of so many lines.
+    #[inline(always)]
+    pub(super) fn of_strip(lines: usize) -> impl Iterator<Item = Self> {
+        (0..lines.div_ceil(Strips::<T>::BLOCK_LINES)).map(move |block| {
+            let first = block * Strips::<T>::BLOCK_LINES;
+            let count = (lines - first).min(Strips::<T>::BLOCK_LINES);
+            Self { first, count, codes: block * Strips::<T>::BLOCK_BYTES, element: PhantomData }
+        })
+    }
+
+    /// The values and positions of the block's line `i`, of the strip that starts there.
+    ///
+    /// # Safety
+    /// The block is the strip's and has such a line.
+    #[inline(always)]
+    pub(super) unsafe fn line(&self, strip: *const u8, i: usize) -> (*const T, *const u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let codes = strip.add(self.codes);
+            let values = codes.add(CACHE_LINE + i * Strips::<T>::LINE_BYTES);
+            (values.cast(), codes.cast::<u32>().add(i * T::CODE_WORDS))
+        }
+    }
+}
 
 /// A kernel that multiplies a few strips with a few tokens.
 ///
@@ -164,23 +199,25 @@ unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
         // SAFETY: all reads are inside the strips and the activations; prefetching may point anywhere.
         unsafe {
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
-            let values = strips.map(|strip| strip.values.as_ptr());
-            let codes = strips.map(|strip| strip.codes.as_ptr());
-            for line in 0..strips[0].lines() {
-                let mut four = [V::zero(); N];
-                for n in 0..N {
-                    four[n] = V::splat_four(x[n].add(4 * line));
+            let start = strips.map(|strip| strip.as_ptr());
+            for lines in Lines::<T>::of_strip(strips[0].lines()) {
+                for strip in start {
+                    prefetch(strip.wrapping_add(lines.codes + AHEAD));
                 }
-                for s in 0..S {
-                    let values = values[s].add(line * 2 * ROWS);
-                    for part in 0..2 * ROWS * size_of::<T>() / 64 {
-                        prefetch(values.cast::<u8>().wrapping_add(AHEAD + part * 64));
+                for i in 0..lines.count {
+                    let mut four = [V::zero(); N];
+                    for n in 0..N {
+                        four[n] = V::splat_four(x[n].add(4 * (lines.first + i)));
                     }
-                    let codes = codes[s].add(2 * line);
-                    prefetch(codes.cast::<u8>().wrapping_add(CODES_AHEAD));
-                    half::<V, T, 0, N>(values, *codes, *codes.add(1), &four, &mut low[s]);
-                    if V::LANES < ROWS {
-                        half::<V, T, 1, N>(values, *codes, *codes.add(1), &four, &mut high[s]);
+                    for s in 0..S {
+                        let (values, codes) = lines.line(start[s], i);
+                        for part in 0..Strips::<T>::LINE_BYTES / CACHE_LINE {
+                            prefetch(values.cast::<u8>().wrapping_add(AHEAD + part * CACHE_LINE));
+                        }
+                        half::<V, T, 0, N>(values, *codes, *codes.add(1), &four, &mut low[s]);
+                        if V::LANES < ROWS {
+                            half::<V, T, 1, N>(values, *codes, *codes.add(1), &four, &mut high[s]);
+                        }
                     }
                 }
             }

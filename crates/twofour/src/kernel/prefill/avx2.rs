@@ -1,10 +1,16 @@
 //! The kernels in AVX2, FMA and F16C.
 
+use std::ops::Range;
+
 use super::{
-    super::{KernelElement, decode::avx2::Avx2},
-    Kernels, Lines,
-    kept::{self, Kept, Lists},
+    super::{
+        KernelElement,
+        decode::avx2::Avx2,
+        strips::{ROWS, Strip},
+    },
+    Kernels, Lines, kept_rows,
     tile::{self, Tiles},
+    walk::{self, Lists},
 };
 
 // SAFETY: the methods need no other instructions than the vector's.
@@ -16,12 +22,17 @@ unsafe impl Kernels for Avx2 {
     const TILE_VECTORS: usize = 2;
     const TILE_DEPTH: usize = 256;
 
-    unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
+    unsafe fn list_strip<T: KernelElement>(
+        strip: Strip<'_, T>,
+        groups: Range<usize>,
+        values: &mut [f32],
+        positions: &mut [u64; ROWS],
+    ) {
         // SAFETY: passed on to the caller.
-        unsafe { list_strip(lines, codes, stride, lists) }
+        unsafe { list_strip(strip, groups, values, positions) }
     }
 
-    unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
@@ -32,24 +43,29 @@ unsafe impl Kernels for Avx2 {
     }
 }
 
-/// See [`kept::list_strip`].
+/// See [`kept_rows::list_strip`].
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
+unsafe fn list_strip<T: KernelElement>(
+    strip: Strip<'_, T>,
+    groups: Range<usize>,
+    values: &mut [f32],
+    positions: &mut [u64; ROWS],
+) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::list_strip::<Avx2, T>(lines, codes, stride, lists) }
+    unsafe { kept_rows::list_strip::<Avx2, T>(strip, groups, values, positions) }
 }
 
-/// See [`kept::multiply`].
+/// See [`walk::multiply`].
 ///
 /// # Safety
-/// The CPU has AVX2, FMA and F16C; the rest as [`kept::multiply`] says.
+/// The CPU has AVX2, FMA and F16C; the rest as [`walk::multiply`] says.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::multiply::<Avx2>(lists, panel, vectors, out) }
+    unsafe { walk::multiply::<Avx2, L>(lists, panel, vectors, out) }
 }
 
 /// See [`tile::multiply`].

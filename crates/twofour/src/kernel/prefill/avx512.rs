@@ -1,27 +1,38 @@
 //! The kernels in AVX-512 (F, BW, VL, DQ).
 
+use std::ops::Range;
+
 use super::{
-    super::{KernelElement, decode::avx512::Avx512},
-    Kernels, Lines,
-    kept::{self, Kept, Lists},
+    super::{
+        KernelElement,
+        decode::avx512::Avx512,
+        strips::{ROWS, Strip},
+    },
+    Kernels, Lines, kept_rows,
     tile::{self, Tiles},
+    walk::{self, Lists},
 };
 
 // SAFETY: the methods need no other instructions than the vector's.
 unsafe impl Kernels for Avx512 {
     const LIST_VECTORS: usize = 12;
-    const LIST_DEPTH: usize = 40;
-    const FETCH_AHEAD: bool = false;
+    const LIST_DEPTH: usize = 48;
+    const FETCH_AHEAD: bool = true;
     const TILE_OUTS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;
 
-    unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
+    unsafe fn list_strip<T: KernelElement>(
+        strip: Strip<'_, T>,
+        groups: Range<usize>,
+        values: &mut [f32],
+        positions: &mut [u64; ROWS],
+    ) {
         // SAFETY: passed on to the caller.
-        unsafe { list_strip(lines, codes, stride, lists) }
+        unsafe { list_strip(strip, groups, values, positions) }
     }
 
-    unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
+    unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
         // SAFETY: passed on to the caller.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
@@ -32,24 +43,29 @@ unsafe impl Kernels for Avx512 {
     }
 }
 
-/// See [`kept::list_strip`].
+/// See [`kept_rows::list_strip`].
 ///
 /// # Safety
 /// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]) {
+unsafe fn list_strip<T: KernelElement>(
+    strip: Strip<'_, T>,
+    groups: Range<usize>,
+    values: &mut [f32],
+    positions: &mut [u64; ROWS],
+) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::list_strip::<Avx512, T>(lines, codes, stride, lists) }
+    unsafe { kept_rows::list_strip::<Avx512, T>(strip, groups, values, positions) }
 }
 
-/// See [`kept::multiply`].
+/// See [`walk::multiply`].
 ///
 /// # Safety
-/// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`kept::multiply`] says.
+/// The CPU has AVX-512 (F, BW, VL, DQ); the rest as [`walk::multiply`] says.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
+unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
     // SAFETY: passed on to the caller.
-    unsafe { kept::multiply::<Avx512>(lists, panel, vectors, out) }
+    unsafe { walk::multiply::<Avx512, L>(lists, panel, vectors, out) }
 }
 
 /// See [`tile::multiply`].

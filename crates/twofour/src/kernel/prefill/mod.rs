@@ -12,9 +12,11 @@
 mod ahead;
 mod avx2;
 mod avx512;
-mod kept;
+mod kept_columns;
+mod kept_rows;
 mod panels;
 mod tile;
+mod walk;
 
 use std::ops::Range;
 
@@ -23,11 +25,13 @@ use super::{
     decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
     scratch::Scratch,
     share::share,
-    strips::Strips,
+    strips::{ROWS, Strip, Strips},
 };
-use kept::{Kept, KeptOfColumns, KeptOfRows, Lists};
+use kept_columns::KeptOfColumns;
+use kept_rows::KeptOfRows;
 use panels::{Lines, Panels, column_blocks, unpack};
 use tile::{Columns, Rows, Tiles};
+use walk::Lists;
 
 /// What the blocks of outputs start at multiples of.
 const ALIGNMENT: usize = 32;
@@ -115,7 +119,7 @@ impl Prefill {
 unsafe trait Kernels: Vector + Send + Sync {
     /// Vectors of tokens in the widest panel that lists are multiplied with.
     const LIST_VECTORS: usize;
-    /// Depth of a block of lists, a multiple of a group.
+    /// Depth of a block of lists, a multiple of a group, and at most the groups whose positions fill a word.
     const LIST_DEPTH: usize;
     /// Whether the next block's weights are asked for while this one is multiplied.
     const FETCH_AHEAD: bool;
@@ -126,11 +130,16 @@ unsafe trait Kernels: Vector + Send + Sync {
     /// Depth of a block of tiles.
     const TILE_DEPTH: usize;
 
-    /// See [`kept::list_strip`].
-    unsafe fn list_strip<T: KernelElement>(lines: &[T], codes: &[u32], stride: u32, lists: &mut [Kept]);
+    /// See [`kept_rows::list_strip`].
+    unsafe fn list_strip<T: KernelElement>(
+        strip: Strip<'_, T>,
+        groups: Range<usize>,
+        values: &mut [f32],
+        positions: &mut [u64; ROWS],
+    );
 
-    /// See [`kept::multiply`].
-    unsafe fn multiply_lists(lists: &Lists, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
+    /// See [`walk::multiply`].
+    unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]);
 
     /// See [`tile::multiply`].
     unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]);

@@ -1,0 +1,60 @@
+//! Runs products of few tokens once each, in bf16 and with four bits, for a profiler to look at:
+//! `ncu --kernel-name regex:... profile FEATURES REDUCTION TOKENS [NAME]`, with `cargo build -p twofour-cuda --example profile` before. Of all
+//! methods those whose kernel's name contains `NAME`; their names are printed in the order of their launches.
+
+use std::error::Error;
+
+use cudarc::driver::DevicePtr as _;
+use twofour::int4::Granularity;
+use twofour_cuda::{
+    Device, Element, Stream,
+    engine::{Engine, Libraries},
+    gemm::{
+        Epilogue, Method, Order, Problem,
+        int4::{self, Decode},
+    },
+    measure::{RandomInt4, Timer, Trial},
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [features, reduction, tokens, name @ ..] = arguments.as_slice() else {
+        return Err("usage: profile FEATURES REDUCTION TOKENS [NAME]".into());
+    };
+    let (features, reduction, tokens) = (features.parse()?, reduction.parse()?, tokens.parse()?);
+    let wanted = |kernel: &str| name.first().is_none_or(|name| kernel.contains(name.as_str()));
+    let device = Device::open(0)?;
+    let libraries = Libraries::found(&device);
+    let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
+    let trial = Trial::random(&device, &libraries, problem)?;
+    let stream = trial.stream();
+    let mut timer = Timer::new(&device, stream)?;
+    let (x, out) = (trial.x().device_ptr(stream).0, stream.alloc_zeros::<u8>(features * tokens * 2)?);
+    let out = out.device_ptr(stream).0;
+    for method in Method::all(problem, device.architecture()) {
+        let product = trial.product(Engine::TwoFour(method))?;
+        if wanted(&product.kernel()) {
+            // SAFETY: the result is as long as the problem asks for; all memory lives until the timer has waited.
+            let us = timer.time(|| unsafe { product.run(Stream(stream.cu_stream()), x, out) })?;
+            println!("bf16 {}: {us:.1} us", product.kernel());
+        }
+    }
+    let weight = RandomInt4::new(stream, features, reduction)?;
+    let weight = int4::Weight {
+        values: weight.values.device_ptr(stream).0,
+        meta: weight.meta.device_ptr(stream).0,
+        scales: weight.scales.device_ptr(stream).0,
+    };
+    let (element, output, granularity, order) = (Element::BF16, Element::BF16, Granularity::Group, Order::TokensFirst);
+    let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
+    for method in int4::Method::all(problem, device.architecture()) {
+        let decode = Decode::with(&device, problem, method)?;
+        if wanted(&decode.kernel()) {
+            let raw = Stream(stream.cu_stream());
+            // SAFETY: as above.
+            let us = timer.time(|| unsafe { decode.run(raw, weight, x, out, Epilogue::default()) })?;
+            println!("int4 {}: {us:.1} us", decode.kernel());
+        }
+    }
+    Ok(())
+}
