@@ -136,3 +136,48 @@ impl<E: TileElement> Factor for &Strips<E> {
 
     fn finish(_: &mut [E::Sum]) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Compressed, MatrixRef, kernel::Engine};
+    use proptest::prelude::*;
+
+    /// A row of a tile holds four bytes of depth of each row of the strip.
+    fn check<E: TileElement + Expand>(rows: usize, cols: usize, values: &[E], first: usize, tiles: usize) {
+        let compressed = Compressed::from_pruned(MatrixRef::new(rows, cols, values).unwrap()).unwrap();
+        let dense = compressed.to_dense();
+        let strips = &Strips::pack(&compressed);
+        let of_four_bytes = 4 / size_of::<E>();
+        // One strip more than there are: what completes a pair.
+        for strip in 0..=rows.div_ceil(ROWS) {
+            let mut bytes = vec![0xAA; tiles * TILE];
+            Factor::fill(&strips, strip, first, &mut bytes);
+            for (depth, line) in (first * TILE / LINE..).zip(bytes.chunks_exact(LINE)) {
+                for (row, four) in (strip * ROWS..).zip(line.chunks_exact(4)) {
+                    let at = |col: usize| if row < rows && col < cols { dense[row * cols + col] } else { E::ZERO };
+                    let expected: Vec<E> = (depth * of_four_bytes..(depth + 1) * of_four_bytes).map(at).collect();
+                    assert_eq!(four, bytemuck::cast_slice::<E, u8>(&expected), "row {row}, four bytes {depth}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        // Neither needs AMX.
+        #[test]
+        fn tiles_hold_the_dense_weight(
+            (rows, cols, bytes) in (1usize..40, 1usize..300).prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(any::<i8>(), r * c))),
+            first in 0usize..4,
+            tiles in 1usize..4,
+        ) {
+            if !Engine::available().contains(&Engine::Avx512) {
+                eprintln!("skipped: this machine has no AVX-512");
+                return Ok(());
+            }
+            check(rows, cols, &bytes, first, tiles);
+            let floats: Vec<bf16> = bytes.iter().map(|b| bf16::from_f32(f32::from(*b))).collect();
+            check(rows, cols, &floats, first, tiles);
+        }
+    }
+}
