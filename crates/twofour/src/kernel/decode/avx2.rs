@@ -104,6 +104,7 @@ pub(super) struct Bytes(__m256i);
 unsafe impl ByteVector for Bytes {
     const BYTES: usize = 32;
     const OFFSET: i32 = 0;
+    const AHEAD: usize = 1600;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -97,6 +97,7 @@ pub(super) struct Bytes(__m512i);
 unsafe impl ByteVector for Bytes {
     const BYTES: usize = 64;
     const OFFSET: i32 = 128;
+    const AHEAD: usize = 1280;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

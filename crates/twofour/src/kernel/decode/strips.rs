@@ -13,8 +13,8 @@ use super::{
     vector::Vector,
 };
 
-/// How far ahead of its reading a strip is fetched, in bytes.
-pub(super) const AHEAD: usize = 1024;
+/// How far ahead of its reading a strip of floats is fetched, in bytes.
+const AHEAD: usize = 1024;
 
 /// A block of a strip: see [`Strips`].
 pub(super) struct Lines<T> {
