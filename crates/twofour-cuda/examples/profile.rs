@@ -29,8 +29,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let trial = Trial::random(&device, &libraries, problem)?;
     let stream = trial.stream();
     let mut timer = Timer::new(&device, stream)?;
-    let (x, out) = (trial.x().device_ptr(stream).0, stream.alloc_zeros::<u8>(features * tokens * 2)?);
-    let out = out.device_ptr(stream).0;
+    let results = stream.alloc_zeros::<u8>(features * tokens * 2)?;
+    let (x, out) = (trial.x().device_ptr(stream).0, results.device_ptr(stream).0);
     for method in Method::all(problem, device.architecture()) {
         let product = trial.product(Engine::TwoFour(method))?;
         if wanted(&product.kernel()) {
@@ -39,12 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("bf16 {}: {us:.1} us", product.kernel());
         }
     }
-    let weight = RandomInt4::new(stream, features, reduction)?;
-    let weight = int4::Weight {
-        values: weight.values.device_ptr(stream).0,
-        meta: weight.meta.device_ptr(stream).0,
-        scales: weight.scales.device_ptr(stream).0,
-    };
+    let random = RandomInt4::new(stream, features, reduction)?;
+    let weight = random.weight(stream);
     let (element, output, granularity, order) = (Element::BF16, Element::BF16, Granularity::Group, Order::TokensFirst);
     let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
     for method in int4::Method::all(problem, device.architecture()) {

@@ -22,6 +22,7 @@ impl Random {
     pub(crate) fn float(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
+
     /// Puts `items` in an order that depends on the numbers so far (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DriverError};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use twofour::{
@@ -11,7 +11,7 @@ use twofour::{
     layout::{lanes, sm90},
 };
 
-use crate::{Element, Error, Result, prune::expect_multiple};
+use crate::{Element, Error, Result, gemm::int4, prune::expect_multiple};
 
 /// The six codes of a group.
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
@@ -155,6 +155,15 @@ impl RandomInt4 {
             meta: stream.clone_htod(&lanes.meta).map_err(failed)?,
             scales: stream.clone_htod(&lanes.scales).map_err(failed)?,
         })
+    }
+
+    /// As products take it, on a stream; valid as long as this lives.
+    pub fn weight(&self, stream: &Arc<CudaStream>) -> int4::Weight {
+        int4::Weight {
+            values: self.values.device_ptr(stream).0,
+            meta: self.meta.device_ptr(stream).0,
+            scales: self.scales.device_ptr(stream).0,
+        }
     }
 }
 

@@ -338,6 +338,19 @@ mod tests {
     }
 
     #[test]
+    fn the_first_fault_by_rows_is_told_though_blocks_go_by_columns() {
+        let (rows, cols) = (20, 80);
+        let dense = vec![1.0f32; rows * cols];
+        let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
+        let mut strips = Strips::<f32>::empty(rows, cols);
+        // Row 3 has too many in the last block's columns, row 5 in the first's, row 17 in another strip.
+        let faults = [(3, 19), (5, 0), (17, 0)];
+        let mask = Mask::from_fn(rows, cols, |row, col| col % 4 < 2 || faults.contains(&(row, col / 4)));
+        let error = strips.repack(matrix, &mask).unwrap_err();
+        assert!(matches!(error, Error::TooManyKept { line: 3, group: 19, kept: 4, .. }), "{error}");
+    }
+
+    #[test]
     fn every_value_and_position_has_a_place_of_its_own() {
         fn check<T: Order>() {
             let places = (0..ROWS).flat_map(|r| (0..T::GROUPS).flat_map(move |g| [(r, g, 0), (r, g, 1)]));

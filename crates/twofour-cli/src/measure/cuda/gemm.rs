@@ -163,11 +163,7 @@ impl<'a> Layer<'a> {
             let granularity = Granularity::Group;
             let order = Order::TokensFirst;
             let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
-            let weight = int4::Weight {
-                values: weight.values.device_ptr(stream).0,
-                meta: weight.meta.device_ptr(stream).0,
-                scales: weight.scales.device_ptr(stream).0,
-            };
+            let weight = weight.weight(stream);
             let (x, out) = (trial.x().device_ptr(stream).0, out.device_ptr(stream).0);
             let contender = |decode: Decode| {
                 let kernel = decode.kernel();
@@ -176,10 +172,10 @@ impl<'a> Layer<'a> {
                 Contender::new(INT4, kernel, launch)
             };
             // Our best, as of the other weights.
-            let methods = int4::Method::all(problem, device.architecture());
-            let all = || methods.iter().map(|method| Ok(contender(Decode::with(device, problem, *method)?)));
-            if let Some((fastest, _)) = timer.fastest(all().collect::<Result<_>>()?)? {
-                contenders.push(contender(Decode::with(device, problem, methods[fastest])?));
+            let methods = int4::Method::all(problem, device.architecture()).into_iter();
+            let plans = methods.map(|method| Ok(Decode::with(device, problem, method)?)).collect::<Result<Vec<_>>>()?;
+            if let Some((fastest, _)) = timer.fastest(plans.iter().cloned().map(contender).collect())? {
+                contenders.push(contender(plans[fastest].clone()));
             }
         }
 

@@ -11,7 +11,7 @@ use super::{
     avx2, avx512,
     dense::{self, RowKernel, STREAMS},
     prefetch,
-    strips::{Lines, StripKernel},
+    strips::{Block, StripKernel},
 };
 use super::{
     super::strips::{ROWS, Strips},
@@ -155,17 +155,17 @@ unsafe impl<V: ByteVector> StripKernel for BytesKernel<V> {
         unsafe {
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
             let start = strips.map(|strip| strip.as_ptr());
-            for lines in Lines::<i8>::of_strip(strips[0].lines()) {
+            for block in Block::<i8>::of_strip(strips[0].lines()) {
                 for strip in start {
-                    prefetch(strip.wrapping_add(lines.codes + V::AHEAD));
+                    prefetch(strip.wrapping_add(block.codes + V::AHEAD));
                 }
-                for i in 0..lines.count {
+                for i in 0..block.count {
                     let mut eight = [V::zero(); N];
                     for n in 0..N {
-                        eight[n] = V::splat_eight(x[n].add(8 * (lines.first + i)));
+                        eight[n] = V::splat_eight(x[n].add(8 * (block.first + i)));
                     }
                     for s in 0..S {
-                        let (values, codes) = lines.line(start[s], i);
+                        let (values, codes) = block.line(start[s], i);
                         prefetch(values.cast::<u8>().wrapping_add(V::AHEAD));
                         let (places, w) = (V::places::<0>(codes), V::load(values));
                         for n in 0..N {

@@ -17,7 +17,7 @@ use super::{
 const AHEAD: usize = 1024;
 
 /// A block of a strip: see [`Strips`].
-pub(super) struct Lines<T> {
+pub(super) struct Block<T> {
     /// Its first line.
     pub(super) first: usize,
     /// How many it has.
@@ -27,7 +27,7 @@ pub(super) struct Lines<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Order> Lines<T> {
+impl<T: Order> Block<T> {
     /// The blocks of a strip of so many lines.
     #[inline(always)]
     pub(super) fn of_strip(lines: usize) -> impl Iterator<Item = Self> {
@@ -200,17 +200,17 @@ unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
         unsafe {
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
             let start = strips.map(|strip| strip.as_ptr());
-            for lines in Lines::<T>::of_strip(strips[0].lines()) {
+            for block in Block::<T>::of_strip(strips[0].lines()) {
                 for strip in start {
-                    prefetch(strip.wrapping_add(lines.codes + AHEAD));
+                    prefetch(strip.wrapping_add(block.codes + AHEAD));
                 }
-                for i in 0..lines.count {
+                for i in 0..block.count {
                     let mut four = [V::zero(); N];
                     for n in 0..N {
-                        four[n] = V::splat_four(x[n].add(4 * (lines.first + i)));
+                        four[n] = V::splat_four(x[n].add(4 * (block.first + i)));
                     }
                     for s in 0..S {
-                        let (values, codes) = lines.line(start[s], i);
+                        let (values, codes) = block.line(start[s], i);
                         for part in 0..Strips::<T>::LINE_BYTES / CACHE_LINE {
                             prefetch(values.cast::<u8>().wrapping_add(AHEAD + part * CACHE_LINE));
                         }

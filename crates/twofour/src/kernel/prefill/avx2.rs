@@ -17,7 +17,6 @@ use super::{
 unsafe impl Kernels for Avx2 {
     const LIST_VECTORS: usize = 12;
     const LIST_DEPTH: usize = 64;
-    const FETCH_AHEAD: bool = true;
     const TILE_OUTS: usize = 6;
     const TILE_VECTORS: usize = 2;
     const TILE_DEPTH: usize = 256;

@@ -17,7 +17,6 @@ use super::{
 unsafe impl Kernels for Avx512 {
     const LIST_VECTORS: usize = 12;
     const LIST_DEPTH: usize = 48;
-    const FETCH_AHEAD: bool = true;
     const TILE_OUTS: usize = 8;
     const TILE_VECTORS: usize = 3;
     const TILE_DEPTH: usize = 256;

@@ -26,6 +26,11 @@ const WORD_GROUPS: usize = 16;
 /// Groups whose values are listed together: two entries of each fill a register of 128 bits.
 const PAIR: usize = 2;
 
+/// Values that a list of so many groups has room for.
+fn capacity(groups: usize) -> usize {
+    2 * groups.next_multiple_of(PAIR)
+}
+
 /// The weight itself: outputs are rows.
 #[derive(Debug)]
 pub(super) struct KeptOfRows<'a, T>(pub &'a Strips<T>);
@@ -56,9 +61,8 @@ impl Default for RowLists {
 }
 
 impl RowLists {
-    /// Values that a list has room for.
     fn capacity(&self) -> usize {
-        2 * self.groups.next_multiple_of(PAIR)
+        capacity(self.groups)
     }
 
     /// Makes room, also for rows that complete the last strip.
@@ -181,7 +185,7 @@ pub(super) unsafe fn list_strip<V: Vector, T: KernelElement>(
     /// Groups whose positions fill half a word.
     const HALF: usize = WORD_GROUPS / 2;
     assert!(T::GROUPS == 1 && groups.len() <= WORD_GROUPS);
-    let capacity = 2 * groups.len().next_multiple_of(PAIR);
+    let capacity = capacity(groups.len());
     assert!(values.len() == ROWS * capacity);
     let mut words = [[0_u32; ROWS]; 2];
     for (pair, first) in groups.clone().step_by(PAIR).enumerate() {

@@ -121,8 +121,6 @@ unsafe trait Kernels: Vector + Send + Sync {
     const LIST_VECTORS: usize;
     /// Depth of a block of lists, a multiple of a group, and at most the groups whose positions fill a word.
     const LIST_DEPTH: usize;
-    /// Whether the next block's weights are asked for while this one is multiplied.
-    const FETCH_AHEAD: bool;
     /// Outputs of a tile.
     const TILE_OUTS: usize;
     /// Vectors of tokens in the widest panel that tiles are multiplied with.
@@ -211,9 +209,7 @@ fn multiply_block<V: Kernels, F: Factor>(
         factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
         let next = depth.end..(depth.end + step).min(end);
         for (i, panel) in panels.iter().enumerate() {
-            if V::FETCH_AHEAD {
-                factor.fetch(outs.clone(), next.clone(), i, panels.count());
-            }
+            factor.fetch(outs.clone(), next.clone(), i, panels.count());
             let out = &mut products[outs.len() * panel.first..][..outs.len() * panel.width];
             let lines = Lines {
                 data: panels.lines(i, &depth),
