@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("bf16 {}: {us:.1} us", product.kernel());
         }
     }
-    let random = RandomInt4::new(stream, features, reduction)?;
+    let random = RandomInt4::new(stream, features, reduction, Granularity::Group)?;
     let weight = random.weight(stream);
     let (element, output, granularity, order) = (Element::BF16, Element::BF16, Granularity::Group, Order::TokensFirst);
     let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };

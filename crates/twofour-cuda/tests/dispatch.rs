@@ -4,13 +4,13 @@ mod support;
 
 use half::bf16;
 use support::hopper;
-use twofour::{Axis, Compressed, MatrixRef, Pattern, select};
+use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
     Element, Error,
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, Weight},
-    gemm::Problem,
+    gemm::{Order, Problem, int4},
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
@@ -33,6 +33,32 @@ fn a_choice_is_remembered_by_the_next_process() {
     assert!(Dispatcher::with_cache(&bench.device, &cache).choose(problem(256, 32, 512)).is_ok());
     let other = Problem { epilogue: true, ..problem(256, 32, 512) };
     assert!(matches!(again.choose(other), Err(Error::NotCompared)));
+}
+
+#[test]
+fn a_choice_for_four_bits_is_remembered_too() {
+    let Some(bench) = hopper() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::at(folder.path());
+    for (granularity, tokens) in [(Granularity::Group, 3), (Granularity::Row, 40)] {
+        let problem = int4::Problem {
+            element: Element::F16,
+            output: Element::F16,
+            granularity,
+            features: 256,
+            tokens,
+            reduction: 512,
+            order: Order::TokensFirst,
+        };
+        let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap();
+        assert!(choice.measured().windows(2).all(|pair| pair[0].us <= pair[1].us), "{choice}");
+        assert_eq!(choice.problem(), problem);
+        assert!(int4::Decode::with(&bench.device, problem, choice.best().method).is_ok());
+        assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap(), choice);
+        let other = int4::Problem { tokens: 65, ..problem };
+        let refused = Dispatcher::with_cache(&bench.device, &cache).choose_int4(other);
+        assert!(matches!(refused, Err(Error::Dimension { what: "tokens", .. })));
+    }
 }
 
 /// Every engine that is there, from one dense 2:4 weight.

@@ -138,85 +138,120 @@ fn planned(bench: &Bench, problem: Problem, method: Option<Method>) -> Gemm {
 }
 
 fn check<T: Number>(bench: &Bench, case: &Case) {
-    let &Case { features, tokens, reduction, output, x_order, order, method, activation } = case;
-    let epilogue = activation.is_some();
-    let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
-    let gemm = planned(bench, problem, method);
-    let what = format!("{} for {problem:?}", gemm.kernel());
-    let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
-    // Where X has the reduction first the weight is completed; what stands there meets no X.
-    let depth = if x_order == XOrder::ReductionFirst { reduction.next_multiple_of(64) } else { reduction };
-    let w = weight::<T>(&mut random, features, depth);
-    let x: Vec<T> = (0..tokens * reduction).map(|_| T::of(random.number())).collect();
-    let scales = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
-    let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
-    let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
-    let bias_bytes: Vec<u8> = match output {
-        Element::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
-        Element::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
-        _ => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
-    };
-    let alpha = if epilogue { 0.0625 } else { 1.0 };
+    Given::<T>::new(bench, case).check(case.method);
+}
 
-    let values = bench.up(&bytes_of(w.values()));
-    let meta = bench.up(&T::meta(&w));
-    let x_there = match x_order {
-        XOrder::TokensFirst => bench.up(&bytes_of(&x)),
-        XOrder::ReductionFirst => {
-            let at = |i: usize| x[i % tokens * reduction + i / tokens];
-            bench.up(&bytes_of(&(0..x.len()).map(at).collect::<Vec<T>>()))
+/// What a case's product is made of, on the device, and what is expected of it: made once for all methods.
+struct Given<'a, T> {
+    bench: &'a Bench,
+    problem: Problem,
+    weight: [CudaSlice<u8>; 2],
+    x: CudaSlice<u8>,
+    factors: [CudaSlice<f32>; 2],
+    bias: CudaSlice<u8>,
+    activation: Option<Activation>,
+    /// Token, feature, result, and how far from it a sum in f32 may be.
+    expected: Vec<(usize, usize, f64, f64)>,
+    element: std::marker::PhantomData<T>,
+}
+
+const ALPHA: f32 = 0.0625;
+
+impl<'a, T: Number> Given<'a, T> {
+    fn new(bench: &'a Bench, case: &Case) -> Self {
+        let &Case { features, tokens, reduction, output, x_order, order, activation, .. } = case;
+        let epilogue = activation.is_some();
+        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
+        let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
+        // Where X has the reduction first the weight is completed; what stands there meets no X.
+        let depth = if x_order == XOrder::ReductionFirst { reduction.next_multiple_of(64) } else { reduction };
+        let w = weight::<T>(&mut random, features, depth);
+        let x: Vec<T> = (0..tokens * reduction).map(|_| T::of(random.number())).collect();
+        let scales =
+            |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
+        let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
+        let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
+        let bias_bytes: Vec<u8> = match output {
+            Element::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
+            Element::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
+            _ => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+        };
+        let x_there = match x_order {
+            XOrder::TokensFirst => bench.up(&bytes_of(&x)),
+            XOrder::ReductionFirst => {
+                let at = |i: usize| x[i % tokens * reduction + i / tokens];
+                bench.up(&bytes_of(&(0..x.len()).map(at).collect::<Vec<T>>()))
+            }
+        };
+
+        let dense: Vec<f64> = w.to_dense().into_iter().map(T::value).collect();
+        let x: Vec<f64> = x.into_iter().map(T::value).collect();
+        // Sums are in f32, and less exact for 8-bit floats on Hopper.
+        let of_sums = match T::ELEMENT {
+            Element::E4M3 | Element::E5M2 => 2e-3,
+            Element::I8 => 0.0,
+            _ => 2e-6,
+        };
+        let mut expected = Vec::new();
+        for t in 0..tokens {
+            let row = &x[t * reduction..][..reduction];
+            for f in 0..features {
+                // All of a small result; of a large one, its edges and a sample.
+                let edge = f < 2 || t < 2 || f + 2 >= features || t + 2 >= tokens;
+                if features * tokens > 40_000 && !edge && !random.bits().is_multiple_of(61) {
+                    continue;
+                }
+                let terms = dense[f * depth..][..reduction].iter().zip(row).map(|(w, x)| w * x);
+                let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                let mut finishing = 0.0;
+                if let Some(activation) = activation {
+                    let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
+                    (sum, size) = (sum * scale + f64::from(bias[f]), size * scale.abs());
+                    sum = activated(activation, sum);
+                    finishing = 4e-7 * (sum.abs() + 1.0);
+                }
+                expected.push((t, f, sum, size * of_sums + finishing));
+            }
         }
-    };
-    let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
-    let (by_feature_there, by_token_there) = (bench.up(&by_feature), bench.up(&by_token));
-    let bias_there = bench.up(&bias_bytes);
-    let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let operands = Operands { weight: packed, x: bench.at(&x_there), out: bench.at(&out) };
-    let after = match activation {
-        None => Epilogue::default(),
-        Some(activation) => Epilogue {
-            alpha,
-            feature_scales: Some(bench.at(&by_feature_there)),
-            token_scales: Some(bench.at(&by_token_there)),
-            bias: Some(bench.at(&bias_there)),
+        Self {
+            bench,
+            problem,
+            weight: [bench.up(&bytes_of(w.values())), bench.up(&T::meta(&w))],
+            x: x_there,
+            factors: [bench.up(&by_feature), bench.up(&by_token)],
+            bias: bench.up(&bias_bytes),
             activation,
-        },
-    };
-    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
-    unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
-    let found = bench.down(&out);
-    assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+            expected,
+            element: std::marker::PhantomData,
+        }
+    }
 
-    let dense: Vec<f64> = w.to_dense().into_iter().map(T::value).collect();
-    let x: Vec<f64> = x.into_iter().map(T::value).collect();
-    // Sums are in f32, and less exact for 8-bit floats on Hopper.
-    let of_sums = match T::ELEMENT {
-        Element::E4M3 | Element::E5M2 => 2e-3,
-        Element::I8 => 0.0,
-        _ => 2e-6,
-    };
-    for t in 0..tokens {
-        let row = &x[t * reduction..][..reduction];
-        for f in 0..features {
-            // All of a small result; of a large one, its edges and a sample.
-            let edge = f < 2 || t < 2 || f + 2 >= features || t + 2 >= tokens;
-            if features * tokens > 40_000 && !edge && !random.bits().is_multiple_of(61) {
-                continue;
-            }
-            let terms = dense[f * depth..][..reduction].iter().zip(row).map(|(w, x)| w * x);
-            let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-            if epilogue {
-                let scale = f64::from(alpha * by_feature[f] * by_token[t]);
-                (sum, size) = (sum * scale + f64::from(bias[f]), size * scale.abs());
-                sum = activated(activation.unwrap(), sum);
-            }
+    fn check(&self, method: Option<Method>) {
+        let (bench, problem) = (self.bench, self.problem);
+        let Problem { features, tokens, output, order, .. } = problem;
+        let gemm = planned(bench, problem, method);
+        let what = format!("{} for {problem:?}", gemm.kernel());
+        let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
+        let packed = Packed { values: bench.at(&self.weight[0]), meta: bench.at(&self.weight[1]) };
+        let operands = Operands { weight: packed, x: bench.at(&self.x), out: bench.at(&out) };
+        let after = self.activation.map_or(Epilogue::default(), |activation| Epilogue {
+            alpha: ALPHA,
+            feature_scales: Some(bench.at(&self.factors[0])),
+            token_scales: Some(bench.at(&self.factors[1])),
+            bias: Some(bench.at(&self.bias)),
+            activation,
+        });
+        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
+        unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
+        let found = bench.down(&out);
+        assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+        for &(t, f, sum, inexact) in &self.expected {
             let at = match order {
                 Order::TokensFirst => t * features + f,
                 Order::FeaturesFirst => f * tokens + t,
             };
             let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, sum);
-            let finishing = if epilogue { 4e-7 * (sum.abs() + 1.0) } else { 0.0 };
-            let allowed = rounding + size * of_sums + finishing;
+            let allowed = rounding + inexact;
             assert!(
                 (value - sum).abs() <= allowed,
                 "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"
@@ -241,7 +276,13 @@ const SHAPES: [(usize, usize, usize); 13] = [
     (448, 27, 1408),
 ];
 
-fn products<T: Number>(outputs: &[Element]) {
+/// Whether a method is for few tokens only.
+fn is_for_few(method: &Method) -> bool {
+    matches!(method, Method::Direct(_) | Method::Rings(_) | Method::Streamed(_))
+}
+
+/// By all methods for few tokens, or by all others, and by the one that a plan chooses.
+fn products<T: Number>(outputs: &[Element], few: bool) {
     let Some(bench) = bench() else { return };
     let architecture = bench.device.architecture();
     if matches!(T::ELEMENT, Element::E4M3 | Element::E5M2) && architecture < Architecture::SM_89 {
@@ -267,8 +308,13 @@ fn products<T: Number>(outputs: &[Element]) {
         if x_order == XOrder::TokensFirst {
             methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
         }
+        methods.retain(|method| is_for_few(method) == few);
+        if methods.is_empty() {
+            return;
+        }
+        let given = Given::<T>::new(&bench, &case);
         for method in methods.into_iter().map(Some).chain([None]) {
-            check::<T>(&bench, &Case { method, ..case });
+            given.check(method);
         }
     };
     for &output in outputs {
@@ -284,6 +330,9 @@ fn products<T: Number>(outputs: &[Element]) {
         {
             by_all_methods(case(SHAPES[2], output, Order::TokensFirst, Some(activation)));
             by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, Some(activation)));
+            if few {
+                continue;
+            }
             check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)));
             let method = Some(Method::Mma(tiles[i % tiles.len()]));
             check::<T>(&bench, &Case { method, ..case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)) });
@@ -291,29 +340,28 @@ fn products<T: Number>(outputs: &[Element]) {
     }
 }
 
-#[test]
-fn f16_products() {
-    products::<f16>(&[Element::F16, Element::F32]);
+macro_rules! products {
+    ($($few:ident, $tiles:ident: $type:ty, $outputs:expr;)*) => {
+        $(
+            #[test]
+            fn $few() {
+                products::<$type>(&$outputs, true);
+            }
+
+            #[test]
+            fn $tiles() {
+                products::<$type>(&$outputs, false);
+            }
+        )*
+    };
 }
 
-#[test]
-fn bf16_products() {
-    products::<bf16>(&[Element::BF16, Element::F32]);
-}
-
-#[test]
-fn e4m3_products() {
-    products::<F8E4M3>(&[Element::BF16, Element::F16, Element::F32]);
-}
-
-#[test]
-fn e5m2_products() {
-    products::<F8E5M2>(&[Element::BF16, Element::F16, Element::F32]);
-}
-
-#[test]
-fn i8_products() {
-    products::<i8>(&[Element::BF16, Element::F16, Element::I32]);
+products! {
+    f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
+    bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
+    e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
+    e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
+    i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
 }
 
 /// Every tile of the kernels that all architectures have, in a few shapes: short enough for a sanitizer.
@@ -353,8 +401,9 @@ fn products_across<T: Number>() {
                 let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
                 let (element, epilogue) = (T::ELEMENT, false);
                 let problem = Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue };
+                let given = Given::<T>::new(&bench, &case);
                 for method in Method::all(problem, bench.device.architecture()).into_iter().map(Some).chain([None]) {
-                    check::<T>(&bench, &Case { method, ..case });
+                    given.check(method);
                 }
             }
         }
@@ -396,7 +445,7 @@ fn calls_can_be_captured_in_a_graph() {
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let streamed = Method::Streamed(stream::Shape { features: 224, tokens: 64, split: 2 });
+    let streamed = Method::Streamed(stream::Shape { tile: stream::Tile { features: 224, tokens: 64 }, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
         let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
         let gemm = planned(&bench, problem, method);

@@ -5,6 +5,7 @@
 
 use half::f16;
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::{Arithmetic, Compressed, Error, MatrixRef, Result, first_error::first_error};
 
@@ -15,7 +16,7 @@ pub const GROUP: usize = 128;
 const LARGEST: f32 = 7.0;
 
 /// What shares a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
     /// A whole row.
     Row,

@@ -277,7 +277,7 @@ impl Method {
         if let Some(shape) = rings::Shape::best(&rings, problem.features, multiprocessors) {
             return Method::Rings(shape);
         }
-        match stream::Shape::best(problem, multiprocessors) {
+        match stream::Shape::best(&stream::Shape::all(problem), problem.features, multiprocessors) {
             Some(shape) => Method::Streamed(shape),
             None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
         }

@@ -13,24 +13,45 @@ use crate::{
     tensor_map::{Swizzle, TensorMap},
 };
 
-/// What a block of the kernel does.
+/// What a cluster of the kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape {
-    /// Rows of W: 64, 128, 224 or 256.
+pub struct Tile {
+    /// Rows of W, a multiple of 16.
     pub features: u32,
     /// Rows of X that there is room for: 8, 16, 32 or 64.
     pub tokens: u32,
+}
+
+/// What a cluster takes, and how many blocks it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Rows of W and of X.
+    pub tile: Tile,
     /// Blocks that share the rows of W and sum over a part of the columns each: 1 to 8.
     pub split: u32,
 }
 
+/// What a block needs for a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    /// Bytes.
+    pub(super) bytes: u32,
+    /// Most steps to be asked for ahead.
+    pub(super) most_ahead: u32,
+    /// Times 64 rows that a warpgroup takes: 1 or 2.
+    pub(super) height: u32,
+}
+
 /// Features that there are kernels for: metadata of 224 of 8 bits is wider than one copy takes.
 fn features(element: Element) -> &'static [u32] {
-    if element.bytes() == 1 { &[64, 128] } else { &[64, 128, 224, 256] }
+    if element.bytes() == 1 { &[64, 128] } else { &[64, 96, 128, 224, 256] }
 }
 
 /// Tokens that there are kernels for.
 const TOKENS: [u32; 4] = [8, 16, 32, 64];
+
+/// Most blocks of a cluster.
+const MOST_BLOCKS: u32 = 8;
 
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
@@ -40,25 +61,82 @@ fn k_step(element: Element) -> u32 {
     2 * ROW / element.bytes() as u32
 }
 
-impl Shape {
-    /// Those for a problem: none where there are too many tokens. Every block has a step at least.
-    pub fn all(problem: Problem) -> Vec<Shape> {
-        let Problem { element, reduction, .. } = problem;
-        let Some(tokens) = TOKENS.into_iter().find(|most| problem.tokens <= *most as usize) else { return Vec::new() };
-        let steps = reduction.div_ceil(k_step(element) as usize) as u32;
-        let of = |features: &u32| {
-            (1..=steps.min(8)).map(|split| Shape { features: *features, tokens, split }).collect::<Vec<_>>()
-        };
-        features(element).iter().flat_map(of).collect()
+/// To round up the start.
+const OTHER_BYTES: u32 = 1024;
+
+impl Tile {
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        format!("{}x{}", self.features, self.tokens)
     }
 
-    /// The one that spreads the work best over the device.
-    pub(super) fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
+    /// Threads of warpgroups that multiply and of a warp that feeds them, or of another warpgroup that leaves its registers to two with many sums.
+    fn threads(self, step: Step) -> u32 {
+        let groups = self.features.div_ceil(64 * step.height);
+        let gives = step.height * self.tokens >= 128 && groups > 1;
+        groups * 128 + if gives { 128 } else { 32 }
+    }
+
+    /// As many as there is room for, beside a second block where both are small.
+    fn stages(self, step: Step) -> u32 {
+        let blocks = if self.features > 128 || self.tokens == 64 { 1 } else { 2 };
+        let room = shared_bytes_of_each(blocks);
+        ((room - OTHER_BYTES) / (step.bytes + 16)).min(step.most_ahead)
+    }
+
+    fn shared_bytes(self, step: Step) -> u32 {
+        OTHER_BYTES + self.stages(step) * (step.bytes + 16)
+    }
+
+    /// What sources are defined for.
+    pub(super) fn definitions(self, step: Step) -> String {
+        let Tile { features, tokens } = self;
+        let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
+        format!(
+            "#define FEATURES {features}\n#define TOKENS {tokens}\n#define HEIGHT {}\n#define THREADS {threads}\n\
+             #define STAGES {stages}\n#define SHARED_BYTES_ASKED {shared}\n",
+            step.height
+        )
+    }
+}
+
+impl Shape {
+    /// Those of some numbers of rows for so many tokens and steps: none where there are too many tokens. Every block has a step at least.
+    pub(super) fn of(features: &[u32], tokens: usize, steps: u32) -> Vec<Shape> {
+        let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
+        let tiles = features.iter().map(|features| Tile { features: *features, tokens });
+        tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split })).collect()
+    }
+
+    /// Those for a problem.
+    pub fn all(problem: Problem) -> Vec<Shape> {
+        let Problem { element, tokens, reduction, .. } = problem;
+        Shape::of(features(element), tokens, reduction.div_ceil(k_step(element) as usize) as u32)
+    }
+
+    /// The one of some that spreads so many rows best over the device.
+    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
         // As few blocks to a row of W as occupy most of the device, and as few readers of X.
-        let blocks = |shape: &Shape| problem.features.div_ceil(shape.features as usize) as u32 * shape.split;
-        let all = Shape::all(problem);
-        let enough = all.iter().filter(|shape| blocks(shape) * 10 >= multiprocessors * 7);
-        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.features))).or(all.last()).copied()
+        let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
+        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).or(all.last()).copied()
+    }
+
+    /// Blocks of all clusters.
+    pub(super) fn blocks(self, features: usize) -> u32 {
+        features.div_ceil(self.tile.features as usize) as u32 * self.split
+    }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        format!("{}s{}", self.tile.name(), self.split)
+    }
+
+    /// The launch for so many rows.
+    pub(super) fn launch(self, features: usize, step: Step) -> Launch {
+        let Shape { tile, split } = self;
+        let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
+        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", self.name());
+        Launch { grid: (self.blocks(features), 1), block, shared, cluster: split }
     }
 }
 
@@ -67,23 +145,21 @@ impl Shape {
 pub struct Variant {
     /// What W and X are made of.
     pub element: Element,
-    /// Rows of W.
-    pub features: u32,
-    /// Rows of X.
-    pub tokens: u32,
+    /// Rows of W and of X.
+    pub tile: Tile,
 }
 
 impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
-        let of = |element, features| TOKENS.map(|tokens| Variant { element, features, tokens });
+        let of = |element, features| TOKENS.map(|tokens| Variant { element, tile: Tile { features, tokens } });
         let of = |element| features(element).iter().flat_map(move |features| of(element, *features));
         super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
     }
 
     /// Its name.
     pub fn name(&self) -> String {
-        format!("{}-{}x{}", self.element, self.features, self.tokens)
+        format!("{}-{}", self.element, self.tile.name())
     }
 
     /// Bytes of an atom of metadata.
@@ -91,42 +167,40 @@ impl Variant {
         64 * (k_step(self.element) / 2) / 8
     }
 
-    fn stage_bytes(&self) -> u32 {
-        let Variant { features, tokens, .. } = *self;
-        features * ROW + 2 * tokens * ROW + features / 16 * 2 * (self.atom_bytes() / 4) + 16
-    }
-
-    /// As many as there is room for, beside a second block where both are small, and no more than eight.
-    fn stages(&self) -> u32 {
-        let blocks = if self.features > 128 || self.tokens == 64 { 1 } else { 2 };
-        let room = shared_bytes_of_each(blocks);
-        ((room - self.other_bytes()) / self.stage_bytes()).min(8)
-    }
-
-    /// Warpgroups that multiply.
-    fn groups(&self) -> u32 {
-        self.features.div_ceil(64)
-    }
-
-    /// To round up the start, for a barrier, and for the sums that a block is sent.
-    fn other_bytes(&self) -> u32 {
-        1024 + 16 + (self.tokens / 8 * self.groups() * 128 + 8) * 16
-    }
-
-    fn shared_bytes(&self) -> u32 {
-        self.other_bytes() + self.stages() * self.stage_bytes()
+    fn step(&self) -> Step {
+        let Tile { features, tokens } = self.tile;
+        let meta = features / 16 * 2 * (self.atom_bytes() / 4);
+        Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
     }
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        format!(
-            "#define ELEMENT {}\n#define FEATURES {}\n#define TOKENS {}\n#define STAGES {}\n#define SHARED_BYTES_ASKED {}\n",
-            self.element.definition(),
-            self.features,
-            self.tokens,
-            self.stages(),
-            self.shared_bytes(),
-        )
+        format!("#define ELEMENT {}\n{}", self.element.definition(), self.tile.definitions(self.step()))
+    }
+}
+
+/// What kernels are told of a problem.
+#[repr(C)]
+pub(super) struct RawProblem {
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+    split: u32,
+}
+
+impl RawProblem {
+    /// Of features, tokens and steps.
+    pub(super) fn new(
+        to: RawOutput,
+        output: Element,
+        (features, tokens): (usize, usize),
+        steps: usize,
+        shape: Shape,
+    ) -> Self {
+        let output = output as u32;
+        Self { to, output, features: features as u32, tokens: tokens as u32, steps: steps as u32, split: shape.split }
     }
 }
 
@@ -135,7 +209,7 @@ impl Variant {
 pub(super) struct Plan {
     problem: Problem,
     variant: Variant,
-    split: u32,
+    shape: Shape,
     kernel: Kernel,
     launch: Launch,
 }
@@ -146,37 +220,28 @@ struct Parameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
-    to: RawOutput,
-    output: u32,
-    features: u32,
-    tokens: u32,
-    steps: u32,
-    split: u32,
+    problem: RawProblem,
 }
 
 impl Plan {
     /// Of a problem that is known to kernels, with one of its shapes.
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
-        let Shape { features, tokens, split } = shape;
-        let variant = Variant { element: problem.element, features, tokens };
-        let shared = variant.shared_bytes();
-        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
+        let variant = Variant { element: problem.element, tile: shape.tile };
         let kernel = device.kernel(Source::StreamSm90(variant), "stream")?;
-        kernel.allow_shared(shared)?;
-        let blocks = problem.features.div_ceil(features as usize) as u32 * split;
-        let launch = Launch { grid: (blocks, 1), block: variant.groups() * 128 + 32, shared, cluster: split };
-        Ok(Self { problem, variant, split, kernel, launch })
+        let launch = shape.launch(problem.features, variant.step());
+        kernel.allow_shared(launch.shared)?;
+        Ok(Self { problem, variant, shape, kernel, launch })
     }
 
     pub(super) fn kernel(&self) -> String {
-        format!("{}s{}", self.variant.name(), self.split)
+        format!("{}-{}", self.variant.element, self.shape.name())
     }
 
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self.problem;
-        let Variant { features: tile_features, tokens: tile_tokens, .. } = self.variant;
+        let Tile { features: tile_features, tokens: tile_tokens } = self.shape.tile;
         let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
@@ -198,12 +263,13 @@ impl Plan {
                 (2, tile_features / 16 * (atom / 32)),
                 Swizzle::None,
             )?,
-            to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
-            output: output as u32,
-            features: features as u32,
-            tokens: tokens as u32,
-            steps: reduction.div_ceil(step as usize) as u32,
-            split: self.split,
+            problem: RawProblem::new(
+                RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
+                output,
+                (features, tokens),
+                reduction.div_ceil(step as usize),
+                self.shape,
+            ),
         };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

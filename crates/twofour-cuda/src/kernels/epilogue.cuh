@@ -111,15 +111,34 @@ __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32
     else store<false>(to, output, sum, f, t);
 }
 
-// Stores four neighbouring results, the first of a feature that is a multiple of four, where nothing is to be done and features are contiguous.
-__device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 f, u32 t) {
+// What all results of a call have in common: that they are the sums themselves, features are contiguous, and of which type they are; or nothing.
+enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS };
+
+// Calls `f` with the kind, so that it is found out once and not for every result.
+template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
+    if (!to.plain || to.stride_feature != 1) f(Int<ANY>());
+    else if (output == F16) f(Int<PLAIN_F16>());
+    else if (output == BF16) f(Int<PLAIN_BF16>());
+    else f(Int<PLAIN_32_BITS>());
+}
+
+// Two results next to each other in memory.
+template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float second) {
+    u32 two;
+    if (KIND == PLAIN_F16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+    return two;
+}
+
+// Stores four neighbouring results, the first of a feature that is a multiple of four.
+template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
-    if (output == F16 || output == BF16) {
-        u16 four[4];
+    if (KIND == ANY) {
         #pragma unroll
-        for (int i = 0; i < 4; i++) four[i] = output == F16 ? narrow<F16>((float)sums[i]) : narrow<BF16>((float)sums[i]);
-        *(uint2*)((u16*)to.data + at) = make_uint2(four[0] | (u32)four[1] << 16, four[2] | (u32)four[3] << 16);
-    } else {
+        for (u32 i = 0; i < 4; i++) store(to, output, sums[i], f + i, t);
+    } else if (KIND == PLAIN_32_BITS) {
         *(uint4*)((u32*)to.data + at) = make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));
+    } else {
+        *(uint2*)((u16*)to.data + at) = make_uint2(narrow_two<KIND>((float)sums[0], (float)sums[1]), narrow_two<KIND>((float)sums[2], (float)sums[3]));
     }
 }

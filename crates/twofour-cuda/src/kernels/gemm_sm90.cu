@@ -298,7 +298,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
     // One step; the one before it is over once this one has begun.
     u32 before = 0;
-    const auto step = [&](auto first, u32 (&codes)[BLOCKS][WORDS]) {
+    const auto step = [&](auto first, u32 (&codes)[BLOCKS][WORDS], const u32 (&codes_before)[BLOCKS][WORDS]) {
         constexpr bool FIRST = decltype(first)::value;
         barrier_wait(shared + AT_FULL + 8 * stage, parity);
         #pragma unroll
@@ -326,7 +326,11 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
         }
         products_commit();
         products_wait<1>();
-        if (!FIRST) release(before);
+        if (!FIRST) {
+            #pragma unroll
+            for (int block = 0; block < BLOCKS; block++) held(codes_before[block]);
+            release(before);
+        }
         before = stage;
         next_stage<STAGES>(stage, parity);
     };
@@ -335,11 +339,11 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
         const Tile tile = tile_of(p, index);
         // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
         u32 codes[2][BLOCKS][WORDS];
-        step(Int<1>(), codes[0]);
+        step(Int<1>(), codes[0], codes[1]);
         for (u32 left = p.steps - 1; left != 0; left--) {
-            step(Int<0>(), codes[1]);
+            step(Int<0>(), codes[1], codes[0]);
             if (--left == 0) break;
-            step(Int<0>(), codes[0]);
+            step(Int<0>(), codes[0], codes[1]);
         }
         products_wait<0>();
         release(before);

@@ -100,6 +100,11 @@ __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_g
 template <int LEFT> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
+// Products read their metadata from its registers until they are done, which compilers do not know: said after the wait for them, this keeps other things from there.
+template <int COUNT> __device__ __forceinline__ void held(const u32 (&codes)[COUNT]) {
+    #pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" ::"r"(codes[i]));
+}
 // Where a tile lies in shared memory: rows of 64 or 128 bytes, swizzled as wide, groups of eight rows after each other.
 template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
     const u64 swizzle = ROW_BYTES == 64 ? 2 : 1;

@@ -56,7 +56,7 @@ template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const
     }
 }
 
-template <bool PLAIN> __device__ __forceinline__ void store_all(const Output& to, u32 output, u32 features, u32 tokens, u32 shared, u32 feature) {
+template <int KIND> __device__ __forceinline__ void store_all(const Output& to, u32 output, u32 features, u32 tokens, u32 shared, u32 feature) {
     #pragma unroll 1
     for (u32 i = threadIdx.x; i < ROWS / 4 * tokens; i += THREADS) {
         const u32 row = i % (ROWS / 4) * 4, t = i / (ROWS / 4), f = feature + row;
@@ -64,11 +64,7 @@ template <bool PLAIN> __device__ __forceinline__ void store_all(const Output& to
         Sum sums[4] = {};
         #pragma unroll
         for (u32 warp = 0; warp < WARPS; warp++) add_four(sums, shared + (warp * WARP_SUMS + t * SUM_ROW + row) * 4);
-        if (PLAIN && to.stride_feature == 1) store_neighbours(to, output, sums, f, t);
-        else {
-            #pragma unroll
-            for (u32 j = 0; j < 4; j++) store<PLAIN>(to, output, sums[j], f + j, t);
-        }
+        store_neighbours<KIND>(to, output, sums, f, t);
     }
 }
 
@@ -90,6 +86,5 @@ __device__ __forceinline__ void finish(const Output& to, u32 output, u32 feature
         }
     }
     __syncthreads();
-    if (to.plain) store_all<true>(to, output, features, tokens, shared, feature);
-    else store_all<false>(to, output, features, tokens, shared, feature);
+    by_kind(to, output, [&](auto kind) { store_all<decltype(kind)::value>(to, output, features, tokens, shared, feature); });
 }

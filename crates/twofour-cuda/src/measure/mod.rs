@@ -1,5 +1,6 @@
 //! Device time: contenders by turns, between two events, with random data and after the second-level cache was emptied.
 
+mod int4;
 mod tensors;
 mod timer;
 
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
+pub use int4::Int4Trial;
 pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, Time, Timer};
 

@@ -17,7 +17,7 @@ use crate::{Element, Error, Result, gemm::int4, prune::expect_multiple};
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
 
 /// Numbers without a pattern, the same at every run (splitmix64, Steele, Lea and Flood 2014), each from its place alone.
-fn bits(seed: u64, place: usize) -> u64 {
+pub(super) fn bits(seed: u64, place: usize) -> u64 {
     let mut z = (seed << 40).wrapping_add((place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -145,11 +145,11 @@ impl RandomInt4 {
     ///
     /// # Errors
     /// [`Error::Random`], [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn new(stream: &Arc<CudaStream>, rows: usize, cols: usize) -> Result<Self> {
+    pub fn new(stream: &Arc<CudaStream>, rows: usize, cols: usize, granularity: Granularity) -> Result<Self> {
         let (_, values, words) = random_weight(Element::BF16, rows, cols);
         let values = values.chunks_exact(2).map(|v| bf16::from_le_bytes([v[0], v[1]])).collect();
         let weight = Compressed::from_parts(rows, cols, values, words).map_err(wrong)?;
-        let lanes = lanes::encode(&Int4::quantize(&weight, Granularity::Group).map_err(wrong)?).map_err(wrong)?;
+        let lanes = lanes::encode(&Int4::quantize(&weight, granularity).map_err(wrong)?).map_err(wrong)?;
         Ok(Self {
             values: stream.clone_htod(&lanes.values).map_err(failed)?,
             meta: stream.clone_htod(&lanes.meta).map_err(failed)?,

@@ -8,6 +8,7 @@ use std::{
 
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, sys::CUevent_flags};
 
+use super::tensors::bits;
 use crate::{Device, Error, Result, Stream, read::Reader};
 
 /// More than any second-level cache.
@@ -47,6 +48,13 @@ impl<'a, E> Contender<'a, E> {
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
+}
+
+/// The order of a round: another one each time, for the same kernel may take a microsecond more after one launch than after another.
+fn order(round: u32, contenders: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..contenders).collect();
+    order.sort_by_key(|which| bits(3, round as usize * contenders + which));
+    order
 }
 
 /// What a contender took.
@@ -125,10 +133,10 @@ impl<'a> Timer<'a> {
     fn take_turns<E: From<Error>>(&mut self, contenders: &mut [Contender<'_, E>], rounds: u32) -> Result<Vec<Time>, E> {
         let mut times = vec![Vec::new(); contenders.len()];
         for round in 0..rounds + WARM_UP {
-            for (contender, times) in contenders.iter_mut().zip(&mut times) {
-                let us = self.time(&mut contender.launch)?;
+            for which in order(round, contenders.len()) {
+                let us = self.time(&mut contenders[which].launch)?;
                 if round >= WARM_UP {
-                    times.push(us);
+                    times[which].push(us);
                 }
             }
         }
@@ -195,4 +203,19 @@ impl<'a> Timer<'a> {
 
 fn failed(error: DriverError) -> Error {
     Error::driver("measuring", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::order;
+
+    #[test]
+    fn every_order_of_three_comes_up_about_as_often() {
+        let mut counts = std::collections::BTreeMap::new();
+        for round in 0..6000 {
+            *counts.entry(order(round, 3)).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 6);
+        assert!(counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");
+    }
 }

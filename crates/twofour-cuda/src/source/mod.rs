@@ -3,6 +3,7 @@
 mod wgmma;
 
 use sha2::{Digest, Sha256};
+use wgmma::Weights;
 
 use crate::{
     Architecture, Element, adamw, compress,
@@ -111,10 +112,12 @@ impl Source {
         let between = |input: &Element, output: &Element| {
             format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition())
         };
-        let hopper = |element, tokens, x, definitions: String, kernel: String| {
-            let products = file("products", &wgmma::products(element, tokens, x));
-            definitions + &common + &file("hopper.cuh", HOPPER) + &products + &file("epilogue.cuh", EPILOGUE) + &kernel
+        let epilogue = file("epilogue.cuh", EPILOGUE);
+        let four_bits = file("int4.cuh", include_str!("../kernels/int4.cuh"));
+        let hopper = |products: String, kernel: String| {
+            common.clone() + &file("hopper.cuh", HOPPER) + &file("products", &products) + &epilogue + &kernel
         };
+        let stream = file("stream.cuh", include_str!("../kernels/stream.cuh"));
         match self {
             Source::Prune { input, output } => {
                 between(input, output) + &common + &codes + &file("prune.cu", include_str!("../kernels/prune.cu"))
@@ -130,34 +133,49 @@ impl Source {
             Source::Read => common + &file("read.cu", include_str!("../kernels/read.cu")),
             Source::GemmSm90(variant) => {
                 let kernel = file("gemm_sm90.cu", include_str!("../kernels/gemm_sm90.cu"));
-                hopper(variant.element, variant.tile.tokens, variant.x, variant.definitions(), kernel)
+                let products = wgmma::products(variant.element, variant.tile.tokens, variant.x, Weights::Shared);
+                variant.definitions() + &hopper(products, kernel)
             }
             Source::StreamSm90(variant) => {
-                let kernel = file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
-                hopper(variant.element, variant.tokens, XOrder::TokensFirst, variant.definitions(), kernel)
+                let kernel = stream + &file("stream_sm90.cu", include_str!("../kernels/stream_sm90.cu"));
+                let products =
+                    wgmma::products(variant.element, variant.tile.tokens, XOrder::TokensFirst, Weights::Shared);
+                variant.definitions() + &hopper(products, kernel)
             }
             Source::RingsSm90(variant) => {
                 let kernel = rings + &file("rings_sm90.cu", include_str!("../kernels/rings_sm90.cu"));
-                variant.definitions() + &common + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
+                variant.definitions() + &common + &product + &epilogue + &kernel
             }
             Source::GemmMma(variant) => {
                 let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
-                common + &variant.definitions() + &product + &file("epilogue.cuh", EPILOGUE) + &kernel
+                common + &variant.definitions() + &product + &epilogue + &kernel
             }
             Source::Direct(variant) => {
                 let kernel = product + &direct + &file("direct.cu", include_str!("../kernels/direct.cu"));
-                variant.definitions() + &common + &file("epilogue.cuh", EPILOGUE) + &kernel
+                variant.definitions() + &common + &epilogue + &kernel
             }
             Source::Int4(variant) => {
-                let kernel = match variant.method {
+                let by_mma = |kernel: String| common.clone() + &epilogue + &product + &four_bits + &kernel;
+                let text = match variant.method {
                     int4::Method::Direct(_) => {
-                        direct + &file("direct_int4.cu", include_str!("../kernels/direct_int4.cu"))
+                        by_mma(direct + &file("direct_int4.cu", include_str!("../kernels/direct_int4.cu")))
                     }
-                    int4::Method::Rings(_) => rings + &file("rings_int4.cu", include_str!("../kernels/rings_int4.cu")),
-                    int4::Method::Staged(_) => file("int4.cu", include_str!("../kernels/int4.cu")),
+                    int4::Method::Rings(_) => {
+                        by_mma(rings + &file("rings_int4.cu", include_str!("../kernels/rings_int4.cu")))
+                    }
+                    int4::Method::Streamed(shape) => {
+                        let kernel = file("stream_int4.cu", include_str!("../kernels/stream_int4.cu"));
+                        let products = wgmma::products(
+                            variant.element,
+                            shape.tile.tokens,
+                            XOrder::TokensFirst,
+                            Weights::Registers,
+                        );
+                        hopper(products, four_bits.clone() + &stream + &kernel)
+                    }
+                    int4::Method::Staged(_) => by_mma(file("int4.cu", include_str!("../kernels/int4.cu"))),
                 };
-                let four_bits = file("int4.cuh", include_str!("../kernels/int4.cuh"));
-                variant.definitions() + &common + &file("epilogue.cuh", EPILOGUE) + &product + &four_bits + &kernel
+                variant.definitions() + &text
             }
         }
     }

@@ -2,18 +2,33 @@
 
 use crate::{Element, gemm::XOrder};
 
-/// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
-/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
-pub(super) fn products(element: Element, tokens: u32, x: XOrder) -> String {
-    let sum = if element == Element::I8 { "int" } else { "float" };
-    format!("typedef {sum} Sum;\n{}{}", product(element, tokens, x, true), product(element, tokens, x, false))
+/// Where the compressed weights of a product come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// Shared memory, described by a `u64`.
+    Shared,
+    /// Four registers, `u32[4]`.
+    Registers,
 }
 
-fn product(element: Element, tokens: u32, x: XOrder, first: bool) -> String {
+/// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
+/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
+pub(super) fn products(element: Element, tokens: u32, x: XOrder, weights: Weights) -> String {
+    let sum = if element == Element::I8 { "int" } else { "float" };
+    let [first, product] = [true, false].map(|first| product(element, tokens, x, weights, first));
+    format!("typedef {sum} Sum;\n{first}{product}")
+}
+
+fn product(element: Element, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {
     let registers = tokens / 2;
     let constraint = if element == Element::I8 { "r" } else { "f" };
-    // The last number is whether X's rows are of the reduction.
-    let sixteen = if x == XOrder::ReductionFirst { ", 1, 1, 0, 1" } else { ", 1, 1, 0, 0" };
+    // The last number is whether X's rows are of the reduction; before it is whether W's are, where it is in shared memory.
+    let sixteen = match (weights, x) {
+        (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
+        (Weights::Shared, XOrder::ReductionFirst) => ", 1, 1, 0, 1",
+        (Weights::Registers, XOrder::TokensFirst) => ", 1, 1, 0",
+        (Weights::Registers, XOrder::ReductionFirst) => ", 1, 1, 1",
+    };
     let (depth, types, tail) = match element {
         Element::F16 => (32, "f32.f16.f16", sixteen),
         Element::BF16 => (32, "f32.bf16.bf16", sixteen),
@@ -27,13 +42,22 @@ fn product(element: Element, tokens: u32, x: XOrder, first: bool) -> String {
     let places = list(&|i| format!("%{i}"));
     let outputs = list(&|i| format!("\"{access}{constraint}\"(sums[{i}])"));
     let accumulate = u32::from(!first);
-    let [w, x, codes, selector]: [usize; 4] = std::array::from_fn(|i| registers as usize + i);
+    let after = |i: usize| registers as usize + i;
+    let (parameter, w, inputs, next) = match weights {
+        Weights::Shared => ("u64 w", format!("%{}", after(0)), "\"l\"(w)".to_string(), after(1)),
+        Weights::Registers => {
+            let names = [0, 1, 2, 3].map(|i| format!("%{}", after(i))).join(", ");
+            let inputs = [0, 1, 2, 3].map(|i| format!("\"r\"(w[{i}])")).join(", ");
+            ("const u32 (&w)[4]", format!("{{{names}}}"), inputs, after(4))
+        }
+    };
+    let [x, codes, selector]: [usize; 3] = std::array::from_fn(|i| next + i);
     format!(
-        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], u64 w, u64 x, u32 codes) {{
+        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], {parameter}, u64 x, u32 codes) {{
     asm volatile(\"{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0;\\n\"
-                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, %{w}, %{x}, %{codes}, %{selector}, p{tail};}}\\n\"
+                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, {w}, %{x}, %{codes}, %{selector}, p{tail};}}\\n\"
                  : {outputs}
-                 : \"l\"(w), \"l\"(x), \"r\"(codes), \"n\"(SELECTOR));
+                 : {inputs}, \"l\"(x), \"r\"(codes), \"n\"(SELECTOR));
 }}
 "
     )

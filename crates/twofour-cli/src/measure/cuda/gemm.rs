@@ -12,10 +12,10 @@ use twofour_cuda::{
     dispatch::Dispatcher,
     engine::{Engine, dense_output},
     gemm::{
-        Epilogue, Order, Problem,
+        Order, Problem,
         int4::{self, Decode},
     },
-    measure::{Contender, RandomInt4, RandomWeight, Time, Timer, Trial},
+    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial},
     read::Reader,
     vendor::{cublaslt::CublasLt, cusparselt::CusparseLt},
 };
@@ -109,7 +109,7 @@ pub(crate) struct Layer<'a> {
     reduction: usize,
     weight: Arc<RandomWeight>,
     /// The weight in four bits, where X has 16 and few tokens are to come.
-    int4: Option<RandomInt4>,
+    int4: Option<Arc<RandomInt4>>,
 }
 
 impl<'a> Layer<'a> {
@@ -126,7 +126,8 @@ impl<'a> Layer<'a> {
 
     /// With the weight in four bits beside it, to be measured too.
     pub(crate) fn with_int4(self) -> Result<Self> {
-        let int4 = Some(RandomInt4::new(&self.stream, self.features, self.reduction)?);
+        let weight = RandomInt4::new(&self.stream, self.features, self.reduction, Granularity::Group)?;
+        let int4 = Some(Arc::new(weight));
         Ok(Self { int4, ..self })
     }
 
@@ -142,6 +143,18 @@ impl<'a> Layer<'a> {
         let engines: Vec<Engine> = engines.map(|measured| measured.engine).collect();
         let products = engines.iter().map(|e| Ok(trial.product(*e)?)).collect::<Result<Vec<_>>>()?;
         let chosen = trial.product(choice.best().engine)?;
+        // Our best, as the dispatcher found or remembers it.
+        let (granularity, order) = (Granularity::Group, Order::TokensFirst);
+        let four_bits = int4::Problem { element, output, granularity, features, tokens, reduction, order };
+        let int4 = int4.as_ref().map(|weight| Int4Trial::with_weight(device, four_bits, stream, weight.clone()));
+        let int4 = int4.transpose()?;
+        let decode = match &int4 {
+            Some(trial) => {
+                let method = dispatcher.choose_int4_by(trial)?.best().method;
+                Some((trial, Decode::with(device, four_bits, method)?))
+            }
+            None => None,
+        };
         let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| trial.contender(product)).collect();
         contenders.push(trial.contender(&chosen).named("dispatch"));
 
@@ -157,26 +170,8 @@ impl<'a> Layer<'a> {
             contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading));
         }
 
-        let mut int4_out = None;
-        if let Some(weight) = int4 {
-            let out = int4_out.insert(stream.alloc_zeros::<u8>(tokens * features * output.bytes())?);
-            let granularity = Granularity::Group;
-            let order = Order::TokensFirst;
-            let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
-            let weight = weight.weight(stream);
-            let (x, out) = (trial.x().device_ptr(stream).0, out.device_ptr(stream).0);
-            let contender = |decode: Decode| {
-                let kernel = decode.kernel();
-                // SAFETY: all memory is as long as the problem asks for and lives until the stream has been waited for.
-                let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
-                Contender::new(INT4, kernel, launch)
-            };
-            // Our best, as of the other weights.
-            let methods = int4::Method::all(problem, device.architecture()).into_iter();
-            let plans = methods.map(|method| Ok(Decode::with(device, problem, method)?)).collect::<Result<Vec<_>>>()?;
-            if let Some((fastest, _)) = timer.fastest(plans.iter().cloned().map(contender).collect())? {
-                contenders.push(contender(plans[fastest].clone()));
-            }
+        if let Some((trial, decode)) = &decode {
+            contenders.push(trial.contender(decode).named(INT4));
         }
 
         let times = timer.alternate(&mut contenders, rounds)?;
@@ -187,7 +182,7 @@ impl<'a> Layer<'a> {
             vec![None; contenders.len()]
         };
         drop(contenders);
-        self.expect_alike(&trial, &engines, int4_out.as_ref())?;
+        self.expect_alike(&trial, &engines, int4.as_ref().map(Int4Trial::out))?;
 
         let operations = 2.0 * (tokens * reduction * features) as f64;
         let row = |(time, sustained_us): (Time, Option<f64>)| {

@@ -2,10 +2,12 @@
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
 //! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory:
-//! by rings of buffers on Hopper ([`Method::Rings`]), elsewhere by [`staged`].
+//! by rings of buffers ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
 
+mod maps;
 mod rings;
 pub mod staged;
+mod stream;
 
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
@@ -25,7 +27,7 @@ pub const MOST_TOKENS: usize = 64;
 const UNIT: (usize, usize) = (16, 128);
 
 /// What is to be multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Problem {
     /// What X is made of: f16 or bf16.
     pub element: Element,
@@ -44,7 +46,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn expect_known(self) -> Result<()> {
+    /// An error for what no kernel takes.
+    pub(crate) fn expect_known(self) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self;
         if !matches!(element, Element::F16 | Element::BF16) || !matches!(output, o if o == element || o == Element::F32)
         {
@@ -77,6 +80,8 @@ pub enum Method {
     Direct(direct::Shape),
     /// Through rings of buffers that the copy engine fills, on Hopper.
     Rings(super::rings::Shape),
+    /// By clusters of blocks, on Hopper: for more than eight tokens.
+    Streamed(super::stream::Shape),
     /// Through shared memory.
     Staged(staged::Shape),
 }
@@ -97,6 +102,7 @@ impl Method {
         let direct = DIRECT.into_iter().filter(fits).map(Method::Direct);
         direct
             .chain(rings_for(problem, architecture).into_iter().map(Method::Rings))
+            .chain(streams_for(problem, architecture).into_iter().map(Method::Streamed))
             .chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged))
             .collect()
     }
@@ -115,6 +121,13 @@ impl Method {
         if Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
             return Some(best);
         }
+        // The more tokens, the more it counts that X is read by few blocks.
+        if !few_rows || problem.tokens > 32 {
+            let streams = streams_for(problem, architecture);
+            if let Some(shape) = stream::best(&streams, problem.features, multiprocessors) {
+                return Some(Method::Streamed(shape));
+            }
+        }
         let rings = super::rings::Shape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
         if let Some(rings) = rings {
             return Some(Method::Rings(rings));
@@ -127,6 +140,11 @@ impl Method {
 fn rings_for(problem: Problem, architecture: Architecture) -> Vec<super::rings::Shape> {
     let shapes: &[_] = if is_hopper(architecture) { &rings::SHAPES } else { &[] };
     super::rings::Shape::with_room(shapes, problem.tokens)
+}
+
+/// Clusters for a problem, where the architecture has what they take.
+fn streams_for(problem: Problem, architecture: Architecture) -> Vec<super::stream::Shape> {
+    if is_hopper(architecture) { stream::shapes(problem) } else { Vec::new() }
 }
 
 /// A kernel.
@@ -145,7 +163,9 @@ impl Variant {
     pub fn all() -> Vec<Variant> {
         let staged = staged::Shape::every().into_iter().map(Method::Staged);
         let rings = rings::SHAPES.into_iter().map(Method::Rings);
-        let methods: Vec<Method> = DIRECT.into_iter().map(Method::Direct).chain(rings).chain(staged).collect();
+        let streams = stream::kernels().into_iter().map(Method::Streamed);
+        let direct = DIRECT.into_iter().map(Method::Direct);
+        let methods: Vec<Method> = direct.chain(rings).chain(streams).chain(staged).collect();
         let of =
             |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
         [Element::F16, Element::BF16]
@@ -164,6 +184,7 @@ impl Variant {
         let shape = match self.method {
             Method::Direct(shape) => format!("direct-{}", shape.name()),
             Method::Rings(shape) => format!("rings-{}", shape.name()),
+            Method::Streamed(shape) => format!("stream-{}", shape.name()),
             Method::Staged(shape) => shape.name(),
         };
         format!("{}-{scales}-{shape}", self.element)
@@ -171,7 +192,17 @@ impl Variant {
 
     /// Whether the architecture has what it takes.
     pub fn is_for(&self, architecture: Architecture) -> bool {
-        !matches!(self.method, Method::Rings(_)) || is_hopper(architecture)
+        !matches!(self.method, Method::Rings(_) | Method::Streamed(_)) || is_hopper(architecture)
+    }
+
+    /// The one of [`Variant::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
+    fn compiled(self) -> Variant {
+        match self.method {
+            Method::Streamed(shape) => {
+                Variant { method: Method::Streamed(super::stream::Shape { split: 1, ..shape }), ..self }
+            }
+            _ => self,
+        }
     }
 
     /// What the source is defined for.
@@ -180,6 +211,11 @@ impl Variant {
         let shape = match self.method {
             Method::Direct(shape) => shape.definitions(),
             Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
+            Method::Streamed(shape) => {
+                let element = self.element.definition();
+                let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
+                return format!("#define BY_ROW {by_row}\n#define ELEMENT {element}\n{tile}");
+            }
             Method::Staged(shape) => shape.definitions(),
         };
         format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element))
@@ -254,7 +290,7 @@ impl Decode {
             return Err(Error::Int4Method { method, problem });
         }
         let variant = Variant { element: problem.element, granularity: problem.granularity, method };
-        let kernel = device.kernel(Source::Int4(variant), "decode")?;
+        let kernel = device.kernel(Source::Int4(variant.compiled()), "decode")?;
         let (resident, launch) = match method {
             Method::Direct(shape) => {
                 let shared = problem.shared_bytes(shape) as u32;
@@ -263,6 +299,11 @@ impl Decode {
             }
             Method::Rings(shape) => {
                 let launch = shape.launch(problem.features, rings::step_bytes(shape, problem.granularity));
+                kernel.allow_shared(launch.shared)?;
+                (false, launch)
+            }
+            Method::Streamed(shape) => {
+                let launch = shape.launch(problem.features, stream::step(shape.tile, problem.granularity));
                 kernel.allow_shared(launch.shared)?;
                 (false, launch)
             }
@@ -304,17 +345,26 @@ impl Decode {
         ])?;
         let Problem { output, features, tokens, reduction, order, .. } = self.problem;
         expect_epilogue(epilogue, output)?;
-        if let Method::Rings(shape) = self.variant.method {
-            let parameters = rings::Parameters::new(self.problem, shape, weight, x, out, epilogue)?;
-            // SAFETY: the caller's; the structure is the kernel's.
-            return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
+        let to = RawOutput::new((features, tokens), order, out, epilogue);
+        match self.variant.method {
+            Method::Rings(shape) => {
+                let parameters = rings::Parameters::new(self.problem, shape, weight, x, to)?;
+                // SAFETY: the caller's; the structure is the kernel's.
+                return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
+            }
+            Method::Streamed(shape) => {
+                let parameters = stream::Parameters::new(self.problem, shape, weight, x, to)?;
+                // SAFETY: the caller's; the structure is the kernel's.
+                return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
+            }
+            Method::Direct(_) | Method::Staged(_) => {}
         }
         let parameters = Parameters {
             values: weight.values,
             meta: weight.meta,
             scales: weight.scales,
             x,
-            to: RawOutput::new((features, tokens), order, out, epilogue),
+            to,
             output: output as u32,
             features: features as u32,
             tokens: tokens as u32,

@@ -1,13 +1,12 @@
 //! Products of few tokens with a four-bit weight on sm_90a, through rings of buffers: see [`crate::gemm::rings`].
 
-use super::{Problem, UNIT, Weight};
+use super::{Problem, Weight, maps::Maps};
 use crate::{
     DevicePtr, Result,
     gemm::{
-        Epilogue, RawOutput,
+        RawOutput,
         rings::{Shape, shape},
     },
-    tensor_map::{Swizzle, TensorMap},
 };
 use twofour::int4::Granularity;
 
@@ -37,10 +36,7 @@ pub(super) fn step_bytes(shape: Shape, granularity: Granularity) -> u32 {
 /// As the kernel has it.
 #[repr(C)]
 pub(super) struct Parameters {
-    values: TensorMap,
-    meta: TensorMap,
-    scales: TensorMap,
-    x: TensorMap,
+    maps: Maps,
     row_scales: DevicePtr,
     to: RawOutput,
     output: u32,
@@ -51,35 +47,15 @@ pub(super) struct Parameters {
 
 impl Parameters {
     /// Of a problem that is known to kernels.
-    pub(super) fn new(
-        problem: Problem,
-        shape: Shape,
-        weight: Weight,
-        x: DevicePtr,
-        out: DevicePtr,
-        epilogue: Epilogue,
-    ) -> Result<Self> {
-        let Problem { output, granularity, features, tokens, reduction, order, .. } = problem;
-        let steps = problem.steps();
-        // Words of eight bytes: rows of units, and so many words of each unit.
-        let units = |data, words: u32| {
-            let matrix = (features / UNIT.0, steps * words as usize);
-            TensorMap::new(data, 8, matrix, (shape.height, words), Swizzle::None)
-        };
+    pub(super) fn new(problem: Problem, shape: Shape, weight: Weight, x: DevicePtr, to: RawOutput) -> Result<Self> {
         Ok(Self {
-            values: units(weight.values, 64)?,
-            meta: units(weight.meta, 32)?,
-            scales: match granularity {
-                Granularity::Group => units(weight.scales, 4)?,
-                Granularity::Row => TensorMap::NONE,
-            },
-            x: TensorMap::new(x, 2, (tokens, reduction), (shape.tokens, UNIT.1 as u32 / 2), Swizzle::Bytes128)?,
+            maps: Maps::new(problem, weight, x, shape.height, shape.tokens)?,
             row_scales: weight.scales,
-            to: RawOutput::new((features, tokens), order, out, epilogue),
-            output: output as u32,
-            features: features as u32,
-            tokens: tokens as u32,
-            steps: steps as u32,
+            to,
+            output: problem.output as u32,
+            features: problem.features as u32,
+            tokens: problem.tokens as u32,
+            steps: problem.steps() as u32,
         })
     }
 }

@@ -17,17 +17,19 @@
 //! println!("{}", dispatcher.choose(problem)?);
 //! # Ok(()) }
 //! ```
+//!
+//! For four-bit weights, which have methods and no engines, see [`Dispatcher::choose_int4`].
 
-use std::{
-    collections::HashMap,
-    fmt,
-    io::Write,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-};
+mod int4;
+mod remembered;
+
+use std::{fmt, sync::Arc};
 
 use cudarc::driver::CudaStream;
 use serde::{Deserialize, Serialize};
+
+pub use int4::{Int4Choice, Int4Measured};
+use remembered::{Remembered, Whole};
 
 use crate::{
     Device, Error, Result,
@@ -104,12 +106,24 @@ pub struct Dispatcher(Arc<Inner>);
 struct Inner {
     device: Device,
     libraries: Libraries,
-    file: PathBuf,
-    remembered: Mutex<HashMap<Problem, Choice>>,
+    choices: Remembered<Choice>,
+    int4: Remembered<Int4Choice>,
+}
+
+impl Whole for Choice {
+    type Problem = Problem;
+
+    fn problem(&self) -> Problem {
+        self.problem
+    }
+
+    fn is_whole(&self) -> bool {
+        !self.measured.is_empty()
+    }
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.
@@ -128,13 +142,9 @@ impl Dispatcher {
         let crate_version = env!("CARGO_PKG_VERSION");
         let what = format!("{name} {} {} {} {crate_version} v{VERSION}", told(driver), told(dense), told(sparse));
         let stem: String = what.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
-        let file = cache.folder().join(format!("choices-{stem}.json"));
-        let remembered: Vec<Choice> =
-            std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-        // Whoever edits the file may have left an empty choice.
-        let remembered = remembered.into_iter().filter(|choice| !choice.measured.is_empty());
-        let remembered = remembered.map(|choice| (choice.problem, choice)).collect();
-        Self(Arc::new(Inner { device: device.clone(), libraries, file, remembered: Mutex::new(remembered) }))
+        let file = |kind: &str| cache.folder().join(format!("{kind}-{stem}.json"));
+        let (choices, int4) = (Remembered::read(file("choices")), Remembered::read(file("int4-choices")));
+        Self(Arc::new(Inner { device: device.clone(), libraries, choices, int4 }))
     }
 
     /// The fastest engine for a problem: remembered, or measured with random data and then remembered. Measuring takes a second or so, and memory for
@@ -144,8 +154,8 @@ impl Dispatcher {
     /// [`Error::NotCompared`] for a problem with an epilogue or features first, [`Error::NoEngine`]; those of planning and launching.
     pub fn choose(&self, problem: Problem) -> Result<Choice> {
         expect_plain(problem)?;
-        if let Some(choice) = self.remembered().get(&problem) {
-            return Ok(choice.clone());
+        if let Some(choice) = self.0.choices.of(problem) {
+            return Ok(choice);
         }
         self.choose_by(&Trial::random(&self.0.device, &self.0.libraries, problem)?)
     }
@@ -157,20 +167,15 @@ impl Dispatcher {
     pub fn choose_by(&self, trial: &Trial) -> Result<Choice> {
         let problem = trial.problem();
         expect_plain(problem)?;
-        if let Some(choice) = self.remembered().get(&problem) {
-            return Ok(choice.clone());
+        if let Some(choice) = self.0.choices.of(problem) {
+            return Ok(choice);
         }
         let mut measured = trial.measure()?;
         if measured.is_empty() {
             return Err(Error::NoEngine { problem });
         }
         measured.sort_by(|a, b| a.us.total_cmp(&b.us));
-        let choice = Choice { problem, measured };
-        let mut remembered = self.remembered();
-        remembered.insert(problem, choice.clone());
-        // The next process will measure again.
-        let _ = self.keep(&remembered);
-        Ok(choice)
+        Ok(self.0.choices.keep(Choice { problem, measured }))
     }
 
     /// The product by the fastest engine.
@@ -193,23 +198,6 @@ impl Dispatcher {
 
     /// The file that choices are remembered in.
     pub fn file(&self) -> &std::path::Path {
-        &self.0.file
-    }
-
-    fn remembered(&self) -> std::sync::MutexGuard<'_, HashMap<Problem, Choice>> {
-        self.0.remembered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes another file and renames it: whoever reads meanwhile reads a whole one.
-    fn keep(&self, remembered: &HashMap<Problem, Choice>) -> std::io::Result<()> {
-        let mut choices: Vec<&Choice> = remembered.values().collect();
-        choices.sort_by_key(|choice| format!("{:?}", choice.problem));
-        let folder = self.0.file.parent().unwrap_or(std::path::Path::new("."));
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, &choices)?;
-        file.flush()?;
-        file.persist(&self.0.file)?;
-        Ok(())
+        self.0.choices.file()
     }
 }

@@ -1,0 +1,38 @@
+//! A four-bit weight and X, described to the copy engine.
+
+use super::{Problem, UNIT, Weight};
+use crate::{
+    DevicePtr, Result,
+    tensor_map::{Swizzle, TensorMap},
+};
+use twofour::int4::Granularity;
+
+/// As kernels have them.
+#[repr(C)]
+pub(super) struct Maps {
+    values: TensorMap,
+    meta: TensorMap,
+    scales: TensorMap,
+    x: TensorMap,
+}
+
+impl Maps {
+    /// For tiles of so many units of rows, and so many tokens.
+    pub(super) fn new(problem: Problem, weight: Weight, x: DevicePtr, height: u32, tokens: u32) -> Result<Self> {
+        // Words of eight bytes: rows of units, and so many words of each unit.
+        let units = |data, words: u32| {
+            let matrix = (problem.features / UNIT.0, problem.steps() * words as usize);
+            TensorMap::new(data, 8, matrix, (height, words), Swizzle::None)
+        };
+        let half = UNIT.1 as u32 / 2;
+        Ok(Self {
+            values: units(weight.values, 64)?,
+            meta: units(weight.meta, 32)?,
+            scales: match problem.granularity {
+                Granularity::Group => units(weight.scales, 4)?,
+                Granularity::Row => TensorMap::NONE,
+            },
+            x: TensorMap::new(x, 2, (problem.tokens, problem.reduction), (tokens, half), Swizzle::Bytes128)?,
+        })
+    }
+}

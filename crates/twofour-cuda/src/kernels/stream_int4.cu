@@ -1,0 +1,143 @@
+// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see stream.cuh and int4.cuh.
+//
+// A step is a unit of 128 columns for every sixteen rows, in the order of `twofour::layout::lanes`, and two tiles of X. What a lane of `mma.sp` gives to its product
+// is what a lane of `wgmma.sp` gives to that of its warp's sixteen rows: W goes into registers, becomes elements there and is multiplied from there.
+//
+// Defined outside: BY_ROW (one scale for a row instead of one for a unit's row), and `first_product` and `product` for ELEMENT and TOKENS.
+
+constexpr u32 UNITS = FEATURES / UNIT_ROWS, X_BYTES = 2 * X_TILE_BYTES;
+constexpr u32 VALUES_BYTES = UNITS * 512, CODES_BYTES = UNITS * 256, SCALES_BYTES = BY_ROW ? 0 : UNITS * 32;
+// The copy engine's destinations are multiples of 128.
+constexpr u32 SCALES_STAGE = (SCALES_BYTES + 127) / 128 * 128;
+constexpr u32 AT_VALUES = STAGES * X_BYTES, AT_CODES = AT_VALUES + STAGES * VALUES_BYTES, AT_SCALES = AT_CODES + STAGES * CODES_BYTES;
+
+struct Maps {
+    TensorMap values, meta, scales, x;
+    // Of rows, where they have one each.
+    const u32* row_scales;
+    Problem problem;
+};
+
+static_assert(HEIGHT <= 2, "two items under way");
+
+// A warp's tile of a step: sixteen rows as elements, their codes and scales, and the products.
+struct Item {
+    u32 w[4][4];
+    u32 codes[2];
+    u32 scales;
+    Sum parts[TOKENS / 2];
+};
+
+struct Work {
+    static constexpr u32 COPIED_BYTES = X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES, BUFFER_BYTES = AT_SCALES + STAGES * SCALES_STAGE;
+    const Maps& p;
+
+    __device__ __forceinline__ const TensorMap* map(u32 i) const {
+        return i == 0 ? &p.values : i == 1 ? &p.x : i == 2 ? &p.meta : i == 3 && !BY_ROW ? &p.scales : nullptr;
+    }
+    // Maps count words of eight bytes.
+    __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
+        const u32 unit = feature / UNIT_ROWS, x = shared + stage * X_BYTES;
+        copy_tile(shared + AT_VALUES + stage * VALUES_BYTES, &p.values, step * 64, unit, full);
+        copy_tile(shared + AT_CODES + stage * CODES_BYTES, &p.meta, step * 32, unit, full);
+        if (!BY_ROW) copy_tile(shared + AT_SCALES + stage * SCALES_STAGE, &p.scales, step * 4, unit, full);
+        copy_tile(x, &p.x, step * UNIT_COLUMNS, 0, full);
+        copy_tile(x + X_TILE_BYTES, &p.x, step * UNIT_COLUMNS + UNIT_COLUMNS / 2, 0, full);
+    }
+    // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
+    static __device__ __forceinline__ u32 unit(u32 tile) { return min((threadIdx.x / 128 * HEIGHT + tile) * 4 + threadIdx.x % 128 / 32, UNITS - 1); }
+
+    static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 tile) {
+        const u32 lane = unit(tile) * 32 + threadIdx.x % 32;
+        u32 values[4];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                     : "r"(from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16)
+                     : "memory");
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to.codes[0]), "=r"(to.codes[1]) : "r"(from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8) : "memory");
+        if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to.scales) : "r"(from.shared + AT_SCALES + from.stage * SCALES_STAGE + lane / 4 * 4) : "memory");
+        #pragma unroll
+        for (u32 which = 0; which < 4; which++) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) to.w[which][i] = elements(values[which], i);
+        }
+    }
+    // Asks for an item's products.
+    static __device__ __forceinline__ void begin(Item& item, u64 x) {
+        const u64 next = operand_after(x, X_TILE_BYTES);
+        products_begin();
+        first_product<0>(item.parts, item.w[0], x, item.codes[0]);
+        product<1>(item.parts, item.w[1], operand_after(x, ROW / 2), item.codes[0]);
+        product<0>(item.parts, item.w[2], next, item.codes[1]);
+        product<1>(item.parts, item.w[3], operand_after(next, ROW / 2), item.codes[1]);
+        products_commit();
+    }
+    // Adds them when those of all but the last `LEFT` items asked for are done.
+    template <int LEFT> static __device__ __forceinline__ void end(Sum (&sums)[TOKENS / 2], Item& item) {
+        products_wait<LEFT>();
+        held(item.codes);
+        float low = 1.0f, high = 1.0f;
+        if (!BY_ROW) scales_of(item.scales, low, high);
+        #pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i++) {
+            // Volatile, so that it is neither done before the products are nor after the next ones are asked for.
+            asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(sums[i]) : "f"(item.parts[i]), "f"(i % 4 < 2 ? low : high));
+        }
+    }
+    // Two items are under way at a time: while the products of one are computed, those of the one before are added and the next one becomes elements.
+    __device__ __forceinline__ void multiply(Sums& sums, Buffers from, const Part& part) const {
+        const u64 x = operand<ROW>(from.shared);
+        #pragma unroll
+        for (u32 h = 0; h < HEIGHT; h++) {
+            #pragma unroll
+            for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] = 0;
+        }
+        Item items[2];
+        // Before the first item there is nothing to add.
+        items[1].scales = items[1].codes[0] = items[1].codes[1] = 0;
+        #pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i++) items[1].parts[i] = 0;
+        u32 before = 0;
+        // So many items. Where two make a step, the second is the last, which the compiler is not to know: it follows the sums of products under way only where either may
+        // be, and else would let each wait for the one before.
+        u32 left;
+        asm volatile("mov.u32 %0, %1;" : "=r"(left) : "r"((part.end - part.begin) * HEIGHT));
+        // Begins a tile of this step and ends the item before it, whose tile is the step's before, or the last of the step before that.
+        const auto pass = [&](auto tile, Item& item, Item& other) {
+            constexpr u32 TILE = decltype(tile)::value;
+            if (TILE == 0) barrier_wait(from.full(), from.parity);
+            take(item, from, TILE);
+            begin(item, operand_after(x, from.stage * X_BYTES));
+            end<1>(sums[(TILE + HEIGHT - 1) % HEIGHT], other);
+            if (TILE == 0 && before != 0) release(before);
+            if (TILE == HEIGHT - 1) {
+                before = from.empty();
+                from.next();
+            }
+        };
+        for (;;) {
+            pass(Int<0>(), items[0], items[1]);
+            if (--left == 0) {
+                end<0>(sums[0], items[0]);
+                break;
+            }
+            pass(Int<HEIGHT - 1>(), items[1], items[0]);
+            if (--left == 0) {
+                end<0>(sums[HEIGHT - 1], items[1]);
+                break;
+            }
+        }
+        if constexpr (BY_ROW) {
+            #pragma unroll
+            for (u32 h = 0; h < HEIGHT; h++) {
+                // Rows that are not there have the last ones' scales: what they give is not stored.
+                float low, high;
+                scales_of(p.row_scales[min(part.feature / UNIT_ROWS + unit(h), p.problem.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
+                #pragma unroll
+                for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] *= i % 4 < 2 ? low : high;
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Maps p) { run(Work{p}, p.problem); }

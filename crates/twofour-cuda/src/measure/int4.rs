@@ -1,0 +1,111 @@
+//! Methods for a four-bit weight, by turns.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
+
+use super::{Contender, ROUNDS, RandomInt4, Timer, failed, random};
+use crate::{
+    Device, Result, Stream,
+    dispatch::Int4Measured,
+    gemm::{
+        Epilogue,
+        int4::{Decode, Method, Problem},
+    },
+};
+
+/// A problem with a random four-bit weight, for methods to be compared on.
+#[derive(Debug)]
+pub struct Int4Trial {
+    device: Device,
+    problem: Problem,
+    stream: Arc<CudaStream>,
+    weight: Arc<RandomInt4>,
+    x: CudaSlice<u8>,
+    out: CudaSlice<u8>,
+}
+
+impl Int4Trial {
+    /// With a weight of its own.
+    ///
+    /// # Errors
+    /// [`crate::Error::Product`], [`crate::Error::Multiple`] and [`crate::Error::Dimension`] for a problem that kernels do not take;
+    /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`].
+    pub fn random(device: &Device, problem: Problem) -> Result<Self> {
+        problem.expect_known()?;
+        let stream = device.context().new_stream().map_err(failed)?;
+        let weight = RandomInt4::new(&stream, problem.features, problem.reduction, problem.granularity)?;
+        Self::with_weight(device, problem, &stream, Arc::new(weight))
+    }
+
+    /// With a weight that was made for that stream, shape and granularity.
+    ///
+    /// # Errors
+    /// Those of [`Int4Trial::random`].
+    pub fn with_weight(
+        device: &Device,
+        problem: Problem,
+        stream: &Arc<CudaStream>,
+        weight: Arc<RandomInt4>,
+    ) -> Result<Self> {
+        problem.expect_known()?;
+        let Problem { element, output, features, tokens, reduction, .. } = problem;
+        let x = random(stream, element, tokens * reduction, 1)?;
+        let out = stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed)?;
+        Ok(Self { device: device.clone(), problem, stream: stream.clone(), weight, x, out })
+    }
+
+    /// The problem.
+    pub fn problem(&self) -> Problem {
+        self.problem
+    }
+
+    /// The memory that results are written to.
+    pub fn out(&self) -> &CudaSlice<u8> {
+        &self.out
+    }
+
+    /// A product of this trial as a contender.
+    pub fn contender<'a>(&'a self, decode: &'a Decode) -> Contender<'a> {
+        let weight = self.weight.weight(&self.stream);
+        let (x, out) = (self.x.device_ptr(&self.stream).0, self.out.device_ptr(&self.stream).0);
+        let raw = Stream(self.stream.cu_stream());
+        // SAFETY: all memory is the trial's, as long as the problem asks for, and lives until the stream has been waited for.
+        let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
+        Contender::new("twofour", decode.kernel(), launch)
+    }
+
+    /// Each kind of methods at its best, in no order.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`], and those of compiling and loading.
+    pub fn measure(&self) -> Result<Vec<Int4Measured>> {
+        let mut timer = Timer::new(&self.device, &self.stream)?;
+        let all = Method::all(self.problem, self.device.architecture());
+        let kinds: [fn(&Method) -> bool; 4] = [
+            |method| matches!(method, Method::Direct(_)),
+            |method| matches!(method, Method::Rings(_)),
+            |method| matches!(method, Method::Streamed(_)),
+            |method| matches!(method, Method::Staged(_)),
+        ];
+        let mut best = Vec::new();
+        for is_of in kinds {
+            let methods: Vec<Method> = all.iter().filter(|method| is_of(method)).copied().collect();
+            let plans = methods.iter().map(|method| Decode::with(&self.device, self.problem, *method));
+            let plans = plans.collect::<Result<Vec<_>>>()?;
+            if let Some((which, _)) = timer.fastest(plans.iter().map(|plan| self.contender(plan)).collect())? {
+                best.push((methods[which], plans[which].clone()));
+            }
+        }
+        // At last against each other.
+        let mut contenders: Vec<Contender<'_>> = best.iter().map(|(_, plan)| self.contender(plan)).collect();
+        let times = timer.alternate(&mut contenders, ROUNDS)?;
+        drop(contenders);
+        let measured = |((method, _), time): ((Method, Decode), super::Time)| Int4Measured {
+            method,
+            kernel: time.kernel,
+            us: time.us,
+        };
+        Ok(best.into_iter().zip(times).map(measured).collect())
+    }
+}
