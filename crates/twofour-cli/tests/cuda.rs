@@ -65,6 +65,31 @@ fn advise_on_a_gpu_knows_no_f32() {
 }
 
 #[test]
+fn advise_with_four_bits_compares_with_dense_or_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let advise =
+        |more: &[&str]| run(dir.path(), &[&["advise", "--shape", "256x512", "--dtype", "int4"], more].concat());
+    let on_a_cpu = advise(&[]);
+    assert_eq!(on_a_cpu.code, Some(2), "{}", on_a_cpu.stderr);
+    assert!(on_a_cpu.stderr.contains("--device cuda"), "{}", on_a_cpu.stderr);
+    let many = advise(&["--device", "cuda", "--tokens", "8,65"]);
+    assert_eq!(many.code, Some(2), "{}", many.stderr);
+    assert!(many.stderr.contains("65") && many.stderr.contains("64 at most"), "{}", many.stderr);
+    let ran = advise(&["--device", "cuda", "--tokens", "1,64", "--json"]);
+    if !has_device() {
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        return;
+    }
+    let answer = ran.good().json();
+    let timings = answer["shapes"][0]["timings"].as_array().unwrap();
+    assert_eq!(timings.len(), 2, "{answer}");
+    // A quarter of the bytes of bf16 and a little, each kept value's position and the scales among them.
+    assert!(
+        timings.iter().all(|t| t["sparse_bytes"] == 256 * 512 / 2 * 25 / 32 && t["sparse_us"].as_f64() > Some(0.0))
+    );
+}
+
+#[test]
 fn an_unknown_architecture_is_asked_wrongly() {
     let dir = tempfile::tempdir().unwrap();
     let ran = run(dir.path(), &["kernels", "--arch", "sm_75"]);

@@ -65,63 +65,94 @@ fn narrow(value: f32, element: Element) -> ([u8; 2], f64) {
     }
 }
 
-fn check(bench: &Bench, problem: Problem, method: Option<Method>, with_epilogue: bool) {
-    let Problem { element, output, granularity, features, tokens, reduction, order } = problem;
-    let decode = match method {
-        Some(method) => Decode::with(&bench.device, problem, method),
-        None => Decode::new(&bench.device, problem),
-    }
-    .unwrap();
-    let what = format!("{} for {problem:?}", decode.kernel());
-    let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
-    let w = weight(&mut random, features, reduction, granularity);
-    let there = There::new(bench, &w);
-    let (bytes, x): (Vec<_>, Vec<f64>) = (0..tokens * reduction).map(|_| narrow(random.number(), element)).unzip();
-    let x_there = bench.up(&bytes.concat());
-    let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
-    let factors = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
-    let (by_feature, by_token) = (factors(&mut random, features), factors(&mut random, tokens));
-    let (by_feature_there, by_token_there) = (bench.up(&by_feature), bench.up(&by_token));
-    let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
-    let bias_bytes: Vec<u8> = match output {
-        Element::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
-        _ => bias.iter().flat_map(|b| narrow(*b, output).0).collect(),
-    };
-    let bias_there = bench.up(&bias_bytes);
-    let epilogue = if with_epilogue {
-        Epilogue {
-            alpha: 0.0625,
-            feature_scales: Some(bench.at(&by_feature_there)),
-            token_scales: Some(bench.at(&by_token_there)),
-            bias: Some(bench.at(&bias_there)),
-            activation: Activation::Relu,
-        }
-    } else {
-        Epilogue::default()
-    };
-    let (x_at, out_at) = (bench.at(&x_there), bench.at(&out));
-    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
-    unsafe { decode.run(bench.stream(), there.places(bench), x_at, out_at, epilogue) }.unwrap();
-    let found = bench.down(&out);
-    assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+/// What a product is made of, on the device, and what is expected of it: made once for all methods.
+struct Given<'a> {
+    bench: &'a Bench,
+    problem: Problem,
+    weight: There,
+    x: CudaSlice<u8>,
+    factors: [CudaSlice<f32>; 2],
+    bias: CudaSlice<u8>,
+    with_epilogue: bool,
+    /// For every token, of every feature: the result, and how far from it a sum in f32 may be.
+    expected: Vec<(f64, f64)>,
+}
 
-    let dense: Vec<f64> = w.dequantize().to_dense().into_iter().map(f64::from).collect();
-    for t in 0..tokens {
-        for f in 0..features {
+const ALPHA: f32 = 0.0625;
+
+impl<'a> Given<'a> {
+    fn new(bench: &'a Bench, problem: Problem, with_epilogue: bool) -> Self {
+        let Problem { element, output, granularity, features, tokens, reduction, .. } = problem;
+        let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
+        let w = weight(&mut random, features, reduction, granularity);
+        let (bytes, x): (Vec<_>, Vec<f64>) = (0..tokens * reduction).map(|_| narrow(random.number(), element)).unzip();
+        let factors =
+            |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
+        let (by_feature, by_token) = (factors(&mut random, features), factors(&mut random, tokens));
+        let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
+        let bias_bytes: Vec<u8> = match output {
+            Element::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+            _ => bias.iter().flat_map(|b| narrow(*b, output).0).collect(),
+        };
+        let dense: Vec<f64> = w.dequantize().to_dense().into_iter().map(f64::from).collect();
+        let result_of = |t: usize, f: usize| {
             let terms = dense[f * reduction..][..reduction].iter().zip(&x[t * reduction..][..reduction]);
             let (mut sum, mut size) =
                 terms.map(|(w, x)| w * x).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
             if with_epilogue {
-                let scale = f64::from(0.0625 * by_feature[f] * by_token[t]);
+                let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
                 sum = (sum * scale + f64::from(bias[f])).max(0.0);
                 size = size * scale.abs() + f64::from(bias[f]).abs();
             }
+            (sum, size * 2e-6)
+        };
+        let places = (0..tokens * features).map(|i| (i / features, i % features));
+        Self {
+            bench,
+            problem,
+            weight: There::new(bench, &w),
+            x: bench.up(&bytes.concat()),
+            factors: [bench.up(&by_feature), bench.up(&by_token)],
+            bias: bench.up(&bias_bytes),
+            with_epilogue,
+            expected: places.map(|(t, f)| result_of(t, f)).collect(),
+        }
+    }
+
+    fn check(&self, method: Option<Method>) {
+        let (bench, problem) = (self.bench, self.problem);
+        let Problem { output, features, tokens, order, .. } = problem;
+        let decode = match method {
+            Some(method) => Decode::with(&bench.device, problem, method),
+            None => Decode::new(&bench.device, problem),
+        }
+        .unwrap();
+        let what = format!("{} for {problem:?}", decode.kernel());
+        let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
+        let epilogue = if self.with_epilogue {
+            Epilogue {
+                alpha: ALPHA,
+                feature_scales: Some(bench.at(&self.factors[0])),
+                token_scales: Some(bench.at(&self.factors[1])),
+                bias: Some(bench.at(&self.bias)),
+                activation: Activation::Relu,
+            }
+        } else {
+            Epilogue::default()
+        };
+        let (x_at, out_at) = (bench.at(&self.x), bench.at(&out));
+        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
+        unsafe { decode.run(bench.stream(), self.weight.places(bench), x_at, out_at, epilogue) }.unwrap();
+        let found = bench.down(&out);
+        assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+        for (i, (sum, inexact)) in self.expected.iter().enumerate() {
+            let (t, f) = (i / features, i % features);
             let at = match order {
-                Order::TokensFirst => t * features + f,
+                Order::TokensFirst => i,
                 Order::FeaturesFirst => f * tokens + t,
             };
-            let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, sum);
-            let allowed = rounding + size * 2e-6;
+            let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, *sum);
+            let allowed = rounding + inexact;
             assert!(
                 (value - sum).abs() <= allowed,
                 "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"
@@ -130,8 +161,10 @@ fn check(bench: &Bench, problem: Problem, method: Option<Method>, with_epilogue:
     }
 }
 
-fn products(element: Element) {
+/// By all methods that only Hopper has, or by all others, and by the one that a plan chooses.
+fn products(element: Element, hopper: bool) {
     let Some(bench) = bench() else { return };
+    let is_of_hopper = |method: &Method| matches!(method, Method::Rings(_) | Method::Streamed(_));
     for granularity in [Granularity::Group, Granularity::Row] {
         for (features, tokens, reduction) in [
             (16, 1, 128),
@@ -152,24 +185,37 @@ fn products(element: Element) {
                 reduction,
                 order: Order::TokensFirst,
             };
-            let methods = Method::all(problem, bench.device.architecture());
-            for method in methods.into_iter().map(Some).chain([None]) {
-                check(&bench, problem, method, false);
+            let methods: Vec<Method> = Method::all(problem, bench.device.architecture());
+            let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem };
+            for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
+                let given = Given::new(&bench, problem, with_epilogue);
+                let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
+                for method in methods.copied().map(Some).chain([None]) {
+                    given.check(method);
+                }
             }
-            check(&bench, problem, None, true);
-            check(&bench, Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem }, None, false);
         }
     }
 }
 
 #[test]
 fn f16_products() {
-    products(Element::F16);
+    products(Element::F16, false);
 }
 
 #[test]
 fn bf16_products() {
-    products(Element::BF16);
+    products(Element::BF16, false);
+}
+
+#[test]
+fn f16_products_on_hopper() {
+    products(Element::F16, true);
+}
+
+#[test]
+fn bf16_products_on_hopper() {
+    products(Element::BF16, true);
 }
 
 /// Few tokens and more, captured once and replayed.

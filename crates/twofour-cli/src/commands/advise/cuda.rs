@@ -1,18 +1,25 @@
 //! `twofour advise --device cuda`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Context, Result, bail};
+use twofour::int4::Granularity;
 use twofour_cuda::{
     Device, Element,
     dispatch::{Choice, Dispatcher},
-    gemm::Problem,
+    gemm::{
+        Order, Problem,
+        int4::{self, Decode},
+    },
+    measure::{Int4Trial, RandomInt4, Timer, Trial},
 };
 
-use super::{Machinery, ShapeAnswer, Timing};
+use super::{
+    Machinery, ShapeAnswer, Timing,
+    dtype::{DType, OnGpu},
+};
 use crate::{
-    exit::Usage,
-    measure::{Shape, WeightDType, cuda},
+    measure::{Shape, cuda},
     present::{Screen, units},
 };
 
@@ -20,18 +27,11 @@ use crate::{
 /// ones. What was measured before is remembered.
 pub(super) fn measure(
     screen: &Screen,
-    dtype: WeightDType,
+    dtype: DType,
     tokens: &[u32],
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<(Machinery, Vec<ShapeAnswer>)> {
-    let element = match dtype {
-        WeightDType::Bf16 => Element::BF16,
-        WeightDType::F16 => Element::F16,
-        WeightDType::I8 => Element::I8,
-        WeightDType::F32 => {
-            bail!(Usage("--dtype f32: tensor cores have no 2:4 for it; use bf16, f16 or i8".to_owned()))
-        }
-    };
+    let weights = dtype.on_gpu(tokens)?;
     let device = Device::open(0)?;
     let dispatcher = Dispatcher::open(&device);
     if dispatcher.libraries().dense.is_none() {
@@ -48,16 +48,65 @@ pub(super) fn measure(
         for (i, &count) in tokens.iter().enumerate() {
             let what = format!("{shape}, {}", units::plural(count as usize, "token"));
             progress.steps(&what, (place * tokens.len() + i) as u64, all);
-            let output = if element == Element::I8 { Element::BF16 } else { element };
-            let problem = Problem::plain(element, output, shape.out, count as usize, shape.inputs);
-            let choice = dispatcher.choose(problem).with_context(|| what)?;
-            tracing::info!(%choice, "chosen");
-            timings.push(timing(&choice)?);
+            let timing = match weights {
+                OnGpu::Plain(element) => plain(&dispatcher, element, *shape, count as usize),
+                OnGpu::FourBits => four_bits(&device, &dispatcher, *shape, count as usize),
+            };
+            timings.push(timing.with_context(|| what)?);
         }
         answers.push(ShapeAnswer { out: shape.out, inputs: shape.inputs, layers, timings });
     }
     drop(progress);
     Ok((Machinery::Gpu(cuda::gpu(&device)?), answers))
+}
+
+fn plain(dispatcher: &Dispatcher, element: Element, shape: Shape, tokens: usize) -> Result<Timing> {
+    let output = if element == Element::I8 { Element::BF16 } else { element };
+    let choice = dispatcher.choose(Problem::plain(element, output, shape.out, tokens, shape.inputs))?;
+    tracing::info!(%choice, "chosen");
+    timing(&choice)
+}
+
+/// Rounds of the best dense product and the best with four bits, by turns.
+const ROUNDS: u32 = 21;
+
+/// The best with four bits against the best dense one in bf16.
+fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usize) -> Result<Timing> {
+    let (element, output) = (Element::BF16, Element::BF16);
+    let dense = Trial::random(
+        device,
+        dispatcher.libraries(),
+        Problem::plain(element, output, shape.out, tokens, shape.inputs),
+    )?;
+    let choice = dispatcher.choose_by(&dense)?;
+    let best = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {:?}", choice.problem()))?;
+    let problem = int4::Problem {
+        element,
+        output,
+        granularity: Granularity::Group,
+        features: shape.out,
+        tokens,
+        reduction: shape.inputs,
+        order: Order::TokensFirst,
+    };
+    let weight = RandomInt4::new(dense.stream(), shape.out, shape.inputs, problem.granularity)?;
+    let sparse = Int4Trial::with_weight(device, problem, dense.stream(), Arc::new(weight))?;
+    let choice = dispatcher.choose_int4_by(&sparse)?;
+    tracing::info!(%choice, "chosen");
+    let product = dense.product(best.engine)?;
+    let decode = Decode::with(device, problem, choice.best().method)?;
+    let mut contenders = [dense.contender(&product), sparse.contender(&decode)];
+    let times = Timer::new(device, dense.stream())?.alternate(&mut contenders, ROUNDS)?;
+    Ok(Timing {
+        tokens,
+        dense_us: times[0].us,
+        dense_contender: format!("cublaslt, {}", times[0].kernel),
+        sparse_us: times[1].us,
+        sparse_contender: format!("twofour, {}", times[1].kernel),
+        dense_bytes: shape.out * shape.inputs * element.bytes(),
+        sparse_bytes: problem.weight_bytes(),
+        speed_up: times[0].us / times[1].us,
+    })
 }
 
 fn timing(choice: &Choice) -> Result<Timing> {

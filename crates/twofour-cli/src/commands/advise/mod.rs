@@ -1,17 +1,19 @@
 //! `twofour advise`.
 
 mod cuda;
+mod dtype;
 
 use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use dtype::DType;
 use serde::Serialize;
 use twofour::file::Reader;
 
 use crate::{
     exit::{Usage, Verdict},
-    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, Single, WeightDType, Work, cuda::Gpu},
+    measure::{self, Bandwidth, Machine, Message, Outcome, Request, Shape, Single, Work, cuda::Gpu},
     present::{
         Screen,
         style::{self, paint},
@@ -28,13 +30,14 @@ use crate::{
 /// values are random; no tensor's data is read.
 ///
 /// With `--device cuda`, on the first GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
-/// What was measured once is remembered.
+/// With `--dtype int4`, the same against the best method for 2:4 weights of four bits. Which kernels are the best is remembered.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour advise model.safetensors
   twofour advise --shape 14336x4096 --shape 4096x14336 --tokens 1 --dtype f32
   twofour advise model.safetensors --device cuda --tokens 1,64,4096
+  twofour advise --shape 28672x4096 --device cuda --dtype int4 --tokens 1,16,64
   twofour advise --json model/ --threads 1 | jq '.totals'
 
 1 token is decoding (a language model writing its next word), many tokens are prefill (reading a prompt) or a batch.")]
@@ -56,7 +59,7 @@ pub(crate) struct Advise {
 
     /// The dtype of weights and activations (with i8, activations are f32, quantised token by token)
     #[arg(long, value_enum, default_value_t)]
-    dtype: WeightDType,
+    dtype: DType,
 
     /// Where the model is to run
     #[arg(long, value_enum, default_value_t)]
@@ -91,7 +94,7 @@ enum Machinery {
 #[derive(Debug, Serialize)]
 struct Answer {
     machine: Machinery,
-    dtype: WeightDType,
+    dtype: DType,
     shapes: Vec<ShapeAnswer>,
     totals: Vec<Total>,
     verdict: String,
@@ -204,9 +207,9 @@ impl Advise {
             Ok(budget) => budget,
             Err(e) => bail!(Usage(format!("--budget {}: {e}", self.budget))),
         };
-        let of_shape = |&shape: &Shape| {
-            self.tokens.iter().map(move |&tokens| Work { shape, dtype: self.dtype, tokens: tokens as usize })
-        };
+        let dtype = self.dtype.on_cpu()?;
+        let of_shape =
+            |&shape: &Shape| self.tokens.iter().map(move |&tokens| Work { shape, dtype, tokens: tokens as usize });
         let works: Vec<Work> = shapes.keys().flat_map(of_shape).collect();
         let all = works.len() as u64;
         let mut progress = screen.progress();

@@ -189,8 +189,7 @@ impl<'a> Layer<'a> {
             let dense = time.contender == "cublaslt";
             let weights = match time.contender {
                 "cublaslt" => features * reduction * element.bytes(),
-                // Four bits and two of position for each kept value, and 16 for 64 of them.
-                INT4 => features * reduction / 2 * 25 / 32,
+                INT4 => four_bits.weight_bytes(),
                 _ => weight_bytes,
             };
             GemmRow {

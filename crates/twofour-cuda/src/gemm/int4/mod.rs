@@ -62,6 +62,12 @@ impl Problem {
         expect_multiple("reduction of the product", reduction, UNIT.1)
     }
 
+    /// Bytes of the weight: for each kept value four bits and two of position, and 16 for each scale.
+    pub fn weight_bytes(self) -> usize {
+        let kept = self.features * self.reduction / 2;
+        kept * 6 / 8 + self.features * self.granularity.scales_per_row(self.reduction) * 2
+    }
+
     /// Units of a row.
     fn steps(self) -> usize {
         self.reduction / UNIT.1
