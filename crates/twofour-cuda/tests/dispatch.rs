@@ -53,7 +53,7 @@ fn a_choice_for_four_bits_is_remembered_too() {
         let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap();
         assert!(choice.measured().windows(2).all(|pair| pair[0].us <= pair[1].us), "{choice}");
         assert_eq!(choice.problem(), problem);
-        assert!(int4::Decode::with(&bench.device, problem, choice.best().method).is_ok());
+        assert!(int4::Decode::with(&bench.device, problem, choice.best().how).is_ok());
         assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap(), choice);
         let other = int4::Problem { tokens: 65, ..problem };
         let refused = Dispatcher::with_cache(&bench.device, &cache).choose_int4(other);

@@ -20,7 +20,7 @@
 //!
 //! For four-bit weights, which have methods and no engines, see [`Dispatcher::choose_int4`].
 
-mod int4;
+mod four_bits;
 mod remembered;
 
 use std::{fmt, sync::Arc};
@@ -28,71 +28,75 @@ use std::{fmt, sync::Arc};
 use cudarc::driver::CudaStream;
 use serde::{Deserialize, Serialize};
 
-pub use int4::{Int4Choice, Int4Measured};
-use remembered::{Remembered, Whole};
+pub use four_bits::{Int4Choice, Int4Measured};
+use remembered::Remembered;
 
 use crate::{
     Device, Error, Result,
     cache::Cache,
     engine::{Engine, Libraries, Product, Weight, expect_plain},
-    gemm::Problem,
+    gemm::{Problem, int4},
     measure::Trial,
 };
 
-/// What one engine took at best.
+/// What one engine took at best, or one kind of methods.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct Measured<How = Engine> {
     /// Who, and how.
-    pub engine: Engine,
+    pub how: How,
     /// The kernel's name, as far as the engine tells it.
     pub kernel: String,
     /// Median of device time, microseconds.
     pub us: f64,
 }
 
-/// What was measured for a problem: each engine at its best, the fastest first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Choice {
-    problem: Problem,
-    measured: Vec<Measured>,
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}), {:.1} us", self.how.name(), self.kernel, self.us)
+    }
 }
 
-impl Choice {
+/// What was measured for a problem: each engine at its best, or each kind of methods, the fastest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Choice<P = Problem, How = Engine> {
+    problem: P,
+    measured: Vec<Measured<How>>,
+}
+
+impl<P: Copy, How> Choice<P, How> {
     /// The problem.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> P {
         self.problem
     }
 
     /// The fastest.
-    pub fn best(&self) -> &Measured {
+    pub fn best(&self) -> &Measured<How> {
         &self.measured[0]
     }
 
-    /// Each engine at its best, the fastest first.
-    pub fn measured(&self) -> &[Measured] {
+    /// Each at its best, the fastest first.
+    pub fn measured(&self) -> &[Measured<How>] {
         &self.measured
     }
+}
 
+impl Choice {
     /// What an engine of that name took at best.
     pub fn of(&self, name: &str) -> Option<&Measured> {
-        self.measured.iter().find(|measured| measured.engine.name() == name)
+        self.measured.iter().find(|measured| measured.how.name() == name)
     }
 }
 
 /// Why the choice fell as it did, in a sentence.
-impl fmt::Display for Choice {
+impl<P: Copy, How> fmt::Display for Choice<P, How>
+where
+    Measured<How>: fmt::Display,
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = self.best();
-        write!(f, "{} ({}), {:.1} us", best.engine.name(), best.kernel, best.us)?;
+        write!(f, "{best}")?;
         for other in &self.measured[1..] {
-            let slower = other.us / best.us;
-            write!(
-                f,
-                "; {} ({}), {:.1} us, takes {slower:.2} times as long",
-                other.engine.name(),
-                other.kernel,
-                other.us
-            )?;
+            write!(f, "; {other}, takes {:.2} times as long", other.us / best.us)?;
         }
         Ok(())
     }
@@ -106,24 +110,12 @@ pub struct Dispatcher(Arc<Inner>);
 struct Inner {
     device: Device,
     libraries: Libraries,
-    choices: Remembered<Choice>,
-    int4: Remembered<Int4Choice>,
-}
-
-impl Whole for Choice {
-    type Problem = Problem;
-
-    fn problem(&self) -> Problem {
-        self.problem
-    }
-
-    fn is_whole(&self) -> bool {
-        !self.measured.is_empty()
-    }
+    choices: Remembered<Problem, Engine>,
+    int4: Remembered<int4::Problem, int4::Method>,
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.
@@ -167,15 +159,7 @@ impl Dispatcher {
     pub fn choose_by(&self, trial: &Trial) -> Result<Choice> {
         let problem = trial.problem();
         expect_plain(problem)?;
-        if let Some(choice) = self.0.choices.of(problem) {
-            return Ok(choice);
-        }
-        let mut measured = trial.measure()?;
-        if measured.is_empty() {
-            return Err(Error::NoEngine { problem });
-        }
-        measured.sort_by(|a, b| a.us.total_cmp(&b.us));
-        Ok(self.0.choices.keep(Choice { problem, measured }))
+        self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
     }
 
     /// The product by the fastest engine.
@@ -186,7 +170,7 @@ impl Dispatcher {
     /// # Safety
     /// That of [`Product::new`].
     pub unsafe fn product(&self, stream: &Arc<CudaStream>, problem: Problem, weight: Weight) -> Result<Product> {
-        let engine = self.choose(problem)?.best().engine;
+        let engine = self.choose(problem)?.best().how;
         // SAFETY: the caller's.
         unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }

@@ -11,56 +11,69 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A choice for a problem.
-pub(super) trait Whole: Clone + Serialize + DeserializeOwned {
-    type Problem: Copy + Eq + Hash + Debug;
-
-    fn problem(&self) -> Self::Problem;
-
-    /// Whether there is anything to choose: whoever edits a file may have left nothing.
-    fn is_whole(&self) -> bool;
-}
+use super::{Choice, Measured};
+use crate::Result;
 
 /// Choices, and the file they are kept in.
 #[derive(Debug)]
-pub(super) struct Remembered<C: Whole> {
+pub(super) struct Remembered<P, How> {
     file: PathBuf,
-    choices: Mutex<HashMap<C::Problem, C>>,
+    choices: Mutex<HashMap<P, Choice<P, How>>>,
 }
 
-impl<C: Whole> Remembered<C> {
+impl<P, How> Remembered<P, How>
+where
+    P: Copy + Eq + Hash + Debug + Serialize + DeserializeOwned,
+    How: Clone + Serialize + DeserializeOwned,
+{
     /// Those of a file. One that cannot be read is as good as none.
     pub(super) fn read(file: PathBuf) -> Self {
-        let found: Vec<C> =
+        let found: Vec<Choice<P, How>> =
             std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-        let whole = found.into_iter().filter(C::is_whole).map(|choice| (choice.problem(), choice));
-        Self { choices: Mutex::new(whole.collect()), file }
+        // Whoever edits the file may have left an empty choice.
+        let whole = found.into_iter().filter(|choice| !choice.measured.is_empty());
+        let choices = whole.map(|choice| (choice.problem, choice)).collect();
+        Self { choices: Mutex::new(choices), file }
     }
 
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
-    pub(super) fn of(&self, problem: C::Problem) -> Option<C> {
+    pub(super) fn of(&self, problem: P) -> Option<Choice<P, How>> {
         self.lock().get(&problem).cloned()
     }
 
-    /// Remembers a choice, also for the next process, if it can be written: else that one will measure again.
-    pub(super) fn keep(&self, choice: C) -> C {
+    /// What is remembered, or else measured and then remembered; `None` where there was nothing to measure.
+    pub(super) fn of_or_by(
+        &self,
+        problem: P,
+        measure: impl FnOnce() -> Result<Vec<Measured<How>>>,
+    ) -> Result<Option<Choice<P, How>>> {
+        if let Some(choice) = self.of(problem) {
+            return Ok(Some(choice));
+        }
+        let mut measured = measure()?;
+        if measured.is_empty() {
+            return Ok(None);
+        }
+        measured.sort_by(|a, b| a.us.total_cmp(&b.us));
+        let choice = Choice { problem, measured };
         let mut choices = self.lock();
-        choices.insert(choice.problem(), choice.clone());
+        choices.insert(problem, choice.clone());
+        // The next process will measure again.
         let _ = self.write(&choices);
-        choice
+        Ok(Some(choice))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<C::Problem, C>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<P, Choice<P, How>>> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes another file and renames it: whoever reads meanwhile reads a whole one.
-    fn write(&self, choices: &HashMap<C::Problem, C>) -> std::io::Result<()> {
-        let mut choices: Vec<&C> = choices.values().collect();
-        choices.sort_by_key(|choice| format!("{:?}", choice.problem()));
+    fn write(&self, choices: &HashMap<P, Choice<P, How>>) -> std::io::Result<()> {
+        let mut choices: Vec<_> = choices.values().collect();
+        choices.sort_by_key(|choice| format!("{:?}", choice.problem));
         let folder = self.file.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
@@ -68,5 +81,33 @@ impl<C: Whole> Remembered<C> {
         file.flush()?;
         file.persist(&self.file)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(how: u8, us: f64) -> Measured<u8> {
+        Measured { how, kernel: format!("kernel {how}"), us }
+    }
+
+    #[test]
+    fn what_was_measured_once_is_remembered_here_and_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("below").join("choices.json");
+        let remembered = Remembered::<u32, u8>::read(file.clone());
+        let choice = remembered.of_or_by(7, || Ok(vec![measured(1, 3.0), measured(2, 1.0)])).unwrap().unwrap();
+        assert_eq!((choice.best().how, choice.measured().len()), (2, 2));
+        let again = |remembered: &Remembered<u32, u8>| remembered.of_or_by(7, || panic!("measured twice")).unwrap();
+        assert_eq!(again(&remembered), Some(choice.clone()));
+        assert_eq!(again(&Remembered::read(file.clone())), Some(choice));
+        assert_eq!(remembered.of_or_by(8, || Ok(Vec::new())).unwrap(), None);
+
+        // A damaged file is as good as none, and so is an empty choice.
+        for text in ["[{", r#"[{"problem": 7, "measured": []}]"#] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(Remembered::<u32, u8>::read(file.clone()).of(7), None, "{text}");
+        }
     }
 }

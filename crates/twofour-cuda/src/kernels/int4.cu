@@ -63,11 +63,7 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
     #pragma unroll
     for (u32 m = 0; m < HEIGHT; m++) {
         const u32 at = unit + m * UNIT_BYTES;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(values[m][0]), "=r"(values[m][1]), "=r"(values[m][2]), "=r"(values[m][3])
-                     : "r"(at)
-                     : "memory");
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[m][0]), "=r"(codes[m][1]) : "r"(at + AT_CODES - lane * 8) : "memory");
+        load_unit(values[m], codes[m], at, at + AT_CODES - lane * 8);
         if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(at + AT_SCALES - lane * 12) : "memory");
     }
     Sum parts[HEIGHT][TILES][4] = {};

@@ -37,6 +37,15 @@ __device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
     high = widen<F16>((u16)(word >> 16));
 }
 
+// What a lane has of a unit in shared memory: the integers of four products, and their codes.
+__device__ __forceinline__ void load_unit(u32 (&values)[4], u32 (&codes)[2], u32 at_values, u32 at_codes) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+                 : "r"(at_values)
+                 : "memory");
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "r"(at_codes) : "memory");
+}
+
 // Adds sums of 16 rows and eight tokens, scaled.
 __device__ __forceinline__ void add_scaled(Sum (&sums)[4], const Sum (&parts)[4], u32 scales) {
     float low, high;

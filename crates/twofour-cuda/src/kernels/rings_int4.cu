@@ -38,13 +38,7 @@ struct Work {
         const u32 lane = threadIdx.x % 32;
         u32 values[HEIGHT][4], codes[HEIGHT][2];
         #pragma unroll
-        for (u32 m = 0; m < HEIGHT; m++) {
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(values[m][0]), "=r"(values[m][1]), "=r"(values[m][2]), "=r"(values[m][3])
-                         : "r"(buffer + AT_VALUES + (m * 32 + lane) * 16)
-                         : "memory");
-            asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[m][0]), "=r"(codes[m][1]) : "r"(buffer + AT_CODES + (m * 32 + lane) * 8) : "memory");
-        }
+        for (u32 m = 0; m < HEIGHT; m++) load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16, buffer + AT_CODES + (m * 32 + lane) * 8);
         // Not all eights at once where there are many: there are no registers for them twice.
         unrolled<EIGHTS / AT_ONCE>([&](auto group) {
             constexpr u32 FIRST = decltype(group)::value * AT_ONCE;

@@ -50,11 +50,7 @@ struct Work {
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 tile) {
         const u32 lane = unit(tile) * 32 + threadIdx.x % 32;
         u32 values[4];
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-                     : "r"(from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16)
-                     : "memory");
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to.codes[0]), "=r"(to.codes[1]) : "r"(from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8) : "memory");
+        load_unit(values, to.codes, from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16, from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8);
         if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to.scales) : "r"(from.shared + AT_SCALES + from.stage * SCALES_STAGE + lane / 4 * 4) : "memory");
         #pragma unroll
         for (u32 which = 0; which < 4; which++) {

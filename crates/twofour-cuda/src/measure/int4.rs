@@ -102,7 +102,7 @@ impl Int4Trial {
         let times = timer.alternate(&mut contenders, ROUNDS)?;
         drop(contenders);
         let measured = |((method, _), time): ((Method, Decode), super::Time)| Int4Measured {
-            method,
+            how: method,
             kernel: time.kernel,
             us: time.us,
         };

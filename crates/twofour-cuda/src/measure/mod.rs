@@ -133,11 +133,11 @@ impl Trial {
             let products: Vec<Product> = products.collect();
             let contenders = products.iter().map(|product| self.contender(product)).collect();
             if let Some((which, time)) = timer.fastest(contenders)? {
-                best.push(Measured { engine: products[which].engine(), kernel: time.kernel, us: time.us });
+                best.push(Measured { how: products[which].engine(), kernel: time.kernel, us: time.us });
             }
         }
         // At last against each other.
-        let products: Vec<Product> = best.iter().map(|m| self.product(m.engine)).collect::<Result<_>>()?;
+        let products: Vec<Product> = best.iter().map(|m| self.product(m.how)).collect::<Result<_>>()?;
         let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| self.contender(product)).collect();
         let times = timer.alternate(&mut contenders, ROUNDS)?;
         for (measured, time) in best.iter_mut().zip(times) {

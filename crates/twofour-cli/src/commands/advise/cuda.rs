@@ -93,8 +93,8 @@ fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usi
     let sparse = Int4Trial::with_weight(device, problem, dense.stream(), Arc::new(weight))?;
     let choice = dispatcher.choose_int4_by(&sparse)?;
     tracing::info!(%choice, "chosen");
-    let product = dense.product(best.engine)?;
-    let decode = Decode::with(device, problem, choice.best().method)?;
+    let product = dense.product(best.how)?;
+    let decode = Decode::with(device, problem, choice.best().how)?;
     let mut contenders = [dense.contender(&product), sparse.contender(&decode)];
     let times = Timer::new(device, dense.stream())?.alternate(&mut contenders, ROUNDS)?;
     Ok(Timing {
@@ -112,7 +112,7 @@ fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usi
 fn timing(choice: &Choice) -> Result<Timing> {
     let problem = choice.problem();
     let dense = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {problem:?}"))?;
-    let sparse = choice.measured().iter().find(|measured| measured.engine.name() != "cublaslt");
+    let sparse = choice.measured().iter().find(|measured| measured.how.name() != "cublaslt");
     let sparse = sparse.with_context(|| format!("there is no 2:4 kernel for {problem:?}"))?;
     let elements = problem.features * problem.reduction;
     let width = problem.element.bytes();
@@ -121,7 +121,7 @@ fn timing(choice: &Choice) -> Result<Timing> {
         dense_us: dense.us,
         dense_contender: format!("cublaslt, {}", dense.kernel),
         sparse_us: sparse.us,
-        sparse_contender: format!("{}, {}", sparse.engine.name(), sparse.kernel),
+        sparse_contender: format!("{}, {}", sparse.how.name(), sparse.kernel),
         dense_bytes: elements * width,
         sparse_bytes: elements / 2 * width + elements / 8,
         speed_up: dense.us / sparse.us,

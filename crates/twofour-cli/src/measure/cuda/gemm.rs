@@ -140,9 +140,9 @@ impl<'a> Layer<'a> {
         let trial = Trial::with_weight(device, dispatcher.libraries(), problem, stream, weight.clone())?;
         let choice = dispatcher.choose_by(&trial)?;
         let engines = ["cublaslt", "cusparselt", "twofour"].into_iter().filter_map(|name| choice.of(name));
-        let engines: Vec<Engine> = engines.map(|measured| measured.engine).collect();
+        let engines: Vec<Engine> = engines.map(|measured| measured.how).collect();
         let products = engines.iter().map(|e| Ok(trial.product(*e)?)).collect::<Result<Vec<_>>>()?;
-        let chosen = trial.product(choice.best().engine)?;
+        let chosen = trial.product(choice.best().how)?;
         // Our best, as the dispatcher found or remembers it.
         let (granularity, order) = (Granularity::Group, Order::TokensFirst);
         let four_bits = int4::Problem { element, output, granularity, features, tokens, reduction, order };
@@ -150,7 +150,7 @@ impl<'a> Layer<'a> {
         let int4 = int4.transpose()?;
         let decode = match &int4 {
             Some(trial) => {
-                let method = dispatcher.choose_int4_by(trial)?.best().method;
+                let method = dispatcher.choose_int4_by(trial)?.best().how;
                 Some((trial, Decode::with(device, four_bits, method)?))
             }
             None => None,
