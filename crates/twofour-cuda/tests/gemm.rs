@@ -281,14 +281,20 @@ fn is_for_few(method: &Method) -> bool {
     matches!(method, Method::Direct(_) | Method::Rings(_) | Method::Streamed(_))
 }
 
+/// A device that multiplies such elements.
+fn bench_for(element: Element) -> Option<Bench> {
+    let bench = bench()?;
+    if matches!(element, Element::E4M3 | Element::E5M2) && bench.device.architecture() < Architecture::SM_89 {
+        eprintln!("skipped: a GPU without 8-bit floats");
+        return None;
+    }
+    Some(bench)
+}
+
 /// By all methods for few tokens, or by all others, and by the one that a plan chooses.
 fn products<T: Number>(outputs: &[Element], few: bool) {
-    let Some(bench) = bench() else { return };
+    let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
-    if matches!(T::ELEMENT, Element::E4M3 | Element::E5M2) && architecture < Architecture::SM_89 {
-        eprintln!("skipped: a GPU without 8-bit floats");
-        return;
-    }
     let tiles = mma::Tile::all(T::ELEMENT, architecture);
     let case = |(features, tokens, reduction), output, order, activation| Case {
         features,
@@ -340,9 +346,31 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
     }
 }
 
+/// Every kernel once on little, with two blocks to a cluster at most: short enough for a sanitizer that makes each launch take a thousand times as long.
+fn kernels_once<T: Number>(output: Element) {
+    let Some(bench) = bench_for(T::ELEMENT) else { return };
+    let architecture = bench.device.architecture();
+    let (features, reduction, x_order, order) = (192, 640, XOrder::TokensFirst, Order::TokensFirst);
+    for tokens in [1, 7, 13, 27, 60, 130] {
+        let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
+        let given = Given::<T>::new(&bench, &case);
+        let all = Method::all(given.problem, architecture).into_iter();
+        let tiles = mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma);
+        let split_more = |method: &Method| matches!(method, Method::Streamed(shape) if shape.split > 2);
+        for method in all.filter(|method| !split_more(method)).chain(tiles) {
+            given.check(Some(method));
+        }
+    }
+}
+
 macro_rules! products {
-    ($($few:ident, $tiles:ident: $type:ty, $outputs:expr;)*) => {
+    ($($once:ident, $few:ident, $tiles:ident: $type:ty, $outputs:expr;)*) => {
         $(
+            #[test]
+            fn $once() {
+                kernels_once::<$type>($outputs[0]);
+            }
+
             #[test]
             fn $few() {
                 products::<$type>(&$outputs, true);
@@ -357,14 +385,14 @@ macro_rules! products {
 }
 
 products! {
-    f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
-    bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
-    e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
-    e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
-    i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
+    f16_kernels_once, f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
+    bf16_kernels_once, bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
+    e4m3_kernels_once, e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
+    e5m2_kernels_once, e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
+    i8_kernels_once, i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
 }
 
-/// Every tile of the kernels that all architectures have, in a few shapes: short enough for a sanitizer.
+/// Every tile of the kernels that all architectures have, in a few shapes.
 #[test]
 fn products_by_mma() {
     let Some(bench) = bench() else { return };

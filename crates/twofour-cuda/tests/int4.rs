@@ -218,6 +218,34 @@ fn bf16_products_on_hopper() {
     products(Element::BF16, true);
 }
 
+/// Every kernel once on little, with two blocks to a cluster at most: short enough for a sanitizer that makes each launch take a thousand times as long.
+fn kernels_once(element: Element) {
+    let Some(bench) = bench() else { return };
+    for granularity in [Granularity::Group, Granularity::Row] {
+        for tokens in [1, 7, 13, 27, 60] {
+            let (features, reduction, order) = (144, 640, Order::TokensFirst);
+            let problem = Problem { element, output: element, granularity, features, tokens, reduction, order };
+            let given = Given::new(&bench, problem, false);
+            let split_more = |method: &Method| matches!(method, Method::Streamed(shape) if shape.split > 2);
+            for method in Method::all(problem, bench.device.architecture()) {
+                if !split_more(&method) {
+                    given.check(Some(method));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_kernels_once() {
+    kernels_once(Element::F16);
+}
+
+#[test]
+fn bf16_kernels_once() {
+    kernels_once(Element::BF16);
+}
+
 /// Few tokens and more, captured once and replayed.
 #[test]
 fn calls_can_be_captured_in_a_graph() {

@@ -274,7 +274,10 @@ impl Method {
             return Method::Tiled(sm90::Tile::best(problem, multiprocessors));
         }
         let rings = rings::Shape::all(problem.element, problem.tokens);
-        if let Some(shape) = rings::Shape::best(&rings, problem.features, multiprocessors) {
+        // With many tokens it counts that X, twice as wide as a row of 8 bits, is read by few blocks.
+        if !(problem.element.bytes() == 2 && problem.tokens > 32)
+            && let Some(shape) = rings::Shape::best(&rings, problem.features, multiprocessors)
+        {
             return Method::Rings(shape);
         }
         match stream::Shape::best(&stream::Shape::all(problem), problem.features, multiprocessors) {

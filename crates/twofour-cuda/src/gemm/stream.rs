@@ -53,6 +53,9 @@ const TOKENS: [u32; 4] = [8, 16, 32, 64];
 /// Most blocks of a cluster.
 const MOST_BLOCKS: u32 = 8;
 
+/// Most clusters, the rows of a grid.
+const MOST_CLUSTERS: u32 = 65_535;
+
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
 
@@ -61,8 +64,8 @@ fn k_step(element: Element) -> u32 {
     2 * ROW / element.bytes() as u32
 }
 
-/// To round up the start.
-const OTHER_BYTES: u32 = 1024;
+/// To round up the start, and the barrier of sums that others send.
+const OTHER_BYTES: u32 = 1024 + 8;
 
 impl Tile {
     /// Its name.
@@ -70,48 +73,92 @@ impl Tile {
         format!("{}x{}", self.features, self.tokens)
     }
 
-    /// Threads of warpgroups that multiply and of a warp that feeds them, or of another warpgroup that leaves its registers to two with many sums.
-    fn threads(self, step: Step) -> u32 {
-        let groups = self.features.div_ceil(64 * step.height);
-        let gives = step.height * self.tokens >= 128 && groups > 1;
-        groups * 128 + if gives { 128 } else { 32 }
+    /// Clusters for so many rows.
+    fn clusters(self, features: usize) -> u32 {
+        features.div_ceil(self.features as usize) as u32
     }
 
-    /// As many as there is room for, beside a second block where both are small.
+    /// Warpgroups that multiply.
+    fn groups(self, step: Step) -> u32 {
+        self.features.div_ceil(64 * step.height)
+    }
+
+    /// Whether warps that feed leave registers to those that multiply: where these are many, and have many sums.
+    fn gives(self, step: Step) -> bool {
+        step.height * self.tokens >= 128 && self.groups(step) > 1
+    }
+
+    /// Threads of warpgroups that multiply, and of the four warps that feed them.
+    fn threads(self, step: Step) -> u32 {
+        (self.groups(step) + 1) * 128
+    }
+
+    /// Bytes of the sums that others send to one of so many blocks.
+    fn sums_bytes(self, split: u32) -> u32 {
+        (self.features / 16).div_ceil(split) * (split - 1) * 16 * self.tokens * 4
+    }
+
+    /// Blocks to a multiprocessor: two where both are small.
+    fn blocks(self) -> u32 {
+        if self.features > 128 || self.tokens == 64 { 1 } else { 2 }
+    }
+
+    /// For buffers and sums.
+    fn room(self) -> u32 {
+        shared_bytes_of_each(self.blocks()) - OTHER_BYTES
+    }
+
+    /// As many as there is room for, beside the sums of two blocks that share the fewest rows: small layers want these.
     fn stages(self, step: Step) -> u32 {
-        let blocks = if self.features > 128 || self.tokens == 64 { 1 } else { 2 };
-        let room = shared_bytes_of_each(blocks);
-        ((room - OTHER_BYTES) / (step.bytes + 16)).min(step.most_ahead)
+        let sums = if self.features == 64 { self.sums_bytes(2) } else { 0 };
+        ((self.room() - sums) / (step.bytes + 16)).min(step.most_ahead)
+    }
+
+    /// What buffers leave for sums, as far as any cluster has a use for it.
+    fn room_for_sums(self, step: Step) -> u32 {
+        let left = self.room() - self.stages(step) * (step.bytes + 16);
+        (1..=MOST_BLOCKS).map(|split| self.sums_bytes(split)).filter(|bytes| *bytes <= left).max().unwrap_or(0)
     }
 
     fn shared_bytes(self, step: Step) -> u32 {
-        OTHER_BYTES + self.stages(step) * (step.bytes + 16)
+        OTHER_BYTES + self.stages(step) * (step.bytes + 16) + self.room_for_sums(step)
     }
 
     /// What sources are defined for.
     pub(super) fn definitions(self, step: Step) -> String {
         let Tile { features, tokens } = self;
         let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
+        let (sums, gives, blocks) = (self.room_for_sums(step), u32::from(self.gives(step)), self.blocks());
         format!(
             "#define FEATURES {features}\n#define TOKENS {tokens}\n#define HEIGHT {}\n#define THREADS {threads}\n\
-             #define STAGES {stages}\n#define SHARED_BYTES_ASKED {shared}\n",
+             #define GIVES {gives}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
             step.height
         )
     }
 }
 
 impl Shape {
-    /// Those of some numbers of rows for so many tokens and steps: none where there are too many tokens. Every block has a step at least.
-    pub(super) fn of(features: &[u32], tokens: usize, steps: u32) -> Vec<Shape> {
+    /// Those of some tiles for so many features, tokens and steps: none where there are too many tokens. Every block has a step at least, and room for the
+    /// sums that others send.
+    pub(super) fn of(
+        tiles: &[u32],
+        (features, tokens): (usize, usize),
+        steps: u32,
+        step: impl Fn(Tile) -> Step,
+    ) -> Vec<Shape> {
         let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let tiles = features.iter().map(|features| Tile { features: *features, tokens });
-        tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split })).collect()
+        let tiles = tiles.iter().map(|features| Tile { features: *features, tokens });
+        let tiles = tiles.filter(|tile| tile.clusters(features) <= MOST_CLUSTERS);
+        let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split }));
+        all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
     }
 
     /// Those for a problem.
     pub fn all(problem: Problem) -> Vec<Shape> {
-        let Problem { element, tokens, reduction, .. } = problem;
-        Shape::of(features(element), tokens, reduction.div_ceil(k_step(element) as usize) as u32)
+        let Problem { element, reduction, .. } = problem;
+        let steps = reduction.div_ceil(k_step(element) as usize) as u32;
+        let of = (problem.features, problem.tokens);
+        Shape::of(features(element), of, steps, |tile| Variant { element, tile }.step())
     }
 
     /// The one of some that spreads so many rows best over the device.
@@ -123,7 +170,7 @@ impl Shape {
 
     /// Blocks of all clusters.
     pub(super) fn blocks(self, features: usize) -> u32 {
-        features.div_ceil(self.tile.features as usize) as u32 * self.split
+        self.tile.clusters(features) * self.split
     }
 
     /// Its name.
@@ -136,7 +183,7 @@ impl Shape {
         let Shape { tile, split } = self;
         let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", self.name());
-        Launch { grid: (self.blocks(features), 1), block, shared, cluster: split }
+        Launch { grid: (split, tile.clusters(features)), block, shared, cluster: split }
     }
 }
 
@@ -186,8 +233,22 @@ pub(super) struct RawProblem {
     output: u32,
     features: u32,
     tokens: u32,
-    steps: u32,
     split: u32,
+    steps_each: Share,
+    sixteens_each: Share,
+}
+
+/// So many for each block of a cluster, and one more for the first few of them.
+#[repr(C)]
+struct Share {
+    each: u32,
+    more: u32,
+}
+
+impl Share {
+    fn of(all: u32, blocks: u32) -> Self {
+        Self { each: all / blocks, more: all % blocks }
+    }
 }
 
 impl RawProblem {
@@ -199,8 +260,16 @@ impl RawProblem {
         steps: usize,
         shape: Shape,
     ) -> Self {
-        let output = output as u32;
-        Self { to, output, features: features as u32, tokens: tokens as u32, steps: steps as u32, split: shape.split }
+        let (output, split) = (output as u32, shape.split);
+        Self {
+            to,
+            output,
+            features: features as u32,
+            tokens: tokens as u32,
+            split,
+            steps_each: Share::of(steps as u32, split),
+            sixteens_each: Share::of(shape.tile.features / 16, split),
+        }
     }
 }
 
@@ -273,5 +342,49 @@ impl Plan {
         };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
+        for element in [Element::BF16, Element::E4M3, Element::I8] {
+            for tokens in TOKENS {
+                let problem = Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336);
+                let shapes = Shape::all(problem);
+                for Shape { tile, split } in &shapes {
+                    let step = Variant { element, tile: *tile }.step();
+                    assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                    assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
+                    assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                }
+                // What small layers are measured to want.
+                for wanted in [1, 2] {
+                    let tile = Tile { features: 64, tokens };
+                    assert!(shapes.contains(&Shape { tile, split: wanted }), "{tile:?} {wanted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_of_a_cluster_are_even_and_leave_nothing_out() {
+        for all in [1, 4, 6, 7, 16, 57] {
+            for blocks in 1..=MOST_BLOCKS {
+                let Share { each, more } = Share::of(all, blocks);
+                assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_clusters_than_a_grid_has_rows_are_not_asked_for() {
+        let shapes = |features| Shape::all(Problem::plain(Element::BF16, Element::BF16, features, 8, 4096));
+        assert!(shapes(1 << 22).iter().all(|shape| shape.tile.features > 64));
+        assert!(shapes(65_535 * 64).iter().any(|shape| shape.tile.features == 64));
+        assert!(shapes(1 << 28).is_empty());
     }
 }

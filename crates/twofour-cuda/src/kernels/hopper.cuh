@@ -81,6 +81,8 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Tells the others nothing but that it is here: `cluster_arrive` is a fence of all memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
     cluster_arrive();
@@ -128,4 +130,10 @@ __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 
 }
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+// Eight by eight 16-bit elements, each lane two of a row, transposed.
+__device__ __forceinline__ u32 transposed(u32 two) {
+    u32 other;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(two));
+    return other;
 }

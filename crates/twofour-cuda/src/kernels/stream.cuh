@@ -1,42 +1,68 @@
 // What products of few tokens share whose rows a cluster of blocks takes, on sm_90a. They are bound by reading W, each byte of it once.
 //
-// A cluster of `split` blocks takes FEATURES rows of W and all tokens; each block sums over a part of the columns. One warp feeds STAGES buffers
-// through the copy engine, deep enough to keep the memory busy; warpgroups multiply. In the end every block adds up a part of the sums of all.
+// A cluster of `split` blocks takes FEATURES rows of W and all tokens; each block sums over a part of the columns, and in the end sends the others the sums of their
+// rows. Some warps feed STAGES buffers through the copy engine, deep enough to keep the memory busy; warpgroups multiply.
 //
-// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, STAGES, SHARED_BYTES_ASKED, and what a file wants of `wgmma.sp`.
+// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether those who feed leave registers to those who multiply), BLOCKS (to a multiprocessor), STAGES,
+// SUMS_BYTES, SHARED_BYTES_ASKED, and what a file wants of `wgmma.sp`.
 
-// A warpgroup takes HEIGHT times 64 rows. The last one may have fewer: what else it multiplies is not stored.
-constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128;
-// Whether those who feed leave registers to those who multiply.
-constexpr bool GIVES = THREADS == MULTIPLIERS + 128;
-static_assert(GIVES || THREADS == MULTIPLIERS + 32, "a warp that feeds, or as many threads as change registers together");
+// A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
+constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
+// Warps that feed: one alone would take longer to ask for all buffers than their first bytes take to come.
+constexpr u32 FEEDERS = STAGES < 4 ? STAGES : 4;
+static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
 // In the end sums lie where the buffers were. Rows, a token each, are longer than they are used, for other banks.
 constexpr u32 SUM_ROW = GROUPS * HEIGHT * 64 + 4;
+// Other blocks send a warp's sums as it has them.
+constexpr u32 SENT_BYTES = 16 * TOKENS * 4;
 
-// Barriers lie after the buffers. The host asks for 1024 more, to round up the start.
-constexpr u32 AT_EMPTY = SHARED_BYTES_ASKED - 1024 - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8;
-static_assert(TOKENS * SUM_ROW * 4 <= AT_FULL, "there is room for sums");
+// After the buffers lie sums that others send, then barriers. The host asks for 1024 more, to round up the start.
+constexpr u32 AT_SENT = SHARED_BYTES_ASKED - 1024 - 8, AT_EMPTY = AT_SENT - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8, AT_SUMS = AT_FULL - SUMS_BYTES;
+static_assert(AT_SUMS % 16 == 0, "sums are sent sixteen bytes at a time");
+static_assert(TOKENS * SUM_ROW * 4 <= AT_SUMS, "there is room for sums");
+
+// So many for each block of a cluster, and one more for the first few of them.
+struct Share {
+    u32 each, more;
+    __device__ __forceinline__ u32 first(u32 rank) const { return rank * each + min(rank, more); }
+};
 
 struct Problem {
     Output to;
     u32 output;
-    u32 features, tokens, steps;
+    u32 features, tokens;
+    // Blocks of a cluster, and each one's share of the steps, and of the rows by sixteens.
     u32 split;
+    Share steps_each, sixteens_each;
 };
 
-// What a block has to do: rows of W from `feature` on, and some of the steps of their columns.
+// What a block has to do: rows of W from `feature` on, and some of the steps of their columns. A grid's rows are clusters.
 struct Part {
     u32 feature, rank, begin, end;
+    // The rows whose results are its own, by sixteens.
+    u32 first, last;
     __device__ __forceinline__ explicit Part(const Problem& p) {
-        feature = blockIdx.x / p.split * FEATURES;
-        rank = cluster_rank();
-        begin = p.steps * rank / p.split;
-        end = p.steps * (rank + 1) / p.split;
+        feature = blockIdx.y * FEATURES;
+        rank = blockIdx.x;
+        begin = p.steps_each.first(rank);
+        end = p.steps_each.first(rank + 1);
+        first = p.sixteens_each.first(rank);
+        last = p.sixteens_each.first(rank + 1);
     }
 };
+
+// Whose sixteen rows are.
+__device__ __forceinline__ u32 owner_of(const Problem& p, u32 sixteen) {
+    u32 owner = 0;
+    while (p.sixteens_each.first(owner + 1) <= sixteen) owner++;
+    return owner;
+}
+
+// The sixteen rows of the thread's warp, the h-th of a warpgroup's HEIGHT.
+__device__ __forceinline__ u32 sixteen(u32 h) { return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32; }
 
 // A buffer after the other, and the barriers that tell who may have it.
 struct Buffers {
@@ -45,6 +71,13 @@ struct Buffers {
     __device__ __forceinline__ u32 full() const { return shared + AT_FULL + 8 * stage; }
     __device__ __forceinline__ u32 empty() const { return shared + AT_EMPTY + 8 * stage; }
     __device__ __forceinline__ void next() { next_stage<STAGES>(stage, parity); }
+    template <u32 COUNT> __device__ __forceinline__ void skip() {
+        stage += COUNT;
+        if (stage >= STAGES) {
+            stage -= STAGES;
+            parity ^= 1;
+        }
+    }
 };
 
 // A warp has read what the barrier's buffer held.
@@ -53,19 +86,107 @@ __device__ __forceinline__ void release(u32 empty) {
     if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-template <class Work> __device__ __forceinline__ void feed(const Work& work, const Part& part, u32 shared) {
-    Buffers to = {shared};
-    #pragma unroll 1
-    for (u32 step = part.begin; step < part.end; step++) {
-        barrier_wait(to.empty(), to.parity ^ 1);
+// One of the warps that feed: every FEEDERS-th step of the block.
+template <class Work> struct Feeder {
+    const Work& work;
+    const Part& part;
+    Buffers to;
+    u32 step;
+
+    __device__ __forceinline__ Feeder(const Work& work, const Part& part, u32 shared, u32 which) : work(work), part(part), to{shared, which}, step(part.begin + which) {}
+
+    __device__ __forceinline__ void ask() {
         barrier_expect(to.full(), Work::COPIED_BYTES);
-        work.ask(shared, to.stage, to.full(), part.feature, step);
-        to.next();
+        work.ask(to.shared, to.stage, to.full(), part.feature, step);
+        to.skip<FEEDERS>();
+        step += FEEDERS;
+    }
+    // Makes the barriers of the buffers that it fills first, and asks for these before anybody waits for anybody.
+    __device__ __forceinline__ void begin() {
+        for (Buffers first = to; first.parity == 0; first.skip<FEEDERS>()) {
+            barrier_init(first.full(), 1);
+            barrier_init(first.empty(), GROUPS * 4);
+        }
+        barriers_are_ready();
+        #pragma unroll 1
+        while (to.parity == 0 && step < part.end) ask();
+    }
+    __device__ __forceinline__ void go_on() {
+        #pragma unroll 1
+        while (step < part.end) {
+            barrier_wait(to.empty(), to.parity ^ 1);
+            ask();
+        }
+    }
+};
+
+__device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// Where sums of sixteen rows of `owner` from another block come to.
+__device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen, u32 owner, u32 from) {
+    const u32 place = (sixteen - p.sixteens_each.first(owner)) * (p.split - 1) + (from < owner ? from : from - 1);
+    return shared + AT_SUMS + place * SENT_BYTES + threadIdx.x % 32 * 16;
+}
+
+// Sends each block the sums of its rows.
+__device__ __forceinline__ void send(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    #pragma unroll
+    for (u32 h = 0; h < HEIGHT; h++) {
+        const u32 rows = sixteen(h);
+        if (rows >= SIXTEENS || (rows >= part.first && rows < part.last)) continue;
+        const u32 owner = owner_of(p, rows);
+        const u32 there = address_at(sent_to(p, shared, rows, owner, part.rank), owner), barrier = address_at(shared + AT_SENT, owner);
+        #pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i += 4) {
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there + i * 128),
+                         "r"(bits_of(sums[h][i])), "r"(bits_of(sums[h][i + 1])), "r"(bits_of(sums[h][i + 2])), "r"(bits_of(sums[h][i + 3])), "r"(barrier)
+                         : "memory");
+        }
     }
 }
 
-// The tokens whose sums a block adds up begin here.
-__device__ __forceinline__ u32 first_token(const Problem& p, u32 rank) { return p.tokens * rank / p.split; }
+// Adds what the others have sent.
+__device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    barrier_wait(shared + AT_SENT, 0);
+    #pragma unroll
+    for (u32 h = 0; h < HEIGHT; h++) {
+        const u32 rows = sixteen(h);
+        if (rows < part.first || rows >= part.last) continue;
+        #pragma unroll 1
+        for (u32 from = 0; from < p.split; from++) {
+            if (from == part.rank) continue;
+            const u32 here = sent_to(p, shared, rows, part.rank, from);
+            #pragma unroll
+            for (u32 i = 0; i < TOKENS / 2; i += 4) add_four((Sum(&)[4])sums[h][i], here + i * 128);
+        }
+    }
+}
+
+// Stores a warp's results from registers, where they are 16-bit sums and features are contiguous: instructions leave two tokens of a row to a lane, eight by eight, and
+// two rows of a token are what lies together.
+template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part) {
+    const u32 lane = threadIdx.x % 32;
+    #pragma unroll
+    for (u32 h = 0; h < HEIGHT; h++) {
+        const u32 rows = sixteen(h), f = part.feature + rows * 16 + lane % 4 * 2;
+        if (rows < part.first || rows >= part.last) continue;
+        u16* to = (u16*)p.to.data + lane / 4 * p.to.stride_token + f;
+        #pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i += 4) {
+            const u32 low = transposed(narrow_two<KIND>((float)sums[h][i], (float)sums[h][i + 1]));
+            const u32 high = transposed(narrow_two<KIND>((float)sums[h][i + 2], (float)sums[h][i + 3]));
+            if (i * 2 + lane / 4 < p.tokens) {
+                if (f < p.features) *(u32*)to = low;
+                if (f + 8 < p.features) *(u32*)(to + 8) = high;
+            }
+            to += 8 * p.to.stride_token;
+        }
+    }
+}
 
 // Leaves a thread's sums in shared memory.
 __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
@@ -81,86 +202,69 @@ __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
     }
 }
 
-__device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-
-// Adds up a block's tokens, four rows at a time, from all blocks of the cluster, and stores the results.
-template <int KIND> __device__ __forceinline__ void add_up(const Problem& p, u32 shared, const Part& part) {
-    // A thread asks for so many fours before it waits for the first.
-    constexpr u32 ROW_FOURS = FEATURES / 4, FOURS = TOKENS * ROW_FOURS, AT_ONCE = FOURS >= 4 * MULTIPLIERS ? 4 : (FOURS + MULTIPLIERS - 1) / MULTIPLIERS;
-    const u32 first = first_token(p, part.rank), count = (first_token(p, part.rank + 1) - first) * ROW_FOURS;
+// Stores the results of the block's own rows through shared memory, four neighbouring ones at a time.
+template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    // Nobody reads from the buffers any more.
+    named_barrier(1, MULTIPLIERS);
+    leave(sums, shared);
+    named_barrier(1, MULTIPLIERS);
+    const u32 row_fours = (part.last - part.first) * 4, count = p.tokens * row_fours;
     #pragma unroll 1
-    for (u32 begin = threadIdx.x; begin < count; begin += AT_ONCE * MULTIPLIERS) {
-        Sum sums[AT_ONCE][4] = {};
-        u32 at[AT_ONCE];
-        #pragma unroll
-        for (u32 j = 0; j < AT_ONCE; j++) {
-            const u32 i = min(begin + j * MULTIPLIERS, count - 1);
-            at[j] = ((first + i / ROW_FOURS) * SUM_ROW + i % ROW_FOURS * 4) * 4;
-        }
-        // Its own, then those of the others by turns, so that not all ask the same one.
-        #pragma unroll
-        for (u32 j = 0; j < AT_ONCE; j++) add_four(sums[j], shared + at[j]);
-        #pragma unroll 1
-        for (u32 on = 1; on < p.split; on++) {
-            const u32 there = address_at(shared, part.rank + on < p.split ? part.rank + on : part.rank + on - p.split);
-            u32 bits[AT_ONCE][4];
-            #pragma unroll
-            for (u32 j = 0; j < AT_ONCE; j++) {
-                asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(bits[j][0]), "=r"(bits[j][1]), "=r"(bits[j][2]), "=r"(bits[j][3]) : "r"(there + at[j]));
-            }
-            #pragma unroll
-            for (u32 j = 0; j < AT_ONCE; j++) {
-                #pragma unroll
-                for (u32 k = 0; k < 4; k++) {
-                    Sum sum;
-                    of_bits(sum, bits[j][k]);
-                    sums[j][k] += sum;
-                }
-            }
-        }
-        #pragma unroll
-        for (u32 j = 0; j < AT_ONCE; j++) {
-            const u32 i = begin + j * MULTIPLIERS, f = part.feature + i % ROW_FOURS * 4;
-            if (i < count && f < p.features) store_neighbours<KIND>(p.to, p.output, sums[j], f, first + i / ROW_FOURS);
-        }
+    for (u32 i = threadIdx.x; i < count; i += MULTIPLIERS) {
+        const u32 t = i / row_fours, row = part.first * 16 + (i - t * row_fours) * 4, f = part.feature + row;
+        Sum four[4] = {};
+        add_four(four, shared + (t * SUM_ROW + row) * 4);
+        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, f, t);
     }
 }
 
-// A block's whole work. `Work` knows a step: COPIED_BYTES of it, `ask(shared, stage, full, feature, step)` for them and its maps by number, null beyond the last; and
+// Says that sums are in their registers when products are done: compilers would move them from there before, and products wait for each other.
+__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)); }
+__device__ __forceinline__ void settle(int& sum) { asm volatile("" : "+r"(sum)); }
+__device__ __forceinline__ void settle(Sums& sums) {
+    #pragma unroll
+    for (u32 h = 0; h < HEIGHT; h++) {
+        #pragma unroll
+        for (u32 i = 0; i < TOKENS / 2; i++) settle(sums[h][i]);
+    }
+}
+
+// A block's whole work. `Work` knows a step: COPIED_BYTES of it, `ask(shared, stage, full, feature, step)` for them; and
 // `multiply(sums, buffers, part)` makes a warpgroup's sums of all steps.
 template <class Work> __device__ __forceinline__ void run(const Work& work, const Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
-    static_assert(Work::BUFFER_BYTES <= AT_FULL, "the host's sum of shared memory");
-    // Asked for early: the first copies need them.
-    if (work.map(threadIdx.x)) prefetch(work.map(threadIdx.x));
+    static_assert(Work::BUFFER_BYTES <= AT_SUMS, "the host's sum of shared memory");
     const Part part(p);
-    if (threadIdx.x == MULTIPLIERS) {
-        for (u32 stage = 0; stage < STAGES; stage++) {
-            barrier_init(shared + AT_FULL + 8 * stage, 1);
-            barrier_init(shared + AT_EMPTY + 8 * stage, GROUPS * 4);
-        }
+    const u32 which = (threadIdx.x - MULTIPLIERS) / 32;
+    const bool feeds = threadIdx.x >= MULTIPLIERS && threadIdx.x % 32 == 0 && which < FEEDERS;
+    Feeder<Work> feeder(work, part, shared, which);
+    if (feeds) feeder.begin();
+    if (threadIdx.x == 0) {
+        barrier_init(shared + AT_SENT, 1);
         barriers_are_ready();
+        if (p.split != 1) barrier_expect(shared + AT_SENT, (part.last - part.first) * (p.split - 1) * SENT_BYTES);
     }
     __syncthreads();
+    // Who sends waits until the others' barriers are there, which the fences have told.
+    if (p.split != 1) cluster_arrive_relaxed();
     if (threadIdx.x >= MULTIPLIERS) {
         if (GIVES) give_registers<24>();
-        if (threadIdx.x == MULTIPLIERS) feed(work, part, shared);
+        if (feeds) feeder.go_on();
         return;
     }
     if (GIVES) take_registers<240>();
+    if (p.split != 1) cluster_wait();
     Sums sums;
     work.multiply(sums, Buffers{shared}, part);
-    // Nobody reads from the buffers any more.
-    named_barrier(1, MULTIPLIERS);
-    leave(sums, shared);
-    if (p.split == 1) named_barrier(1, MULTIPLIERS);
-    else cluster_sync();
-    by_kind(p.to, p.output, [&](auto kind) { add_up<decltype(kind)::value>(p, shared, part); });
-    // Others may still read from here.
-    if (p.split != 1) cluster_sync();
+    settle(sums);
+    if (p.split != 1) {
+        send(sums, p, part, shared);
+        receive(sums, p, part, shared);
+    }
+    by_kind(p.to, p.output, [&](auto kind) {
+        constexpr int KIND = decltype(kind)::value;
+        if constexpr (KIND == PLAIN_F16 || KIND == PLAIN_BF16) store_sixteens<KIND>(sums, p, part);
+        else store_own<KIND>(sums, p, part, shared);
+    });
 }

@@ -32,9 +32,6 @@ struct Work {
     static constexpr u32 COPIED_BYTES = X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES, BUFFER_BYTES = AT_SCALES + STAGES * SCALES_STAGE;
     const Maps& p;
 
-    __device__ __forceinline__ const TensorMap* map(u32 i) const {
-        return i == 0 ? &p.values : i == 1 ? &p.x : i == 2 ? &p.meta : i == 3 && !BY_ROW ? &p.scales : nullptr;
-    }
     // Maps count words of eight bytes.
     __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
         const u32 unit = feature / UNIT_ROWS, x = shared + stage * X_BYTES;
@@ -45,7 +42,7 @@ struct Work {
         copy_tile(x + X_TILE_BYTES, &p.x, step * UNIT_COLUMNS + UNIT_COLUMNS / 2, 0, full);
     }
     // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
-    static __device__ __forceinline__ u32 unit(u32 tile) { return min((threadIdx.x / 128 * HEIGHT + tile) * 4 + threadIdx.x % 128 / 32, UNITS - 1); }
+    static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
 
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 tile) {
         const u32 lane = unit(tile) * 32 + threadIdx.x % 32;
@@ -136,4 +133,4 @@ struct Work {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Maps p) { run(Work{p}, p.problem); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ Maps p) { run(Work{p}, p.problem); }

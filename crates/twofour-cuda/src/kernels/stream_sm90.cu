@@ -19,7 +19,6 @@ struct Work {
     static constexpr u32 COPIED_BYTES = W_BYTES + X_BYTES + META_BYTES, BUFFER_BYTES = STAGES * COPIED_BYTES;
     const Parameters& p;
 
-    __device__ __forceinline__ const TensorMap* map(u32 i) const { return i == 0 ? &p.weight : i == 1 ? &p.meta : i == 2 ? &p.x : nullptr; }
     __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
         copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), feature, full);
         copy_tile(shared + AT_META + stage * META_BYTES, &p.meta, feature / 16 * (ATOM_BYTES / 32), step * 2, full);
@@ -32,8 +31,9 @@ struct Work {
         const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
         const u64 weight = operand<ROW>(from.shared + group * 64 * ROW), x = operand<ROW>(from.shared + AT_X);
         // The thread's metadata of an atom: see the orders in `twofour::layout::sm90`.
-        const u32 row = threadIdx.x % 128 / 32 * 16 + lane % 2 * 8 + lane / 4, word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
-        const u32 meta = from.shared + AT_META + group * ATOM_BYTES + 4 * word;
+        // Where the last warpgroup has fewer rows, its other warps have the last ones' again.
+        const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4, word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
+        const u32 meta = from.shared + AT_META + 4 * word;
         constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
         // One step. With buffers enough it is over only when the next one has begun, so that products follow each other without a pause.
         constexpr bool AHEAD = STAGES > 4;
@@ -84,4 +84,4 @@ struct Work {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) stream(const __grid_constant__ Parameters p) { run(Work{p}, p.problem); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stream(const __grid_constant__ Parameters p) { run(Work{p}, p.problem); }

@@ -18,14 +18,9 @@ const TOKENS: [u32; 3] = [16, 32, 64];
 
 /// Those for a problem.
 pub(super) fn shapes(problem: Problem) -> Vec<Shape> {
-    let all = Shape::of(&FEATURES, problem.tokens, problem.steps() as u32);
+    let of = (problem.features, problem.tokens);
+    let all = Shape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
     all.into_iter().filter(|shape| TOKENS.contains(&shape.tile.tokens)).collect()
-}
-
-/// The one of some with the most rows that leaves blocks for most of the device, as measured on an H200.
-pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
-    let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
-    enough.min_by_key(|shape| (std::cmp::Reverse(shape.tile.features), shape.split)).copied()
 }
 
 /// Those that differ in their kernels.
