@@ -52,6 +52,7 @@ struct Part {
         first = p.sixteens_each.first(rank);
         last = p.sixteens_each.first(rank + 1);
     }
+    __device__ __forceinline__ bool owns(u32 sixteen) const { return sixteen >= first && sixteen < last; }
 };
 
 // Whose sixteen rows are.
@@ -136,10 +137,10 @@ __device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen
 __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 rows = sixteen(h);
-        if (rows >= SIXTEENS || (rows >= part.first && rows < part.last)) continue;
-        const u32 owner = owner_of(p, rows);
-        const u32 there = address_at(sent_to(p, shared, rows, owner, part.rank), owner), barrier = address_at(shared + AT_SENT, owner);
+        const u32 mine = sixteen(h);
+        if (mine >= SIXTEENS || part.owns(mine)) continue;
+        const u32 owner = owner_of(p, mine);
+        const u32 there = address_at(sent_to(p, shared, mine, owner, part.rank), owner), barrier = address_at(shared + AT_SENT, owner);
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i += 4) {
             asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there + i * 128),
@@ -154,12 +155,12 @@ __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part
     barrier_wait(shared + AT_SENT, 0);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 rows = sixteen(h);
-        if (rows < part.first || rows >= part.last) continue;
+        const u32 mine = sixteen(h);
+        if (!part.owns(mine)) continue;
         #pragma unroll 1
         for (u32 from = 0; from < p.split; from++) {
             if (from == part.rank) continue;
-            const u32 here = sent_to(p, shared, rows, part.rank, from);
+            const u32 here = sent_to(p, shared, mine, part.rank, from);
             #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i += 4) add_four((Sum(&)[4])sums[h][i], here + i * 128);
         }
@@ -172,8 +173,8 @@ template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& s
     const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 rows = sixteen(h), f = part.feature + rows * 16 + lane % 4 * 2;
-        if (rows < part.first || rows >= part.last) continue;
+        const u32 mine = sixteen(h), f = part.feature + mine * 16 + lane % 4 * 2;
+        if (!part.owns(mine)) continue;
         u16* to = (u16*)p.to.data + lane / 4 * p.to.stride_token + f;
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i += 4) {

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Puts all that checks and times the GPU's kernels into one folder: tests and the command as binaries, and kernels compiled ahead. For a
+# machine with a GPU and neither Rust nor a compiler: copy the folder there and run `FOLDER/run OUT`.
+#
+#   bench/gpu_pack.sh FOLDER [ARCHITECTURE]     the architecture as `twofour kernels --arch` has it; sm_90a if none is given
+set -eu
+folder=${1:?usage: bench/gpu_pack.sh FOLDER [ARCHITECTURE]}
+architecture=${2:-sm_90a}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
+cd "$(dirname "$0")/.."
+
+cargo build --release -p twofour-cli
+strip -o "$folder/twofour" target/release/twofour
+rm -f "$folder"/test-*
+# Each line of cargo's messages that names an executable names a test's source, too.
+cargo test -p twofour-cuda --no-run --message-format json |
+    sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
+    while read -r name executable; do
+        # Those without a device are for machines with a compiler.
+        case $name in
+        adamw | compress | devices | dispatch | gemm | int4 | prune) strip -o "$folder/test-$name" "$executable" ;;
+        esac
+    done
+cp bench/gpu_run.sh "$folder/run"
+rm -rf "$folder/cache"
+TWOFOUR_CACHE=$folder/cache "$folder/twofour" kernels --arch "$architecture"
+du -sh "$folder"

@@ -1,0 +1,75 @@
+#!/bin/sh
+# Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
+#
+#   FOLDER/run OUT [tests] [sanitizers] [suites]     all three if none is named
+#
+# Logs and each suite's JSON go to OUT, a line for each run to stdout. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT name the folders of the
+# libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?usage: run OUT [tests] [sanitizers] [suites]}
+shift
+mkdir -p "$out"
+parts=${*:-tests sanitizers suites}
+export TWOFOUR_CACHE="$here/cache" RUST_BACKTRACE=0
+failed=0
+
+# A run by its name: its log, its time, and what its log says of it.
+try() {
+    name=$1
+    shift
+    begun=$(date +%s)
+    timeout "${TWOFOUR_LIMIT:-300}" "$@" >"$out/$name.log" 2>&1
+    code=$?
+    said=$(grep -E '^test result|SUMMARY|FAILED|^skipped' "$out/$name.log" | sort -u | head -n 4 | tr '\n' ' ')
+    echo "$name: $([ $code -eq 0 ] && echo ok || echo "exit code $code"), $(($(date +%s) - begun)) s. $said"
+    [ $code -eq 0 ] || {
+        tail -n 2 "$out/$name.log"
+        failed=1
+    }
+}
+
+tests() {
+    for test in "$here"/test-*; do try "$(basename "$test")" "$test" --test-threads 16; done
+}
+
+sanitizers() {
+    sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || {
+        echo "sanitizers: compute-sanitizer is not here"
+        failed=1
+        return
+    }
+    # One after another: side by side they take far longer.
+    for tool in memcheck initcheck synccheck racecheck; do
+        for test in "$here"/test-*; do
+            name=$(basename "$test")
+            only=
+            # Each launch takes racecheck a thousand times as long: every kernel once will do, and those that others start.
+            case $tool-$name in racecheck-test-gemm | racecheck-test-int4) only="kernels_once graph long" ;; esac
+            # shellcheck disable=SC2086  # words
+            try "$tool-$name" "$sanitizer" --tool "$tool" --error-exitcode 9 "$test" --test-threads 4 $only
+        done
+    done
+}
+
+suites() {
+    for suite in overhead prune train-linear decode gemm; do
+        try "suite-$suite" "$here/twofour" bench cuda --suite "$suite" -o "$out/$suite.json"
+    done
+}
+
+# Tests skip where there is no device, and that is no pass here.
+"$here/twofour" bench cuda --suite overhead >"$out/device.log" 2>&1 || {
+    cat "$out/device.log" >&2
+    exit 1
+}
+for part in $parts; do
+    case $part in
+    tests | sanitizers | suites) $part ;;
+    *)
+        echo "run: $part is none of tests, sanitizers, suites" >&2
+        exit 2
+        ;;
+    esac
+done
+exit $failed
