@@ -273,17 +273,15 @@ impl Method {
         if problem.x == XOrder::ReductionFirst {
             return Method::Tiled(sm90::Tile::best(problem, multiprocessors));
         }
-        let rings = rings::Shape::all(problem.element, problem.tokens);
+        let Problem { element, features, tokens, .. } = problem;
+        let rings =
+            rings::Shape::best(&rings::Shape::all(element, tokens), features, multiprocessors).map(Method::Rings);
+        let streams = stream::Shape::all(problem);
+        let streamed = stream::Shape::best(&streams, features, multiprocessors).map(Method::Streamed);
         // With many tokens it counts that X, twice as wide as a row of 8 bits, is read by few blocks.
-        if !(problem.element.bytes() == 2 && problem.tokens > 32)
-            && let Some(shape) = rings::Shape::best(&rings, problem.features, multiprocessors)
-        {
-            return Method::Rings(shape);
-        }
-        match stream::Shape::best(&stream::Shape::all(problem), problem.features, multiprocessors) {
-            Some(shape) => Method::Streamed(shape),
-            None => Method::Tiled(sm90::Tile::best(problem, multiprocessors)),
-        }
+        let few = if element.bytes() == 2 && tokens > 32 { streamed.or(rings) } else { rings.or(streamed) };
+        few.or_else(|| stream::Shape::most(&streams, features).map(Method::Streamed))
+            .unwrap_or_else(|| Method::Tiled(sm90::Tile::best(problem, multiprocessors)))
     }
 }
 

@@ -161,11 +161,16 @@ impl Shape {
         Shape::of(features(element), of, steps, |tile| Variant { element, tile }.step())
     }
 
-    /// The one of some that spreads so many rows best over the device.
+    /// The one of some that spreads so many rows best over the device, if there is one that does.
     pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
         // As few blocks to a row of W as occupy most of the device, and as few readers of X.
         let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
-        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).or(all.last()).copied()
+        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).copied()
+    }
+
+    /// The one of some with the most blocks.
+    pub(super) fn most(all: &[Shape], features: usize) -> Option<Shape> {
+        all.iter().max_by_key(|shape| shape.blocks(features)).copied()
     }
 
     /// Blocks of all clusters.
@@ -348,23 +353,42 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Architecture, gemm::Method};
 
     #[test]
     fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
-        for element in [Element::BF16, Element::E4M3, Element::I8] {
-            for tokens in TOKENS {
+        let check = |shapes: &[Shape], step: &dyn Fn(Tile) -> Step| {
+            for Shape { tile, split } in shapes {
+                let step = step(*tile);
+                assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
+                assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+            }
+            // What small layers are measured to want.
+            let tokens = shapes[0].tile.tokens;
+            for split in [1, 2] {
+                assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
+            }
+        };
+        for tokens in TOKENS {
+            for element in [Element::BF16, Element::E4M3, Element::I8] {
                 let problem = Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336);
+                check(&Shape::all(problem), &|tile| Variant { element, tile }.step());
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_of_few_rows_is_spread_as_far_as_it_goes() {
+        for element in [Element::BF16, Element::E4M3] {
+            for (features, tokens) in [(64, 1), (512, 8), (512, 64), (832, 40), (1472, 64)] {
+                let problem = Problem::plain(element, Element::F32, features, tokens, 4096);
                 let shapes = Shape::all(problem);
-                for Shape { tile, split } in &shapes {
-                    let step = Variant { element, tile: *tile }.step();
-                    assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
-                    assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
-                    assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
-                }
-                // What small layers are measured to want.
-                for wanted in [1, 2] {
-                    let tile = Tile { features: 64, tokens };
-                    assert!(shapes.contains(&Shape { tile, split: wanted }), "{tile:?} {wanted}");
+                let most = Shape::most(&shapes, features).unwrap();
+                assert!(shapes.iter().all(|shape| shape.blocks(features) <= most.blocks(features)));
+                let chosen = Method::best(problem, Architecture::SM_90, 132);
+                if let Method::Streamed(shape) = chosen {
+                    assert!(shape == most || shape.blocks(features) >= 93, "{problem:?}: {chosen:?}");
                 }
             }
         }

@@ -338,7 +338,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {
         const Tile tile = tile_of(p, index);
         // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
-        u32 codes[2][BLOCKS][WORDS];
+        u32 codes[2][BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
         for (u32 left = p.steps - 1; left != 0; left--) {
             step(Int<0>(), codes[1], codes[0]);
@@ -346,6 +346,11 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
             step(Int<0>(), codes[0], codes[1]);
         }
         products_wait<0>();
+        #pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            held(codes[0][block]);
+            held(codes[1][block]);
+        }
         release(before);
 
         store(sums, (tile.feature * CLUSTER + rank) * FEATURES + group * BLOCKS * 64, tile.token * TOKENS);

@@ -33,6 +33,13 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// The same for what other blocks of the cluster have sent.
+__device__ __forceinline__ void barrier_wait_for_cluster(u32 barrier, u32 parity) {
+    asm volatile(
+        "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
 // On to the next of so many buffers, whose barriers count rounds by their parity.
 template <int COUNT> __device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
     if (++stage == COUNT) {

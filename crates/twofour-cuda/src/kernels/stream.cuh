@@ -152,7 +152,7 @@ __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const P
 
 // Adds what the others have sent.
 __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part& part, u32 shared) {
-    barrier_wait(shared + AT_SENT, 0);
+    barrier_wait_for_cluster(shared + AT_SENT, 0);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
         const u32 mine = sixteen(h);

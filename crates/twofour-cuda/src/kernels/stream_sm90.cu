@@ -73,7 +73,7 @@ struct Work {
             from.next();
         };
         // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
-        u32 codes[2][2][WORDS];
+        u32 codes[2][2][WORDS] = {};
         add_step(Int<1>(), codes[0], codes[1]);
         for (u32 left = part.end - part.begin - 1; left != 0; left--) {
             add_step(Int<0>(), codes[1], codes[0]);
@@ -81,6 +81,8 @@ struct Work {
             add_step(Int<0>(), codes[0], codes[1]);
         }
         products_wait<0>();
+        hold(codes[0]);
+        hold(codes[1]);
     }
 };
 

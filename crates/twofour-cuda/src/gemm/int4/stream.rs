@@ -57,3 +57,35 @@ impl Parameters {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Element, gemm::Order};
+
+    #[test]
+    fn clusters_of_two_have_room_for_sums_where_small_layers_want_them() {
+        for granularity in [Granularity::Group, Granularity::Row] {
+            for tokens in TOKENS {
+                let problem = Problem {
+                    element: Element::BF16,
+                    output: Element::BF16,
+                    granularity,
+                    features: 4096,
+                    tokens: tokens as usize,
+                    reduction: 14_336,
+                    order: Order::TokensFirst,
+                };
+                let shapes = shapes(problem);
+                for split in [1, 2] {
+                    let wanted = Shape { tile: Tile { features: 64, tokens }, split };
+                    assert!(shapes.contains(&wanted), "{granularity:?} {wanted:?}");
+                }
+                for shape in shapes {
+                    let launch = shape.launch(problem.features, step(shape.tile, granularity));
+                    assert_eq!(launch.grid.0 * launch.grid.1, shape.blocks(problem.features));
+                }
+            }
+        }
+    }
+}
