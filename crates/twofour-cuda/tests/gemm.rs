@@ -128,6 +128,15 @@ struct Case {
     activation: Option<Activation>,
 }
 
+impl Case {
+    /// Of elements of that type.
+    fn problem(&self, element: Element) -> Problem {
+        let &Case { features, tokens, reduction, output, x_order, order, activation, .. } = self;
+        let epilogue = activation.is_some();
+        Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue }
+    }
+}
+
 /// With a method, or the one that a plan chooses.
 fn planned(bench: &Bench, problem: Problem, method: Option<Method>) -> Gemm {
     match method {
@@ -159,9 +168,8 @@ const ALPHA: f32 = 0.0625;
 
 impl<'a, T: Number> Given<'a, T> {
     fn new(bench: &'a Bench, case: &Case) -> Self {
-        let &Case { features, tokens, reduction, output, x_order, order, activation, .. } = case;
-        let epilogue = activation.is_some();
-        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
+        let &Case { features, tokens, reduction, output, x_order, activation, .. } = case;
+        let problem = case.problem(T::ELEMENT);
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
         // Where X has the reduction first the weight is completed; what stands there meets no X.
         let depth = if x_order == XOrder::ReductionFirst { reduction.next_multiple_of(64) } else { reduction };
@@ -307,11 +315,8 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
         activation,
     };
     let by_all_methods = |case: Case| {
-        let Case { features, tokens, reduction, output, x_order, order, activation, .. } = case;
-        let epilogue = activation.is_some();
-        let problem = Problem { element: T::ELEMENT, output, features, tokens, reduction, x: x_order, order, epilogue };
-        let mut methods = Method::all(problem, architecture);
-        if x_order == XOrder::TokensFirst {
+        let mut methods = Method::all(case.problem(T::ELEMENT), architecture);
+        if case.x_order == XOrder::TokensFirst {
             methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
         }
         methods.retain(|method| is_for_few(method) == few);
@@ -427,10 +432,10 @@ fn products_across<T: Number>() {
             for output in [T::ELEMENT, Element::F32] {
                 let x_order = XOrder::ReductionFirst;
                 let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
-                let (element, epilogue) = (T::ELEMENT, false);
-                let problem = Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue };
                 let given = Given::<T>::new(&bench, &case);
-                for method in Method::all(problem, bench.device.architecture()).into_iter().map(Some).chain([None]) {
+                for method in
+                    Method::all(given.problem, bench.device.architecture()).into_iter().map(Some).chain([None])
+                {
                     given.check(method);
                 }
             }

@@ -357,23 +357,19 @@ mod tests {
 
     #[test]
     fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
-        let check = |shapes: &[Shape], step: &dyn Fn(Tile) -> Step| {
-            for Shape { tile, split } in shapes {
-                let step = step(*tile);
-                assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
-                assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
-                assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
-            }
-            // What small layers are measured to want.
-            let tokens = shapes[0].tile.tokens;
-            for split in [1, 2] {
-                assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
-            }
-        };
         for tokens in TOKENS {
             for element in [Element::BF16, Element::E4M3, Element::I8] {
-                let problem = Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336);
-                check(&Shape::all(problem), &|tile| Variant { element, tile }.step());
+                let shapes = Shape::all(Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336));
+                for Shape { tile, split } in &shapes {
+                    let step = Variant { element, tile: *tile }.step();
+                    assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                    assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
+                    assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                }
+                // What small layers are measured to want.
+                for split in [1, 2] {
+                    assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
+                }
             }
         }
     }
@@ -400,6 +396,10 @@ mod tests {
             for blocks in 1..=MOST_BLOCKS {
                 let Share { each, more } = Share::of(all, blocks);
                 assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
+                // Whoever has the most rows has room for what all others send of them.
+                let most = each + u32::from(more > 0);
+                let room = Tile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
+                assert_eq!(room, most * (blocks - 1) * 16 * 8 * 4, "{all} {blocks}");
             }
         }
     }

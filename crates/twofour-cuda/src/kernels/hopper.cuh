@@ -27,19 +27,13 @@ __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
         "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there];}" ::"r"(barrier), "r"(rank)
         : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
+#define BARRIER_WAIT(acquire)                                                                                                                       \
+    asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity" acquire ".shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" \
+                 ::"r"(barrier), "r"(parity)                                                                                                        \
+                 : "memory")
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) { BARRIER_WAIT(""); }
 // The same for what other blocks of the cluster have sent.
-__device__ __forceinline__ void barrier_wait_for_cluster(u32 barrier, u32 parity) {
-    asm volatile(
-        "{.reg .pred done; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra through; bra again; through: }" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
+__device__ __forceinline__ void barrier_wait_for_cluster(u32 barrier, u32 parity) { BARRIER_WAIT(".acquire.cluster"); }
 // On to the next of so many buffers, whose barriers count rounds by their parity.
 template <int COUNT> __device__ __forceinline__ void next_stage(u32& stage, u32& parity) {
     if (++stage == COUNT) {
