@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
@@ -235,9 +237,12 @@ impl<'a, T: Number> Given<'a, T> {
     }
 
     fn check(&self, method: Option<Method>) {
+        self.check_plan(&planned(self.bench, self.problem, method));
+    }
+
+    fn check_plan(&self, gemm: &Gemm) {
         let (bench, problem) = (self.bench, self.problem);
         let Problem { features, tokens, output, order, .. } = problem;
-        let gemm = planned(bench, problem, method);
         let what = format!("{} for {problem:?}", gemm.kernel());
         let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
         let packed = Packed { values: bench.at(&self.weight[0]), meta: bench.at(&self.weight[1]) };
@@ -351,19 +356,38 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
     }
 }
 
-/// Every kernel once on little, with two blocks to a cluster at most: short enough for a sanitizer that makes each launch take a thousand times as long.
+/// Every kernel once on little, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
 fn kernels_once<T: Number>(output: Element) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
-    let (features, reduction, x_order, order) = (192, 640, XOrder::TokensFirst, Order::TokensFirst);
-    for tokens in [1, 7, 13, 27, 60, 130] {
-        let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
-        let given = Given::<T>::new(&bench, &case);
-        let all = Method::all(given.problem, architecture).into_iter();
-        let tiles = mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma);
-        let split_more = |method: &Method| matches!(method, Method::Streamed(shape) if shape.split > 2);
-        for method in all.filter(|method| !split_more(method)).chain(tiles) {
-            given.check(Some(method));
+    let (tokens_first, features_first) = (Order::TokensFirst, Order::FeaturesFirst);
+    let mut ways = vec![
+        (XOrder::TokensFirst, tokens_first, None),
+        (XOrder::TokensFirst, tokens_first, Some(Activation::Relu)),
+        (XOrder::TokensFirst, features_first, None),
+    ];
+    if T::ELEMENT.bytes() == 2 && architecture == Architecture::SM_90 {
+        ways.extend([(XOrder::ReductionFirst, tokens_first, None), (XOrder::ReductionFirst, features_first, None)]);
+    }
+    let mut seen = BTreeSet::new();
+    for (x_order, order, activation) in ways {
+        let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130] } else { &[136] };
+        for &tokens in tokens {
+            let (features, reduction) = (192, 640);
+            let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation };
+            let given = Given::<T>::new(&bench, &case);
+            let mut methods = Method::all(given.problem, architecture);
+            if x_order == XOrder::TokensFirst {
+                methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
+            }
+            methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
+            for method in methods {
+                let gemm = planned(&bench, given.problem, Some(method));
+                if seen.insert(gemm.kernel()) {
+                    eprintln!("{}", gemm.kernel());
+                    given.check_plan(&gemm);
+                }
+            }
         }
     }
 }

@@ -218,7 +218,7 @@ fn bf16_products_on_hopper() {
     products(Element::BF16, true);
 }
 
-/// Every kernel once on little, with two blocks to a cluster at most: short enough for a sanitizer that makes each launch take a thousand times as long.
+/// Every kernel once on little, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
 fn kernels_once(element: Element) {
     let Some(bench) = bench() else { return };
     for granularity in [Granularity::Group, Granularity::Row] {

@@ -56,6 +56,9 @@ const MOST_BLOCKS: u32 = 8;
 /// Most clusters, the rows of a grid.
 const MOST_CLUSTERS: u32 = 65_535;
 
+/// Buffers that keep the memory busy.
+const ENOUGH_STAGES: u32 = 6;
+
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
 
@@ -108,10 +111,15 @@ impl Tile {
         shared_bytes_of_each(self.blocks()) - OTHER_BYTES
     }
 
-    /// As many as there is room for, beside the sums of two blocks that share the fewest rows: small layers want these.
+    /// As many as there is room for, beside the sums of clusters that layers are measured to want: of two blocks that share the fewest rows, and of seven that share
+    /// 128 where steps are so small that enough buffers are left.
     fn stages(self, step: Step) -> u32 {
-        let sums = if self.features == 64 { self.sums_bytes(2) } else { 0 };
-        ((self.room() - sums) / (step.bytes + 16)).min(step.most_ahead)
+        let beside = |split| ((self.room() - self.sums_bytes(split)) / (step.bytes + 16)).min(step.most_ahead);
+        match self.features {
+            64 => beside(2),
+            128 if beside(7) >= ENOUGH_STAGES => beside(7),
+            _ => beside(1),
+        }
     }
 
     /// What buffers leave for sums, as far as any cluster has a use for it.

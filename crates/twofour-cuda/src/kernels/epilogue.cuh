@@ -65,10 +65,17 @@ __device__ __forceinline__ u32 bits_of(int sum) { return sum; }
 __device__ __forceinline__ void of_bits(float& sum, u32 bits) { sum = __uint_as_float(bits); }
 __device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }
 
+// Four words that lie next to each other in shared memory.
+__device__ __forceinline__ uint4 four_words(u32 address) {
+    uint4 four;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(address) : "memory");
+    return four;
+}
+
 // Adds four sums that lie next to each other in shared memory.
 __device__ __forceinline__ void add_four(Sum (&sums)[4], u32 address) {
-    u32 bits[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "r"(address) : "memory");
+    const uint4 four = four_words(address);
+    const u32 bits[4] = {four.x, four.y, four.z, four.w};
     #pragma unroll
     for (int i = 0; i < 4; i++) {
         Sum part;

@@ -132,9 +132,3 @@ __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
-// Eight by eight 16-bit elements, each lane two of a row, transposed.
-__device__ __forceinline__ u32 transposed(u32 two) {
-    u32 other;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(two));
-    return other;
-}

@@ -8,8 +8,9 @@
 
 // A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
-// Warps that feed: one alone would take longer to ask for all buffers than their first bytes take to come.
-constexpr u32 FEEDERS = STAGES < 4 ? STAGES : 4;
+// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come. More than two make up for what they cost in some tiles only.
+constexpr u32 FEEDERS = FEATURES == 64 && TOKENS != 32 ? 4 : 2;
+static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
 // Tiles of X: 128 bytes of all tokens, swizzled.
@@ -65,6 +66,12 @@ __device__ __forceinline__ u32 owner_of(const Problem& p, u32 sixteen) {
 // The sixteen rows of the thread's warp, the h-th of a warpgroup's HEIGHT.
 __device__ __forceinline__ u32 sixteen(u32 h) { return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32; }
 
+// A number that is in its register from here on: compilers would find it out in every step, from which thread this is, and asking that takes long.
+__device__ __forceinline__ u32 kept(u32 number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
 // A buffer after the other, and the barriers that tell who may have it.
 struct Buffers {
     u32 shared, stage = 0, parity = 0;
@@ -81,10 +88,10 @@ struct Buffers {
     }
 };
 
-// A warp has read what the barrier's buffer held.
+// A warp has read what the barrier's buffer held. One lane of it says so, whichever: asking which lane one is takes a read of a special register.
 __device__ __forceinline__ void release(u32 empty) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(empty) : "memory");
 }
 
 // One of the warps that feed: every FEEDERS-th step of the block.
@@ -167,24 +174,33 @@ __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part
     }
 }
 
-// Stores a warp's results from registers, where they are 16-bit sums and features are contiguous: instructions leave two tokens of a row to a lane, eight by eight, and
-// two rows of a token are what lies together.
-template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part) {
-    const u32 lane = threadIdx.x % 32;
+// Stores a warp's results, where they are 16-bit sums and features are contiguous: instructions leave two tokens of a row to a lane, eight by eight, and they come back
+// from shared memory as eight rows of a token.
+template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    constexpr u32 TOKEN_BYTES = 32, WARP_BYTES = TOKENS * TOKEN_BYTES;
+    static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
+    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
+    // Four times eight by eight: rows and eight more of eight tokens, and of the next eight. With eight tokens there are two.
+    const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16, from = here + lane * 16;
+    // Nobody reads from the buffers any more.
+    named_barrier(1, MULTIPLIERS);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h), f = part.feature + mine * 16 + lane % 4 * 2;
+        const u32 mine = sixteen(h), f = part.feature + mine * 16 + lane % 2 * 8;
         if (!part.owns(mine)) continue;
-        u16* to = (u16*)p.to.data + lane / 4 * p.to.stride_token + f;
+        const auto two = [&](u32 i) { return narrow_two<KIND>((float)sums[h][i], (float)sums[h][i + 1]); };
+        if (h != 0) __syncwarp();
+        if constexpr (TOKENS == 8) {
+            store_transposed(to, two(0), two(2));
+        } else {
+            #pragma unroll
+            for (u32 i = 0; i < TOKENS / 2; i += 8) store_transposed(to + i * 2 * TOKEN_BYTES, two(i), two(i + 2), two(i + 4), two(i + 6));
+        }
+        __syncwarp();
         #pragma unroll
-        for (u32 i = 0; i < TOKENS / 2; i += 4) {
-            const u32 low = transposed(narrow_two<KIND>((float)sums[h][i], (float)sums[h][i + 1]));
-            const u32 high = transposed(narrow_two<KIND>((float)sums[h][i + 2], (float)sums[h][i + 3]));
-            if (i * 2 + lane / 4 < p.tokens) {
-                if (f < p.features) *(u32*)to = low;
-                if (f + 8 < p.features) *(u32*)(to + 8) = high;
-            }
-            to += 8 * p.to.stride_token;
+        for (u32 t = lane / 2; t < TOKENS; t += 16) {
+            const uint4 eight = four_words(from + t / 16 * 16 * TOKEN_BYTES);
+            if (t < p.tokens && f < p.features) *(uint4*)((u16*)p.to.data + t * p.to.stride_token + f) = eight;
         }
     }
 }
@@ -265,7 +281,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     }
     by_kind(p.to, p.output, [&](auto kind) {
         constexpr int KIND = decltype(kind)::value;
-        if constexpr (KIND == PLAIN_F16 || KIND == PLAIN_BF16) store_sixteens<KIND>(sums, p, part);
+        if constexpr (KIND == PLAIN_F16 || KIND == PLAIN_BF16) store_sixteens<KIND>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);
     });
 }

@@ -44,8 +44,7 @@ struct Work {
     // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
     static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
 
-    static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 tile) {
-        const u32 lane = unit(tile) * 32 + threadIdx.x % 32;
+    static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 lane) {
         u32 values[4];
         load_unit(values, to.codes, from.shared + AT_VALUES + from.stage * VALUES_BYTES + lane * 16, from.shared + AT_CODES + from.stage * CODES_BYTES + lane * 8);
         if (!BY_ROW) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to.scales) : "r"(from.shared + AT_SCALES + from.stage * SCALES_STAGE + lane / 4 * 4) : "memory");
@@ -85,6 +84,10 @@ struct Work {
             #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] = 0;
         }
+        // The thread's lanes of a step. Where all warpgroups have all rows they are as far from each other as tiles are.
+        u32 lanes[HEIGHT];
+        #pragma unroll
+        for (u32 h = 0; h < HEIGHT; h++) lanes[h] = h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
         Item items[2];
         // Before the first item there is nothing to add.
         items[1].scales = items[1].codes[0] = items[1].codes[1] = 0;
@@ -99,7 +102,7 @@ struct Work {
         const auto pass = [&](auto tile, Item& item, Item& other) {
             constexpr u32 TILE = decltype(tile)::value;
             if (TILE == 0) barrier_wait(from.full(), from.parity);
-            take(item, from, TILE);
+            take(item, from, lanes[TILE]);
             begin(item, operand_after(x, from.stage * X_BYTES));
             end<1>(sums[(TILE + HEIGHT - 1) % HEIGHT], other);
             if (TILE == 0 && before != 0) release(before);

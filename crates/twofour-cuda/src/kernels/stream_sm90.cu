@@ -33,7 +33,7 @@ struct Work {
         // The thread's metadata of an atom: see the orders in `twofour::layout::sm90`.
         // Where the last warpgroup has fewer rows, its other warps have the last ones' again.
         const u32 row = min(sixteen(0), SIXTEENS - 1) * 16 + lane % 2 * 8 + lane / 4, word = (ELEMENT_BYTES == 2 ? 2 : 4) * row + lane / 2 % 2;
-        const u32 meta = from.shared + AT_META + 4 * word;
+        const u32 meta = kept(from.shared + AT_META + 4 * word);
         constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
         // One step. With buffers enough it is over only when the next one has begun, so that products follow each other without a pause.
         constexpr bool AHEAD = STAGES > 4;

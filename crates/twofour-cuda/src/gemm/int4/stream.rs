@@ -64,7 +64,7 @@ mod tests {
     use crate::{Element, gemm::Order};
 
     #[test]
-    fn clusters_of_two_have_room_for_sums_where_small_layers_want_them() {
+    fn clusters_have_room_for_sums_where_layers_want_them() {
         for granularity in [Granularity::Group, Granularity::Row] {
             for tokens in TOKENS {
                 let problem = Problem {
@@ -77,8 +77,8 @@ mod tests {
                     order: Order::TokensFirst,
                 };
                 let shapes = shapes(problem);
-                for split in [1, 2] {
-                    let wanted = Shape { tile: Tile { features: 64, tokens }, split };
+                for (features, split) in [(64, 1), (64, 2), (128, 7)] {
+                    let wanted = Shape { tile: Tile { features, tokens }, split };
                     assert!(shapes.contains(&wanted), "{granularity:?} {wanted:?}");
                 }
                 for shape in shapes {
