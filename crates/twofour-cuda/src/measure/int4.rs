@@ -1,10 +1,10 @@
 //! Methods for a four-bit weight, by turns.
 
-use std::sync::Arc;
+use std::{mem::discriminant, sync::Arc};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
-use super::{Contender, ROUNDS, RandomInt4, Timer, failed, random};
+use super::{Contender, RandomInt4, Timer, best_of_kinds, failed, random};
 use crate::{
     Device, Result, Stream,
     dispatch::Int4Measured,
@@ -80,32 +80,9 @@ impl Int4Trial {
     /// # Errors
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`], and those of compiling and loading.
     pub fn measure(&self) -> Result<Vec<Int4Measured>> {
-        let mut timer = Timer::new(&self.device, &self.stream)?;
         let all = Method::all(self.problem, self.device.architecture());
-        let kinds: [fn(&Method) -> bool; 4] = [
-            |method| matches!(method, Method::Direct(_)),
-            |method| matches!(method, Method::Rings(_)),
-            |method| matches!(method, Method::Streamed(_)),
-            |method| matches!(method, Method::Staged(_)),
-        ];
-        let mut best = Vec::new();
-        for is_of in kinds {
-            let methods: Vec<Method> = all.iter().filter(|method| is_of(method)).copied().collect();
-            let plans = methods.iter().map(|method| Decode::with(&self.device, self.problem, *method));
-            let plans = plans.collect::<Result<Vec<_>>>()?;
-            if let Some((which, _)) = timer.fastest(plans.iter().map(|plan| self.contender(plan)).collect())? {
-                best.push((methods[which], plans[which].clone()));
-            }
-        }
-        // At last against each other.
-        let mut contenders: Vec<Contender<'_>> = best.iter().map(|(_, plan)| self.contender(plan)).collect();
-        let times = timer.alternate(&mut contenders, ROUNDS)?;
-        drop(contenders);
-        let measured = |((method, _), time): ((Method, Decode), super::Time)| Int4Measured {
-            how: method,
-            kernel: time.kernel,
-            us: time.us,
-        };
-        Ok(best.into_iter().zip(times).map(measured).collect())
+        let plan = |method: &Method| Ok((*method, Decode::with(&self.device, self.problem, *method)?));
+        let kinds = all.chunk_by(|a, b| discriminant(a) == discriminant(b)).map(|kind| kind.iter().map(plan).collect());
+        best_of_kinds(&mut Timer::new(&self.device, &self.stream)?, self, Int4Trial::contender, kinds)
     }
 }

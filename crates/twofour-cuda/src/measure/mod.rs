@@ -4,7 +4,7 @@ mod int4;
 mod tensors;
 mod timer;
 
-use std::sync::Arc;
+use std::{collections::HashSet, mem::discriminant, sync::Arc};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
@@ -124,28 +124,43 @@ impl Trial {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Driver`] and what a launch may answer.
     pub fn measure(&self) -> Result<Vec<Measured>> {
-        let mut timer = Timer::new(&self.device, &self.stream)?;
         let all = self.libraries.engines(&self.device, self.problem);
-        let mut best = Vec::new();
-        for name in ["twofour", "cusparselt", "cublaslt"] {
-            // A library may list what it does not take.
-            let products = all.iter().filter(|engine| engine.name() == name).filter_map(|e| self.product(*e).ok());
-            let products: Vec<Product> = products.collect();
-            let contenders = products.iter().map(|product| self.contender(product)).collect();
-            if let Some((which, time)) = timer.fastest(contenders)? {
-                best.push(Measured { how: products[which].engine(), kernel: time.kernel, us: time.us });
-            }
-        }
-        // At last against each other.
-        let products: Vec<Product> = best.iter().map(|m| self.product(m.how)).collect::<Result<_>>()?;
-        let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| self.contender(product)).collect();
-        let times = timer.alternate(&mut contenders, ROUNDS)?;
-        for (measured, time) in best.iter_mut().zip(times) {
-            measured.us = time.us;
-        }
+        let are_alike = |a: &Engine, b: &Engine| match (a, b) {
+            (Engine::TwoFour(a), Engine::TwoFour(b)) => discriminant(a) == discriminant(b),
+            _ => a.name() == b.name(),
+        };
+        // A library may list what it does not take.
+        let product = |engine: &Engine| Some((*engine, self.product(*engine).ok()?));
+        let kinds = all.chunk_by(are_alike).map(|engines| Ok(engines.iter().filter_map(product).collect()));
+        let mut best = best_of_kinds(&mut Timer::new(&self.device, &self.stream)?, self, Trial::contender, kinds)?;
+        best.sort_by(|a, b| a.us.total_cmp(&b.us));
+        let mut engines = HashSet::new();
+        best.retain(|measured| engines.insert(measured.how.name()));
         Ok(best)
     }
 }
 
-/// Rounds of the engines' best against each other.
+/// The best of each kind of plans, and what they take against each other. Only plans of a kind are there at once.
+fn best_of_kinds<T, P, How>(
+    timer: &mut Timer<'_>,
+    trial: &T,
+    contender: for<'a> fn(&'a T, &'a P) -> Contender<'a>,
+    kinds: impl Iterator<Item = Result<Vec<(How, P)>>>,
+) -> Result<Vec<Measured<How>>> {
+    let mut best = Vec::new();
+    for plans in kinds {
+        let mut plans = plans?;
+        let contenders = plans.iter().map(|(_, plan)| contender(trial, plan)).collect();
+        if let Some((which, _)) = timer.fastest(contenders)? {
+            best.push(plans.swap_remove(which));
+        }
+    }
+    let mut contenders: Vec<Contender<'_>> = best.iter().map(|(_, plan)| contender(trial, plan)).collect();
+    let times = timer.alternate(&mut contenders, ROUNDS)?;
+    drop(contenders);
+    let measured = |((how, _), time): ((How, P), Time)| Measured { how, kernel: time.kernel, us: time.us };
+    Ok(best.into_iter().zip(times).map(measured).collect())
+}
+
+/// Rounds of the best of each kind against each other.
 const ROUNDS: u32 = 11;
