@@ -276,7 +276,7 @@ impl<'a, T: Number> Given<'a, T> {
 const SHAPES: [(usize, usize, usize); 13] = [
     (64, 1, 128),
     (64, 7, 256),
-    (192, 13, 128),
+    (192, 13, 2176),
     (320, 33, 1152),
     (4096, 1, 2048),
     (128, 64, 3968),
@@ -356,24 +356,25 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
     }
 }
 
-/// Every kernel once on little, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
-fn kernels_once<T: Number>(output: Element) {
+/// Every kernel once on little, but for steps enough that buffers are filled again, with two blocks to a cluster at most: for a sanitizer that makes each launch take a
+/// thousand times as long. The first type of results in all orders, with and without an epilogue; the others plain.
+fn kernels_once<T: Number>(outputs: &[Element]) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
     let (tokens_first, features_first) = (Order::TokensFirst, Order::FeaturesFirst);
     let mut ways = vec![
-        (XOrder::TokensFirst, tokens_first, None),
-        (XOrder::TokensFirst, tokens_first, Some(Activation::Relu)),
-        (XOrder::TokensFirst, features_first, None),
+        (outputs[0], XOrder::TokensFirst, tokens_first, Some(Activation::Relu)),
+        (outputs[0], XOrder::TokensFirst, features_first, None),
     ];
+    ways.extend(outputs.iter().map(|output| (*output, XOrder::TokensFirst, tokens_first, None)));
     if T::ELEMENT.bytes() == 2 && architecture == Architecture::SM_90 {
-        ways.extend([(XOrder::ReductionFirst, tokens_first, None), (XOrder::ReductionFirst, features_first, None)]);
+        ways.extend([tokens_first, features_first].map(|order| (outputs[0], XOrder::ReductionFirst, order, None)));
     }
-    let mut seen = BTreeSet::new();
-    for (x_order, order, activation) in ways {
-        let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130] } else { &[136] };
+    for (output, x_order, order, activation) in ways {
+        let mut seen = BTreeSet::new();
+        let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130, 136] } else { &[136] };
         for &tokens in tokens {
-            let (features, reduction) = (192, 640);
+            let (features, reduction) = (192, 2560);
             let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation };
             let given = Given::<T>::new(&bench, &case);
             let mut methods = Method::all(given.problem, architecture);
@@ -384,7 +385,7 @@ fn kernels_once<T: Number>(output: Element) {
             for method in methods {
                 let gemm = planned(&bench, given.problem, Some(method));
                 if seen.insert(gemm.kernel()) {
-                    eprintln!("{}", gemm.kernel());
+                    eprintln!("{} as {output:?}, {order:?}, {activation:?}", gemm.kernel());
                     given.check_plan(&gemm);
                 }
             }
@@ -397,7 +398,7 @@ macro_rules! products {
         $(
             #[test]
             fn $once() {
-                kernels_once::<$type>($outputs[0]);
+                kernels_once::<$type>(&$outputs);
             }
 
             #[test]

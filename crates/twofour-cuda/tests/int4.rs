@@ -171,7 +171,7 @@ fn products(element: Element, hopper: bool) {
             (48, 7, 256),
             (272, 8, 1152),
             (160, 13, 640),
-            (1024, 16, 2048),
+            (1024, 16, 4096),
             (176, 29, 1792),
             (144, 33, 384),
             (96, 64, 3968),
@@ -218,18 +218,22 @@ fn bf16_products_on_hopper() {
     products(Element::BF16, true);
 }
 
-/// Every kernel once on little, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
+/// Every kernel once on little, but for steps enough that buffers are filled again, with two blocks to a cluster at most: for a sanitizer that makes each launch take a
+/// thousand times as long. Plain results, with an epilogue, and in f32 and the other order.
 fn kernels_once(element: Element) {
     let Some(bench) = bench() else { return };
     for granularity in [Granularity::Group, Granularity::Row] {
         for tokens in [1, 7, 13, 27, 60] {
-            let (features, reduction, order) = (144, 640, Order::TokensFirst);
+            let (features, reduction, order) = (144, 2560, Order::TokensFirst);
             let problem = Problem { element, output: element, granularity, features, tokens, reduction, order };
-            let given = Given::new(&bench, problem, false);
+            let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem };
             let split_more = |method: &Method| matches!(method, Method::Streamed(shape) if shape.split > 2);
-            for method in Method::all(problem, bench.device.architecture()) {
-                if !split_more(&method) {
-                    given.check(Some(method));
+            for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
+                let given = Given::new(&bench, problem, with_epilogue);
+                for method in Method::all(problem, bench.device.architecture()) {
+                    if !split_more(&method) {
+                        given.check(Some(method));
+                    }
                 }
             }
         }

@@ -56,7 +56,7 @@ const MOST_BLOCKS: u32 = 8;
 /// Most clusters, the rows of a grid.
 const MOST_CLUSTERS: u32 = 65_535;
 
-/// Buffers that keep the memory busy.
+/// The least that a tile of 128 rows keeps when it makes room for the sums of seven blocks.
 const ENOUGH_STAGES: u32 = 6;
 
 /// Bytes of W's rows in a step.
@@ -91,7 +91,7 @@ impl Tile {
         step.height * self.tokens >= 128 && self.groups(step) > 1
     }
 
-    /// Threads of warpgroups that multiply, and of the four warps that feed them.
+    /// Threads of warpgroups that multiply, and of one of whose warps some feed them.
     fn threads(self, step: Step) -> u32 {
         (self.groups(step) + 1) * 128
     }

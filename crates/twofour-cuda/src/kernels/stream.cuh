@@ -8,7 +8,8 @@
 
 // A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
-// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come. More than two make up for what they cost in some tiles only.
+// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come. More than two are worth it in tiles of 64 rows only, and with 32 tokens
+// not even there, as measured on an H200 (docs/kernels/cuda-gemm.md).
 constexpr u32 FEEDERS = FEATURES == 64 && TOKENS != 32 ? 4 : 2;
 static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");

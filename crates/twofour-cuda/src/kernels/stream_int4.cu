@@ -84,7 +84,7 @@ struct Work {
             #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] = 0;
         }
-        // The thread's lanes of a step. Where all warpgroups have all rows they are as far from each other as tiles are.
+        // The thread's lanes of a step. Where all warpgroups have all rows they are a constant apart, which saves a register: with two, 128 rows spilled.
         u32 lanes[HEIGHT];
         #pragma unroll
         for (u32 h = 0; h < HEIGHT; h++) lanes[h] = h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);

@@ -119,7 +119,7 @@ impl Trial {
         Contender::new(product.engine().name(), product.kernel(), launch)
     }
 
-    /// Each engine at its best, in no order: those that take the problem.
+    /// Each engine at its best, the fastest first: those that take the problem.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Driver`] and what a launch may answer.
@@ -133,6 +133,7 @@ impl Trial {
         let product = |engine: &Engine| Some((*engine, self.product(*engine).ok()?));
         let kinds = all.chunk_by(are_alike).map(|engines| Ok(engines.iter().filter_map(product).collect()));
         let mut best = best_of_kinds(&mut Timer::new(&self.device, &self.stream)?, self, Trial::contender, kinds)?;
+        // Of our kinds only the best.
         best.sort_by(|a, b| a.us.total_cmp(&b.us));
         let mut engines = HashSet::new();
         best.retain(|measured| engines.insert(measured.how.name()));
@@ -140,7 +141,7 @@ impl Trial {
     }
 }
 
-/// The best of each kind of plans, and what they take against each other. Only plans of a kind are there at once.
+/// The best of each kind of plans, and what they take against each other. Plans of one kind are there at once, and the best of those before.
 fn best_of_kinds<T, P, How>(
     timer: &mut Timer<'_>,
     trial: &T,
