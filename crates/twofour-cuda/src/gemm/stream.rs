@@ -91,7 +91,7 @@ impl Tile {
         step.height * self.tokens >= 128 && self.groups(step) > 1
     }
 
-    /// Threads of warpgroups that multiply, and of one of whose warps some feed them.
+    /// Threads of warpgroups that multiply, and of another, some of whose warps feed them.
     fn threads(self, step: Step) -> u32 {
         (self.groups(step) + 1) * 128
     }
