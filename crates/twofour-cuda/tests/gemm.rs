@@ -356,36 +356,41 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
     }
 }
 
-/// Every kernel once on little, but for steps enough that buffers are filled again, with two blocks to a cluster at most: for a sanitizer that makes each launch take a
-/// thousand times as long. The first type of results in all orders, with and without an epilogue; the others plain.
-fn kernels_once<T: Number>(outputs: &[Element]) {
-    let Some(bench) = bench_for(T::ELEMENT) else { return };
-    let architecture = bench.device.architecture();
-    let (tokens_first, features_first) = (Order::TokensFirst, Order::FeaturesFirst);
-    let mut ways = vec![
-        (outputs[0], XOrder::TokensFirst, tokens_first, Some(Activation::Relu)),
-        (outputs[0], XOrder::TokensFirst, features_first, None),
-    ];
-    ways.extend(outputs.iter().map(|output| (*output, XOrder::TokensFirst, tokens_first, None)));
-    if T::ELEMENT.bytes() == 2 && architecture == Architecture::SM_90 {
-        ways.extend([tokens_first, features_first].map(|order| (outputs[0], XOrder::ReductionFirst, order, None)));
+/// How a product is asked for.
+struct Way {
+    output: Element,
+    x_order: XOrder,
+    order: Order,
+    activation: Option<Activation>,
+}
+
+impl Way {
+    fn plain(output: Element) -> Self {
+        Self { output, x_order: XOrder::TokensFirst, order: Order::TokensFirst, activation: None }
     }
-    for (output, x_order, order, activation) in ways {
-        let mut seen = BTreeSet::new();
-        let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130, 136] } else { &[136] };
-        for &tokens in tokens {
-            let (features, reduction) = (192, 2560);
-            let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation };
-            let given = Given::<T>::new(&bench, &case);
-            let mut methods = Method::all(given.problem, architecture);
-            if x_order == XOrder::TokensFirst {
-                methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
-            }
-            methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
-            for method in methods {
-                let gemm = planned(&bench, given.problem, Some(method));
+}
+
+/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
+fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method) -> usize) {
+    let Some(bench) = bench_for(T::ELEMENT) else { return };
+    let &Way { output, x_order, order, activation } = way;
+    let architecture = bench.device.architecture();
+    let mut seen = BTreeSet::new();
+    let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130, 136] } else { &[136] };
+    for &tokens in tokens {
+        let case = |reduction| Case { features, tokens, reduction, output, x_order, order, method: None, activation };
+        // Two steps of clusters, for methods of two blocks to be among them.
+        let mut methods = Method::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT), architecture);
+        if x_order == XOrder::TokensFirst {
+            methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
+        }
+        methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
+        for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
+            let given = Given::<T>::new(&bench, &case(reduction));
+            for method in methods.iter().filter(|method| columns(method) == reduction) {
+                let gemm = planned(&bench, given.problem, Some(*method));
                 if seen.insert(gemm.kernel()) {
-                    eprintln!("{} as {output:?}, {order:?}, {activation:?}", gemm.kernel());
+                    eprintln!("{} of {reduction} columns as {output:?}, {order:?}, {activation:?}", gemm.kernel());
                     given.check_plan(&gemm);
                 }
             }
@@ -393,12 +398,45 @@ fn kernels_once<T: Number>(outputs: &[Element]) {
     }
 }
 
+/// With columns enough that buffers are filled again: rings have up to 24 of them, blocks of clusters eight each, tiles five.
+fn buffers_filled_again<T: Number>(output: Element) {
+    let columns = |method: &Method| {
+        // Steps of 256 bytes of X's rows.
+        let steps = match method {
+            Method::Rings(_) => 32,
+            Method::Streamed(shape) => 10 * shape.split as usize,
+            _ => 6,
+        };
+        steps * 256 / T::ELEMENT.bytes()
+    };
+    kernels_once::<T>(&Way::plain(output), 64, columns);
+}
+
+/// With few columns: results of all types, and those of the first type in all orders and with an epilogue.
+fn endings<T: Number>(outputs: &[Element]) {
+    let mut ways: Vec<Way> = outputs.iter().map(|output| Way::plain(*output)).collect();
+    ways.push(Way { activation: Some(Activation::Relu), ..Way::plain(outputs[0]) });
+    ways.push(Way { order: Order::FeaturesFirst, ..Way::plain(outputs[0]) });
+    if T::ELEMENT.bytes() == 2 && hopper().is_some() {
+        let across = |order| Way { order, x_order: XOrder::ReductionFirst, ..Way::plain(outputs[0]) };
+        ways.extend([Order::TokensFirst, Order::FeaturesFirst].map(across));
+    }
+    for way in ways {
+        kernels_once::<T>(&way, 192, |_| 512 / T::ELEMENT.bytes());
+    }
+}
+
 macro_rules! products {
-    ($($once:ident, $few:ident, $tiles:ident: $type:ty, $outputs:expr;)*) => {
+    ($($again:ident, $endings:ident, $few:ident, $tiles:ident: $type:ty, $outputs:expr;)*) => {
         $(
             #[test]
-            fn $once() {
-                kernels_once::<$type>(&$outputs);
+            fn $again() {
+                buffers_filled_again::<$type>($outputs[0]);
+            }
+
+            #[test]
+            fn $endings() {
+                endings::<$type>(&$outputs);
             }
 
             #[test]
@@ -415,11 +453,11 @@ macro_rules! products {
 }
 
 products! {
-    f16_kernels_once, f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
-    bf16_kernels_once, bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
-    e4m3_kernels_once, e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
-    e5m2_kernels_once, e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
-    i8_kernels_once, i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
+    f16_buffers_filled_again, f16_endings, f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
+    bf16_buffers_filled_again, bf16_endings, bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
+    e4m3_buffers_filled_again, e4m3_endings, e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
+    e5m2_buffers_filled_again, e5m2_endings, e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
+    i8_buffers_filled_again, i8_endings, i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
 }
 
 /// Every tile of the kernels that all architectures have, in a few shapes.

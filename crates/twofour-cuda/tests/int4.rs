@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
@@ -218,21 +220,22 @@ fn bf16_products_on_hopper() {
     products(Element::BF16, true);
 }
 
-/// Every kernel once on little, but for steps enough that buffers are filled again, with two blocks to a cluster at most: for a sanitizer that makes each launch take a
-/// thousand times as long. Plain results, with an epilogue, and in f32 and the other order.
-fn kernels_once(element: Element) {
+/// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
+fn kernels_once(problem: Problem, with_epilogue: bool, columns: impl Fn(&Method) -> usize) {
     let Some(bench) = bench() else { return };
+    let mut seen = BTreeSet::new();
     for granularity in [Granularity::Group, Granularity::Row] {
         for tokens in [1, 7, 13, 27, 60] {
-            let (features, reduction, order) = (144, 2560, Order::TokensFirst);
-            let problem = Problem { element, output: element, granularity, features, tokens, reduction, order };
-            let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem };
-            let split_more = |method: &Method| matches!(method, Method::Streamed(shape) if shape.split > 2);
-            for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
-                let given = Given::new(&bench, problem, with_epilogue);
-                for method in Method::all(problem, bench.device.architecture()) {
-                    if !split_more(&method) {
-                        given.check(Some(method));
+            let problem = |reduction| Problem { granularity, tokens, reduction, ..problem };
+            let mut methods = Method::all(problem(256), bench.device.architecture());
+            methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
+            for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
+                let given = Given::new(&bench, problem(reduction), with_epilogue);
+                for method in methods.iter().filter(|method| columns(method) == reduction) {
+                    let kernel = Decode::with(&bench.device, given.problem, *method).unwrap().kernel();
+                    if seen.insert(kernel.clone()) {
+                        eprintln!("{kernel} of {reduction} columns, {with_epilogue}");
+                        given.check(Some(*method));
                     }
                 }
             }
@@ -240,14 +243,53 @@ fn kernels_once(element: Element) {
     }
 }
 
-#[test]
-fn f16_kernels_once() {
-    kernels_once(Element::F16);
+/// What [`kernels_once`] is to vary.
+fn plain(element: Element, features: usize) -> Problem {
+    let (granularity, order) = (Granularity::Group, Order::TokensFirst);
+    Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
+}
+
+/// With columns enough that buffers are filled again: rings have up to 24 of them, blocks of clusters 16 each, and eight are shared by warps.
+fn buffers_filled_again(element: Element) {
+    let columns = |method: &Method| {
+        let units = match method {
+            Method::Rings(_) => 32,
+            Method::Streamed(shape) => 20 * shape.split as usize,
+            Method::Staged(shape) => 10 * shape.k_warps as usize,
+            Method::Direct(_) => 4,
+        };
+        units * 128
+    };
+    kernels_once(plain(element, 16), false, columns);
+}
+
+/// With few columns: plain, with an epilogue, and in f32 and the other order.
+fn endings(element: Element) {
+    let plain = plain(element, 144);
+    let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..plain };
+    for (problem, with_epilogue) in [(plain, false), (plain, true), (other, false)] {
+        kernels_once(problem, with_epilogue, |_| 256);
+    }
 }
 
 #[test]
-fn bf16_kernels_once() {
-    kernels_once(Element::BF16);
+fn f16_buffers_filled_again() {
+    buffers_filled_again(Element::F16);
+}
+
+#[test]
+fn bf16_buffers_filled_again() {
+    buffers_filled_again(Element::BF16);
+}
+
+#[test]
+fn f16_endings() {
+    endings(Element::F16);
+}
+
+#[test]
+fn bf16_endings() {
+    endings(Element::BF16);
 }
 
 /// Few tokens and more, captured once and replayed.

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Method, Operands, Problem, RawOutput, tile_k};
+use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, tile_k};
 use crate::{
     Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -137,8 +137,7 @@ pub(super) struct Plan {
     variant: Variant,
     kernel: Kernel,
     launch: Launch,
-    feature_tiles: u32,
-    token_tiles: u32,
+    panels: Panels,
 }
 
 /// As the kernel has it.
@@ -152,9 +151,7 @@ struct Parameters {
     features: u32,
     tokens: u32,
     steps: u32,
-    feature_tiles: u32,
-    token_tiles: u32,
-    panel: u32,
+    panels: Panels,
 }
 
 /// Features of the tiles that are taken side by side: see [`super::sm90`].
@@ -174,12 +171,13 @@ impl Plan {
         let kernel = device.kernel(Source::GemmMma(variant), "gemm")?;
         let shared = variant.shared_bytes();
         kernel.allow_shared(shared)?;
-        let feature_tiles = problem.features.div_ceil(tile.features as usize) as u32;
-        let token_tiles = problem.tokens.div_ceil(tile.tokens as usize) as u32;
-        let blocks = feature_tiles.checked_mul(token_tiles).filter(|blocks| *blocks <= i32::MAX as u32);
-        let blocks = blocks.ok_or(Error::TooLarge { rows: problem.tokens, cols: problem.features })?;
+        let panels = Panels::new(problem, (tile.features, tile.tokens), PANEL_FEATURES);
+        let blocks = panels.tiles();
+        if blocks > i32::MAX as u32 {
+            return Err(Error::TooLarge { rows: problem.tokens, cols: problem.features });
+        }
         let launch = Launch { grid: (blocks, 1), block: THREADS, shared, cluster: 1 };
-        Ok(Self { problem, variant, kernel, launch, feature_tiles, token_tiles })
+        Ok(Self { problem, variant, kernel, launch, panels })
     }
 
     pub(super) fn kernel(&self) -> String {
@@ -199,9 +197,7 @@ impl Plan {
             features: features as u32,
             tokens: tokens as u32,
             steps: (reduction / tile_k(element).columns()) as u32,
-            feature_tiles: self.feature_tiles,
-            token_tiles: self.token_tiles,
-            panel: PANEL_FEATURES / self.variant.tile.features,
+            panels: self.panels,
         };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

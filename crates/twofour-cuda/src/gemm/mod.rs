@@ -21,6 +21,7 @@
 pub mod direct;
 pub mod int4;
 pub mod mma;
+mod panels;
 pub mod rings;
 pub mod sm90;
 pub mod stream;

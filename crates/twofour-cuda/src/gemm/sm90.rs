@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Architecture, Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, tile_k},
+    gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, panels::Panels, tile_k},
     source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
@@ -240,8 +240,7 @@ pub(super) struct Plan {
     variant: Variant,
     kernel: Kernel,
     launch: Launch,
-    feature_tiles: u32,
-    token_tiles: u32,
+    panels: Panels,
 }
 
 /// As the kernel has it.
@@ -255,9 +254,7 @@ struct Parameters {
     features: u32,
     tokens: u32,
     steps: u32,
-    feature_tiles: u32,
-    token_tiles: u32,
-    panel: u32,
+    panels: Panels,
 }
 
 /// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
@@ -265,17 +262,16 @@ const PANEL_FEATURES: u32 = 4096;
 
 impl Plan {
     pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
-        let Problem { features, tokens, .. } = problem;
         let variant = Variant::of(problem, tile);
         let shared = variant.shared_bytes(variant.chunk());
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
         let kernel = device.kernel(Source::GemmSm90(variant), "gemm")?;
         kernel.allow_shared(shared)?;
-        let feature_tiles = features.div_ceil((tile.features * tile.cluster) as usize) as u32;
-        let token_tiles = tokens.div_ceil(tile.tokens as usize) as u32;
-        let clusters = (device.multiprocessors() / tile.cluster).min(feature_tiles.saturating_mul(token_tiles));
+        // A cluster's tile.
+        let panels = Panels::new(problem, (tile.features * tile.cluster, tile.tokens), PANEL_FEATURES);
+        let clusters = (device.multiprocessors() / tile.cluster).min(panels.tiles());
         let launch = Launch { grid: (clusters * tile.cluster, 1), block: THREADS, shared, cluster: tile.cluster };
-        Ok(Self { problem, variant, kernel, launch, feature_tiles, token_tiles })
+        Ok(Self { problem, variant, kernel, launch, panels })
     }
 
     pub(super) fn kernel(&self) -> String {
@@ -331,9 +327,7 @@ impl Plan {
             features: features as u32,
             tokens: tokens as u32,
             steps: (depth / step as usize) as u32,
-            feature_tiles: self.feature_tiles,
-            token_tiles: self.token_tiles,
-            panel: (PANEL_FEATURES / (tile_features * cluster)).max(1),
+            panels: self.panels,
         };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

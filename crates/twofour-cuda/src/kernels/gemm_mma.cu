@@ -27,8 +27,7 @@ struct Parameters {
     Output to;
     u32 output;
     u32 features, tokens, steps;
-    // Tiles of features and of tokens, and how many of the first lie side by side: see `tile_of`.
-    u32 feature_tiles, token_tiles, panel;
+    Panels panels;
 };
 
 __device__ __forceinline__ void ask(u32 to, const void* from) {
@@ -41,15 +40,6 @@ template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.as
 // Where a piece of a row is, from the start of the tile.
 __device__ __forceinline__ u32 w_at(u32 row, u32 piece) { return row * W_ROW + ((piece ^ row / 2 % 4) * 16); }
 __device__ __forceinline__ u32 x_at(u32 row, u32 piece) { return row * X_ROW + ((piece ^ row % 8) * 16); }
-
-struct Tile { u32 feature, token; };
-
-// Neighbours in time share what they read: a panel's tiles of features are next to each other.
-__device__ __forceinline__ Tile tile_of(const Parameters& p, u32 index) {
-    const u32 of_panel = p.panel * p.token_tiles, panel = index / of_panel, inside = index - panel * of_panel;
-    const u32 width = min(p.panel, p.feature_tiles - panel * p.panel);
-    return Tile{panel * p.panel + inside % width, inside / width};
-}
 
 // Asks for all of a step: rows that are not there come as the last one that is, since what they give is not stored.
 __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 feature, u32 token, u32 step) {
@@ -160,7 +150,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(128) u8 memory[];
     const u32 shared = (u32)__cvta_generic_to_shared(memory);
-    const Tile tile = tile_of(p, blockIdx.x);
+    const Tile tile = p.panels.tile(blockIdx.x);
     const u32 feature = tile.feature * FEATURES, token = tile.token * TOKENS, warp = threadIdx.x / 32;
     const u32 warp_feature = warp / 2 * WARP_FEATURES, warp_token = warp % 2 * WARP_TOKENS;
     Sum sums[M_TILES][N_TILES][4] = {};

@@ -1,8 +1,8 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_90a (`wgmma.sp`).
 //
 // A block takes a tile of FEATURES rows of W and TOKENS rows of X, and goes on to its next tile: there are as many blocks as run at once. One
-// warpgroup feeds STAGES buffers of shared memory through the copy engine; two others multiply, each 64 * BLOCKS features. CLUSTER blocks with
-// neighbouring features share the rows of X: each reads a part of them and sends it to all.
+// warp of a warpgroup feeds STAGES buffers of shared memory through the copy engine; two other warpgroups multiply, each 64 * BLOCKS features.
+// CLUSTER blocks with neighbouring features share the rows of X: each reads a part of them and sends it to all.
 //
 // A step of 128 bytes of X's rows (K_STEP elements) needs 64 bytes of W's rows, and an atom of metadata for every 64 features, in CUTLASS's order for
 // that step, which lie one after the other. Of 16-bit weights a thread loads one word of metadata a step: lanes with bit 1 unset hold that of
@@ -53,54 +53,51 @@ struct Parameters {
     const u8* meta;
     Output to;
     u32 features, tokens, steps;
-    // Tiles of features, counted in clusters, and of tokens.
-    u32 feature_tiles, token_tiles;
-    // Tiles are taken panel after panel: so many tiles of features wide.
-    u32 panel;
+    // Tiles of features are those of clusters.
+    Panels panels;
 };
 
-struct Tile { u32 feature, token; };
+// What a block has of its tile, and how much metadata.
+struct Taken { u32 feature, token, first_atom, meta_bytes; };
 
-// Neighbours in time share what they read: a panel's tiles of features are next to each other.
-__device__ __forceinline__ Tile tile_of(const Parameters& p, u32 index) {
-    const u32 of_panel = p.panel * p.token_tiles, panel = index / of_panel, inside = index - panel * of_panel;
-    const u32 width = min(p.panel, p.feature_tiles - panel * p.panel);
-    return Tile{panel * p.panel + inside % width, inside / width};
+// Asks for a step.
+__device__ __forceinline__ void ask(const Parameters& p, u32 shared, u32 rank, const Taken& taken, u32 step, u32 stage) {
+    const u32 full = shared + AT_FULL + 8 * stage;
+    barrier_expect(full, W_BYTES + X_BYTES + taken.meta_bytes);
+    copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), taken.feature, full);
+    if (taken.meta_bytes != 0) {
+        const u64 atom = (u64)step * (p.features / 64) + taken.first_atom;
+        copy_bytes(shared + AT_META + stage * META_BYTES, p.meta + atom * ATOM_BYTES, taken.meta_bytes, full);
+    }
+    const u32 x = shared + AT_X + stage * X_BYTES;
+    if (X_ACROSS) {
+        #pragma unroll
+        for (u32 i = 0; i < PIECES; i++) {
+            const u32 to = x + i * PIECE_BYTES, first = taken.token + i * PIECE_TOKENS;
+            if (CLUSTER == 1) copy_tile(to, &p.x[0], first, step * K_STEP, full);
+            else if (rank == (i < FIRST_PIECES ? 0 : 1)) copy_tile_to_many(to, &p.x[0], first, step * K_STEP, full, 3);
+        }
+    } else if (CLUSTER == 1) {
+        copy_tile(x, &p.x[0], step * K_STEP, taken.token, full);
+    } else if (rank == 0) {
+        copy_tile_to_many(x, &p.x[0], step * K_STEP, taken.token, full, 3);
+    } else {
+        copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], step * K_STEP, taken.token + FIRST_PART, full, 3);
+    }
 }
 
-// The warpgroup that feeds the others: one thread does it all.
+// The warp that feeds the others.
 __device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 rank) {
     const u32 atoms = p.features / 64;
     u32 stage = 0, parity = 1;
-    for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {
-        const Tile tile = tile_of(p, index);
+    for (u32 index = blockIdx.x / CLUSTER; index < p.panels.tiles(); index += gridDim.x / CLUSTER) {
+        const Tile tile = p.panels.tile(index);
         const u32 feature = (tile.feature * CLUSTER + rank) * FEATURES, token = tile.token * TOKENS;
         const u32 first_atom = min(feature / 64, atoms);
         const u32 meta_bytes = min(FEATURES / 64u, atoms - first_atom) * ATOM_BYTES;
         for (u32 step = 0; step < p.steps; step++) {
-            const u32 full = shared + AT_FULL + 8 * stage;
             barrier_wait(shared + AT_EMPTY + 8 * stage, parity);
-            barrier_expect(full, W_BYTES + X_BYTES + meta_bytes);
-            copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), feature, full);
-            if (meta_bytes != 0) {
-                const u64 atom = (u64)step * atoms + first_atom;
-                copy_bytes(shared + AT_META + stage * META_BYTES, p.meta + atom * ATOM_BYTES, meta_bytes, full);
-            }
-            const u32 x = shared + AT_X + stage * X_BYTES;
-            if (X_ACROSS) {
-                #pragma unroll
-                for (u32 i = 0; i < PIECES; i++) {
-                    const u32 to = x + i * PIECE_BYTES, first = token + i * PIECE_TOKENS;
-                    if (CLUSTER == 1) copy_tile(to, &p.x[0], first, step * K_STEP, full);
-                    else if (rank == (i < FIRST_PIECES ? 0 : 1)) copy_tile_to_many(to, &p.x[0], first, step * K_STEP, full, 3);
-                }
-            } else if (CLUSTER == 1) {
-                copy_tile(x, &p.x[0], step * K_STEP, token, full);
-            } else if (rank == 0) {
-                copy_tile_to_many(x, &p.x[0], step * K_STEP, token, full, 3);
-            } else {
-                copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], step * K_STEP, token + FIRST_PART, full, 3);
-            }
+            if (elected()) ask(p, shared, rank, Taken{feature, token, first_atom, meta_bytes}, step, stage);
             next_stage<STAGES>(stage, parity);
         }
     }
@@ -273,7 +270,7 @@ struct Storer {
 
 // A warpgroup that multiplies.
 __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 rank) {
-    const u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const u32 group = uniform(threadIdx.x / 128), thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     Sum sums[BLOCKS][TOKENS / 2];
     const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW);
     const u64 x = X_ACROSS ? operand_across(shared + AT_X, PIECE_BYTES) : operand<X_ROW>(shared + AT_X);
@@ -335,8 +332,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
         next_stage<STAGES>(stage, parity);
     };
 
-    for (u32 index = blockIdx.x / CLUSTER; index < p.feature_tiles * p.token_tiles; index += gridDim.x / CLUSTER) {
-        const Tile tile = tile_of(p, index);
+    for (u32 index = blockIdx.x / CLUSTER; index < p.panels.tiles(); index += gridDim.x / CLUSTER) {
+        const Tile tile = p.panels.tile(index);
         // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
         u32 codes[2][BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
@@ -371,9 +368,10 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
     }
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();
-    if (threadIdx.x >= WARPGROUPS * 128) {
+    const u32 warp = uniform(threadIdx.x / 32);
+    if (warp >= WARPGROUPS * 4) {
         give_registers<REGISTERS_LEFT>();
-        if (threadIdx.x == WARPGROUPS * 128) feed(p, shared, rank);
+        if (warp == WARPGROUPS * 4) feed(p, shared, rank);
     } else {
         take_registers<REGISTERS_TAKEN>();
         multiply(p, shared, rank);

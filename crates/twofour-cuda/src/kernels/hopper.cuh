@@ -132,3 +132,20 @@ __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b, u32 
 __device__ __forceinline__ void store_transposed(u32 address, u32 a, u32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
+
+// What all lanes of a warp have alike, for the compiler to know: addresses of copies and products are asked for one by one of each lane that might have its own.
+__device__ __forceinline__ u32 uniform(u32 number) { return __reduce_max_sync(0xffffffff, number); }
+
+// Whether this is the one of a warp's lanes, always the same one, that does what one is to do. All lanes ask, and have met: the compiler leaves out waits where it sees that
+// they have, and copies are asked for once a warp only then.
+__device__ __forceinline__ bool elected() {
+    u32 one;
+    asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 %0, 1, 0, one;}" : "=r"(one));
+    return one != 0;
+}
+
+// A number that is in its register from here on: compilers would find it out in every step, from which thread this is, and asking that takes long.
+__device__ __forceinline__ u32 kept(u32 number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}

@@ -15,43 +15,43 @@ typedef Sum Sums[HEIGHT][EIGHTS][4];
 
 // Where a lane finds its row of a product's part of X, for `load_matrices`: eight tokens of a tile whose half is the product's. Pieces of 16 bytes have changed places by
 // the row.
-__device__ __forceinline__ u32 x_at(u32 tile, u32 eight, u32 half) {
-    const u32 lane = threadIdx.x % 32;
+__device__ __forceinline__ u32 x_at(u32 tile, u32 eight, u32 half, u32 lane) {
     return tile + (eight * 8 + lane % 8) * ROW + ((half * 4 + lane / 8) ^ lane % 8) * 16;
 }
 
-// Adds the products of all of a warp's steps. `Work` knows a step: COPIED_BYTES of a buffer, `ask(to, full, step)` for them, and `add(sums, buffer)`; and its maps by
+// Adds the products of all of a warp's steps. `Work` knows a step: COPIED_BYTES of a buffer, `ask(to, full, step)` for them, and `add(sums, buffer, lane)`; and its maps by
 // number, null beyond the last.
 template <class Work> __device__ __forceinline__ void multiply(Sums& sums, const Work& work, u32 shared, u32 steps) {
     constexpr u32 STAGE_BYTES = (Work::COPIED_BYTES + 1023) / 1024 * 1024, AT_BARRIERS = WARPS * STAGES * STAGE_BYTES;
     static_assert(WARPS * WARP_SUMS * 4 <= AT_BARRIERS, "there is room for sums");
     // The host asks for 1024 more, to round up the start.
     static_assert(AT_BARRIERS + WARPS * STAGES * 8 + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
     const u32 begin = steps * warp / WARPS, end = steps * (warp + 1) / WARPS;
     const u32 buffers = shared + warp * STAGES * STAGE_BYTES, barriers = shared + AT_BARRIERS + warp * STAGES * 8;
     // Asked for early, all at once: the first copies need them.
     if (warp == 0 && work.map(lane)) prefetch(work.map(lane));
     const auto ask = [&](u32 stage, u32 step) {
+        if (!elected()) return;
         barrier_expect(barriers + 8 * stage, Work::COPIED_BYTES);
         work.ask(buffers + stage * STAGE_BYTES, barriers + 8 * stage, step);
     };
-    if (lane == 0) {
+    if (elected()) {
         #pragma unroll
         for (u32 stage = 0; stage < STAGES; stage++) barrier_init(barriers + 8 * stage, 1);
         barriers_are_ready();
-        #pragma unroll 1
-        for (u32 stage = 0; stage < STAGES && begin + stage < end; stage++) ask(stage, begin + stage);
     }
     __syncwarp();
+    #pragma unroll 1
+    for (u32 stage = 0; stage < STAGES && begin + stage < end; stage++) ask(stage, begin + stage);
     u32 stage = 0, parity = 0;
     #pragma unroll 1
     for (u32 step = begin; step < end; step++) {
         barrier_wait(barriers + 8 * stage, parity);
-        work.add(sums, buffers + stage * STAGE_BYTES);
+        work.add(sums, buffers + stage * STAGE_BYTES, lane);
         // All lanes have read what is now overwritten.
         __syncwarp();
-        if (lane == 0 && step + STAGES < end) ask(stage, step + STAGES);
+        if (step + STAGES < end) ask(stage, step + STAGES);
         next_stage<STAGES>(stage, parity);
     }
 }

@@ -1,4 +1,4 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see rings.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see rings.cuh, maps_int4.cuh and int4.cuh.
 //
 // A step is a unit of 16 rows by 128 columns for each sixteen rows, of which the order of `twofour::layout::lanes` has each lane's part in one piece, and two tiles of X.
 //
@@ -9,8 +9,8 @@ constexpr u32 AT_VALUES = 2 * X_TILE_BYTES, AT_CODES = AT_VALUES + HEIGHT * 512,
 // Eights of tokens that are multiplied at once.
 constexpr u32 AT_ONCE = EIGHTS < 4 ? EIGHTS : 4;
 
-struct Maps {
-    TensorMap values, meta, scales, x;
+struct MappedParameters {
+    Maps maps;
     // Of rows, where they have one each.
     const u32* row_scales;
     Output to;
@@ -20,22 +20,14 @@ struct Maps {
 
 struct Work {
     static constexpr u32 COPIED_BYTES = AT_SCALES + (BY_ROW ? 0 : HEIGHT * 32);
-    const Maps& p;
+    const MappedParameters& p;
     u32 row_unit;
 
-    __device__ __forceinline__ const TensorMap* map(u32 i) const {
-        return i == 0 ? &p.values : i == 1 ? &p.x : i == 2 ? &p.meta : i == 3 && !BY_ROW ? &p.scales : nullptr;
-    }
-    // Maps count words of eight bytes.
+    __device__ __forceinline__ const TensorMap* map(u32 i) const { return p.maps.map(i); }
     __device__ __forceinline__ void ask(u32 to, u32 full, u32 step) const {
-        copy_tile(to + AT_VALUES, &p.values, step * 64, row_unit, full);
-        copy_tile(to + AT_CODES, &p.meta, step * 32, row_unit, full);
-        if (!BY_ROW) copy_tile(to + AT_SCALES, &p.scales, step * 4, row_unit, full);
-        copy_tile(to, &p.x, step * UNIT_COLUMNS, 0, full);
-        copy_tile(to + X_TILE_BYTES, &p.x, step * UNIT_COLUMNS + UNIT_COLUMNS / 2, 0, full);
+        p.maps.ask(to, to + AT_VALUES, to + AT_CODES, to + AT_SCALES, row_unit, step, full);
     }
-    __device__ __forceinline__ void add(Sums& sums, u32 buffer) const {
-        const u32 lane = threadIdx.x % 32;
+    __device__ __forceinline__ void add(Sums& sums, u32 buffer, u32 lane) const {
         u32 values[HEIGHT][4], codes[HEIGHT][2];
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16, buffer + AT_CODES + (m * 32 + lane) * 8);
@@ -54,7 +46,7 @@ struct Work {
                 #pragma unroll
                 for (u32 n = 0; n < AT_ONCE; n++) {
                     u32 x[4];
-                    load_matrices(x_at(buffer + WHICH / 2 * X_TILE_BYTES, FIRST + n, WHICH % 2), x);
+                    load_matrices(x_at(buffer + WHICH / 2 * X_TILE_BYTES, FIRST + n, WHICH % 2, lane), x);
                     #pragma unroll
                     for (u32 m = 0; m < HEIGHT; m++) sparse_product<WHICH % 2>(BY_ROW ? sums[m][FIRST + n] : parts[m][n], w[m], x, codes[m][WHICH / 2]);
                 }
@@ -86,7 +78,7 @@ struct Work {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ Maps p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ MappedParameters p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const Work work{p, blockIdx.x * HEIGHT};

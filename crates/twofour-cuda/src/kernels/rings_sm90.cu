@@ -28,12 +28,11 @@ struct Work {
         copy_tile(to + AT_X, &p.x, step * K_STEP, 0, full);
         copy_tile(to + AT_X + X_TILE_BYTES, &p.x, step * K_STEP + K_STEP / 2, 0, full);
     }
-    __device__ __forceinline__ void add(Sums& sums, u32 buffer) const {
-        unrolled<2>([&](auto half) { add_half<decltype(half)::value>(sums, buffer); });
+    __device__ __forceinline__ void add(Sums& sums, u32 buffer, u32 lane) const {
+        unrolled<2>([&](auto half) { add_half<decltype(half)::value>(sums, buffer, lane); });
     }
     // Two products deep.
-    template <u32 HALF> __device__ __forceinline__ void add_half(Sums& sums, u32 buffer) const {
-        const u32 lane = threadIdx.x % 32;
+    template <u32 HALF> __device__ __forceinline__ void add_half(Sums& sums, u32 buffer, u32 lane) const {
         u32 codes[HEIGHT][CODE_WORDS];
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
@@ -48,7 +47,7 @@ struct Work {
             // A product takes four pieces of X's rows and two of W's.
             u32 x[EIGHTS][4];
             #pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) load_matrices(x_at(buffer + AT_X + HALF * X_TILE_BYTES, n, SECOND), x[n]);
+            for (u32 n = 0; n < EIGHTS; n++) load_matrices(x_at(buffer + AT_X + HALF * X_TILE_BYTES, n, SECOND, lane), x[n]);
             #pragma unroll
             for (u32 m = 0; m < HEIGHT; m++) {
                 u32 w[4];

@@ -8,9 +8,9 @@
 
 // A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
-// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come. More than two are worth it in tiles of 64 rows only, and with 32 tokens
-// not even there, as measured on an H200 (docs/kernels/cuda-gemm.md).
-constexpr u32 FEEDERS = FEATURES == 64 && TOKENS != 32 ? 4 : 2;
+// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come, and four are no better than two, as measured on an H200
+// (docs/kernels/cuda-gemm.md).
+constexpr u32 FEEDERS = 2;
 static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
@@ -67,12 +67,6 @@ __device__ __forceinline__ u32 owner_of(const Problem& p, u32 sixteen) {
 // The sixteen rows of the thread's warp, the h-th of a warpgroup's HEIGHT.
 __device__ __forceinline__ u32 sixteen(u32 h) { return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32; }
 
-// A number that is in its register from here on: compilers would find it out in every step, from which thread this is, and asking that takes long.
-__device__ __forceinline__ u32 kept(u32 number) {
-    asm volatile("" : "+r"(number));
-    return number;
-}
-
 // A buffer after the other, and the barriers that tell who may have it.
 struct Buffers {
     u32 shared, stage = 0, parity = 0;
@@ -92,7 +86,7 @@ struct Buffers {
 // A warp has read what the barrier's buffer held. One lane of it says so, whichever: asking which lane one is takes a read of a special register.
 __device__ __forceinline__ void release(u32 empty) {
     __syncwarp();
-    asm volatile("{.reg .pred one; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(empty) : "memory");
+    if (elected()) barrier_arrive(empty);
 }
 
 // One of the warps that feed: every FEEDERS-th step of the block.
@@ -105,18 +99,24 @@ template <class Work> struct Feeder {
     __device__ __forceinline__ Feeder(const Work& work, const Part& part, u32 shared, u32 which) : work(work), part(part), to{shared, which}, step(part.begin + which) {}
 
     __device__ __forceinline__ void ask() {
-        barrier_expect(to.full(), Work::COPIED_BYTES);
-        work.ask(to.shared, to.stage, to.full(), part.feature, step);
+        if (elected()) {
+            barrier_expect(to.full(), Work::COPIED_BYTES);
+            work.ask(to.shared, to.stage, to.full(), part.feature, step);
+        }
         to.skip<FEEDERS>();
         step += FEEDERS;
     }
     // Makes the barriers of the buffers that it fills first, and asks for these before anybody waits for anybody.
     __device__ __forceinline__ void begin() {
-        for (Buffers first = to; first.parity == 0; first.skip<FEEDERS>()) {
-            barrier_init(first.full(), 1);
-            barrier_init(first.empty(), GROUPS * 4);
+        if (elected()) {
+            #pragma unroll 1
+            for (Buffers first = to; first.parity == 0; first.skip<FEEDERS>()) {
+                barrier_init(first.full(), 1);
+                barrier_init(first.empty(), GROUPS * 4);
+            }
+            barriers_are_ready();
         }
-        barriers_are_ready();
+        __syncwarp();
         #pragma unroll 1
         while (to.parity == 0 && step < part.end) ask();
     }
@@ -183,8 +183,6 @@ template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& s
     const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
     // Four times eight by eight: rows and eight more of eight tokens, and of the next eight. With eight tokens there are two.
     const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16, from = here + lane * 16;
-    // Nobody reads from the buffers any more.
-    named_barrier(1, MULTIPLIERS);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
         const u32 mine = sixteen(h), f = part.feature + mine * 16 + lane % 2 * 8;
@@ -222,8 +220,6 @@ __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
 
 // Stores the results of the block's own rows through shared memory, four neighbouring ones at a time.
 template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
-    // Nobody reads from the buffers any more.
-    named_barrier(1, MULTIPLIERS);
     leave(sums, shared);
     named_barrier(1, MULTIPLIERS);
     const u32 row_fours = (part.last - part.first) * 4, count = p.tokens * row_fours;
@@ -254,8 +250,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     static_assert(Work::BUFFER_BYTES <= AT_SUMS, "the host's sum of shared memory");
     const Part part(p);
-    const u32 which = (threadIdx.x - MULTIPLIERS) / 32;
-    const bool feeds = threadIdx.x >= MULTIPLIERS && threadIdx.x % 32 == 0 && which < FEEDERS;
+    const u32 warp = uniform(threadIdx.x / 32), which = warp - MULTIPLIERS / 32;
+    const bool feeds = which < FEEDERS;
     Feeder<Work> feeder(work, part, shared, which);
     if (feeds) feeder.begin();
     if (threadIdx.x == 0) {
@@ -266,7 +262,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     __syncthreads();
     // Who sends waits until the others' barriers are there, which the fences have told.
     if (p.split != 1) cluster_arrive_relaxed();
-    if (threadIdx.x >= MULTIPLIERS) {
+    if (warp >= MULTIPLIERS / 32) {
         if (GIVES) give_registers<24>();
         if (feeds) feeder.go_on();
         return;
@@ -276,10 +272,10 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     Sums sums;
     work.multiply(sums, Buffers{shared}, part);
     settle(sums);
-    if (p.split != 1) {
-        send(sums, p, part, shared);
-        receive(sums, p, part, shared);
-    }
+    if (p.split != 1) send(sums, p, part, shared);
+    // From here on nobody reads from the buffers: results go through them.
+    named_barrier(1, MULTIPLIERS);
+    if (p.split != 1) receive(sums, p, part, shared);
     by_kind(p.to, p.output, [&](auto kind) {
         constexpr int KIND = decltype(kind)::value;
         if constexpr (KIND == PLAIN_F16 || KIND == PLAIN_BF16) store_sixteens<KIND>(sums, p, part, shared);

@@ -1,4 +1,4 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see stream.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see stream.cuh, maps_int4.cuh and int4.cuh.
 //
 // A step is a unit of 128 columns for every sixteen rows, in the order of `twofour::layout::lanes`, and two tiles of X. What a lane of `mma.sp` gives to its product
 // is what a lane of `wgmma.sp` gives to that of its warp's sixteen rows: W goes into registers, becomes elements there and is multiplied from there.
@@ -11,8 +11,8 @@ constexpr u32 VALUES_BYTES = UNITS * 512, CODES_BYTES = UNITS * 256, SCALES_BYTE
 constexpr u32 SCALES_STAGE = (SCALES_BYTES + 127) / 128 * 128;
 constexpr u32 AT_VALUES = STAGES * X_BYTES, AT_CODES = AT_VALUES + STAGES * VALUES_BYTES, AT_SCALES = AT_CODES + STAGES * CODES_BYTES;
 
-struct Maps {
-    TensorMap values, meta, scales, x;
+struct MappedParameters {
+    Maps maps;
     // Of rows, where they have one each.
     const u32* row_scales;
     Problem problem;
@@ -30,16 +30,11 @@ struct Item {
 
 struct Work {
     static constexpr u32 COPIED_BYTES = X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES, BUFFER_BYTES = AT_SCALES + STAGES * SCALES_STAGE;
-    const Maps& p;
+    const MappedParameters& p;
 
-    // Maps count words of eight bytes.
     __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
-        const u32 unit = feature / UNIT_ROWS, x = shared + stage * X_BYTES;
-        copy_tile(shared + AT_VALUES + stage * VALUES_BYTES, &p.values, step * 64, unit, full);
-        copy_tile(shared + AT_CODES + stage * CODES_BYTES, &p.meta, step * 32, unit, full);
-        if (!BY_ROW) copy_tile(shared + AT_SCALES + stage * SCALES_STAGE, &p.scales, step * 4, unit, full);
-        copy_tile(x, &p.x, step * UNIT_COLUMNS, 0, full);
-        copy_tile(x + X_TILE_BYTES, &p.x, step * UNIT_COLUMNS + UNIT_COLUMNS / 2, 0, full);
+        const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES, scales = shared + AT_SCALES + stage * SCALES_STAGE;
+        p.maps.ask(shared + stage * X_BYTES, values, codes, scales, feature / UNIT_ROWS, step, full);
     }
     // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
     static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
@@ -96,8 +91,7 @@ struct Work {
         u32 before = 0;
         // So many items. Where two make a step, the second is the last, which the compiler is not to know: it follows the sums of products under way only where either may
         // be, and else would let each wait for the one before.
-        u32 left;
-        asm volatile("mov.u32 %0, %1;" : "=r"(left) : "r"((part.end - part.begin) * HEIGHT));
+        u32 left = uniform(kept((part.end - part.begin) * HEIGHT));
         // Begins a tile of this step and ends the item before it, whose tile is the step's before, or the last of the step before that.
         const auto pass = [&](auto tile, Item& item, Item& other) {
             constexpr u32 TILE = decltype(tile)::value;
@@ -136,4 +130,4 @@ struct Work {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ Maps p) { run(Work{p}, p.problem); }
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __grid_constant__ MappedParameters p) { run(Work{p}, p.problem); }

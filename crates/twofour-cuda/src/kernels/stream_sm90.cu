@@ -28,7 +28,7 @@ struct Work {
     }
     __device__ __forceinline__ void multiply(Sums& all, Buffers from, const Part& part) const {
         Sum (&sums)[TOKENS / 2] = all[0];
-        const u32 group = threadIdx.x / 128, lane = threadIdx.x % 32;
+        const u32 group = uniform(threadIdx.x / 128), lane = threadIdx.x % 32;
         const u64 weight = operand<ROW>(from.shared + group * 64 * ROW), x = operand<ROW>(from.shared + AT_X);
         // The thread's metadata of an atom: see the orders in `twofour::layout::sm90`.
         // Where the last warpgroup has fewer rows, its other warps have the last ones' again.

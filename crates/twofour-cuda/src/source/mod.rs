@@ -118,6 +118,8 @@ impl Source {
             common.clone() + &file("hopper.cuh", HOPPER) + &file("products", &products) + &epilogue + &kernel
         };
         let stream = file("stream.cuh", include_str!("../kernels/stream.cuh"));
+        let panels = file("panels.cuh", include_str!("../kernels/panels.cuh"));
+        let maps = file("maps_int4.cuh", include_str!("../kernels/maps_int4.cuh"));
         match self {
             Source::Prune { input, output } => {
                 between(input, output) + &common + &codes + &file("prune.cu", include_str!("../kernels/prune.cu"))
@@ -132,7 +134,7 @@ impl Source {
             }
             Source::Read => common + &file("read.cu", include_str!("../kernels/read.cu")),
             Source::GemmSm90(variant) => {
-                let kernel = file("gemm_sm90.cu", include_str!("../kernels/gemm_sm90.cu"));
+                let kernel = panels + &file("gemm_sm90.cu", include_str!("../kernels/gemm_sm90.cu"));
                 let products = wgmma::products(variant.element, variant.tile.tokens, variant.x, Weights::Shared);
                 variant.definitions() + &hopper(products, kernel)
             }
@@ -147,7 +149,7 @@ impl Source {
                 variant.definitions() + &common + &product + &epilogue + &kernel
             }
             Source::GemmMma(variant) => {
-                let kernel = file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
+                let kernel = panels + &file("gemm_mma.cu", include_str!("../kernels/gemm_mma.cu"));
                 common + &variant.definitions() + &product + &epilogue + &kernel
             }
             Source::Direct(variant) => {
@@ -161,7 +163,7 @@ impl Source {
                         by_mma(direct + &file("direct_int4.cu", include_str!("../kernels/direct_int4.cu")))
                     }
                     int4::Method::Rings(_) => {
-                        by_mma(rings + &file("rings_int4.cu", include_str!("../kernels/rings_int4.cu")))
+                        by_mma(rings + &maps + &file("rings_int4.cu", include_str!("../kernels/rings_int4.cu")))
                     }
                     int4::Method::Streamed(shape) => {
                         let kernel = file("stream_int4.cu", include_str!("../kernels/stream_int4.cu"));
@@ -171,7 +173,7 @@ impl Source {
                             XOrder::TokensFirst,
                             Weights::Registers,
                         );
-                        hopper(products, four_bits.clone() + &stream + &kernel)
+                        hopper(products, four_bits.clone() + &stream + &maps + &kernel)
                     }
                     int4::Method::Staged(_) => by_mma(file("int4.cu", include_str!("../kernels/int4.cu"))),
                 };
