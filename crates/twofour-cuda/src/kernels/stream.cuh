@@ -264,6 +264,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     if (p.split != 1) cluster_arrive_relaxed();
     if (warp >= MULTIPLIERS / 32) {
         if (GIVES) give_registers<24>();
+        // For the sake of tools that follow the barrier alone: nobody hands back a buffer before those who multiply have come past it.
+        if (p.split != 1) cluster_wait();
         if (feeds) feeder.go_on();
         return;
     }
