@@ -70,9 +70,10 @@ def prune_table(path):
     times = {tuple(r["shape"]): r["us"] for r in torch["rows"]}
     of = collections.OrderedDict()
     for row in result["rows"]:
-        of.setdefault(tuple(row["shape"]), {})[row["dtype"], row["kernel"]] = row
+        of.setdefault(tuple(row["shape"]), {})[row["dtype"], row["output"], row["kernel"]] = row
     machine = result["machine"]
-    heads = ["bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "copy of as many bytes (bf16)", "torch, bf16, greedy", "torch / ours"]
+    heads = ["bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "bf16 to e4m3, greedy", "copy of as many bytes (bf16)"]
+    heads += ["torch, bf16, greedy", "torch / ours"]
     raw = path.relative_to(ROOT).as_posix()
     lines = [
         f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch {torch.get('torch', '-')} by "
@@ -82,13 +83,13 @@ def prune_table(path):
         "|---|" + "---|" * len(heads),
     ]
     for shape, rows in of.items():
-        def cell(dtype, kernel):
-            row = rows[dtype, kernel]
-            return f"{row['us']:.1f} µs, {row['gb_per_s'] / 1e3:.2f} TB/s"
+        def cell(dtype, kernel, output="bf16"):
+            row = rows.get((dtype, output, kernel))
+            return f"{row['us']:.1f} µs, {row['gb_per_s'] / 1e3:.2f} TB/s" if row else "-"
         cells = [cell("bf16", "greedy"), cell("bf16", "optimal"), cell("f32", "greedy"), cell("f32", "optimal")]
-        cells.append(cell("bf16", "device to device"))
+        cells += [cell("bf16", "greedy", "e4m3"), cell("bf16", "device to device")]
         theirs = times.get(shape)
-        cells += [f"{theirs:.1f} µs", f"{theirs / rows['bf16', 'greedy']['us']:.2f}x"] if theirs else ["", ""]
+        cells += [f"{theirs:.1f} µs", f"{theirs / rows['bf16', 'bf16', 'greedy']['us']:.2f}x"] if theirs else ["", ""]
         lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -6,7 +6,7 @@
 //! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
 //! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
 //! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
-//! | W and Wᵀ in 8-bit floats | along rows, along columns | [`Rule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
+//! | another tensor by a mask that is there | along rows, along columns | [`Rule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
 //!
 //! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
@@ -16,7 +16,8 @@ use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
     prune::{
-        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers, shape,
+        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers,
+        expect_types, shape,
     },
     source::Source,
 };
@@ -38,12 +39,6 @@ pub struct Compressor {
     /// Of each rule, along rows and along columns.
     kernels: [[Kernel; 2]; 5],
 }
-
-/// Which tensors can become which values.
-pub(crate) const TYPES: [(Element, Element); 8] = {
-    use Element::{BF16, E4M3, E5M2, F16, F32};
-    [(F32, F16), (F32, BF16), (F16, F16), (BF16, BF16), (F32, E4M3), (F32, E5M2), (BF16, E4M3), (BF16, E5M2)]
-};
 
 /// As the kernels have it.
 #[repr(C)]
@@ -75,21 +70,14 @@ pub struct To {
 }
 
 impl Compressor {
-    /// Tensors of `input` to values of `output`: f32 and bf16 to 8-bit floats (from compute capability 8.9 on), f16 and bf16 to themselves, f32 to either.
+    /// Tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats (from compute capability 8.9 on).
     /// Values are rounded to nearest, ties to even; 8-bit floats saturate.
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
     pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
-        if !TYPES.contains(&(input, output)) {
-            return Err(Error::Types { input, output });
-        }
         let source = Source::Compress { input, output };
-        if !source.is_for(device.architecture()) {
-            let (major, minor) = device.architecture().capability();
-            let operation = "compressing to 8-bit floats";
-            return Err(Error::Unsupported { operation, major, minor, needs: "8.9 (Ada) or later" });
-        }
+        expect_types(device, input, output, source)?;
         let rule = |name: &str| -> Result<[Kernel; 2]> {
             Ok([device.kernel(source, &format!("rows_{name}"))?, device.kernel(source, &format!("columns_{name}"))?])
         };

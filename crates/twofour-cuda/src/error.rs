@@ -41,12 +41,19 @@ pub enum Error {
 
     /// Weights of one type cannot be compressed to values of another.
     #[error(
-        "compressing {input} tensors to {output} values: there is f16 and bf16 to themselves and f32 to either; in one direction, f32 and bf16 to e4m3 and e5m2, too"
+        "compressing {input} tensors to {output} values: there is f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"
     )]
     Types {
         /// What the weights are made of.
         input: Element,
         /// What the values were to be made of.
+        output: Element,
+    },
+
+    /// Values of 16 bits are the weight's own.
+    #[error("a factor for {output} values: only 8-bit floats have one; leave it out, or scale the weight")]
+    Factor {
+        /// What the values are made of.
         output: Element,
     },
 

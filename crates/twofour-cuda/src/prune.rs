@@ -66,6 +66,9 @@ pub struct BothWays {
     /// The mask: a u16 for each 4x4 tile, `[rows / 4, cols / 4]`, bit `4 * row + col` set where the tile keeps the element. Written, but read by
     /// [`Choice::Given`].
     pub tiles: Option<DevicePtr>,
+    /// An f32 that values are multiplied by before they are rounded to 8-bit floats, such as their largest number over the weight's largest magnitude. The mask is chosen
+    /// without it; 16-bit values have none.
+    pub factor: Option<DevicePtr>,
 }
 
 /// What else a pass is to look at.
@@ -96,6 +99,36 @@ pub fn first_nan(found: u64, cols: usize) -> Result<()> {
         NO_NAN => Ok(()),
         index => Err(Error::NotANumber { row: (index / cols as u64) as usize, col: (index % cols as u64) as usize }),
     }
+}
+
+/// Which tensors can become which values.
+pub(crate) const TYPES: [(Element, Element); 10] = {
+    use Element::{BF16, E4M3, E5M2, F16, F32};
+    [
+        (F32, F16),
+        (F32, BF16),
+        (F16, F16),
+        (BF16, BF16),
+        (F32, E4M3),
+        (F32, E5M2),
+        (F16, E4M3),
+        (F16, E5M2),
+        (BF16, E4M3),
+        (BF16, E5M2),
+    ]
+};
+
+/// Refuses types that nothing is compressed between, and such as the device does not know.
+pub(crate) fn expect_types(device: &Device, input: Element, output: Element, source: Source) -> Result<()> {
+    if !TYPES.contains(&(input, output)) {
+        return Err(Error::Types { input, output });
+    }
+    if !source.is_for(device.architecture()) {
+        let (major, minor) = device.architecture().capability();
+        let operation = "compressing to 8-bit floats";
+        return Err(Error::Unsupported { operation, major, minor, needs: "8.9 (Ada) or later" });
+    }
+    Ok(())
 }
 
 /// The kernels that prune and compress weights of one element type to values of another, on one device.
@@ -136,6 +169,7 @@ struct RawBothWays {
     nan: DevicePtr,
     rows: u32,
     cols: u32,
+    factor: DevicePtr,
 }
 
 #[repr(C)]
@@ -157,20 +191,14 @@ pub(crate) const MOST_GRID_ROWS: usize = 65_535;
 pub(crate) const BLOCK: u32 = 256;
 
 impl Pruner {
-    /// Weights of `input` to values of `output`: f16 or bf16 to themselves, or f32 to one of them. Values are rounded to nearest, ties to even, after the mask
-    /// has been chosen.
+    /// Weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to
+    /// nearest, ties to even, after the mask has been chosen; 8-bit floats saturate.
     ///
     /// # Errors
-    /// [`Error::Types`] for other types; those of compiling and loading.
+    /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
     pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
-        let known = match output {
-            Element::F16 | Element::BF16 => input == Element::F32 || input == output,
-            _ => false,
-        };
-        if !known {
-            return Err(Error::Types { input, output });
-        }
         let source = Source::Prune { input, output };
+        expect_types(device, input, output, source)?;
         let rule = |rule| device.kernel(source, rule);
         Ok(Self {
             input,
@@ -189,8 +217,8 @@ impl Pruner {
     /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8; tiles: 2), [`Error::Multiple`] where rows or columns are no multiples of 4 or do not
-    /// fit the order, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8; factor: 4; tiles: 2), [`Error::Multiple`] where rows or columns are no multiples of 4 or
+    /// do not fit the order, [`Error::Factor`] for one with 16-bit values, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
@@ -207,10 +235,16 @@ impl Pruner {
         let (rows, cols) = shape(weight)?;
         expect_multiple("rows of the weight", weight.rows, 4)?;
         expect_multiple("columns of the weight", weight.cols, 4)?;
+        if to.factor.is_some() && self.output.bytes() > 1 {
+            return Err(Error::Factor { output: self.output });
+        }
         if rows == 0 || cols == 0 {
             return Ok(());
         }
         expect_pointers(&[("weight", weight.data, 16), ("NaN's place", watch.nan, 8)])?;
+        if let Some(factor) = to.factor {
+            expect_pointers(&[("factor", factor, 4)])?;
+        }
         for packed in [to.packed, to.transposed].into_iter().flatten() {
             expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
         }
@@ -239,6 +273,7 @@ impl Pruner {
             nan: watch.nan,
             rows,
             cols,
+            factor: to.factor.unwrap_or(0),
         };
         let kernel = match choice {
             Choice::Rule(Transposable::GreedyAbs) => &self.rules[0],

@@ -2,11 +2,14 @@
 
 mod support;
 
-use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
-use support::{Bench, bench, numbers::adversarial};
+use support::{
+    Bench, bench,
+    compressed::{self, Input, Output, same, tiles, transposed},
+    numbers::adversarial,
+};
 use twofour::{
-    Arithmetic, Axis, Compressed, F8E4M3, F8E5M2, Mask, MatrixRef,
+    Axis, Compressed, F8E4M3, F8E5M2, MatrixRef,
     estimate::{Estimator, estimate, soft_threshold_scale},
     layout::sm90,
     select::{self, Transposable},
@@ -16,47 +19,6 @@ use twofour_cuda::{
     compress::{Compressor, Rule, To},
     prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
 };
-
-trait Input: Arithmetic + DeviceRepr {
-    const ELEMENT: Element;
-}
-
-trait Output: Arithmetic {
-    const ELEMENT: Element;
-    fn bytes(values: &[Self]) -> Vec<u8> {
-        bytemuck::cast_slice(values).to_vec()
-    }
-    fn meta(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8>;
-}
-
-fn halves<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
-    sm90::encode_16(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn words<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
-    sm90::encode_8(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-macro_rules! types {
-    ($($input:ty: $element:ident),*; $($output:ty: $of:ident, $meta:ident),*) => {
-        $(impl Input for $input { const ELEMENT: Element = Element::$element; })*
-        $(impl Output for $output {
-            const ELEMENT: Element = Element::$of;
-            fn meta(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8> { $meta(weight, tile) }
-        })*
-    };
-}
-types!(f32: F32, f16: F16, bf16: BF16; f16: F16, halves, bf16: BF16, halves, F8E4M3: E4M3, words, F8E5M2: E5M2, words);
-
-fn transposed<T: Copy>(rows: usize, cols: usize, data: &[T]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| data[r * cols + c])).collect()
-}
-
-fn tiles(mask: &Mask) -> Vec<u16> {
-    let tile =
-        |r: usize, c: usize| (0..16).fold(0, |t, i| t | u16::from(mask.is_kept(4 * r + i / 4, 4 * c + i % 4)) << i);
-    (0..mask.rows() / 4).flat_map(|r| (0..mask.cols() / 4).map(move |c| (r, c))).map(|(r, c)| tile(r, c)).collect()
-}
 
 /// The same with columns of zeros up to a multiple.
 fn completed<O: Output>(weight: &Compressed<O>, multiple: usize) -> Compressed<O> {
@@ -95,11 +57,7 @@ fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: Rule, exp
         MetaOrder::Sm90(tile) => completed(expected, tile.columns()),
     };
     let expected = &completed;
-    let meta = match order {
-        MetaOrder::Canonical => expected.meta().iter().flat_map(|word| word.to_le_bytes()).collect(),
-        MetaOrder::Sm90(tile) => O::meta(expected, tile),
-    };
-    let values = O::bytes(expected.values());
+    let (values, meta) = (compressed::values(expected), compressed::meta(expected, order));
     let (there, wrong) = (bench.up(data), bench.up(&[NO_NAN]));
     let factor_there = bench.up(&[factor.unwrap_or(f32::NAN)]);
     // Guards behind both: nothing is written beyond the end.
@@ -115,9 +73,7 @@ fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: Rule, exp
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
     unsafe { compressor.run(bench.stream(), dense, axis, rule, to) }.unwrap();
     let (found_values, found_meta) = (bench.down(&found_values), bench.down(&found_meta));
-    if let Some(at) = (0..values.len()).find(|i| values[*i] != found_values[*i]) {
-        panic!("{what}: byte {at} of the values is {:#x}, expected {:#x}", found_values[at], values[at]);
-    }
+    same(&format!("{what}: values"), &found_values, values);
     assert!(found_meta[..meta.len()] == meta, "{what}: metadata");
     assert!(
         found_values[values.len()..].iter().chain(&found_meta[meta.len()..]).all(|b| *b == 0xA5),
@@ -216,6 +172,8 @@ agree! {
     bf16_to_bf16: bf16, bf16;
     f32_to_e4m3: f32, F8E4M3;
     f32_to_e5m2: f32, F8E5M2;
+    f16_to_e4m3: f16, F8E4M3;
+    f16_to_e5m2: f16, F8E5M2;
     bf16_to_e4m3: bf16, F8E4M3;
     bf16_to_e5m2: bf16, F8E5M2;
 }

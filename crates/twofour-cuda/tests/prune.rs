@@ -2,146 +2,111 @@
 
 mod support;
 
-use cudarc::driver::DeviceRepr;
+use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use support::{Bench, device};
+use support::{
+    Bench,
+    compressed::{self, Input, Output, same, tiles, transposed},
+    device,
+};
 use twofour::{
-    Compressed, Mask, MatrixRef,
+    Compressed, F8E4M3, F8E5M2, Mask, MatrixRef,
     layout::sm90,
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    Element, Error,
+    Architecture, Element, Error,
     prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
-/// An element type that the kernels know.
-trait Float: twofour::Element + twofour::Arithmetic + DeviceRepr + PartialEq {
-    const ELEMENT: Element;
-    fn bits(self) -> u32;
-}
-
-macro_rules! float {
-    ($type:ty, $element:expr) => {
-        impl Float for $type {
-            const ELEMENT: Element = $element;
-            fn bits(self) -> u32 {
-                u32::from(self.to_bits())
-            }
-        }
-    };
-}
-
-float!(f32, Element::F32);
-float!(f16, Element::F16);
-float!(bf16, Element::BF16);
-
-const POISON: u32 = 0xDEAD_BEEF;
-
-/// A value that no compressed weight stores.
-fn poison<T: Float>() -> T {
-    T::from_f32(-0.0)
-}
-
-fn same<T: Float>(what: &str, found: &[T], expected: &[T]) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    if let Some(i) = (0..found.len()).find(|i| found[*i].bits() != expected[*i].bits()) {
-        panic!("{what}: element {i} is {:?}, expected {:?}", found[i], expected[i]);
-    }
-}
-
-/// A mask's tiles, as the kernels have them.
-fn tiles(mask: &Mask) -> Vec<u16> {
-    let tile =
-        |r: usize, c: usize| (0..16).fold(0, |t, i| t | u16::from(mask.is_kept(4 * r + i / 4, 4 * c + i % 4)) << i);
-    (0..mask.rows() / 4).flat_map(|r| (0..mask.cols() / 4).map(move |c| (r, c))).map(|(r, c)| tile(r, c)).collect()
-}
-
-/// What the CPU makes of a weight and a mask, in the output type: a weight is rounded after its mask was chosen.
-fn expected<I: Float, O: Float>(weight: &[I], mask: &Mask) -> Compressed<O> {
-    let rounded: Vec<O> = weight.iter().map(|v| O::from_f32(v.to_f32())).collect();
+/// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.
+fn expected<I: Input, O: Output>(weight: &[I], mask: &Mask, factor: Option<f32>) -> Compressed<O> {
+    let rounded: Vec<O> = weight.iter().map(|v| O::from_f32(factor.map_or(v.to_f32(), |f| v.to_f32() * f))).collect();
     Compressed::from_masked(MatrixRef::new(mask.rows(), mask.cols(), &rounded).unwrap(), mask).unwrap()
 }
 
-/// The metadata in an order, as u32s.
-fn meta_words<O: Float>(weight: &Compressed<O>, order: MetaOrder) -> Vec<u32> {
-    match order {
-        MetaOrder::Canonical => weight.meta().to_vec(),
-        MetaOrder::Sm90(tile) => {
-            let halves = sm90::encode_16(weight, tile).unwrap();
-            halves.chunks(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16).collect()
+/// How a weight is pruned.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    rule: Transposable,
+    order: MetaOrder,
+    factor: Option<f32>,
+}
+
+/// Where a compressed weight is to come, poisoned, and what is to come there.
+struct Side {
+    values: CudaSlice<u8>,
+    meta: CudaSlice<u8>,
+    expected: (Vec<u8>, Vec<u8>),
+}
+
+impl Side {
+    fn new<O: Output>(bench: &Bench, expected: &Compressed<O>, order: MetaOrder) -> Self {
+        let expected = (compressed::values(expected).to_vec(), compressed::meta(expected, order));
+        // A byte of no value: -0.0 in 8 bits, its upper half in 16. And guards behind both: nothing is written beyond the end.
+        let poisoned = |bytes: &[u8]| bench.poisoned(bytes.len() + 16, 0x80u8);
+        Self { values: poisoned(&expected.0), meta: poisoned(&expected.1), expected }
+    }
+
+    fn at(&self, bench: &Bench) -> Packed {
+        Packed { values: bench.at(&self.values), meta: bench.at(&self.meta) }
+    }
+
+    fn check(&self, bench: &Bench, what: &str) {
+        for (name, found, expected) in
+            [("values", &self.values, &self.expected.0), ("metadata", &self.meta, &self.expected.1)]
+        {
+            let found = bench.down(found);
+            same(&format!("{what}: {name}"), &found, expected);
+            assert!(found[expected.len()..].iter().all(|byte| *byte == 0x80), "{what}: {name} beyond the end");
         }
     }
 }
 
-fn transposed<T: Copy>(rows: usize, cols: usize, data: &[T]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| data[r * cols + c])).collect()
-}
-
-fn check_both_ways<I: Float, O: Float>(
-    bench: &Bench,
-    rows: usize,
-    cols: usize,
-    weight: &[I],
-    rule: Transposable,
-    order: MetaOrder,
-) {
-    let what = format!("[{rows}, {cols}] {:?} to {:?}, {rule}, {order:?}", I::ELEMENT, O::ELEMENT);
+fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize, weight: &[I], how: How) {
+    let How { rule, order, factor } = how;
+    let what = format!("[{rows}, {cols}] {:?} to {:?}, {how:?}", I::ELEMENT, O::ELEMENT);
     let pruner = Pruner::new(&bench.device, I::ELEMENT, O::ELEMENT).unwrap();
     let mask = select::transposable(MatrixRef::new(rows, cols, weight).unwrap(), rule).unwrap();
-    let row_packed = expected::<I, O>(weight, &mask);
-    let column_packed = expected::<I, O>(&transposed(rows, cols, weight), &mask.transposed());
+    let along = expected::<I, O>(weight, &mask, factor);
+    let across = expected::<I, O>(&transposed(rows, cols, weight), &mask.transposed(), factor);
+    let sides = || (Side::new(bench, &along, order), Side::new(bench, &across, order));
     let before: Vec<u16> = (0..rows * cols / 16).map(|i| (i as u16).wrapping_mul(40503)).collect();
     let flips: u64 = tiles(&mask).iter().zip(&before).map(|(a, b)| u64::from((a ^ b).count_ones())).sum();
 
-    let (meta, meta_t) = (meta_words(&row_packed, order), meta_words(&column_packed, order));
     let w = bench.up(weight);
     let before = bench.up(&before);
-    let values = bench.poisoned(row_packed.values().len(), poison::<O>());
-    let values_t = bench.poisoned(column_packed.values().len(), poison::<O>());
-    let (words, words_t) = (bench.poisoned(meta.len(), POISON), bench.poisoned(meta_t.len(), POISON));
     let found_tiles = bench.poisoned(rows * cols / 16, 0xBEEFu16);
     let (nan, flipped) = (bench.up(&[NO_NAN]), bench.up(&[7u64]));
+    let factor_there = bench.up(&[factor.unwrap_or(f32::NAN)]);
+    let (packed, other) = sides();
     let to = BothWays {
-        packed: Some(Packed { values: bench.at(&values), meta: bench.at(&words) }),
-        transposed: Some(Packed { values: bench.at(&values_t), meta: bench.at(&words_t) }),
+        packed: Some(packed.at(bench)),
+        transposed: Some(other.at(bench)),
         tiles: Some(bench.at(&found_tiles)),
+        factor: factor.map(|_| bench.at(&factor_there)),
     };
     let dense = DenseWeight { data: bench.at(&w), rows, cols };
     let watch = Watch { nan: bench.at(&nan), flips: Some((bench.at(&before), bench.at(&flipped))) };
-    let check = |pass: &str| {
-        same(
-            &format!("{what}, {pass}: values"),
-            &bench.down(&values)[..row_packed.values().len()],
-            row_packed.values(),
-        );
-        same(&format!("{what}, {pass}: values of the transpose"), &bench.down(&values_t), column_packed.values());
-        assert_eq!(bench.down(&words), meta, "{what}, {pass}: metadata");
-        assert_eq!(bench.down(&words_t), meta_t, "{what}, {pass}: metadata of the transpose");
-        assert_eq!(bench.down(&nan), [NO_NAN], "{what}, {pass}");
-    };
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
     unsafe { pruner.both_ways(bench.stream(), dense, Choice::Rule(rule), to, order, watch) }.unwrap();
-    check("chosen");
+    packed.check(bench, &format!("{what}, chosen"));
+    other.check(bench, &format!("{what}, chosen, the transpose"));
+    assert_eq!(bench.down(&nan), [NO_NAN], "{what}");
     assert_eq!(bench.down(&found_tiles), tiles(&mask), "{what}: tiles");
     assert_eq!(bench.down(&flipped), [7 + flips], "{what}: flips");
 
     // The same mask, given.
-    let (values, values_t) =
-        (bench.poisoned(values.len(), poison::<O>()), bench.poisoned(values_t.len(), poison::<O>()));
-    let to = BothWays {
-        packed: Some(Packed { values: bench.at(&values), meta: bench.at(&words) }),
-        transposed: Some(Packed { values: bench.at(&values_t), meta: bench.at(&words_t) }),
-        ..to
-    };
+    let (packed, other) = sides();
+    let to = BothWays { packed: Some(packed.at(bench)), transposed: Some(other.at(bench)), ..to };
     // SAFETY: as above.
     unsafe { pruner.both_ways(bench.stream(), dense, Choice::Given, to, order, Watch { flips: None, ..watch }) }
         .unwrap();
-    same(&format!("{what}, given: values"), &bench.down(&values), row_packed.values());
-    same(&format!("{what}, given: values of the transpose"), &bench.down(&values_t), column_packed.values());
+    packed.check(bench, &format!("{what}, given"));
+    other.check(bench, &format!("{what}, given, the transpose"));
 
     // Applied to the dense weight.
-    let out = bench.poisoned(rows * cols, poison::<I>());
+    let out = bench.poisoned(rows * cols, I::from_f32(-0.0));
     // SAFETY: as above.
     unsafe { pruner.apply_mask(bench.stream(), dense, bench.at(&found_tiles), bench.at(&out)) }.unwrap();
     let kept: Vec<I> = weight
@@ -149,11 +114,11 @@ fn check_both_ways<I: Float, O: Float>(
         .enumerate()
         .map(|(i, v)| if mask.is_kept(i / cols, i % cols) { *v } else { I::from_f32(0.0) })
         .collect();
-    same(&format!("{what}: masked"), &bench.down(&out), &kept);
+    same(&format!("{what}: masked"), bytemuck::cast_slice(&bench.down(&out)), bytemuck::cast_slice(&kept));
 }
 
 /// Numbers to be pruned: Gaussian-like ones, or such as have ties, zeros of both signs, huge ones, infinities and subnormal ones.
-fn numbers<T: Float>(len: usize, adversarial: bool, seed: u64) -> Vec<T> {
+fn numbers<T: Input>(len: usize, adversarial: bool, seed: u64) -> Vec<T> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = move || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -190,44 +155,35 @@ fn numbers<T: Float>(len: usize, adversarial: bool, seed: u64) -> Vec<T> {
     (0..len).map(number).collect()
 }
 
-fn both_ways_agree<I: Float, O: Float>() {
+fn both_ways_agree<I: Input, O: Output>() {
     let Some(device) = device() else { return };
+    let eight_bits = O::ELEMENT.bytes() == 1;
+    if eight_bits && device.architecture() < Architecture::SM_89 {
+        eprintln!("skipped: a GPU without 8-bit floats");
+        return;
+    }
     let bench = Bench::new(device);
-    for rule in Transposable::ALL {
-        for (i, (rows, cols)) in
-            [(4, 4), (4, 260), (132, 8), (68, 36), (128, 128), (256, 384), (1024, 12)].into_iter().enumerate()
-        {
-            for adversarial in [false, true] {
-                check_both_ways::<I, O>(
-                    &bench,
-                    rows,
-                    cols,
-                    &numbers(rows * cols, adversarial, i as u64),
-                    rule,
-                    MetaOrder::Canonical,
-                );
+    let factors: &[Option<f32>] = if eight_bits { &[None, Some(0.3)] } else { &[None] };
+    for &factor in factors {
+        for rule in Transposable::ALL {
+            let how = |order| How { rule, order, factor };
+            let shapes = [(4, 4), (4, 260), (132, 8), (68, 36), (128, 128), (256, 384), (1024, 12)];
+            for (i, (rows, cols)) in shapes.into_iter().enumerate() {
+                for adversarial in [false, true] {
+                    let weight = numbers(rows * cols, adversarial, i as u64);
+                    check_both_ways::<I, O>(&bench, rows, cols, &weight, how(MetaOrder::Canonical));
+                }
+            }
+            for tile in sm90::TileK::ALL {
+                let weight = numbers(256 * 384, true, 5);
+                check_both_ways::<I, O>(&bench, 256, 384, &weight, how(MetaOrder::Sm90(tile)));
             }
         }
-        for tile in sm90::TileK::ALL {
-            check_both_ways::<I, O>(&bench, 256, 384, &numbers(256 * 384, true, 5), rule, MetaOrder::Sm90(tile));
+        for (all, rule) in [(0.0, Transposable::Optimal), (-1.0, Transposable::GreedyAbs)] {
+            let how = How { rule, order: MetaOrder::Canonical, factor };
+            check_both_ways::<I, O>(&bench, 128, 128, &[I::from_f32(all); 128 * 128], how);
         }
     }
-    check_both_ways::<I, O>(
-        &bench,
-        128,
-        128,
-        &[I::from_f32(0.0); 128 * 128],
-        Transposable::Optimal,
-        MetaOrder::Canonical,
-    );
-    check_both_ways::<I, O>(
-        &bench,
-        128,
-        128,
-        &[I::from_f32(-1.0); 128 * 128],
-        Transposable::GreedyAbs,
-        MetaOrder::Canonical,
-    );
 }
 
 macro_rules! agree {
@@ -244,6 +200,12 @@ agree! {
     both_ways_f32_to_bf16: f32, bf16;
     both_ways_f16: f16, f16;
     both_ways_bf16: bf16, bf16;
+    both_ways_f32_to_e4m3: f32, F8E4M3;
+    both_ways_f32_to_e5m2: f32, F8E5M2;
+    both_ways_f16_to_e4m3: f16, F8E4M3;
+    both_ways_f16_to_e5m2: f16, F8E5M2;
+    both_ways_bf16_to_e4m3: bf16, F8E4M3;
+    both_ways_bf16_to_e5m2: bf16, F8E5M2;
 }
 
 #[test]
@@ -257,7 +219,7 @@ fn the_first_nan_is_told() {
         weight[at.0 * cols + at.1] = f32::NAN;
     }
     let w = bench.up(&weight);
-    let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, POISON));
+    let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, 0u32));
     let to = Packed { values: bench.at(&values), meta: bench.at(&meta) };
     let dense = DenseWeight { data: bench.at(&w), rows, cols };
     for rule in Transposable::ALL {
@@ -300,6 +262,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     assert!(matches!(both(weight(at, usize::MAX, 4), rows(to)), Err(Error::TooLarge { .. })));
     assert!(matches!(both(weight(at, 6, 4), BothWays::default()), Err(Error::Multiple { multiple: 4, found: 6, .. })));
     assert!(matches!(both(weight(at, 4, 4 << 31), BothWays::default()), Err(Error::TooLarge { .. })));
+    let scaled = BothWays { factor: Some(at), ..rows(to) };
+    assert!(matches!(both(weight(at, 4, 4), scaled), Err(Error::Factor { output: Element::BF16 })));
     // Nothing to do is done.
     assert!(both(weight(0, 64, 0), BothWays::default()).is_ok());
     for (input, output) in [(Element::F16, Element::BF16), (Element::F32, Element::F32)] {
@@ -316,7 +280,8 @@ fn threads_and_streams_do_not_meet() {
             scope.spawn(move || {
                 let bench = Bench::new(device);
                 let weight = numbers::<bf16>(512 * 512, true, seed);
-                check_both_ways::<bf16, bf16>(&bench, 512, 512, &weight, Transposable::Optimal, MetaOrder::Canonical);
+                let how = How { rule: Transposable::Optimal, order: MetaOrder::Canonical, factor: None };
+                check_both_ways::<bf16, bf16>(&bench, 512, 512, &weight, how);
             });
         }
     });

@@ -43,7 +43,7 @@ pub struct Problem {
     pub output: Element,
     /// Rows of W.
     pub features: usize,
-    /// Rows of X.
+    /// Rows of X: of a batch `[batch, tokens, reduction]` that lies in one piece, `batch * tokens`.
     pub tokens: usize,
     /// Columns of both.
     pub reduction: usize,

@@ -153,13 +153,9 @@ __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
 
 typedef Bits<IN>::type Raw;
 typedef Bits<OUT>::type Stored;
-// Two stored values.
-template <int BYTES> struct Pair;
-template <> struct Pair<1> { typedef u16 type; };
-template <> struct Pair<2> { typedef u32 type; };
 typedef Pair<sizeof(Stored)>::type Both;
+typedef FourPairs<Both> FourBoth;
 struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
-struct __align__(4 * sizeof(Both)) FourBoth { Both of[4]; };
 
 // +0.0 for -0.0.
 __device__ __forceinline__ Both stored(float value) {

@@ -232,8 +232,12 @@ template <> struct Four<F32> {
     }
 };
 
-// Four values as they are stored, always in 16 bits: rounded, and +0.0 where that is -0.0.
-template <int Out, int In> __device__ __forceinline__ uint2 stored(const Four<In>& four) {
+// Four values of so many bytes as they are stored: rounded, and +0.0 where that is -0.0.
+template <int BYTES> struct Values;
+template <> struct Values<2> { uint2 bits; };
+template <> struct Values<1> { u32 bits; };
+
+template <int Out, int In> __device__ __forceinline__ Values<2> stored(const Four<In>& four) {
     uint2 words;
     if constexpr (In == F32) {
         if constexpr (Out == BF16) {
@@ -254,7 +258,34 @@ template <int Out, int In> __device__ __forceinline__ uint2 stored(const Four<In
         asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(words.x) : "r"(0x3C003C00u), "r"(0u));
         asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(words.y) : "r"(0x3C003C00u), "r"(0u));
     }
-    return words;
+    return {words};
+}
+
+// Two f32s as 8-bit floats, the first in the lower byte: as `narrow` rounds one.
+template <int E> __device__ __forceinline__ u16 narrow_two(float first, float second) {
+    u16 bits;
+    if constexpr (E == E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
+    return bits;
+}
+
+// The same in 8-bit floats, multiplied by a factor before they are rounded.
+template <int Out, int In> __device__ __forceinline__ Values<1> stored(const Four<In>& four, float factor) {
+    auto two = [&](int i) { return (u32)narrow_two<Out>(four.value(i) * factor, four.value(i + 1) * factor); };
+    u32 bits = two(0) | two(2) << 16;
+    // A byte's upper bit goes where the lower seven are zero.
+    return {bits & (((bits & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | 0x7F7F7F7Fu)};
+}
+
+// Of four rows the values of a column.
+template <int COLUMN> __device__ __forceinline__ Values<2> column_of(const Values<2>* rows) {
+    constexpr u32 halves = COLUMN % 2 ? 0x7632 : 0x5410;
+    auto word = [&](int r) { return COLUMN < 2 ? rows[r].bits.x : rows[r].bits.y; };
+    return {make_uint2(permute(word(0), word(1), halves), permute(word(2), word(3), halves))};
+}
+template <int COLUMN> __device__ __forceinline__ Values<1> column_of(const Values<1>* rows) {
+    constexpr u32 bytes = COLUMN | (4 + COLUMN) << 4;
+    return {permute(permute(rows[0].bits, rows[1].bits, bytes), permute(rows[2].bits, rows[3].bits, bytes), 0x5410)};
 }
 
 // The masks by magnitude of two tiles of 16-bit elements, of four rows each, sorted side by side. `payloads` are those of the elements.
@@ -297,18 +328,22 @@ template <int RULE, int In> __device__ __forceinline__ u32 select_tile(const Fou
 
 // ---- from a mask to values and codes -----------------------------------------------------------------------------------------
 
-// How to store a group of which some are kept. `bytes`: in the lower half which bytes of its four 16-bit values make the two stored ones, in the upper
+// How to store a group of which some are kept. `bytes`: in the lower half which bytes of its four values make the two stored ones, in the upper
 // half the code. `mask`: zero for a stored value that is not kept.
 struct __align__(8) Picking {
     u32 bytes, mask;
 };
 
-__device__ __forceinline__ Picking picking_of(u32 kept) {
+template <int BYTES> __device__ __forceinline__ Picking picking_of(u32 kept) {
     u32 code = code_of(kept), first = code & 3, second = code >> 2;
-    u32 bytes = (0x10 + 0x22 * first) | (0x10 + 0x22 * second) << 8;
-    u32 mask = (kept >> first & 1 ? 0xFFFF : 0) | (kept >> second & 1 ? 0xFFFF0000u : 0);
+    constexpr u32 all = BYTES == 2 ? 0xFFFF : 0xFF;
+    u32 bytes = BYTES == 2 ? (0x10 + 0x22 * first) | (0x10 + 0x22 * second) << 8 : first | second << 4;
+    u32 mask = (kept >> first & 1 ? all : 0) | (kept >> second & 1 ? all << (8 * BYTES) : 0);
     return Picking{bytes | code << 16, mask};
 }
+
+__device__ __forceinline__ u32 picked(Values<2> values, Picking pick) { return permute(values.bits.x, values.bits.y, pick.bytes) & pick.mask; }
+__device__ __forceinline__ u16 picked(Values<1> values, Picking pick) { return (u16)(permute(values.bits, 0, pick.bytes) & pick.mask); }
 
 // ---- metadata of rows ---------------------------------------------------------------------------------------------------------
 
@@ -334,6 +369,7 @@ struct BothWays {
     u64* flips;
     u64* nan;                 // the index of the first NaN, or all ones
     u32 rows, cols;
+    const float* factor;      // for values of 8 bits, or null
 };
 
 // Elements of a block's square, and of a thread's part: four tiles below each other.
@@ -344,7 +380,11 @@ struct BothWays {
 template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p) {
     // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are moved so that neither writing nor reading meets
     // a bank twice.
-    __shared__ __align__(16) u16 transposed[SIDE * SIDE / 2];
+    typedef typename Bits<Out>::type Value;
+    constexpr int BYTES = sizeof(Value);
+    typedef typename Pair<BYTES>::type Both;
+    typedef FourPairs<Both> Piece;
+    __shared__ __align__(16) Value transposed[SIDE * SIDE / 2];
     __shared__ __align__(16) u8 row_codes[SIDE][SIDE / 4];
     __shared__ u16 column_codes[SIDE][9];
     __shared__ Picking pickings[16];
@@ -366,7 +406,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     Four<In> w[PART];
     if constexpr (AT_ONCE) unrolled<PART>([&](auto r) { w[r.value] = load(row0 + r.value); });
     if (threadIdx.x < 16) {
-        pickings[threadIdx.x] = picking_of(threadIdx.x);
+        pickings[threadIdx.x] = picking_of<BYTES>(threadIdx.x);
         payloads[threadIdx.x] = payload_of(threadIdx.x);
     }
     __syncthreads();
@@ -381,7 +421,11 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
 
     u32 flips = 0;
     u32 column_code[4] = {0, 0, 0, 0};
-    u32 column_values[4][4];
+    Piece column_values[4];
+    float factor = 1.0f;
+    if constexpr (BYTES == 1) {
+        if (p.factor) factor = *p.factor;
+    }
     unrolled<4>([&](auto t) {
         constexpr int R = 4 * t.value;
         const u32 row = row0 + R;
@@ -404,20 +448,20 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         }
         if (inside && p.tiles_before) flips += __popc(kept ^ p.tiles_before[tile]);
 
-        uint2 out[4];
-        unrolled<4>([&](auto r) { out[r.value] = stored<Out>(w[R + r.value]); });
+        Values<BYTES> out[4];
+        unrolled<4>([&](auto r) {
+            if constexpr (BYTES == 2) out[r.value] = stored<Out>(w[R + r.value]);
+            else out[r.value] = stored<Out>(w[R + r.value], factor);
+        });
         unrolled<4>([&](auto r) {
             Picking pick = pickings[kept >> (4 * r.value) & 15];
-            u32 pair = permute(out[r.value].x, out[r.value].y, pick.bytes) & pick.mask;
-            if (inside && p.values) *(u32*)((u16*)p.values + (u64)(row + r.value) * (p.cols / 2) + col0 / 2) = pair;
+            Both pair = picked(out[r.value], pick);
+            if (inside && p.values) *(Both*)((Value*)p.values + (u64)(row + r.value) * (p.cols / 2) + col0 / 2) = pair;
             row_codes[warp * PART + R + r.value][lane] = (u8)(pick.bytes >> 16);
         });
         unrolled<4>([&](auto c) {
-            constexpr u32 halves = c.value % 2 ? 0x7632 : 0x5410;
-            auto word = [&](int r) { return c.value < 2 ? out[r].x : out[r].y; };
-            u32 upper = permute(word(0), word(1), halves), lower = permute(word(2), word(3), halves);
             Picking pick = pickings[(kept >> c.value & 0x1111) * 0x249 >> 9 & 15];
-            column_values[c.value][t.value] = permute(upper, lower, pick.bytes) & pick.mask;
+            column_values[c.value].of[t.value] = picked(column_of<c.value>(out), pick);
             column_code[c.value] |= pick.bytes >> 16 << (4 * t.value);
         });
     });
@@ -425,8 +469,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     unrolled<4>([&](auto c) {
         u32 column = 4 * lane + c.value;
         column_codes[column][warp] = (u16)column_code[c.value];
-        const u32* v = column_values[c.value];
-        *(uint4*)(transposed + column * (SIDE / 2) + 8 * (warp ^ (lane & 7))) = make_uint4(v[0], v[1], v[2], v[3]);
+        *(Piece*)(transposed + column * (SIDE / 2) + 8 * (warp ^ (lane & 7))) = column_values[c.value];
     });
     if (p.tiles_before) {
         flips = __reduce_add_sync(0xFFFFFFFFu, flips);
@@ -443,14 +486,14 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             u32 codes = join_codes(*(const uint2*)&row_codes[r][8 * word]);
             u32 groups = p.cols / 4 - 8 * global_word;
             if (groups < 8) codes &= (1u << (4 * groups)) - 1;
-            store_meta<2>(p.meta, p.rows, words, row, global_word, codes);
+            store_meta<BYTES>(p.meta, p.rows, words, row, global_word, codes);
         }
         u32 col = first_col + r, transposed_word = first_row / 32 + word;
         if (p.meta_transposed.words && col < p.cols && transposed_word < words_transposed) {
             u32 codes = column_codes[r][2 * word] | (u32)column_codes[r][2 * word + 1] << 16;
             u32 groups = p.rows / 4 - 8 * transposed_word;
             if (groups < 8) codes &= (1u << (4 * groups)) - 1;
-            store_meta<2>(p.meta_transposed, p.cols, words_transposed, col, transposed_word, codes);
+            store_meta<BYTES>(p.meta_transposed, p.cols, words_transposed, col, transposed_word, codes);
         }
     }
     if (p.values_transposed && p.rows % 16 == 0) {
@@ -459,19 +502,19 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         for (u32 i = 0; i < 4; i++) {
             const u32 piece = lane % 8, column = 16 * warp + 4 * i + lane / 8, col = first_col + column, row = first_row + 16 * piece;
             if (col < p.cols && row < p.rows) {
-                const u16* from = transposed + column * (SIDE / 2) + 8 * (piece ^ (column / 4 & 7));
-                u16* to = (u16*)p.values_transposed + (u64)col * (p.rows / 2) + row / 2;
-                *(uint4*)to = *(const uint4*)from;
+                const Value* from = transposed + column * (SIDE / 2) + 8 * (piece ^ (column / 4 & 7));
+                Value* to = (Value*)p.values_transposed + (u64)col * (p.rows / 2) + row / 2;
+                *(Piece*)to = *(const Piece*)from;
             }
         }
     } else if (p.values_transposed) {
-        // The same for columns that do not start at 16 bytes: one after the other, two values a lane.
+        // The same for columns that do not start where a piece can: one after the other, two values a lane.
         for (u32 i = 0; i < 16; i++) {
             u32 column = 16 * warp + i, col = first_col + column, row = first_row + 4 * lane;
             if (col < p.cols && row < p.rows) {
-                const u16* from = transposed + column * (SIDE / 2) + 8 * ((lane / 4) ^ (column / 4 & 7)) + 2 * (lane % 4);
-                u16* to = (u16*)p.values_transposed + (u64)col * (p.rows / 2) + row / 2;
-                *(u32*)to = *(const u32*)from;
+                const Value* from = transposed + column * (SIDE / 2) + 8 * ((lane / 4) ^ (column / 4 & 7)) + 2 * (lane % 4);
+                Value* to = (Value*)p.values_transposed + (u64)col * (p.rows / 2) + row / 2;
+                *(Both*)to = *(const Both*)from;
             }
         }
     }

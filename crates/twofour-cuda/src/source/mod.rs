@@ -6,8 +6,9 @@ use sha2::{Digest, Sha256};
 use wgmma::Weights;
 
 use crate::{
-    Architecture, Element, adamw, compress,
+    Architecture, Element, adamw,
     gemm::{XOrder, direct, int4, mma, rings, sm90, stream},
+    prune,
 };
 
 /// A CUDA C++ source and what it is defined for: the unit of compiling, loading and caching.
@@ -56,10 +57,8 @@ const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 impl Source {
     /// Every source that a program may come to need.
     pub fn all() -> Vec<Source> {
-        use Element::{BF16, F16, F32};
-        let prune = [(F32, F16), (F32, BF16), (F16, F16), (BF16, BF16)];
-        let prune = prune.into_iter().map(|(input, output)| Source::Prune { input, output });
-        let compress = compress::TYPES.into_iter().map(|(input, output)| Source::Compress { input, output });
+        let prune = prune::TYPES.into_iter().map(|(input, output)| Source::Prune { input, output });
+        let compress = prune::TYPES.into_iter().map(|(input, output)| Source::Compress { input, output });
         let adamw = adamw::GRADIENTS.into_iter().map(|gradient| Source::AdamW { gradient });
         let prune = prune.chain(compress).chain(adamw);
         let tiled = sm90::Variant::all().into_iter().map(Source::GemmSm90);
@@ -92,10 +91,12 @@ impl Source {
     /// Whether it is for that architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         match self {
-            Source::Prune { .. } | Source::AdamW { .. } | Source::Read | Source::Direct(_) => true,
+            Source::AdamW { .. } | Source::Read | Source::Direct(_) => true,
             Source::Int4(variant) => variant.is_for(architecture),
             // Earlier ones know no 8-bit floats.
-            Source::Compress { output, .. } => output.bytes() > 1 || architecture >= Architecture::SM_89,
+            Source::Prune { output, .. } | Source::Compress { output, .. } => {
+                output.bytes() > 1 || architecture >= Architecture::SM_89
+            }
             Source::GemmMma(variant) => variant.is_for(architecture),
             Source::GemmSm90(_) | Source::StreamSm90(_) | Source::RingsSm90(_) => architecture.capability() == (9, 0),
         }

@@ -3,6 +3,7 @@
 // Not every test needs all of it.
 #![allow(dead_code)]
 
+pub(crate) mod compressed;
 pub(crate) mod numbers;
 
 use std::sync::Arc;

@@ -250,7 +250,7 @@ fn prune_table(rows: &[PruneRow]) -> Table {
     for row in rows {
         table.row([
             format!("[{}, {}]", row.shape[0], row.shape[1]),
-            row.dtype.into(),
+            if row.dtype == row.output { row.dtype.into() } else { format!("{} to {}", row.dtype, row.output) },
             row.contender.into(),
             row.kernel.clone(),
             time(row.us),

@@ -6,7 +6,7 @@ use half::bf16;
 use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
-    Device, Element, Stream,
+    Device, Element, Error, Stream,
     measure::{Contender, Timer},
     prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
@@ -16,8 +16,10 @@ use crate::measure::random::Random;
 /// One contender's time for one weight.
 #[derive(Debug, Serialize)]
 pub(crate) struct PruneRow {
-    /// Of the weight; compressed values are bf16.
+    /// Of the weight.
     pub(crate) dtype: &'static str,
+    /// Of the compressed values.
+    pub(crate) output: &'static str,
     /// Rows and columns.
     pub(crate) shape: [usize; 2],
     /// Whose.
@@ -60,11 +62,16 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
             values: at(values_transposed.device_ptr(&stream)),
             meta: at(meta_transposed.device_ptr(&stream)),
         }),
-        tiles: None,
+        ..BothWays::default()
     };
     let watch = Watch { nan: at(nan.device_ptr(&stream)), flips: None };
     let from_wide = Pruner::new(device, Element::F32, Element::BF16)?;
     let from_narrow = Pruner::new(device, Element::BF16, Element::BF16)?;
+    let to_eight_bits = Pruner::new(device, Element::BF16, Element::E4M3);
+    let to_eight_bits = match to_eight_bits {
+        Err(Error::Unsupported { .. }) => None,
+        pruner => Some(pruner?),
+    };
     let (wide_at, narrow_at) = (at(wide.device_ptr(&stream)), at(narrow.device_ptr(&stream)));
     let run = |pruner: &Pruner, data: u64, rule: Transposable| {
         let weight = DenseWeight { data, rows, cols };
@@ -75,29 +82,35 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
     };
 
     // Bytes an element: the weight, and twice half a value and an eighth of a byte.
-    let bytes = |weight: f64| (weight + 2.25) * (rows * cols) as f64;
+    let bytes = |weight: f64, value: f64| (weight + value + 0.25) * (rows * cols) as f64;
     // A copy reads as many bytes as it writes.
-    let copied = (bytes(2.0) / 2.0) as usize;
+    let copied = (bytes(2.0, 2.0) / 2.0) as usize;
     let source: CudaSlice<u8> = stream.alloc_zeros(copied)?;
     let mut target: CudaSlice<u8> = stream.alloc_zeros(copied)?;
     let mut timer = Timer::new(device, &stream)?;
     let copy = || Ok(stream.memcpy_dtod(&source, &mut target)?);
     let mut contenders: Vec<Contender<'_, anyhow::Error>> = vec![Contender::new("copy", "device to device", copy)];
-    // Of each contender, the weight's type and the bytes that must be read and written.
-    let mut works = vec![("bf16", bytes(2.0))];
-    for (dtype, weight, pruner, data) in [("bf16", 2.0, &from_narrow, narrow_at), ("f32", 4.0, &from_wide, wide_at)] {
-        for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
-            contenders.push(Contender::new("twofour", rule.name(), move || Ok(run(pruner, data, rule)?)));
-            works.push((dtype, bytes(weight)));
-        }
+    // Of each contender, the types of the weight and of the values, and the bytes that must be read and written.
+    let mut works = vec![("bf16", "bf16", bytes(2.0, 2.0))];
+    let mut add = |pruner, data, rule: Transposable, work| {
+        contenders.push(Contender::new("twofour", rule.name(), move || Ok(run(pruner, data, rule)?)));
+        works.push(work);
+    };
+    for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
+        add(&from_narrow, narrow_at, rule, ("bf16", "bf16", bytes(2.0, 2.0)));
+        add(&from_wide, wide_at, rule, ("f32", "bf16", bytes(4.0, 2.0)));
+    }
+    if let Some(pruner) = &to_eight_bits {
+        add(pruner, narrow_at, Transposable::GreedyAbs, ("bf16", "e4m3", bytes(2.0, 1.0)));
     }
     let times = timer.alternate(&mut contenders, rounds)?;
     drop(contenders);
     let found = stream.clone_dtoh(&nan)?;
     stream.synchronize()?;
     first_nan(found[0], cols).context("random weights")?;
-    let rows = times.into_iter().zip(works).map(|(time, (dtype, bytes))| PruneRow {
+    let rows = times.into_iter().zip(works).map(|(time, (dtype, output, bytes))| PruneRow {
         dtype,
+        output,
         shape: [rows, cols],
         contender: time.contender,
         kernel: time.kernel,

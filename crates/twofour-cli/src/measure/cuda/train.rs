@@ -104,7 +104,7 @@ pub(crate) fn train_linear(
         Ok(plans[which].clone())
     };
     let pruner = Pruner::new(device, element, element)?;
-    let to = BothWays { packed: Some(packed), transposed: Some(transposed), tiles: None };
+    let to = BothWays { packed: Some(packed), transposed: Some(transposed), ..BothWays::default() };
     let watch = Watch { nan: nan.device_ptr(&stream).0, flips: None };
     let weight_there = DenseWeight { data: w, rows: outputs, cols: inputs };
     // The order of metadata is the element type's, whatever the tile.
