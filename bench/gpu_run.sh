@@ -47,7 +47,7 @@ sanitizers() {
             only= without=
             case $tool-$name in
             # The tests of all products would take another nine minutes.
-            racecheck-test-gemm) only="again endings graph long across" ;;
+            racecheck-test-gemm) only="again endings turns graph long across" ;;
             # cuSPARSELt's kernels have hazards of their own. Where it is found without being named this fails.
             racecheck-test-dispatch) without="env -u TWOFOUR_CUSPARSELT" ;;
             esac

@@ -273,3 +273,17 @@ impl Error {
         Error::Driver { action, code: text(error.error_name()), text: text(error.error_string()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::{DriverError, sys::CUresult};
+
+    use super::*;
+
+    #[test]
+    fn what_the_device_has_no_room_for_is_told_as_such() {
+        let error = Error::driver("copying a weight", DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(matches!(error, Error::OutOfMemory { action: "copying a weight" }));
+        assert!(error.to_string().contains("free some or choose smaller shapes"));
+    }
+}

@@ -45,6 +45,24 @@ fn check(compiler: Compiler, source: Source, architecture: Architecture) {
     assert!(compiled.log.contains("0 bytes spill stores"), "no word on spills:\n{}", compiled.log);
 }
 
+/// Nothing but the folder is shared, as by processes.
+#[test]
+fn many_that_compile_the_same_at_once_get_the_same() {
+    if compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let code = || Cache::at(folder.path()).code(Source::Read, Architecture::SM_80).unwrap();
+    let all = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| [code(), code()])).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(all.iter().all(|found| *found == all[0]));
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let [file] = files.as_slice() else { panic!("one file expected: {files:?}") };
+    assert_eq!(std::fs::read(file).unwrap()[32..], all[0]);
+}
+
 #[test]
 fn the_cache_gives_what_was_compiled_and_compiles_again_what_is_damaged() {
     if compiler().is_none() {

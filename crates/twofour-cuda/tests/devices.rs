@@ -49,6 +49,16 @@ fn results(device: Device) -> Vec<Vec<u8>> {
     all
 }
 
+/// With a driver or without one.
+#[test]
+fn a_device_that_is_not_there_is_told() {
+    match Device::open(1000) {
+        Err(Error::NoDevice { ordinal: 1000, count }) => assert!(count < 1000),
+        Err(error @ Error::NoDriver) => assert!(error.to_string().contains("use the CPU kernels")),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn every_device_and_thread_gets_the_same() {
     let Some(first) = device() else { return };

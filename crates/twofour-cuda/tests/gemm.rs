@@ -273,7 +273,7 @@ impl<'a, T: Number> Given<'a, T> {
     }
 }
 
-const SHAPES: [(usize, usize, usize); 13] = [
+const SHAPES: [(usize, usize, usize); 14] = [
     (64, 1, 128),
     (64, 7, 256),
     (192, 13, 2176),
@@ -287,7 +287,12 @@ const SHAPES: [(usize, usize, usize); 13] = [
     (64, 1300, 640),
     (1088, 777, 128),
     (448, 27, 1408),
+    // More than one panel of tiles, the last of them narrower.
+    (4672, 400, 384),
 ];
+
+/// Of 16-bit elements and few tokens: the last step is half a step.
+const HALF_A_STEP: [(usize, usize, usize); 2] = [(320, 7, 1216), (192, 40, 64)];
 
 /// Whether a method is for few tokens only.
 fn is_for_few(method: &Method) -> bool {
@@ -334,7 +339,8 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
         }
     };
     for &output in outputs {
-        for shape in SHAPES {
+        let halves = if few && T::ELEMENT.bytes() == 2 { &HALF_A_STEP[..] } else { &[] };
+        for &shape in SHAPES.iter().chain(halves) {
             by_all_methods(case(shape, output, Order::TokensFirst, None));
             by_all_methods(case(shape, output, Order::FeaturesFirst, None));
         }
@@ -357,6 +363,7 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
 }
 
 /// How a product is asked for.
+#[derive(Debug, Clone, Copy)]
 struct Way {
     output: Element,
     x_order: XOrder,
@@ -398,13 +405,14 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method)
     }
 }
 
-/// With columns enough that buffers are filled again: rings have up to 24 of them, blocks of clusters eight each, tiles five.
+/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles have five and those by `mma.sp` eight at most.
 fn buffers_filled_again<T: Number>(output: Element) {
     let columns = |method: &Method| {
         // Steps of 256 bytes of X's rows.
         let steps = match method {
             Method::Rings(_) => 32,
             Method::Streamed(shape) => 10 * shape.split as usize,
+            // Two of a tile's.
             _ => 6,
         };
         steps * 256 / T::ELEMENT.bytes()
@@ -412,14 +420,19 @@ fn buffers_filled_again<T: Number>(output: Element) {
     kernels_once::<T>(&Way::plain(output), 64, columns);
 }
 
-/// With few columns: results of all types, and those of the first type in all orders and with an epilogue.
+/// With few columns: results of all types, with an epilogue and without, and in all orders.
 fn endings<T: Number>(outputs: &[Element]) {
-    let mut ways: Vec<Way> = outputs.iter().map(|output| Way::plain(*output)).collect();
-    ways.push(Way { activation: Some(Activation::Relu), ..Way::plain(outputs[0]) });
-    ways.push(Way { order: Order::FeaturesFirst, ..Way::plain(outputs[0]) });
-    if T::ELEMENT.bytes() == 2 && hopper().is_some() {
-        let across = |order| Way { order, x_order: XOrder::ReductionFirst, ..Way::plain(outputs[0]) };
-        ways.extend([Order::TokensFirst, Order::FeaturesFirst].map(across));
+    let mut ways = Vec::new();
+    for &output in outputs {
+        let plain = Way::plain(output);
+        let features_first = Way { order: Order::FeaturesFirst, ..plain };
+        ways.extend([plain, features_first]);
+        if output != Element::I32 {
+            ways.extend([plain, features_first].map(|way| Way { activation: Some(Activation::Relu), ..way }));
+        }
+        if [T::ELEMENT, Element::F32].contains(&output) && T::ELEMENT.bytes() == 2 && hopper().is_some() {
+            ways.extend([plain, features_first].map(|way| Way { x_order: XOrder::ReductionFirst, ..way }));
+        }
     }
     for way in ways {
         kernels_once::<T>(&way, 192, |_| 512 / T::ELEMENT.bytes());
@@ -530,6 +543,33 @@ fn a_long_product_with_many_rounds_of_tiles() {
         activation: None,
     };
     check::<bf16>(&bench, &case);
+}
+
+/// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of them.
+#[test]
+fn every_tile_takes_several_turns() {
+    let Some(bench) = hopper() else { return };
+    for (order, activation) in [
+        (Order::TokensFirst, None),
+        (Order::FeaturesFirst, None),
+        (Order::TokensFirst, Some(Activation::Relu)),
+        (Order::FeaturesFirst, Some(Activation::Relu)),
+    ] {
+        let case = Case {
+            features: 4672,
+            tokens: 3300,
+            reduction: 448,
+            output: Element::BF16,
+            x_order: XOrder::TokensFirst,
+            order,
+            method: None,
+            activation,
+        };
+        let given = Given::<bf16>::new(&bench, &case);
+        for method in Method::all(given.problem, bench.device.architecture()) {
+            given.check(Some(method));
+        }
+    }
 }
 
 /// One or two, few and many tokens, captured once and replayed.

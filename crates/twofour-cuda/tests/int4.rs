@@ -249,7 +249,7 @@ fn plain(element: Element, features: usize) -> Problem {
     Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
 }
 
-/// With columns enough that buffers are filled again: rings have up to 24 of them, blocks of clusters 16 each, and eight are shared by warps.
+/// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and eight are shared by warps.
 fn buffers_filled_again(element: Element) {
     let columns = |method: &Method| {
         let units = match method {

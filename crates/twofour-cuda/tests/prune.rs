@@ -96,19 +96,22 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     assert_eq!(bench.down(&found_tiles), tiles(&mask), "{what}: tiles");
     assert_eq!(bench.down(&flipped), [7 + flips], "{what}: flips");
 
-    // The same mask, given.
+    // The same mask, given, and applied to the dense weight, as a graph.
     let (packed, other) = sides();
     let to = BothWays { packed: Some(packed.at(bench)), transposed: Some(other.at(bench)), ..to };
-    // SAFETY: as above.
-    unsafe { pruner.both_ways(bench.stream(), dense, Choice::Given, to, order, Watch { flips: None, ..watch }) }
-        .unwrap();
+    let out = bench.poisoned(rows * cols, I::from_f32(-0.0));
+    let (tiles_at, out_at) = (bench.at(&found_tiles), bench.at(&out));
+    bench.wait();
+    let graph = bench.captured(|| {
+        let watch = Watch { flips: None, ..watch };
+        // SAFETY: as above.
+        unsafe { pruner.both_ways(bench.stream(), dense, Choice::Given, to, order, watch) }.unwrap();
+        // SAFETY: as above.
+        unsafe { pruner.apply_mask(bench.stream(), dense, tiles_at, out_at) }.unwrap();
+    });
+    graph.launch().unwrap();
     packed.check(bench, &format!("{what}, given"));
     other.check(bench, &format!("{what}, given, the transpose"));
-
-    // Applied to the dense weight.
-    let out = bench.poisoned(rows * cols, I::from_f32(-0.0));
-    // SAFETY: as above.
-    unsafe { pruner.apply_mask(bench.stream(), dense, bench.at(&found_tiles), bench.at(&out)) }.unwrap();
     let kept: Vec<I> = weight
         .iter()
         .enumerate()

@@ -281,8 +281,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     Storer store{p, shared, 0};
     u32 stage = 0, parity = 0;
 
-    // A stage may be filled again once every thread of the cluster has said so. One for all lanes of its warp would be enough, but compute-sanitizer's racecheck would not know
-    // that the others have read their metadata.
+    // A stage may be filled again once every thread of the cluster has said so. One for all lanes of its warp would be enough, but compute-sanitizer's racecheck, which follows
+    // copies that are no tensors', would not know that the others have read their metadata.
     const auto release = [&](u32 stage) {
         const u32 empty = shared + AT_EMPTY + 8 * stage;
         if (CLUSTER == 1) {

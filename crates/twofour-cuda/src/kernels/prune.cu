@@ -402,7 +402,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         return four;
     };
     // All rows at once, so that many loads are under way, where registers allow.
-    constexpr bool AT_ONCE = In != F32;
+    constexpr bool AT_ONCE = In != F32 && !(RULE == OPTIMAL && BYTES == 1);
     Four<In> w[PART];
     if constexpr (AT_ONCE) unrolled<PART>([&](auto r) { w[r.value] = load(row0 + r.value); });
     if (threadIdx.x < 16) {
