@@ -159,15 +159,17 @@ def decode_table(path):
     if int4:
         lines += [
             "",
-            "The same with the 2:4 weight in four bits, a scale for every 128 columns: time; over dense bf16 (cuBLASLt), over our bf16 2:4 kernel.",
+            "The same with the 2:4 weight in four bits, a scale for every 128 columns: time; over dense bf16 (cuBLASLt), over our bf16 2:4 kernel. And the time that merely reading the four-bit weight takes, over dense bf16 with one token: no product of one token gains more.",
             "",
-            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " |",
-            "|---|" + "---|" * len(tokens),
+            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " | mere reading |",
+            "|---|" + "---|" * (len(tokens) + 1),
         ]
         for dtype, shape in dict.fromkeys(key[:2] for key in int4):
             rows = [int4[dtype, shape, t] for t in tokens]
             cells = [(r["twofour-int4"], r.get("cublaslt"), r["twofour"]) for r in rows]
             cells = [f"{micro(ours)}; {over(dense, ours)}, {over(wide, ours)}" for ours, dense, wide in cells]
+            reading = rows[0]["read-int4"]
+            cells.append(f"{micro(reading)}; {over(rows[0].get('cublaslt'), reading)}")
             lines.append(f"| [{shape[0]}, {shape[1]}] | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -148,8 +148,10 @@ impl Compressor {
         let words = length.div_ceil(32);
         let grid = match axis {
             Axis::Row => (blocks(lines as u64 * words as u64, dense)?, 1),
-            // A thread takes half a word of two columns.
-            Axis::Column if 2 * words <= MOST_GRID_ROWS => (blocks(lines.div_ceil(2) as u64, dense)?, 2 * words as u32),
+            // A block takes four words of metadata of 64 columns.
+            Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
+                (lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
+            }
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
         };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];

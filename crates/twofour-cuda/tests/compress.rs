@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use support::{
     Bench, bench,
     compressed::{self, Input, Output, same, tiles, transposed},
-    numbers::adversarial,
+    numbers::{Random, adversarial},
 };
 use twofour::{
     Axis, Compressed, F8E4M3, F8E5M2, MatrixRef,
@@ -151,6 +151,8 @@ fn agree<I: Input, O: Output>() {
         check_given::<I, O>(&bench, 256, 128, &numbers(128 * 256, 10), MetaOrder::Sm90(tile));
         // Lengths that have to be completed, along rows and along columns.
         check_estimators::<I, O>(&bench, 64, 192, &numbers(64 * 192, 11), MetaOrder::Sm90(tile));
+        // Several blocks in each direction.
+        check_one_axis::<I, O>(&bench, 320, 192, &numbers(320 * 192, 14), Axis::Column, MetaOrder::Sm90(tile));
         check_one_axis::<I, O>(&bench, 64, 101, &numbers(64 * 101, 12), Axis::Row, MetaOrder::Sm90(tile));
         check_one_axis::<I, O>(&bench, 77, 128, &numbers(77 * 128, 13), Axis::Column, MetaOrder::Sm90(tile));
     }
@@ -176,6 +178,37 @@ agree! {
     f16_to_e5m2: f16, F8E5M2;
     bf16_to_e4m3: bf16, F8E4M3;
     bf16_to_e5m2: bf16, F8E5M2;
+}
+
+/// Groups of every size there is, each with elements of about its own: from those of which sums and products lose bits to those of which they overflow.
+fn groups_of_every_size<T: Input + Output>(numbers: impl Fn(u32) -> T, exponents: u32, mantissa: u32) {
+    let Some(bench) = bench() else { return };
+    let (rows, cols) = (512, 2048);
+    let mut random = Random(41);
+    let mut group = || {
+        let exponent = random.bits() % exponents;
+        std::array::from_fn::<T, 4, _>(|_| {
+            let bits = random.bits();
+            let own = exponent.saturating_sub(bits % 3);
+            numbers((bits >> 30) << 15 | own << mantissa | ((bits >> 8) % (1 << mantissa)))
+        })
+    };
+    let data: Vec<T> = (0..rows * cols / 4).flat_map(|_| group()).collect();
+    for (axis, [rows, cols], data) in
+        [(Axis::Row, [rows, cols], data.clone()), (Axis::Column, [cols, rows], transposed(rows, cols, &data))]
+    {
+        check_one_axis::<T, T>(&bench, rows, cols, &data, axis, MetaOrder::Canonical);
+    }
+}
+
+#[test]
+fn bf16_of_every_size() {
+    groups_of_every_size(|bits| bf16::from_bits(bits as u16), 255, 7);
+}
+
+#[test]
+fn f16_of_every_size() {
+    groups_of_every_size(|bits| f16::from_bits(bits as u16), 31, 10);
 }
 
 /// S-STE's own scale as the factor, and calls captured in a graph.
@@ -207,15 +240,15 @@ fn a_soft_threshold_in_a_graph() {
     assert_eq!(bench.down(&meta), expected.meta());
 }
 
-#[test]
-fn the_first_that_is_wrong_is_told() {
+fn the_first_that_is_wrong<I: Input>() {
     let Some(bench) = bench() else { return };
-    let compressor = Compressor::new(&bench.device, Element::F32, Element::BF16).unwrap();
+    let compressor = Compressor::new(&bench.device, I::ELEMENT, Element::BF16).unwrap();
     let (rows, cols) = (64, 192);
     let mut data = adversarial(rows * cols, 3);
     data[30 * cols + 9] = f32::NEG_INFINITY;
     data[40 * cols + 7] = f32::NAN;
     data[40 * cols + 5] = f32::NAN;
+    let data: Vec<I> = data.into_iter().map(I::from_f32).collect();
     let there = bench.up(&data);
     let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, 0u32));
     for axis in [Axis::Row, Axis::Column] {
@@ -234,6 +267,16 @@ fn the_first_that_is_wrong_is_told() {
             );
         }
     }
+}
+
+#[test]
+fn the_first_f32_that_is_wrong_is_told() {
+    the_first_that_is_wrong::<f32>();
+}
+
+#[test]
+fn the_first_bf16_that_is_wrong_is_told() {
+    the_first_that_is_wrong::<bf16>();
 }
 
 #[test]

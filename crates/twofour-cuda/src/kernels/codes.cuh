@@ -15,23 +15,6 @@ struct MetaOrder {
     u32 order;
 };
 
-// Stores the codes of row `row`, groups 4 half to 4 half + 3, of a weight of elements of so many bytes.
-template <int ELEMENT_BYTES> __device__ __forceinline__ void store_half_meta(MetaOrder to, u32 rows, u32 words_per_row, u32 row, u32 half, u16 codes) {
-    u16* halves = (u16*)to.words;
-    if (to.order == 0) {
-        halves[2 * (u64)row * words_per_row + half] = codes;
-        return;
-    }
-    const u32 tile = to.order, k = 16 * half, m = row % 64;
-    halves += ((u64)(k / tile) * (rows / 64) + row / 64) * (4 * tile);
-    if (ELEMENT_BYTES == 1) {
-        halves[m * (tile / 16) + k % tile / 16] = codes;
-    } else {
-        // The even 16 of 32 columns in eight words, the odd ones in the next eight.
-        halves[2 * (tile / 32 * (m / 16 * 16 + k / 16 % 2 * 8 + m % 8) + k % tile / 32) + m / 8 % 2] = codes;
-    }
-}
-
 // Stores the codes of row `row`, groups 8 word to 8 word + 7, of a weight of elements of so many bytes.
 template <int ELEMENT_BYTES> __device__ __forceinline__ void store_meta(MetaOrder to, u32 rows, u32 words_per_row, u32 row, u32 word, u32 codes) {
     if (to.order == 0) {
@@ -52,8 +35,9 @@ template <int ELEMENT_BYTES> __device__ __forceinline__ void store_meta(MetaOrde
     halves[2 * (place + tile / 32 * 8) + m / 8 % 2] = (u16)(codes >> 16);
 }
 
-// Two stored values of so many bytes each, side by side; and those of four groups.
+// Two numbers of so many bytes each, side by side; and those of four groups.
 template <int BYTES> struct Pair;
 template <> struct Pair<1> { typedef u16 type; };
 template <> struct Pair<2> { typedef u32 type; };
+template <> struct Pair<4> { typedef u64 type; };
 template <class P> struct __align__(4 * sizeof(P)) FourPairs { P of[4]; };

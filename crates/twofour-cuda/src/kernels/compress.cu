@@ -19,136 +19,6 @@ struct OneWay {
     u32 groups;          // of a line's values: those past its end are of zeros
 };
 
-// ---- random numbers ------------------------------------------------------------------------------------------------------------
-
-// Philox 4x32 with ten rounds.
-__device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpose) {
-    u32 a = block, b = row, c = purpose, d = 0, key = (u32)seed, other_key = (u32)(seed >> 32);
-    #pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const u32 high = __umulhi(0xD2511F53u, a), low = 0xD2511F53u * a, other_high = __umulhi(0xCD9E8D57u, c), other_low = 0xCD9E8D57u * c;
-        a = other_high ^ b ^ key;
-        b = other_low;
-        c = high ^ d ^ other_key;
-        d = low;
-        key += 0x9E3779B9u;
-        other_key += 0xBB67AE85u;
-    }
-    return make_uint4(a, b, c, d);
-}
-
-// A multiple of 2^-24 below 1.
-__device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
-
-// ---- rules for groups: what is kept, and what its values become ------------------------------------------------------------------
-
-// Sums and products that are never made one operation.
-__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ float over(float a, float b) { return __fdiv_rn(a, b); }
-__device__ __forceinline__ float sum_of(float a, float b, float c) { return add(add(a, b), c); }
-
-// The two largest magnitudes, ties to the lower index.
-__device__ __forceinline__ u32 two_largest(const float (&v)[4]) {
-    u32 kept = 0;
-    unrolled<4>([&](auto i) {
-        u32 larger = 0;
-        unrolled<4>([&](auto j) {
-            const u32 key = __float_as_uint(v[i.value]) & 0x7FFFFFFF, other = __float_as_uint(v[j.value]) & 0x7FFFFFFF;
-            if (j.value != i.value) larger += j.value < i.value ? other >= key : other > key;
-        });
-        if (larger < 2) kept |= 1u << i.value;
-    });
-    return kept;
-}
-
-__device__ __forceinline__ u32 soft_threshold(float (&v)[4]) {
-    const u32 kept = two_largest(v);
-    float third = 0.0f;
-    unrolled<4>([&](auto i) {
-        if (!(kept >> i.value & 1)) third = fmaxf(third, fabsf(v[i.value]));
-    });
-    unrolled<4>([&](auto i) { v[i.value] = copysignf(add(fabsf(v[i.value]), -third), v[i.value]); });
-    return kept;
-}
-
-// The sum of magnitudes, and those of all but each.
-struct Sums {
-    float all, others[4];
-    __device__ __forceinline__ Sums(const float (&m)[4]) {
-        const float ab = add(m[0], m[1]), cd = add(m[2], m[3]);
-        all = add(ab, cd);
-        others[0] = add(m[1], cd);
-        others[1] = add(m[0], cd);
-        others[2] = add(ab, m[3]);
-        others[3] = add(ab, m[2]);
-    }
-};
-
-__device__ __forceinline__ float signed_as(float value, float element, float magnitude) { return magnitude > 0.0f ? copysignf(value, element) : 0.0f; }
-
-// The first element that `target` falls to, but for one (4: for none): see the CPU's.
-__device__ __forceinline__ u32 draw(const float (&magnitudes)[4], u32 without, float target) {
-    float end = 0.0f;
-    u32 drawn = 4, last = without == 0 ? 1 : 0;
-    unrolled<4>([&](auto i) {
-        if (i.value == without) return;
-        end = add(end, magnitudes[i.value]);
-        if (drawn == 4 && target < end) drawn = i.value;
-        if (magnitudes[i.value] > 0.0f) last = i.value;
-    });
-    return drawn == 4 ? last : drawn;
-}
-
-__device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float first_random, float second_random) {
-    float m[4], q[4];
-    unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
-    const Sums sums(m);
-    const u32 first = draw(m, 4, times(first_random, sums.all));
-    const float left = first == 0 ? sums.others[0] : first == 1 ? sums.others[1] : first == 2 ? sums.others[2] : sums.others[3];
-    const u32 second = draw(m, first, times(second_random, left));
-    unrolled<4>([&](auto i) { q[i.value] = sums.others[i.value] > 0.0f ? over(m[i.value], sums.others[i.value]) : 0.0f; });
-    const float of_others[4] = {sum_of(q[1], q[2], q[3]), sum_of(q[0], q[2], q[3]), sum_of(q[0], q[1], q[3]), sum_of(q[0], q[1], q[2])};
-    const u32 kept = 1u << first | 1u << second;
-    unrolled<4>([&](auto i) {
-        if (kept >> i.value & 1) v[i.value] = signed_as(times(8.0f, over(sums.all, add(1.0f, of_others[i.value]))), v[i.value], m[i.value]);
-    });
-    return kept;
-}
-
-// What is stored of a group: two values and their code.
-struct Two {
-    float a, b;
-    u32 code;
-};
-
-__device__ __forceinline__ Two of_kept(const float (&v)[4], u32 kept) {
-    Two two;
-    two.code = code_of(kept);
-    const u32 first = two.code & 3, second = two.code >> 2;
-    two.a = kept >> first & 1 ? first == 0 ? v[0] : first == 1 ? v[1] : v[2] : 0.0f;
-    two.b = kept >> second & 1 ? second == 1 ? v[1] : second == 2 ? v[2] : v[3] : 0.0f;
-    return two;
-}
-
-// Comparisons and choices bind here, so there are as few as can be: places on the line come in order, which makes them the code.
-__device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
-    float m[4], line[4];
-    unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
-    const Sums sums(m);
-    unrolled<4>([&](auto i) { line[i.value] = fminf(m[i.value], sums.others[i.value]); });
-    const float one = line[0], two = add(one, line[1]), three = add(two, line[2]);
-    const float half = times(0.5f, add(three, line[3])), point = times(random, half), other = add(point, half);
-    const bool p1 = one <= point, p2 = two <= point, p3 = three <= point, q1 = one <= other, q2 = two <= other, q3 = three <= other;
-    const u32 first = p1 + p2 + p3, second = q1 + q2 + q3;
-    Two drawn = {p3 ? v[3] : p2 ? v[2] : p1 ? v[1] : v[0], q3 ? v[3] : q2 ? v[2] : q1 ? v[1] : v[0], first | second << 2};
-    if (first == second) drawn = of_kept(v, half > 0.0f ? 1u << first : two_largest(v));
-    const float value = times(8.0f, half);
-    drawn.a = signed_as(fmaxf(value, fabsf(drawn.a)), drawn.a, times(fabsf(drawn.a), 0.125f));
-    drawn.b = signed_as(fmaxf(value, fabsf(drawn.b)), drawn.b, times(fabsf(drawn.b), 0.125f));
-    return drawn;
-}
-
 // ---- one direction -----------------------------------------------------------------------------------------------------------------
 
 typedef Bits<IN>::type Raw;
@@ -173,9 +43,15 @@ template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float
     return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
 }
 
-// A line's four groups from `first_group` on: their values are stored, their codes returned. `place` tells where a line's element is in the tensor.
+// What becomes of a line's four groups.
+struct FourGroups {
+    FourBoth values;
+    u32 codes;
+};
+
+// The line's groups from `first_group` on. `place` tells where a line's element is in the tensor.
 template <int RULE, bool COLUMNS, class Place>
-__device__ __forceinline__ u32 four_groups(const OneWay& p, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
+__device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
     // Four groups share one draw of random numbers, or two pairs of them one each.
     uint4 random = {}, more = {};
     if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
@@ -183,12 +59,10 @@ __device__ __forceinline__ u32 four_groups(const OneWay& p, float (&values)[4][4
         random = philox(p.seed, first_group / 2, line, 1);
         more = philox(p.seed, first_group / 2 + 1, line, 1);
     }
-    FourBoth out;
-    u32 codes = 0;
+    FourGroups out = {};
     unrolled<4>([&](auto g) {
         const u32 group = first_group + g.value;
         float (&v)[4] = values[g.value];
-        out.of[g.value] = 0;
         if (group >= p.groups) return;
         if (RULE != GIVEN && any_wrong<RULE == MAGNITUDE>(v)) {
             unrolled<4>([&](auto i) {
@@ -212,18 +86,33 @@ __device__ __forceinline__ u32 four_groups(const OneWay& p, float (&values)[4][4
             two.a = times(two.a, factor);
             two.b = times(two.b, factor);
         }
-        out.of[g.value] = stored(two.a) | stored(two.b) << (8 * sizeof(Stored));
-        codes |= two.code << (4 * g.value);
+        out.values.of[g.value] = stored(two.a) | stored(two.b) << (8 * sizeof(Stored));
+        out.codes |= two.code << (4 * g.value);
     });
+    return out;
+}
+
+// The same by MVUE where values keep their type of 16 bits and all elements are of the tensor: `groups` has each as it lies there. False where it has to be done as above.
+template <int RULE, int E, class Groups, class Out>
+__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, Groups groups, u32 line, u32 first_group, Out& out) {
+    if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
+        uint2 lying[4];
+        unrolled<4>([&](auto g) { lying[g.value] = groups(g); });
+        return !p.factor && drawn<E>(lying, philox(p.seed, first_group / 4, line, 0), out.values.of, out.codes);
+    }
+    return false;
+}
+
+// Stores the values of a line's four groups from `first_group` on.
+__device__ __forceinline__ void store_values(const OneWay& p, u32 line, u32 first_group, const FourBoth& values) {
     Both* to = (Both*)p.values + (u64)line * p.groups + first_group;
     if (p.groups % 4 == 0) {
-        if (first_group < p.groups) *(FourBoth*)to = out;
+        if (first_group < p.groups) *(FourBoth*)to = values;
     } else {
         unrolled<4>([&](auto g) {
-            if (first_group + g.value < p.groups) to[g.value] = out.of[g.value];
+            if (first_group + g.value < p.groups) to[g.value] = values.of[g.value];
         });
     }
-    return codes;
 }
 
 // A thread takes 32 elements of a row, in two halves: twice as much code for both at once makes no difference.
@@ -250,47 +139,78 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
                 if (start + i.value < p.cols) raw[i.value / 4].of[i.value % 4] = from[i.value];
             });
         }
-        float values[4][4];
-        unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
-        codes |= four_groups<RULE, false>(p, values, row, start / 4, (p.cols + 3) / 4, factor, place) << (16 * half);
+        const auto lying = [&](auto g) {
+            const Raw (&of)[4] = raw[g.value].of;
+            return make_uint2(of[0] | of[1] << 16, of[2] | of[3] << 16);
+        };
+        FourGroups out;
+        if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, lying, row, start / 4, out)) {
+            float values[4][4];
+            unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
+            out = four_groups<RULE, false>(p, values, row, start / 4, (p.cols + 3) / 4, factor, place);
+        }
+        store_values(p, row, start / 4, out.values);
+        codes |= out.codes << (16 * half);
     }
     store_meta<sizeof(Stored)>(p.meta, p.rows, words, row, word, codes);
 }
 
-// A thread takes 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come together.
+// A block takes 64 columns and 128 elements of each; a thread 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come
+// together. Values and codes go through shared memory, so that those of a line leave together.
 template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& p) {
-    struct __align__(2 * sizeof(Raw)) TwoRaw { Raw of[2]; };
-    const u32 words = (p.groups + 7) / 8, col = 2 * (blockIdx.x * blockDim.x + threadIdx.x), half = blockIdx.y, start = 16 * half;
-    if (col >= p.cols) return;
+    typedef Pair<sizeof(Raw)>::type Neighbours;
+    __shared__ FourBoth values[ROWS_OF_BLOCK][HALVES_OF_BLOCK];
+    __shared__ u32 meta[WORDS_OF_BLOCK];
+    const u32 first_line = ROWS_OF_BLOCK * blockIdx.x, first_half = HALVES_OF_BLOCK * blockIdx.y;
+    const u32 own_line = 2 * (threadIdx.x % 32), own_half = threadIdx.x / 32;
+    const u32 col = first_line + own_line, start = 16 * (first_half + own_half);
     const float factor = p.factor ? *p.factor : 1.0f;
     const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
-    TwoRaw raw[16] = {};
+    Neighbours raw[16] = {};
     if (p.cols % 2 == 0 && start + 16 <= p.rows) {
-        unrolled<16>([&](auto i) { raw[i.value] = *(const TwoRaw*)(from + (u64)i.value * p.cols); });
+        if (col < p.cols) unrolled<16>([&](auto i) { raw[i.value] = *(const Neighbours*)(from + (u64)i.value * p.cols); });
     } else {
         unrolled<16>([&](auto i) {
             if (start + i.value < p.rows) {
-                raw[i.value].of[0] = from[(u64)i.value * p.cols];
-                if (col + 1 < p.cols) raw[i.value].of[1] = from[(u64)i.value * p.cols + 1];
+                if (col < p.cols) raw[i.value] = from[(u64)i.value * p.cols];
+                if (col + 1 < p.cols) raw[i.value] |= (Neighbours)from[(u64)i.value * p.cols + 1] << (8 * sizeof(Raw));
             }
         });
     }
+    const HalfPlaces places = half_places<sizeof(Stored)>(p.meta.order, own_line, own_half);
     unrolled<2>([&](auto c) {
         const u32 line = col + c.value;
         if (line >= p.cols) return;
         const auto place = [&](u32 along) { return (u64)along * p.cols + line; };
-        float values[4][4];
-        unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value].of[c.value]); });
-        const u32 codes = four_groups<RULE, true>(p, values, line, start / 4, (p.rows + 3) / 4, factor, place);
-        store_half_meta<sizeof(Stored)>(p.meta, p.cols, words, line, half, (u16)codes);
+        const auto lying = [&](auto g) {
+            return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value), halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
+        };
+        FourGroups out;
+        if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, lying, line, start / 4, out)) {
+            float wide[4][4];
+            unrolled<16>([&](auto i) { wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value))); });
+            out = four_groups<RULE, true>(p, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
+        }
+        // Neighbouring pairs of lines begin in different banks.
+        values[own_line + c.value][own_half ^ own_line / 2 % HALVES_OF_BLOCK] = out.values;
+        ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)out.codes;
     });
+    __syncthreads();
+    constexpr u32 AT_ONCE = 256 / HALVES_OF_BLOCK;
+    const u32 half = threadIdx.x % HALVES_OF_BLOCK, place_there = half ^ threadIdx.x / HALVES_OF_BLOCK / 2 % HALVES_OF_BLOCK;
+    unrolled<ROWS_OF_BLOCK / AT_ONCE>([&](auto i) {
+        const u32 line = AT_ONCE * i.value + threadIdx.x / HALVES_OF_BLOCK;
+        if (first_line + line < p.cols) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
+    });
+    store_meta_of_block(p.meta, p.cols, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
-#define ONE_WAY(name, RULE)                                                                                                                         \
+// So many blocks along columns at once as their registers let.
+#define ONE_WAY(name, RULE, BLOCKS)                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256, 3) rows_##name(const __grid_constant__ OneWay p) { along_rows<RULE>(p); }                  \
-    extern "C" __global__ void __launch_bounds__(256, 3) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
-ONE_WAY(magnitude, MAGNITUDE)
-ONE_WAY(soft_threshold, SOFT_THRESHOLD)
-ONE_WAY(mvue_approximate, MVUE_APPROXIMATE)
-ONE_WAY(mvue, MVUE)
-ONE_WAY(given, GIVEN)
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
+ONE_WAY(magnitude, MAGNITUDE, 3)
+ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3)
+ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3)
+ONE_WAY(mvue, MVUE, 4)
+ONE_WAY(given, GIVEN, 3)

@@ -126,8 +126,10 @@ impl Source {
                 between(input, output) + &common + &codes + &file("prune.cu", include_str!("../kernels/prune.cu"))
             }
             Source::Compress { input, output } => {
+                let estimate = file("estimate.cuh", include_str!("../kernels/estimate.cuh"));
                 let kernels = file("compress.cu", include_str!("../kernels/compress.cu"));
-                between(input, output) + &common + &codes + &kernels
+                let block = file("meta_block.cuh", include_str!("../kernels/meta_block.cuh"));
+                between(input, output) + &common + &codes + &block + &estimate + &kernels
             }
             Source::AdamW { gradient } => {
                 let definitions = format!("#define GRADIENT {}\n", gradient.definition());

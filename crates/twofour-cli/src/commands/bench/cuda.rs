@@ -33,7 +33,7 @@ Suites:
   gemm    products of many tokens with a 2:4 weight: ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it
           were dense; and the one that the dispatcher chose and remembers. Both libraries must be there; TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name their folders
   decode  the same with few tokens, where reading the weight is what takes time, beside a kernel that reads the 2:4 weight's bytes and
-          does nothing else; in bf16 also with the weight in four bits, a scale for every 128 columns
+          does nothing else; in bf16 also with the weight in four bits, a scale for every 128 columns, and a read of that
   train-linear
           a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
           or from an unbiased 2:4 estimate of the output's gradient

@@ -69,8 +69,9 @@ pub(crate) const DECODE_TOKENS: [usize; 5] = [1, 8, 16, 32, 64];
 /// So many tokens are few: reading the weight is what takes time.
 const FEW: usize = 64;
 
-/// The contender with four-bit weights.
+/// The contender with four-bit weights, and what merely reads those.
 const INT4: &str = "twofour-int4";
+const READ_INT4: &str = "read-int4";
 
 /// What is multiplied by few tokens.
 pub(crate) const DECODE_TYPES: [Element; 3] = [Element::BF16, Element::E4M3, Element::I8];
@@ -155,23 +156,28 @@ impl<'a> Layer<'a> {
             }
             None => None,
         };
+        let reader = &Reader::new(device)?;
         let mut contenders: Vec<Contender<'_>> = products.iter().map(|product| trial.contender(product)).collect();
         contenders.push(trial.contender(&chosen).named("dispatch"));
 
         let mut timer = Timer::new(device, stream)?;
         // What no product of few tokens can be faster than.
-        let reader = Reader::new(device)?;
         let weight_bytes = features * reduction * element.bytes() / 2 + features * reduction / 8;
         let (raw, sink) = (Stream(stream.cu_stream()), stream.alloc_zeros::<u8>(16)?);
         let (read_at, sink) = (weight.dense.device_ptr(stream).0, sink.device_ptr(stream).0);
         // SAFETY: a dense weight is longer than a 2:4 one; both live until the stream has been waited for.
-        let reading = move || unsafe { reader.read(raw, read_at, weight_bytes, sink) };
+        let reading = |bytes| move || unsafe { reader.read(raw, read_at, bytes, sink) };
         if tokens <= FEW {
-            contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading));
+            contenders.push(Contender::new("read", "the 2:4 weight's bytes", reading(weight_bytes)));
         }
 
         if let Some((trial, decode)) = &decode {
             contenders.push(trial.contender(decode).named(INT4));
+            contenders.push(Contender::new(
+                READ_INT4,
+                "the four-bit weight's bytes",
+                reading(four_bits.weight_bytes()),
+            ));
         }
 
         let times = timer.alternate(&mut contenders, rounds)?;
@@ -189,7 +195,7 @@ impl<'a> Layer<'a> {
             let dense = time.contender == "cublaslt";
             let weights = match time.contender {
                 "cublaslt" => features * reduction * element.bytes(),
-                INT4 => four_bits.weight_bytes(),
+                INT4 | READ_INT4 => four_bits.weight_bytes(),
                 _ => weight_bytes,
             };
             GemmRow {
