@@ -69,9 +69,9 @@ impl Shape {
     /// The one of some that spreads so many rows best over the device, if there is one that does.
     pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
         let rows = |shape: &Shape| (16 * shape.height * multiprocessors) as usize;
-        // As few rows to a block as the device takes at once, or else as many as there are.
+        // As few rows to a block as the device takes at once, or else as many as leave more blocks than multiprocessors.
         let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
-        let in_rounds = all.iter().rfind(|shape| shape.blocks > 1);
+        let in_rounds = all.iter().rfind(|shape| shape.blocks > 1 && features > rows(shape));
         at_once.min_by_key(|shape| shape.height).or(in_rounds).copied()
     }
 

@@ -205,12 +205,17 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     store_meta_of_block(p.meta, p.cols, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
-// So many blocks along columns at once as their registers let.
-#define ONE_WAY(name, RULE, BLOCKS)                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256, 3) rows_##name(const __grid_constant__ OneWay p) { along_rows<RULE>(p); }                  \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
-ONE_WAY(magnitude, MAGNITUDE, 3)
-ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3)
-ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3)
-ONE_WAY(mvue, MVUE, 4)
-ONE_WAY(given, GIVEN, 3)
+// So many blocks at once along rows and along columns as registers let. Before sm_100 the compiler finds room for three of MVUE along rows.
+#if __CUDA_ARCH__ >= 1000
+constexpr u32 MVUE_ALONG_ROWS = 2;
+#else
+constexpr u32 MVUE_ALONG_ROWS = 3;
+#endif
+#define ONE_WAY(name, RULE, ALONG_ROWS, ALONG_COLUMNS)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256, ALONG_ROWS) rows_##name(const __grid_constant__ OneWay p) { along_rows<RULE>(p); }             \
+    extern "C" __global__ void __launch_bounds__(256, ALONG_COLUMNS) columns_##name(const __grid_constant__ OneWay p) { along_columns<RULE>(p); }
+ONE_WAY(magnitude, MAGNITUDE, 3, 3)
+ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3, 3)
+ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3, 3)
+ONE_WAY(mvue, MVUE, MVUE_ALONG_ROWS, 4)
+ONE_WAY(given, GIVEN, 3, 3)

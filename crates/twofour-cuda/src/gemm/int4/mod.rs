@@ -128,7 +128,7 @@ impl Method {
             return Some(best);
         }
         // The more tokens, the more it counts that X is read by few blocks.
-        if !few_rows || problem.tokens > 32 {
+        if !few_rows && problem.tokens > 16 || problem.tokens > 32 {
             let streams = streams_for(problem, architecture);
             if let Some(shape) = super::stream::Shape::best(&streams, problem.features, multiprocessors) {
                 return Some(Method::Streamed(shape));

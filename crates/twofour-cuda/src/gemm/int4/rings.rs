@@ -10,16 +10,18 @@ use crate::{
 };
 use twofour::int4::Granularity;
 
-/// Shapes that there are kernels for.
-pub(super) const SHAPES: [Shape; 13] = [
+/// Shapes that there are kernels for. 112 rows are for weights of which every multiprocessor takes several blocks: 28672 rows are two for each of 128.
+pub(super) const SHAPES: [Shape; 15] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
     shape(4, 4, 2, 8),
+    shape(7, 4, 2, 8),
     shape(2, 8, 1, 16),
     shape(3, 8, 1, 16),
     shape(2, 4, 2, 16),
     shape(4, 4, 2, 16),
+    shape(7, 4, 2, 16),
     shape(2, 8, 1, 32),
     shape(3, 4, 1, 32),
     shape(2, 4, 2, 32),
@@ -57,5 +59,31 @@ impl Parameters {
             tokens: problem.tokens as u32,
             steps: problem.steps() as u32,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As measured on an H200: docs/kernels/cuda-int4.md.
+    #[test]
+    fn weights_get_blocks_of_the_rows_that_were_fastest() {
+        for tokens in [8, 16] {
+            let shapes = Shape::with_room(&SHAPES, tokens);
+            for (features, rows) in [
+                (4096, 32),
+                (6144, 48),
+                (8192, 32),
+                (11_008, 64),
+                (14_336, 64),
+                (20_480, 112),
+                (28_672, 112),
+                (57_344, 112),
+            ] {
+                let best = Shape::best(&shapes, features, 132).unwrap();
+                assert_eq!(16 * best.height, rows, "{features} rows, {tokens} tokens");
+            }
+        }
     }
 }
