@@ -1,4 +1,4 @@
-// The codes of groups, where metadata goes, and how values are stored: as crate twofour has them, compressed/code.rs, layout/sm90.rs and compressed/mod.rs.
+// The codes of groups, and where metadata goes: as crate twofour has them, compressed/code.rs and layout/sm90.rs.
 
 // `first | second << 2` of the elements kept, bit i for element i, completed with the lowest free ones to two; a nibble for each set of four bits.
 // Sets of more than two do not occur: their nibbles are those of their two lowest.
@@ -34,10 +34,3 @@ template <int ELEMENT_BYTES> __device__ __forceinline__ void store_meta(MetaOrde
     halves[2 * place + m / 8 % 2] = (u16)codes;
     halves[2 * (place + tile / 32 * 8) + m / 8 % 2] = (u16)(codes >> 16);
 }
-
-// Two numbers of so many bytes each, side by side; and those of four groups.
-template <int BYTES> struct Pair;
-template <> struct Pair<1> { typedef u16 type; };
-template <> struct Pair<2> { typedef u32 type; };
-template <> struct Pair<4> { typedef u64 type; };
-template <class P> struct __align__(4 * sizeof(P)) FourPairs { P of[4]; };

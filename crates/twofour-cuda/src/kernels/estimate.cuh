@@ -134,14 +134,6 @@ __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
 
 // They are chosen, compared with half the line and stored as they lie in memory, two at a time: a magnitude that is rounded already is the larger one after rounding
 // exactly where it is before.
-// A number, rounded, in both halves.
-template <int E> __device__ __forceinline__ u32 both(float value) {
-    u32 pair;
-    if (E == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %1;" : "=r"(pair) : "f"(value));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(pair) : "f"(value));
-    return pair;
-}
-
 // The larger of each half's.
 template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     u32 pair;
@@ -150,19 +142,8 @@ template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     return pair;
 }
 
-// +0.0 for -0.0.
-template <int E> __device__ __forceinline__ u32 plus_zeros(u32 pair) {
-    if (E == BF16) asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(0x3F803F80u), "r"(0u));
-    else asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(0x3C003C00u), "r"(0u));
-    return pair;
-}
-
 // The lower (0) or upper (1) halves of two words, side by side.
-__device__ __forceinline__ u32 halves_of(u32 a, u32 b, int half) {
-    u32 pair;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(half == 0 ? 0x5410 : 0x7632));
-    return pair;
-}
+__device__ __forceinline__ u32 halves_of(u32 a, u32 b, int half) { return permute(a, b, half == 0 ? 0x5410 : 0x7632); }
 
 // How many of three ends in ascending order are not beyond a point. As a number, since additions have room where comparisons and choices bind.
 __device__ __forceinline__ float ends_before(float one, float two, float three, float point) {
@@ -207,9 +188,9 @@ template <int E> struct Drawn {
         // 2^23 makes a number's lowest bits the integer.
         places = __float_as_uint(add(first, __fmaf_rn(second, 256.0f, 8388608.0f)));
         // Bytes 2 first, 2 first + 1, 2 second, 2 second + 1.
-        u32 chosen;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(low), "r"(high), "r"(places * 0x22 + 0x1010));
-        pair = larger<E>(both<E>(times(8.0f, half)), chosen & 0x7FFF7FFF) | (chosen & 0x80008000);
+        const u32 chosen = permute(low, high, places * 0x22 + 0x1010);
+        const float value = times(8.0f, half);
+        pair = larger<E>(narrow_two<E>(value, value), chosen & 0x7FFF7FFF) | (chosen & 0x80008000);
     }
 };
 
@@ -219,8 +200,7 @@ template <int E> __device__ __forceinline__ bool drawn(const uint2 (&groups)[4],
     const Drawn<E> c(groups[2].x, groups[2].y, unit(random.z)), d(groups[3].x, groups[3].y, unit(random.w));
     pairs[0] = a.pair, pairs[1] = b.pair, pairs[2] = c.pair, pairs[3] = d.pair;
     const u32 ab = a.places + (b.places << 4), cd = c.places + (d.places << 4);
-    u32 all;
-    asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(all) : "r"(ab), "r"(cd));
+    u32 all = permute(ab, cd, 0x5410);
     all = (all | all >> 6) & 0x00FF00FF;
     codes = (all | all >> 8) & 0xFFFF;
     return add(add(a.sum, b.sum), add(c.sum, d.sum)) <= 3.402823466e38f;

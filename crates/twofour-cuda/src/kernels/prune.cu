@@ -4,12 +4,6 @@
 
 enum Rule { GREEDY_ABS = 0, GREEDY_SIGNED = 1, CAUSAL_1122 = 2, OPTIMAL = 3, GIVEN = 4 };
 
-__device__ __forceinline__ u32 permute(u32 low, u32 high, u32 bytes) {
-    u32 result;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(bytes));
-    return result;
-}
-
 struct Entry {
     int key;
     u32 payload;
@@ -239,34 +233,9 @@ template <> struct Values<1> { u32 bits; };
 
 template <int Out, int In> __device__ __forceinline__ Values<2> stored(const Four<In>& four) {
     uint2 words;
-    if constexpr (In == F32) {
-        if constexpr (Out == BF16) {
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words.x) : "f"(four.value(1)), "f"(four.value(0)));
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words.y) : "f"(four.value(3)), "f"(four.value(2)));
-        } else {
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words.x) : "f"(four.value(1)), "f"(four.value(0)));
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words.y) : "f"(four.value(3)), "f"(four.value(2)));
-        }
-    } else {
-        words = four.bits;
-    }
-    // x * 1 + 0 is x, but for -0.0.
-    if constexpr (Out == BF16) {
-        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(words.x) : "r"(0x3F803F80u), "r"(0u));
-        asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(words.y) : "r"(0x3F803F80u), "r"(0u));
-    } else {
-        asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(words.x) : "r"(0x3C003C00u), "r"(0u));
-        asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(words.y) : "r"(0x3C003C00u), "r"(0u));
-    }
-    return {words};
-}
-
-// Two f32s as 8-bit floats, the first in the lower byte: as `narrow` rounds one.
-template <int E> __device__ __forceinline__ u16 narrow_two(float first, float second) {
-    u16 bits;
-    if constexpr (E == E4M3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
-    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(second), "f"(first));
-    return bits;
+    if constexpr (In == F32) words = make_uint2(narrow_two<Out>(four.value(0), four.value(1)), narrow_two<Out>(four.value(2), four.value(3)));
+    else words = four.bits;
+    return {make_uint2(plus_zeros<Out>(words.x), plus_zeros<Out>(words.y))};
 }
 
 // The same in 8-bit floats, multiplied by a factor before they are rounded.

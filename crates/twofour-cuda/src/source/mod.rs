@@ -51,6 +51,7 @@ pub enum Source {
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 const CODES: &str = include_str!("../kernels/codes.cuh");
+const PAIRS: &str = include_str!("../kernels/pairs.cuh");
 const EPILOGUE: &str = include_str!("../kernels/epilogue.cuh");
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
@@ -106,7 +107,7 @@ impl Source {
     pub fn text(&self) -> String {
         let file = |name: &str, text: &str| format!("#line 1 \"{name}\"\n{text}\n");
         let common = file("common.cuh", COMMON);
-        let codes = file("codes.cuh", CODES);
+        let codes = file("codes.cuh", CODES) + &file("pairs.cuh", PAIRS);
         let product = file("sparse_product.cuh", include_str!("../kernels/sparse_product.cuh"));
         let direct = file("direct.cuh", include_str!("../kernels/direct.cuh"));
         let rings = file("hopper.cuh", HOPPER) + &file("rings.cuh", include_str!("../kernels/rings.cuh"));
