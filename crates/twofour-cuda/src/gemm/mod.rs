@@ -241,8 +241,21 @@ pub enum Method {
 }
 
 impl Method {
-    /// Those that may be the best for a problem.
+    /// Those that compute a problem.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        Self::with_tiles(problem, architecture, sm90::Tile::all)
+    }
+
+    /// Those of them that may be the fastest by a model of the device's time: what is worth measuring.
+    pub fn likely(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Vec<Method> {
+        Self::with_tiles(problem, architecture, |problem| sm90::Tile::likely(problem, multiprocessors))
+    }
+
+    fn with_tiles(
+        problem: Problem,
+        architecture: Architecture,
+        tiles: impl FnOnce(Problem) -> Vec<sm90::Tile>,
+    ) -> Vec<Method> {
         let direct = direct::Shape::all(problem, architecture).into_iter().map(Method::Direct);
         if !is_hopper(architecture) {
             if problem.x == XOrder::ReductionFirst {
@@ -251,7 +264,7 @@ impl Method {
             let tiles = mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma);
             return direct.chain(tiles).collect();
         }
-        let tiled = sm90::Tile::fitting(problem).into_iter().map(Method::Tiled);
+        let tiled = tiles(problem).into_iter().map(Method::Tiled);
         if problem.x == XOrder::ReductionFirst {
             return tiled.collect();
         }

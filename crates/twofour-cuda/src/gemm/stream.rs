@@ -18,7 +18,7 @@ use crate::{
 pub struct Tile {
     /// Rows of W, a multiple of 16.
     pub features: u32,
-    /// Rows of X that there is room for: 8, 16, 32 or 64.
+    /// Rows of X that there is room for: 8, 16, 32, 64, 96 or 128.
     pub tokens: u32,
 }
 
@@ -48,7 +48,13 @@ fn features(element: Element) -> &'static [u32] {
 }
 
 /// Tokens that there are kernels for.
-const TOKENS: [u32; 4] = [8, 16, 32, 64];
+const TOKENS: [u32; 6] = [8, 16, 32, 64, 96, 128];
+
+/// Tokens of a tile where there are several tiles: with more of them, a tile has this many at least.
+const LEAST_OF_SEVERAL: u32 = 64;
+
+/// Tokens beyond which tiles of `sm90` are always as good.
+const MOST_TOKENS: usize = 2048;
 
 /// Most blocks of a cluster.
 const MOST_BLOCKS: u32 = 8;
@@ -81,6 +87,16 @@ impl Tile {
         features.div_ceil(self.features as usize) as u32
     }
 
+    /// Tiles for so many tokens.
+    fn tiles(self, tokens: usize) -> u32 {
+        tokens.div_ceil(self.tokens as usize) as u32
+    }
+
+    /// Rows of X to a tile of so many tokens.
+    pub(super) fn x_rows(self, tokens: usize) -> u32 {
+        tokens.div_ceil(self.tiles(tokens) as usize).next_multiple_of(8) as u32
+    }
+
     /// Warpgroups that multiply.
     fn groups(self, step: Step) -> u32 {
         self.features.div_ceil(64 * step.height)
@@ -89,6 +105,13 @@ impl Tile {
     /// Whether warps that feed leave registers to those that multiply: where these are many, and have many sums.
     fn gives(self, step: Step) -> bool {
         step.height * self.tokens >= 128 && self.groups(step) > 1
+    }
+
+    /// Registers of a thread that multiplies, where warps that feed leave some: what a launch gives to all of the CTA's threads, less 24 for those that feed.
+    fn taken(self, step: Step) -> u32 {
+        let groups = self.groups(step);
+        let launched = 65_536 / self.threads(step) / 8 * 8;
+        ((launched * (groups + 1) - 24) / groups / 8 * 8).min(240)
     }
 
     /// Threads of warpgroups that multiply, and of another, some of whose warps feed them.
@@ -103,7 +126,7 @@ impl Tile {
 
     /// Blocks to a multiprocessor: two where both are small.
     fn blocks(self) -> u32 {
-        if self.features > 128 || self.tokens == 64 { 1 } else { 2 }
+        if self.features > 128 || self.tokens >= 64 { 1 } else { 2 }
     }
 
     /// For buffers and sums.
@@ -137,26 +160,33 @@ impl Tile {
         let Tile { features, tokens } = self;
         let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
         let (sums, gives, blocks) = (self.room_for_sums(step), u32::from(self.gives(step)), self.blocks());
+        let taken = self.taken(step);
         format!(
             "#define FEATURES {features}\n#define TOKENS {tokens}\n#define HEIGHT {}\n#define THREADS {threads}\n\
-             #define GIVES {gives}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
+             #define GIVES {gives}\n#define TAKEN {taken}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
             step.height
         )
     }
 }
 
 impl Shape {
-    /// Those of some tiles for so many features, tokens and steps: none where there are too many tokens. Every block has a step at least, and room for the
-    /// sums that others send.
+    /// Those of some tiles for so many features, tokens and steps: of the widths of X that hold all tokens the least, and where that has 64 or more, all
+    /// such widths, as several tiles; none where there are too many tokens. Every block has a step at least, and room for the sums that others send.
     pub(super) fn of(
         tiles: &[u32],
         (features, tokens): (usize, usize),
         steps: u32,
         step: impl Fn(Tile) -> Step,
     ) -> Vec<Shape> {
-        let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
-        let tiles = tiles.iter().map(|features| Tile { features: *features, tokens });
-        let tiles = tiles.filter(|tile| tile.clusters(features) <= MOST_CLUSTERS);
+        if tokens > MOST_TOKENS {
+            return Vec::new();
+        }
+        let least = TOKENS.into_iter().find(|most| tokens <= *most as usize);
+        let widths = TOKENS.into_iter().filter(|width| {
+            Some(*width) == least || *width >= LEAST_OF_SEVERAL && least.is_none_or(|least| *width <= least)
+        });
+        let tiles = widths.flat_map(|tokens| tiles.iter().map(move |features| Tile { features: *features, tokens }));
+        let tiles = tiles.filter(|tile| tile.clusters(features) * tile.tiles(tokens) <= MOST_CLUSTERS);
         let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split }));
         all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
     }
@@ -191,12 +221,12 @@ impl Shape {
         format!("{}s{}", self.tile.name(), self.split)
     }
 
-    /// The launch for so many rows.
-    pub(super) fn launch(self, features: usize, step: Step) -> Launch {
+    /// The launch for so many features and tokens.
+    pub(super) fn launch(self, (features, tokens): (usize, usize), step: Step) -> Launch {
         let Shape { tile, split } = self;
         let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", self.name());
-        Launch { grid: (split, tile.clusters(features)), block, shared, cluster: split }
+        Launch { grid: (split, tile.clusters(features) * tile.tiles(tokens)), block, shared, cluster: split }
     }
 }
 
@@ -246,6 +276,8 @@ pub(super) struct RawProblem {
     output: u32,
     features: u32,
     tokens: u32,
+    clusters: u32,
+    x_rows: u32,
     split: u32,
     steps_each: Share,
     sixteens_each: Share,
@@ -279,6 +311,8 @@ impl RawProblem {
             output,
             features: features as u32,
             tokens: tokens as u32,
+            clusters: shape.tile.clusters(features),
+            x_rows: shape.tile.x_rows(tokens),
             split,
             steps_each: Share::of(steps as u32, split),
             sixteens_each: Share::of(shape.tile.features / 16, split),
@@ -310,7 +344,7 @@ impl Plan {
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let variant = Variant { element: problem.element, tile: shape.tile };
         let kernel = device.kernel(Source::StreamSm90(variant), "stream")?;
-        let launch = shape.launch(problem.features, variant.step());
+        let launch = shape.launch((problem.features, problem.tokens), variant.step());
         kernel.allow_shared(launch.shared)?;
         Ok(Self { problem, variant, shape, kernel, launch })
     }
@@ -323,7 +357,8 @@ impl Plan {
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self.problem;
-        let Tile { features: tile_features, tokens: tile_tokens } = self.shape.tile;
+        let Tile { features: tile_features, .. } = self.shape.tile;
+        let x_rows = self.shape.tile.x_rows(tokens);
         let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
@@ -337,7 +372,7 @@ impl Plan {
                 (tile_features, step / 2),
                 Swizzle::Bytes128,
             )?,
-            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (tile_tokens, step / 2), Swizzle::Bytes128)?,
+            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (x_rows, step / 2), Swizzle::Bytes128)?,
             meta: TensorMap::new(
                 operands.weight.meta,
                 8,

@@ -1,31 +1,36 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_90a (`wgmma.sp`).
 //
-// A block takes a tile of FEATURES rows of W and TOKENS rows of X, and goes on to its next tile: there are as many blocks as run at once. One
-// warp of a warpgroup feeds STAGES buffers of shared memory through the copy engine; two other warpgroups multiply, each 64 * BLOCKS features.
-// CLUSTER blocks with neighbouring features share the rows of X: each reads a part of them and sends it to all.
+// A CTA computes a tile of FEATURES rows of W by TOKENS rows of X. Warp specialization: one producer warp fills a circular buffer of STAGES stages by TMA, and two
+// consumer warpgroups multiply, 64 * BLOCKS features each.
 //
-// A step of 128 bytes of X's rows (K_STEP elements) needs 64 bytes of W's rows, and an atom of metadata for every 64 features, in CUTLASS's order for
-// that step, which lie one after the other. Of 16-bit weights a thread loads one word of metadata a step: lanes with bit 1 unset hold that of
-// the first product, the others that of the second, and the selector says which it is.
+// Two CTAs of a cluster may share the rows of X (`sharing`): each loads a part of them and multicasts it to both. With SPLIT_K, which is compiled for tiles that
+// leave registers for it, CTAs of a cluster may also divide the reduction among them (`parts`): each accumulates a part of K, then sends every other CTA those of its
+// accumulators that the other CTA stores (`st.async`), and adds what it received, in the order of the parts, so that results repeat bit for bit. Without SPLIT_K the
+// cluster is compiled in (CLUSTER), there is one part, and the kernel is persistent; with SPLIT_K both numbers come with the launch, and a cluster of several parts
+// computes one tile.
 //
-// X comes as [tokens, reduction], or, X_ACROSS, as [reduction, tokens] of 16-bit elements: then a step's rows of X lie in pieces of 64 tokens.
+// A stage holds ATOMS times 128 bytes of X's rows (K_ATOM elements), 64 bytes of W's rows, and an atom of metadata for every 64 features in CUTLASS's order; atoms
+// of the same columns are contiguous. TMA takes as long for 64 bytes of a row as for 128, so two atoms to a stage fill it faster where three stages still fit. With 16-bit elements a thread loads one word of metadata an atom: lanes with bit 1 unset hold that of the first instruction, the
+// others that of the second, and the instruction's selector says which lanes to read. With SPLIT_K tiles may leave the last rows of X unused: `x_rows` of them are
+// loaded and lie between the starts of neighbouring tiles.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// X is [tokens, reduction], or, X_ACROSS, [reduction, tokens] of 16-bit elements: then a step's rows of X lie in pieces of 64 tokens.
+//
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
 constexpr int FEATURES = 64 * BLOCKS * WARPGROUPS;
 constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
-constexpr int K_STEP = 128 / ELEMENT_BYTES;
-constexpr int K_PRODUCT = K_STEP / 2;
-constexpr int W_ROW = 64, X_ROW = 128;
-constexpr int W_BYTES = FEATURES * W_ROW, X_BYTES = TOKENS * X_ROW;
-constexpr int ATOM_BYTES = 64 * K_STEP / 8;
-constexpr int META_BYTES = FEATURES / 64 * ATOM_BYTES;
-// Rows of X that the first block of a cluster reads; whole groups of eight, as swizzling has them.
-constexpr int FIRST_PART = CLUSTER == 1 ? TOKENS : (TOKENS / 2 + 7) / 8 * 8;
-// Of X across: 64 tokens of all of a step's rows, and how many such pieces the first block of a cluster reads.
-constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_STEP * PIECE_TOKENS * ELEMENT_BYTES, PIECES = TOKENS / PIECE_TOKENS, FIRST_PIECES = CLUSTER == 1 ? PIECES : (PIECES + 1) / 2;
+constexpr int K_ATOM = 128 / ELEMENT_BYTES, K_STEP = ATOMS * K_ATOM;
+constexpr int W_ROW = 64 * ATOMS, X_ROW = 128;
+constexpr int W_BYTES = FEATURES * W_ROW, X_ATOM_BYTES = TOKENS * X_ROW, X_BYTES = ATOMS * X_ATOM_BYTES;
+constexpr int META_ATOM_BYTES = 64 * K_ATOM / 8;
+constexpr int META_ROW_BYTES = FEATURES / 64 * META_ATOM_BYTES, META_BYTES = ATOMS * META_ROW_BYTES;
+// Rows of X that the first of two CTAs loads that share them; whole groups of eight, the period of the swizzle.
+constexpr int FIRST_PART = (TOKENS / 2 + 7) / 8 * 8;
+// Of X across: 64 tokens of all of a step's rows, and how many such pieces the first of two CTAs loads.
+constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_ATOM * PIECE_TOKENS * ELEMENT_BYTES, X_PIECES = TOKENS / PIECE_TOKENS, FIRST_PIECES = (X_PIECES + 1) / 2;
 static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
 
 // Results on their way out: CHUNK tokens of 64 features at a time.
@@ -40,7 +45,8 @@ constexpr int AT_SUMS = AT_OUT + WARPGROUPS * OUT_BUFFERS * OUT_BYTES;
 constexpr int AT_META = AT_SUMS + WARPGROUPS * SUM_BYTES;
 constexpr int AT_FULL = AT_META + STAGES * META_BYTES;
 constexpr int AT_EMPTY = AT_FULL + STAGES * 8;
-constexpr int SHARED_BYTES = AT_EMPTY + STAGES * 8;
+constexpr int AT_RECEIVED = AT_EMPTY + STAGES * 8;
+constexpr int SHARED_BYTES = AT_RECEIVED + (SPLIT_K ? 8 : 0);
 // The host asks for 1024 more, to round up the start.
 static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
 static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
@@ -52,52 +58,86 @@ struct Parameters {
     TensorMap out;
     const u8* meta;
     Output to;
-    u32 features, tokens, steps;
+    // Of the reduction, atoms and steps.
+    u32 features, tokens, atoms, steps;
+    // CTAs that share rows of X, CTAs that divide the reduction, and rows of X to a tile; read with SPLIT_K only.
+    u32 sharing, parts, x_rows;
     // Tiles of features are those of clusters.
     Panels panels;
 };
 
-// What a block has of its tile, and how much metadata.
-struct Taken { u32 feature, token, first_atom, meta_bytes; };
+// The place of a CTA in its cluster.
+struct Place {
+    u32 sharing, parts, x_rows, rank;
 
-// Asks for a step.
-__device__ __forceinline__ void ask(const Parameters& p, u32 shared, u32 rank, const Taken& taken, u32 step, u32 stage) {
-    const u32 full = shared + AT_FULL + 8 * stage;
-    barrier_expect(full, W_BYTES + X_BYTES + taken.meta_bytes);
-    copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), taken.feature, full);
-    if (taken.meta_bytes != 0) {
-        const u64 atom = (u64)step * (p.features / 64) + taken.first_atom;
-        copy_bytes(shared + AT_META + stage * META_BYTES, p.meta + atom * ATOM_BYTES, taken.meta_bytes, full);
-    }
-    const u32 x = shared + AT_X + stage * X_BYTES;
+    __device__ __forceinline__ explicit Place(const Parameters& p)
+        : sharing(SPLIT_K ? p.sharing : CLUSTER), parts(SPLIT_K ? p.parts : 1), x_rows(SPLIT_K ? p.x_rows : TOKENS), rank(!SPLIT_K && CLUSTER == 1 ? 0 : cluster_rank()) {}
+
+    __device__ __forceinline__ u32 member() const { return SPLIT_K ? rank % sharing : rank; }
+    __device__ __forceinline__ u32 part() const { return SPLIT_K ? rank / sharing : 0; }
+    __device__ __forceinline__ u32 blocks() const { return sharing * parts; }
+    // The rank of another member of this part, or of the same member of another part.
+    __device__ __forceinline__ u32 of_member(u32 member) const { return SPLIT_K ? part() * sharing + member : member; }
+    __device__ __forceinline__ u32 of_part(u32 part) const { return part * sharing + member(); }
+    // Of all steps, the first of this part, and the first of the next.
+    __device__ __forceinline__ u32 first_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * part() / parts) : 0; }
+    __device__ __forceinline__ u32 last_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * (part() + 1) / parts) : p.steps; }
+};
+
+// What a block has of its tile, and how much metadata.
+struct Taken { u32 feature, token, first_feature_atom, meta_bytes; };
+
+// Loads rows of X, as many of their columns as an atom has.
+__device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& place, u32 token, u32 column, u32 full) {
+    const bool alone = place.sharing == 1;
+    const u32 member = place.member();
+    const u16 both = 3 << place.of_member(0);
     if (X_ACROSS) {
         #pragma unroll
-        for (u32 i = 0; i < PIECES; i++) {
-            const u32 to = x + i * PIECE_BYTES, first = taken.token + i * PIECE_TOKENS;
-            if (CLUSTER == 1) copy_tile(to, &p.x[0], first, step * K_STEP, full);
-            else if (rank == (i < FIRST_PIECES ? 0 : 1)) copy_tile_to_many(to, &p.x[0], first, step * K_STEP, full, 3);
+        for (u32 i = 0; i < X_PIECES; i++) {
+            const u32 to = x + i * PIECE_BYTES, first = token + i * PIECE_TOKENS;
+            if (alone) copy_tile(to, &p.x[0], first, column, full);
+            else if (member == (i < FIRST_PIECES ? 0 : 1)) copy_tile_to_many(to, &p.x[0], first, column, full, both);
         }
-    } else if (CLUSTER == 1) {
-        copy_tile(x, &p.x[0], step * K_STEP, taken.token, full);
-    } else if (rank == 0) {
-        copy_tile_to_many(x, &p.x[0], step * K_STEP, taken.token, full, 3);
+    } else if (alone) {
+        copy_tile(x, &p.x[0], column, token, full);
+    } else if (member == 0) {
+        copy_tile_to_many(x, &p.x[0], column, token, full, both);
     } else {
-        copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], step * K_STEP, taken.token + FIRST_PART, full, 3);
+        copy_tile_to_many(x + FIRST_PART * X_ROW, &p.x[1], column, token + FIRST_PART, full, both);
+    }
+}
+
+// Loads a step into a stage.
+__device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place& place, const Taken& taken, u32 step, u32 stage) {
+    const u32 full = shared + AT_FULL + 8 * stage;
+    const u32 x_bytes = SPLIT_K ? ATOMS * p.x_rows * X_ROW : X_BYTES;
+    barrier_expect(full, W_BYTES + x_bytes + ATOMS * taken.meta_bytes);
+    copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), taken.feature, full);
+    #pragma unroll
+    for (u32 i = 0; i < ATOMS; i++) {
+        const u32 atom = step * ATOMS + i;
+        if (taken.meta_bytes != 0) {
+            // Beyond the last atom W and X are zeros, and any legal metadata will do.
+            const u64 from = (u64)min(atom, p.atoms - 1) * (p.features / 64) + taken.first_feature_atom;
+            copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES, taken.meta_bytes, full);
+        }
+        ask_x(p, shared + AT_X + stage * X_BYTES + i * X_ATOM_BYTES, place, taken.token, atom * K_ATOM, full);
     }
 }
 
 // The warp that feeds the others.
-__device__ __forceinline__ void feed(const Parameters& p, u32 shared, u32 rank) {
-    const u32 atoms = p.features / 64;
+__device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Place& place) {
+    const u32 feature_atoms = p.features / 64, last_step = place.last_step(p);
     u32 stage = 0, parity = 1;
-    for (u32 index = blockIdx.x / CLUSTER; index < p.panels.tiles(); index += gridDim.x / CLUSTER) {
+    for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
-        const u32 feature = (tile.feature * CLUSTER + rank) * FEATURES, token = tile.token * TOKENS;
-        const u32 first_atom = min(feature / 64, atoms);
-        const u32 meta_bytes = min(FEATURES / 64u, atoms - first_atom) * ATOM_BYTES;
-        for (u32 step = 0; step < p.steps; step++) {
+        const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES, token = tile.token * place.x_rows;
+        const u32 first = min(feature / 64, feature_atoms);
+        const u32 meta_bytes = min(FEATURES / 64u, feature_atoms - first) * META_ATOM_BYTES;
+        for (u32 step = place.first_step(p); step < last_step; step++) {
             barrier_wait(shared + AT_EMPTY + 8 * stage, parity);
-            if (elected()) ask(p, shared, rank, Taken{feature, token, first_atom, meta_bytes}, step, stage);
+            if (elected()) ask(p, shared, place, Taken{feature, token, first, meta_bytes}, step, stage);
             next_stage<STAGES>(stage, parity);
         }
     }
@@ -141,7 +181,7 @@ struct Finisher {
 };
 
 // Eight tokens of the warp's sixteen features, to their place in a tile for the copy engine: rows of 64 features, swizzled.
-__device__ __forceinline__ void place(u32 tile, u32 eight, u32 low, u32 high) {
+__device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high) {
     const u32 lane = threadIdx.x % 32, row = eight * 8 + lane % 8, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
     store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
 }
@@ -149,7 +189,8 @@ __device__ __forceinline__ void place(u32 tile, u32 eight, u32 low, u32 high) {
 // Takes results out of a warpgroup's registers, a piece of 64 features and CHUNK tokens after the other.
 struct Storer {
     const Parameters& p;
-    // Of the block's shared memory, the start; of the warpgroup's buffers, the next one.
+    const Place& place;
+    // Of the CTA's shared memory, the start; of the warpgroup's buffers, the next one.
     u32 shared;
     u32 buffer;
 
@@ -165,7 +206,7 @@ struct Storer {
             const int sum = FIRST / 2 + 4 * eight;
             const u32 low = rounded(all[sum], all[sum + 1]), high = rounded(all[sum + 2], all[sum + 3]);
             if (eight + 1 == CHUNK / 8) {
-                place(at, eight, low, high);
+                put_eight(at, eight, low, high);
                 break;
             }
             const u32 next_low = rounded(all[sum + 4], all[sum + 5]), next_high = rounded(all[sum + 6], all[sum + 7]);
@@ -203,7 +244,7 @@ struct Storer {
             Out results[4];
             finisher.finish<ACTIVATION>(sums, eight * 8, results);
             if (STORE == STORE_TILES) {
-                place(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
+                put_eight(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
             } else {
                 store(results, row, column + eight * 8);
             }
@@ -238,20 +279,89 @@ struct Storer {
         buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
     }
 
-    // Everything: 64 features for each block.
-    __device__ __forceinline__ void operator()(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
-        constexpr int CHUNKS = TOKENS / CHUNK;
+    static constexpr int CHUNKS = TOKENS / CHUNK, PIECES = BLOCKS * CHUNKS;
+    static constexpr u32 PIECE_UNITS = CHUNK / 8;
+
+    // Of the chunks of tokens, how many hold rows of X; only their pieces are stored.
+    __device__ __forceinline__ u32 chunks() const { return SPLIT_K ? (place.x_rows + CHUNK - 1) / CHUNK : CHUNKS; }
+    __device__ __forceinline__ bool is_stored(u32 piece) const { return !SPLIT_K || piece % CHUNKS < chunks(); }
+    // Of the stored pieces, the number of one, the part that stores it, and the first that a part stores.
+    __device__ __forceinline__ u32 number(u32 piece) const { return piece / CHUNKS * chunks() + piece % CHUNKS; }
+    __device__ __forceinline__ u32 owner(u32 piece) const { return number(piece) * place.parts / (BLOCKS * chunks()); }
+    __device__ __forceinline__ u32 first_number(u32 part) const { return (part * BLOCKS * chunks() + place.parts - 1) / place.parts; }
+    __device__ __forceinline__ bool owns(u32 piece) const { return !SPLIT_K || (is_stored(piece) && owner(piece) == place.part()); }
+    // Where the accumulators of a piece, from one of its owner's other parts, arrive: in the stages, which nobody uses any more.
+    __device__ __forceinline__ u32 received(u32 piece, u32 slot) const {
+        const u32 at = (number(piece) - first_number(owner(piece))) * (place.parts - 1) + slot;
+        return shared + (at * WARPGROUPS + group()) * (PIECE_UNITS * 2048) + threadIdx.x % 128 * 16;
+    }
+
+    // Sends each other part the accumulators of its pieces, as registers hold them.
+    __device__ __forceinline__ void send(const Sum (&sums)[BLOCKS][TOKENS / 2]) const {
+        unrolled<PIECES>([&](auto piece) {
+            constexpr int WHICH = decltype(piece)::value, FIRST = WHICH % CHUNKS * CHUNK;
+            const u32 part = owner(WHICH);
+            if (!is_stored(WHICH) || part == place.part()) return;
+            const u32 rank = place.of_part(part), there = address_at(received(WHICH, place.part() - (place.part() > part)), rank);
+            const u32 barrier = address_at(shared + AT_RECEIVED, rank);
+            const Sum(&all)[TOKENS / 2] = sums[WHICH / CHUNKS];
+            #pragma unroll
+            for (int unit = 0; unit < PIECE_UNITS; unit++) {
+                const int sum = FIRST / 2 + 4 * unit;
+                send_four(there + unit * 2048, bits_of(all[sum]), bits_of(all[sum + 1]), bits_of(all[sum + 2]), bits_of(all[sum + 3]), barrier);
+            }
+        });
+    }
+
+    // Adds to the accumulators of a piece what the other parts have sent.
+    template <int WHICH> __device__ __forceinline__ void receive(Sum (&sums)[BLOCKS][TOKENS / 2]) const {
+        #pragma unroll 1
+        for (u32 slot = 1; slot < place.parts; slot++) {
+            const u32 here = received(WHICH, slot - 1);
+            #pragma unroll
+            for (int unit = 0; unit < PIECE_UNITS; unit++) {
+                add_four((Sum(&)[4])sums[WHICH / CHUNKS][WHICH % CHUNKS * CHUNK / 2 + 4 * unit], here + unit * 2048);
+            }
+        }
+    }
+
+    // Bytes that the other parts send to this CTA.
+    __device__ __forceinline__ u32 expected() const {
+        const u32 part = place.part();
+        return (first_number(part + 1) - first_number(part)) * (place.parts - 1) * WARPGROUPS * PIECE_UNITS * 2048;
+    }
+
+    // Adds up the parts of the tile in the accumulators of this CTA's own pieces.
+    __device__ __forceinline__ void exchange(Sum (&sums)[BLOCKS][TOKENS / 2]) const {
+        // No CTA of the cluster reads its stages any more.
+        cluster_arrive_relaxed();
+        cluster_wait();
+        send(sums);
+        barrier_wait_for_cluster(shared + AT_RECEIVED, 0);
+        unrolled<PIECES>([&](auto piece) {
+            constexpr int WHICH = decltype(piece)::value;
+            if (owns(WHICH)) receive<WHICH>(sums);
+        });
+    }
+
+    // The tile, or this part's pieces of it: 64 features by CHUNK tokens each.
+    __device__ __forceinline__ void operator()(Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+        if constexpr (SPLIT_K) {
+            if (place.parts != 1) exchange(sums);
+        }
         if constexpr (STORE != STORE_ONE_BY_ONE && !EPILOGUE) {
-            unrolled<BLOCKS * CHUNKS>([&](auto piece) {
-                constexpr int BLOCK = decltype(piece)::value / CHUNKS, FIRST = decltype(piece)::value % CHUNKS * CHUNK;
+            unrolled<PIECES>([&](auto piece) {
+                constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
+                if (!owns(WHICH)) return;
                 const u32 at = begin();
                 round<FIRST>(sums[BLOCK], at);
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         } else {
             #pragma unroll 1
-            for (u32 piece = 0; piece < BLOCKS * CHUNKS; piece++) {
-                unrolled<BLOCKS * CHUNKS>([&](auto which) {
+            for (u32 piece = 0; piece < PIECES; piece++) {
+                if (!owns(piece)) continue;
+                unrolled<PIECES>([&](auto which) {
                     constexpr int WHICH = decltype(which)::value;
                     if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
@@ -269,7 +379,7 @@ struct Storer {
 };
 
 // A warpgroup that multiplies.
-__device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 rank) {
+__device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const Place& place) {
     const u32 group = uniform(threadIdx.x / 128), thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     Sum sums[BLOCKS][TOKENS / 2];
     const u64 weight = operand<W_ROW>(shared + group * BLOCKS * 64 * W_ROW);
@@ -277,80 +387,86 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
     // The thread's metadata of its first atom: see the orders in `twofour::layout::sm90`.
     const u32 row = warp * 16 + lane / 4;
     const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
-    const u32 meta = shared + AT_META + group * BLOCKS * ATOM_BYTES + 4 * word;
-    Storer store{p, shared, 0};
+    const u32 meta = shared + AT_META + group * BLOCKS * META_ATOM_BYTES + 4 * word;
+    Storer store{p, place, shared, 0};
+    const u32 steps = place.last_step(p) - place.first_step(p);
     u32 stage = 0, parity = 0;
 
     // A stage may be filled again once every thread of the cluster has said so. One for all lanes of its warp would be enough, but compute-sanitizer's racecheck, which follows
     // copies that are no tensors', would not know that the others have read their metadata.
     const auto release = [&](u32 stage) {
         const u32 empty = shared + AT_EMPTY + 8 * stage;
-        if (CLUSTER == 1) {
+        if (place.sharing == 1) {
             barrier_arrive(empty);
         } else {
             #pragma unroll
-            for (u32 to = 0; to < CLUSTER; to++) barrier_arrive_at(empty, to);
+            for (u32 to = 0; to < 2; to++) barrier_arrive_at(empty, place.of_member(to));
         }
     };
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
     // One step; the one before it is over once this one has begun.
     u32 before = 0;
-    const auto step = [&](auto first, u32 (&codes)[BLOCKS][WORDS], const u32 (&codes_before)[BLOCKS][WORDS]) {
+    const auto step = [&](auto first, u32 (&codes)[ATOMS * BLOCKS][WORDS], const u32 (&codes_before)[ATOMS * BLOCKS][WORDS]) {
         constexpr bool FIRST = decltype(first)::value;
         barrier_wait(shared + AT_FULL + 8 * stage, parity);
         #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            const u32 at = meta + stage * META_BYTES + block * ATOM_BYTES;
+        for (int i = 0; i < ATOMS * BLOCKS; i++) {
+            const u32 at = meta + stage * META_BYTES + i / BLOCKS * META_ROW_BYTES + i % BLOCKS * META_ATOM_BYTES;
             #pragma unroll
-            for (int i = 0; i < WORDS; i++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[block][i]) : "r"(at + 8 * i));
+            for (int j = 0; j < WORDS; j++) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(codes[i][j]) : "r"(at + 8 * j));
         }
         const u64 w_now = operand_after(weight, stage * W_BYTES), x_now = operand_after(x, stage * X_BYTES);
         products_begin();
-        #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            const u64 w = operand_after(w_now, block * 64 * W_ROW);
-            if constexpr (FIRST) {
-                first_product<0>(sums[block], w, x_now, codes[block][0]);
-            } else {
-                product<0>(sums[block], w, x_now, codes[block][0]);
+        unrolled<2 * ATOMS>([&](auto which) {
+            constexpr int HALF = decltype(which)::value, ATOM = HALF / 2, SECOND = HALF % 2;
+            const u64 x = operand_after(x_now, ATOM * X_ATOM_BYTES + SECOND * (X_ACROSS ? PIECE_BYTES / 2 : X_ROW / 2));
+            #pragma unroll
+            for (int block = 0; block < BLOCKS; block++) {
+                const u64 w = operand_after(w_now, block * 64 * W_ROW + HALF * 32);
+                if constexpr (FIRST && HALF == 0) {
+                    first_product<0>(sums[block], w, x, codes[block][0]);
+                } else {
+                    product<ELEMENT_BYTES == 2 ? SECOND : 0>(sums[block], w, x, codes[ATOM * BLOCKS + block][SECOND * (WORDS - 1)]);
+                }
             }
-        }
-        #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            const u64 w = operand_after(w_now, block * 64 * W_ROW + W_ROW / 2);
-            const u64 x = operand_after(x_now, X_ACROSS ? PIECE_BYTES / 2 : X_ROW / 2);
-            product<ELEMENT_BYTES == 2 ? 1 : 0>(sums[block], w, x, codes[block][WORDS - 1]);
-        }
+        });
         products_commit();
         products_wait<1>();
         if (!FIRST) {
             #pragma unroll
-            for (int block = 0; block < BLOCKS; block++) held(codes_before[block]);
+            for (int i = 0; i < ATOMS * BLOCKS; i++) held(codes_before[i]);
             release(before);
         }
         before = stage;
         next_stage<STAGES>(stage, parity);
     };
 
-    for (u32 index = blockIdx.x / CLUSTER; index < p.panels.tiles(); index += gridDim.x / CLUSTER) {
+    for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
         // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
-        u32 codes[2][BLOCKS][WORDS] = {};
+        u32 codes[2][ATOMS * BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
-        for (u32 left = p.steps - 1; left != 0; left--) {
+        for (u32 left = steps - 1; left != 0; left--) {
             step(Int<0>(), codes[1], codes[0]);
             if (--left == 0) break;
             step(Int<0>(), codes[0], codes[1]);
         }
         products_wait<0>();
         #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            held(codes[0][block]);
-            held(codes[1][block]);
+        for (int i = 0; i < ATOMS * BLOCKS; i++) {
+            held(codes[0][i]);
+            held(codes[1][i]);
         }
         release(before);
+        if constexpr (SPLIT_K) {
+            #pragma unroll
+            for (int block = 0; block < BLOCKS; block++) {
+                #pragma unroll
+                for (int i = 0; i < TOKENS / 2; i++) settle(sums[block][i]);
+            }
+        }
 
-        store(sums, (tile.feature * CLUSTER + rank) * FEATURES + group * BLOCKS * 64, tile.token * TOKENS);
+        store(sums, (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64, tile.token * place.x_rows);
     }
     if (STORE != STORE_ONE_BY_ONE && thread == 0) stores_are_done();
 }
@@ -358,25 +474,35 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, u32 ra
 extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(const __grid_constant__ Parameters p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
-    const u32 rank = CLUSTER == 1 ? 0 : cluster_rank();
+    const Place place(p);
+    const bool alone = !SPLIT_K && CLUSTER == 1;
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < STAGES; stage++) {
             barrier_init(shared + AT_FULL + 8 * stage, 1);
-            barrier_init(shared + AT_EMPTY + 8 * stage, WARPGROUPS * 128 * CLUSTER);
+            barrier_init(shared + AT_EMPTY + 8 * stage, WARPGROUPS * 128 * place.sharing);
         }
+        if (SPLIT_K) barrier_init(shared + AT_RECEIVED, 1);
         barriers_are_ready();
+        if (SPLIT_K && place.parts != 1) barrier_expect(shared + AT_RECEIVED, Storer{p, place, shared, 0}.expected());
     }
     __syncthreads();
-    if (CLUSTER > 1) cluster_sync();
+    if (!alone) cluster_sync();
     const u32 warp = uniform(threadIdx.x / 32);
     if (warp >= WARPGROUPS * 4) {
         give_registers<REGISTERS_LEFT>();
-        if (warp == WARPGROUPS * 4) feed(p, shared, rank);
+        if (warp == WARPGROUPS * 4) feed(p, shared, place);
+        if (SPLIT_K && place.parts != 1) {
+            // As those who multiply do before they send.
+            __syncwarp();
+            cluster_arrive_relaxed();
+            cluster_wait();
+        }
     } else {
         take_registers<REGISTERS_TAKEN>();
-        multiply(p, shared, rank);
+        multiply(p, shared, place);
     }
-    // Nobody goes while another of the cluster may still send to it.
+    // No CTA exits while another of the cluster may still send to it. Of several parts each has waited for what the others send.
+    if (alone || (SPLIT_K && place.parts != 1)) return;
     __syncthreads();
-    if (CLUSTER > 1) cluster_sync();
+    cluster_sync();
 }

@@ -90,6 +90,19 @@ __device__ __forceinline__ void cluster_sync() {
     cluster_wait();
 }
 
+// The address of another CTA of the cluster that is that one of this CTA.
+__device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// Sends four words to another CTA of the cluster, and counts their bytes at a barrier of that CTA.
+__device__ __forceinline__ void send_four(u32 to, u32 a, u32 b, u32 c, u32 d, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d),
+                 "r"(barrier)
+                 : "memory");
+}
+
 // ---- Warpgroups.
 
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {
@@ -108,6 +121,9 @@ template <int COUNT> __device__ __forceinline__ void held(const u32 (&codes)[COU
     #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" ::"r"(codes[i]));
 }
+// Says that accumulators are in their registers once the products are done: compilers would move them before that, and serialize the products (C7514).
+__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)); }
+__device__ __forceinline__ void settle(int& sum) { asm volatile("" : "+r"(sum)); }
 // Where a tile lies in shared memory: rows of 64 or 128 bytes, swizzled as wide, groups of eight rows after each other.
 template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
     const u64 swizzle = ROW_BYTES == 64 ? 2 : 1;

@@ -1,9 +1,9 @@
 // What products of few tokens share whose rows a cluster of blocks takes, on sm_90a. They are bound by reading W, each byte of it once.
 //
-// A cluster of `split` blocks takes FEATURES rows of W and all tokens; each block sums over a part of the columns, and in the end sends the others the sums of their
-// rows. Some warps feed STAGES buffers through the copy engine, deep enough to keep the memory busy; warpgroups multiply.
+// A cluster of `split` CTAs computes FEATURES rows of W by up to TOKENS rows of X (`x_rows`, of the last tile what is left); each CTA accumulates a part of the
+// columns, and in the end sends the others the accumulators of their rows. Some warps feed STAGES buffers through the copy engine, deep enough to keep the memory busy; warpgroups multiply.
 //
-// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether those who feed leave registers to those who multiply), BLOCKS (to a multiprocessor), STAGES,
+// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether those who feed leave registers to those who multiply, who then have TAKEN), BLOCKS (to a multiprocessor), STAGES,
 // SUMS_BYTES, SHARED_BYTES_ASKED, and what a file wants of `wgmma.sp`.
 
 // A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
@@ -36,18 +36,24 @@ struct Problem {
     Output to;
     u32 output;
     u32 features, tokens;
+    // Clusters for all rows of W, and rows of X to a tile, a multiple of eight.
+    u32 clusters, x_rows;
     // Blocks of a cluster, and each one's share of the steps, and of the rows by sixteens.
     u32 split;
     Share steps_each, sixteens_each;
 };
 
-// What a block has to do: rows of W from `feature` on, and some of the steps of their columns. A grid's rows are clusters.
+// What a CTA has to do: rows of W from `feature` on, `tokens` rows of X from `token` on, and some of the steps of their columns. A grid's rows are clusters, all of
+// the first tile of X, then all of the next.
 struct Part {
-    u32 feature, rank, begin, end;
+    u32 feature, token, tokens, rank, begin, end;
     // The rows whose results are its own, by sixteens.
     u32 first, last;
     __device__ __forceinline__ explicit Part(const Problem& p) {
-        feature = blockIdx.y * FEATURES;
+        const u32 tile = blockIdx.y / p.clusters;
+        feature = (blockIdx.y - tile * p.clusters) * FEATURES;
+        token = tile * p.x_rows;
+        tokens = min(p.x_rows, p.tokens - token);
         rank = blockIdx.x;
         begin = p.steps_each.first(rank);
         end = p.steps_each.first(rank + 1);
@@ -100,8 +106,8 @@ template <class Work> struct Feeder {
 
     __device__ __forceinline__ void ask() {
         if (elected()) {
-            barrier_expect(to.full(), Work::COPIED_BYTES);
-            work.ask(to.shared, to.stage, to.full(), part.feature, step);
+            barrier_expect(to.full(), work.copied_bytes());
+            work.ask(to.shared, to.stage, to.full(), part, step);
         }
         to.skip<FEEDERS>();
         step += FEEDERS;
@@ -129,12 +135,6 @@ template <class Work> struct Feeder {
     }
 };
 
-__device__ __forceinline__ u32 address_at(u32 address, u32 rank) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-
 // Where sums of sixteen rows of `owner` from another block come to.
 __device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen, u32 owner, u32 from) {
     const u32 place = (sixteen - p.sixteens_each.first(owner)) * (p.split - 1) + (from < owner ? from : from - 1);
@@ -151,9 +151,7 @@ __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const P
         const u32 there = address_at(sent_to(p, shared, mine, owner, part.rank), owner), barrier = address_at(shared + AT_SENT, owner);
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i += 4) {
-            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there + i * 128),
-                         "r"(bits_of(sums[h][i])), "r"(bits_of(sums[h][i + 1])), "r"(bits_of(sums[h][i + 2])), "r"(bits_of(sums[h][i + 3])), "r"(barrier)
-                         : "memory");
+            send_four(there + i * 128, bits_of(sums[h][i]), bits_of(sums[h][i + 1]), bits_of(sums[h][i + 2]), bits_of(sums[h][i + 3]), barrier);
         }
     }
 }
@@ -199,7 +197,7 @@ template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& s
         #pragma unroll
         for (u32 t = lane / 2; t < TOKENS; t += 16) {
             const uint4 eight = four_words(from + t / 16 * 16 * TOKEN_BYTES);
-            if (t < p.tokens && f < p.features) *(uint4*)((u16*)p.to.data + t * p.to.stride_token + f) = eight;
+            if (t < part.tokens && f < p.features) *(uint4*)((u16*)p.to.data + (part.token + t) * p.to.stride_token + f) = eight;
         }
     }
 }
@@ -222,19 +220,16 @@ __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
 template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     leave(sums, shared);
     named_barrier(1, MULTIPLIERS);
-    const u32 row_fours = (part.last - part.first) * 4, count = p.tokens * row_fours;
+    const u32 row_fours = (part.last - part.first) * 4, count = part.tokens * row_fours;
     #pragma unroll 1
     for (u32 i = threadIdx.x; i < count; i += MULTIPLIERS) {
         const u32 t = i / row_fours, row = part.first * 16 + (i - t * row_fours) * 4, f = part.feature + row;
         Sum four[4] = {};
         add_four(four, shared + (t * SUM_ROW + row) * 4);
-        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, f, t);
+        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, f, part.token + t);
     }
 }
 
-// Says that sums are in their registers when products are done: compilers would move them from there before, and products wait for each other.
-__device__ __forceinline__ void settle(float& sum) { asm volatile("" : "+f"(sum)); }
-__device__ __forceinline__ void settle(int& sum) { asm volatile("" : "+r"(sum)); }
 __device__ __forceinline__ void settle(Sums& sums) {
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
@@ -243,7 +238,7 @@ __device__ __forceinline__ void settle(Sums& sums) {
     }
 }
 
-// A block's whole work. `Work` knows a step: COPIED_BYTES of it, `ask(shared, stage, full, feature, step)` for them; and
+// A block's whole work. `Work` has a step's `copied_bytes()`, `ask(shared, stage, full, part, step)` to load them, and
 // `multiply(sums, buffers, part)` makes a warpgroup's sums of all steps.
 template <class Work> __device__ __forceinline__ void run(const Work& work, const Problem& p) {
     extern __shared__ u8 memory[];
@@ -269,7 +264,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
         if (feeds) feeder.go_on();
         return;
     }
-    if (GIVES) take_registers<240>();
+    if (GIVES) take_registers<TAKEN>();
     if (p.split != 1) cluster_wait();
     Sums sums;
     work.multiply(sums, Buffers{shared}, part);

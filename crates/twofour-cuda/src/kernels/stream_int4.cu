@@ -29,12 +29,14 @@ struct Item {
 };
 
 struct Work {
-    static constexpr u32 COPIED_BYTES = X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES, BUFFER_BYTES = AT_SCALES + STAGES * SCALES_STAGE;
+    static constexpr u32 BUFFER_BYTES = AT_SCALES + STAGES * SCALES_STAGE;
     const MappedParameters& p;
 
-    __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
+    __device__ __forceinline__ u32 copied_bytes() const { return X_BYTES + VALUES_BYTES + CODES_BYTES + SCALES_BYTES; }
+
+    __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, const Part& part, u32 step) const {
         const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES, scales = shared + AT_SCALES + stage * SCALES_STAGE;
-        p.maps.ask(shared + stage * X_BYTES, values, codes, scales, feature / UNIT_ROWS, step, full);
+        p.maps.ask(shared + stage * X_BYTES, values, codes, scales, part.feature / UNIT_ROWS, step, full);
     }
     // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
     static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }

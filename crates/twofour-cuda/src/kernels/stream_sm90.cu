@@ -16,15 +16,17 @@ struct Parameters {
 };
 
 struct Work {
-    static constexpr u32 COPIED_BYTES = W_BYTES + X_BYTES + META_BYTES, BUFFER_BYTES = STAGES * COPIED_BYTES;
+    static constexpr u32 BUFFER_BYTES = STAGES * (W_BYTES + X_BYTES + META_BYTES);
     const Parameters& p;
 
-    __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, u32 feature, u32 step) const {
-        copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), feature, full);
-        copy_tile(shared + AT_META + stage * META_BYTES, &p.meta, feature / 16 * (ATOM_BYTES / 32), step * 2, full);
+    __device__ __forceinline__ u32 copied_bytes() const { return W_BYTES + META_BYTES + 2 * p.problem.x_rows * ROW; }
+
+    __device__ __forceinline__ void ask(u32 shared, u32 stage, u32 full, const Part& part, u32 step) const {
+        copy_tile(shared + stage * W_BYTES, &p.weight, step * (K_STEP / 2), part.feature, full);
+        copy_tile(shared + AT_META + stage * META_BYTES, &p.meta, part.feature / 16 * (ATOM_BYTES / 32), step * 2, full);
         const u32 x = shared + AT_X + stage * X_BYTES;
-        copy_tile(x, &p.x, step * K_STEP, 0, full);
-        copy_tile(x + X_TILE_BYTES, &p.x, step * K_STEP + K_STEP / 2, 0, full);
+        copy_tile(x, &p.x, step * K_STEP, part.token, full);
+        copy_tile(x + X_TILE_BYTES, &p.x, step * K_STEP + K_STEP / 2, part.token, full);
     }
     __device__ __forceinline__ void multiply(Sums& all, Buffers from, const Part& part) const {
         Sum (&sums)[TOKENS / 2] = all[0];

@@ -309,7 +309,8 @@ impl Decode {
                 (false, launch)
             }
             Method::Streamed(shape) => {
-                let launch = shape.launch(problem.features, stream::step(shape.tile, problem.granularity));
+                let launch =
+                    shape.launch((problem.features, problem.tokens), stream::step(shape.tile, problem.granularity));
                 kernel.allow_shared(launch.shared)?;
                 (false, launch)
             }

@@ -82,7 +82,7 @@ mod tests {
                     assert!(shapes.contains(&wanted), "{granularity:?} {wanted:?}");
                 }
                 for shape in shapes {
-                    let launch = shape.launch(problem.features, step(shape.tile, granularity));
+                    let launch = shape.launch((problem.features, problem.tokens), step(shape.tile, granularity));
                     assert_eq!(launch.grid.0 * launch.grid.1, shape.blocks(problem.features));
                 }
             }

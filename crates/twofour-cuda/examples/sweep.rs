@@ -1,0 +1,58 @@
+//! Times every method of the GEMM on a grid of shapes, one JSON object a line: what the cost model is fitted to.
+//!
+//! `sweep OUT DTYPE[,DTYPE] FEATURESxREDUCTION[,...] TOKENS[,...]` appends to OUT and skips what is there already.
+
+use std::{collections::HashSet, error::Error, io::Write};
+
+use twofour_cuda::{
+    Device, Element,
+    engine::{Engine, Libraries},
+    gemm::{Method, Problem},
+    measure::{Timer, Trial},
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, out, dtypes, shapes, tokens] = arguments.as_slice() else {
+        return Err("usage: sweep OUT DTYPES SHAPES TOKENS".into());
+    };
+    let device = Device::open(0)?;
+    let libraries = Libraries::found(&device);
+    let there: HashSet<String> = std::fs::read_to_string(out)
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| Some(serde_json::from_str::<serde_json::Value>(line).ok()?["case"].as_str()?.to_string()))
+        .collect();
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(out)?;
+    for dtype in dtypes.split(',') {
+        let element = [Element::BF16, Element::F16, Element::E4M3, Element::I8].into_iter().find(|e| e.name() == dtype);
+        let element = element.ok_or("an unknown data type")?;
+        let output = if element.bytes() == 2 { element } else { Element::BF16 };
+        for shape in shapes.split(',') {
+            let (features, reduction) = shape.split_once('x').ok_or("a shape is FEATURESxREDUCTION")?;
+            let (features, reduction): (usize, usize) = (features.parse()?, reduction.parse()?);
+            for tokens in tokens.split(',') {
+                let tokens: usize = tokens.parse()?;
+                let case = format!("{dtype} {features}x{reduction} {tokens}");
+                if there.contains(&case) {
+                    continue;
+                }
+                let problem = Problem::plain(element, output, features, tokens, reduction);
+                let trial = Trial::random(&device, &libraries, problem)?;
+                // With many tokens there is nothing to be gained by dividing the reduction.
+                let fits = |method: &Method| {
+                    !matches!(method, Method::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1))
+                };
+                let methods = Method::all(problem, device.architecture()).into_iter().filter(fits);
+                let mut engines: Vec<Engine> = methods.map(Engine::TwoFour).collect();
+                engines.extend((0..4).map(Engine::CublasLt));
+                let products: Vec<_> = engines.iter().filter_map(|engine| trial.product(*engine).ok()).collect();
+                let mut contenders: Vec<_> = products.iter().map(|product| trial.contender(product)).collect();
+                let times = Timer::new(&device, trial.stream())?.alternate(&mut contenders, 5)?;
+                let times: Vec<_> = times.iter().map(|t| serde_json::json!([t.contender, t.kernel, t.us])).collect();
+                writeln!(file, "{}", serde_json::json!({ "case": case, "times": times }))?;
+            }
+        }
+    }
+    Ok(())
+}
