@@ -40,9 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let problem = Problem::plain(element, output, features, tokens, reduction);
                 let trial = Trial::random(&device, &libraries, problem)?;
                 // With many tokens there is nothing to be gained by dividing the reduction.
-                let fits = |method: &Method| {
-                    !matches!(method, Method::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1))
-                };
+                let fits = |method: &Method| !matches!(method, Method::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1));
                 let methods = Method::all(problem, device.architecture()).into_iter().filter(fits);
                 let mut engines: Vec<Engine> = methods.map(Engine::TwoFour).collect();
                 engines.extend((0..4).map(Engine::CublasLt));

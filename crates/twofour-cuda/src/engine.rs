@@ -63,8 +63,7 @@ impl Libraries {
 
     /// Every engine for a problem whose result is [`Order::TokensFirst`] and has no epilogue: no other is compared.
     pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
-        let ours =
-            Method::likely(problem, device.architecture(), device.multiprocessors()).into_iter().map(Engine::TwoFour);
+        let ours = Method::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
         let sparse = self.sparse.as_ref().map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense =
             self.dense.as_ref().map_or(0, |dense| dense.plans(dense_of(problem), HEURISTICS).map_or(0, |p| p.len()));

@@ -18,6 +18,7 @@
 //!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
+mod cost;
 pub mod direct;
 pub mod int4;
 pub mod mma;
@@ -240,22 +241,13 @@ pub enum Method {
     Mma(mma::Tile),
 }
 
+/// How far from the least time by the model a method may be, and how many there may be, to be worth measuring.
+const LIKELY: f64 = 1.5;
+const MOST_LIKELY: usize = 24;
+
 impl Method {
     /// Those that compute a problem.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
-        Self::with_tiles(problem, architecture, sm90::Tile::all)
-    }
-
-    /// Those of them that may be the fastest by a model of the device's time: what is worth measuring.
-    pub fn likely(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Vec<Method> {
-        Self::with_tiles(problem, architecture, |problem| sm90::Tile::likely(problem, multiprocessors))
-    }
-
-    fn with_tiles(
-        problem: Problem,
-        architecture: Architecture,
-        tiles: impl FnOnce(Problem) -> Vec<sm90::Tile>,
-    ) -> Vec<Method> {
         let direct = direct::Shape::all(problem, architecture).into_iter().map(Method::Direct);
         if !is_hopper(architecture) {
             if problem.x == XOrder::ReductionFirst {
@@ -264,7 +256,7 @@ impl Method {
             let tiles = mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma);
             return direct.chain(tiles).collect();
         }
-        let tiled = tiles(problem).into_iter().map(Method::Tiled);
+        let tiled = sm90::Tile::all(problem).into_iter().map(Method::Tiled);
         if problem.x == XOrder::ReductionFirst {
             return tiled.collect();
         }
@@ -273,29 +265,29 @@ impl Method {
         direct.chain(rings).chain(streamed).chain(tiled).collect()
     }
 
+    /// Those of them that may be the fastest by a model of the device's time: what is worth measuring. On Hopper at most 24.
+    pub fn likely(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        let mut methods = Self::all(problem, architecture);
+        if is_hopper(architecture) {
+            let mut times: Vec<f64> = methods.iter().map(|method| cost::microseconds(*method, problem)).collect();
+            times.sort_by(f64::total_cmp);
+            if let Some(least) = times.first() {
+                let most = (LIKELY * least).min(times[times.len().min(MOST_LIKELY) - 1]);
+                methods.retain(|method| cost::microseconds(*method, problem) <= most);
+            }
+        }
+        methods
+    }
+
     /// The one that takes the least time by a model of the device.
     pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
-        // With more tokens Hopper's own way is as good.
-        if let Some(shape) = direct::Shape::best(problem, architecture, multiprocessors)
-            && (problem.tokens <= 2 || !is_hopper(architecture))
-        {
-            return Method::Direct(shape);
+        if is_hopper(architecture) {
+            let time = |method: &Method| cost::microseconds(*method, problem);
+            let best = Self::all(problem, architecture).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+            return best.expect("a persistent tile computes any problem");
         }
-        if !is_hopper(architecture) {
-            return Method::Mma(mma::Tile::best(problem, architecture, multiprocessors));
-        }
-        if problem.x == XOrder::ReductionFirst {
-            return Method::Tiled(sm90::Tile::best(problem, multiprocessors));
-        }
-        let Problem { element, features, tokens, .. } = problem;
-        let rings =
-            rings::Shape::best(&rings::Shape::all(element, tokens), features, multiprocessors).map(Method::Rings);
-        let streams = stream::Shape::all(problem);
-        let streamed = stream::Shape::best(&streams, features, multiprocessors).map(Method::Streamed);
-        // With many tokens it counts that X, twice as wide as a row of 8 bits, is read by few blocks.
-        let few = if element.bytes() == 2 && tokens > 32 { streamed.or(rings) } else { rings.or(streamed) };
-        few.or_else(|| stream::Shape::most(&streams, features).map(Method::Streamed))
-            .unwrap_or_else(|| Method::Tiled(sm90::Tile::best(problem, multiprocessors)))
+        let direct = direct::Shape::best(problem, architecture, multiprocessors).map(Method::Direct);
+        direct.unwrap_or_else(|| Method::Mma(mma::Tile::best(problem, architecture, multiprocessors)))
     }
 }
 

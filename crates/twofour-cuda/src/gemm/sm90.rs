@@ -145,71 +145,12 @@ impl Tile {
         persistent.into_iter().chain(split).collect()
     }
 
-    /// Those that may be the fastest by a model of the device's time: what is worth measuring.
-    pub fn likely(problem: Problem, multiprocessors: u32) -> Vec<Tile> {
-        let time = |tile: &Tile| tile.model_time(problem, multiprocessors);
-        let mut tiles = Tile::all(problem);
-        tiles.sort_by(|a, b| time(a).total_cmp(&time(b)));
-        let Some(least) = tiles.first().map(time) else { return tiles };
-        tiles.retain(|tile| time(tile) <= LIKELY * least);
-        tiles.truncate(MOST_LIKELY);
-        tiles
-    }
-
-    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as its products and its stores take.
-    pub fn best(problem: Problem, multiprocessors: u32) -> Tile {
-        let time = |tile: &Tile| tile.model_time(problem, multiprocessors);
-        Tile::all(problem).into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are tiles")
-    }
-
-    /// Microseconds on an H200, about.
-    pub fn model_time(self, problem: Problem, multiprocessors: u32) -> f64 {
-        let split = self.parts();
-        let ctas = self.cluster * split;
-        let clusters = problem.features.div_ceil((self.features * self.cluster) as usize);
-        let tiles = clusters * problem.tokens.div_ceil(self.tokens as usize);
-        let at_once = (multiprocessors / ctas).max(1) as usize;
-        let rounds = tiles.div_ceil(at_once) as f64;
-        let steps = (Variant::atoms(problem) as f64 / f64::from(split)).ceil();
-        let (features, tokens) = (f64::from(self.features), f64::from(self.tokens));
-        // Cycles of a step: of the tensor cores, two instructions for every 64 rows, and of bytes into shared memory.
-        let efficiency = match (self.features, self.cluster) {
-            (256, _) => 0.745,
-            (_, 1) => 0.68,
-            _ => 0.70,
-        };
-        let arithmetic = features / 64.0 * tokens / efficiency;
-        let busy = (tiles.min(at_once) * ctas as usize) as f64;
-        let w_bytes = features * 72.0;
-        let x_bytes = tokens * 128.0;
-        // A cycle's bytes from L2 to all multiprocessors, half as many where rows of X are multicast.
-        let fill = (w_bytes + x_bytes / if self.cluster == 2 { 1.6 } else { 1.0 }) * busy / 5600.0;
-        let single = (w_bytes + x_bytes) / 58.0;
-        let per_step = arithmetic.max(fill).max(single);
-        // HBM: the weight, X and the result once.
-        let bytes = problem.features as f64 * problem.reduction as f64 * problem.element.bytes() as f64 * 0.5625
-            + problem.tokens as f64
-                * (problem.reduction * problem.element.bytes() + problem.features * problem.output.bytes()) as f64;
-        let stores = features * tokens / f64::from(split) / 64.0 * 5.0;
-        let exchange = if split == 1 {
-            0.0
-        } else {
-            1200.0 + features * tokens * 4.0 * f64::from(split - 1) / f64::from(split) / 40.0
-        };
-        let cycles = rounds * (steps * per_step + stores + exchange + 1500.0);
-        4.0 + (cycles / 1750.0).max(bytes / 4.3e6)
-    }
-
     fn name(self) -> String {
         let Tile { features, tokens, stages, cluster, split, .. } = self;
         let split = split.map_or(String::new(), |split| format!("s{split}"));
         format!("{features}x{tokens}x{stages}c{cluster}{split}")
     }
 }
-
-/// How far from the least time by the model a tile may be, and how many tiles there are, to be worth measuring.
-const LIKELY: f64 = 1.6;
-const MOST_LIKELY: usize = 24;
 
 /// A kernel: a tile for types, an order of the result, and sums as they are or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

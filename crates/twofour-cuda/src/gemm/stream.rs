@@ -206,11 +206,6 @@ impl Shape {
         enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).copied()
     }
 
-    /// The one of some with the most blocks.
-    pub(super) fn most(all: &[Shape], features: usize) -> Option<Shape> {
-        all.iter().max_by_key(|shape| shape.blocks(features)).copied()
-    }
-
     /// Blocks of all clusters.
     pub(super) fn blocks(self, features: usize) -> u32 {
         self.tile.clusters(features) * self.split
@@ -396,7 +391,6 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Architecture, gemm::Method};
 
     #[test]
     fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
@@ -412,22 +406,6 @@ mod tests {
                 // What small layers are measured to want.
                 for split in [1, 2] {
                     assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_weight_of_few_rows_is_spread_as_far_as_it_goes() {
-        for element in [Element::BF16, Element::E4M3] {
-            for (features, tokens) in [(64, 1), (512, 8), (512, 64), (832, 40), (1472, 64)] {
-                let problem = Problem::plain(element, Element::F32, features, tokens, 4096);
-                let shapes = Shape::all(problem);
-                let most = Shape::most(&shapes, features).unwrap();
-                assert!(shapes.iter().all(|shape| shape.blocks(features) <= most.blocks(features)));
-                let chosen = Method::best(problem, Architecture::SM_90, 132);
-                if let Method::Streamed(shape) = chosen {
-                    assert!(shape == most || shape.blocks(features) >= 93, "{problem:?}: {chosen:?}");
                 }
             }
         }

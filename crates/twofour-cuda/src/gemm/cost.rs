@@ -1,0 +1,299 @@
+//! What a method takes on Hopper, without measuring: the model that [`super::Gemm::new`] chooses by, and that shortlists what is worth measuring.
+//!
+//! A launch takes a fixed time, and then as long as its CTAs' loops or as reading the weight, X and the result from HBM, whichever is longer (joined smoothly).
+//! Loops run in rounds of as many CTAs as the device holds at once. A step of a loop takes as long as a kernel takes by itself, or as L2 takes to give all CTAs
+//! their operands. Split-K adds the exchange of accumulators.
+//!
+//! Coefficients were fitted to 15 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md says how well it chooses).
+
+use super::{Method, Problem};
+
+/// CTAs of clusters of 1 to 8 that an H200 holds at once, in clusters.
+const CLUSTERS: [u32; 8] = [132, 66, 39, 30, 21, 20, 14, 14];
+
+/// A kernel family: times in microseconds, rates in bytes a microsecond.
+struct Family {
+    /// Of a launch.
+    launch: f64,
+    /// L2's rate into all SMs.
+    l2: f64,
+    /// HBM's rate.
+    hbm: f64,
+    /// Of an exchange of accumulators.
+    split: f64,
+    /// The same for a thousand accumulators.
+    exchange: f64,
+    /// How many times as long a step takes whose rows of X are shared.
+    sharing: f64,
+    /// Of a cluster of several CTAs.
+    cluster: f64,
+    kernels: &'static [Kernel],
+}
+
+/// A kernel of a family.
+struct Kernel {
+    key: [u32; 4],
+    /// Of a CTA besides its steps.
+    round: f64,
+    /// Of a step, 128 bytes of X's rows.
+    step: f64,
+}
+
+const fn kernel(key: [u32; 4], round: f64, step: f64) -> Kernel {
+    Kernel { key, round, step }
+}
+
+impl Family {
+    /// The kernel of that key, or else the one most like it.
+    fn kernel(&self, key: [u32; 4]) -> &'static Kernel {
+        let apart = |kernel: &&Kernel| -> f64 {
+            let ratios = kernel.key.iter().zip(key).filter(|(_, b)| *b != 0);
+            ratios.map(|(a, b)| (f64::from(*a) / f64::from(b)).ln().abs()).sum()
+        };
+        self.kernels.iter().min_by(|a, b| apart(a).total_cmp(&apart(b))).expect("a family has kernels")
+    }
+}
+
+/// What a method's CTAs do.
+struct Work {
+    family: &'static Family,
+    key: [u32; 4],
+    /// Rows of W and of X that a CTA computes, and rows of X that it loads.
+    features: u32,
+    tokens: u32,
+    x_rows: u32,
+    /// Clusters that the device holds at once.
+    at_once: u32,
+    /// CTAs that share rows of X, and CTAs that divide the reduction among them.
+    sharing: u32,
+    split: u32,
+    /// Steps of 128 bytes that a CTA takes at once, one after the other.
+    together: u32,
+    /// Warps of a CTA that divide the reduction among them.
+    warps: u32,
+}
+
+impl Work {
+    fn of(method: Method, problem: Problem) -> Option<Work> {
+        let rows = |tokens: u32| {
+            let tiles = problem.tokens.div_ceil(tokens as usize);
+            (problem.tokens.div_ceil(tiles).next_multiple_of(8) as u32).min(tokens)
+        };
+        Some(match method {
+            Method::Tiled(tile) => {
+                let (sharing, split) = (tile.cluster, tile.split.unwrap_or(1));
+                let (features, tokens) = (tile.features, tile.tokens);
+                let (family, key, at_once) = match tile.split {
+                    Some(_) => (&SPLIT, [features, tokens, 0, 0], clusters(sharing * split)),
+                    None => (&PERSISTENT, [features, tokens, sharing, 0], CLUSTERS[0] / sharing),
+                };
+                let x_rows = if sharing == 1 { rows(tokens) } else { tokens };
+                Work { family, key, features, tokens, x_rows, at_once, sharing, split, together: tile.atoms, warps: 1 }
+            }
+            Method::Streamed(shape) => {
+                let (features, tokens, split) = (shape.tile.features, shape.tile.tokens, shape.split);
+                let small = features <= 128 && tokens < 64;
+                let at_once = clusters(split) * if small { 2 } else { 1 };
+                let (key, x_rows) = ([features, tokens, 0, 0], rows(tokens));
+                Work {
+                    family: &STREAMED,
+                    key,
+                    features,
+                    tokens,
+                    x_rows,
+                    at_once,
+                    sharing: 1,
+                    split,
+                    together: 2,
+                    warps: 1,
+                }
+            }
+            Method::Rings(shape) => {
+                let (features, tokens, warps) = (16 * shape.height, shape.tokens, shape.warps);
+                let (key, x_rows) = ([features, tokens, warps, shape.blocks], rows(tokens));
+                let at_once = CLUSTERS[0] * shape.blocks;
+                Work {
+                    family: &RINGS,
+                    key,
+                    features,
+                    tokens,
+                    x_rows,
+                    at_once,
+                    sharing: 1,
+                    split: 1,
+                    together: 1,
+                    warps,
+                }
+            }
+            Method::Direct(shape) => {
+                let (features, tokens, warps) = (16 * shape.height, 8, shape.warps);
+                let (key, x_rows) = ([features, warps, shape.depth, 0], rows(tokens));
+                let at_once = CLUSTERS[0] * 2;
+                Work {
+                    family: &DIRECT,
+                    key,
+                    features,
+                    tokens,
+                    x_rows,
+                    at_once,
+                    sharing: 1,
+                    split: 1,
+                    together: 1,
+                    warps,
+                }
+            }
+            Method::Mma(_) => return None,
+        })
+    }
+}
+
+/// Clusters of so many CTAs that the device holds at once.
+fn clusters(ctas: u32) -> u32 {
+    CLUSTERS[(ctas.clamp(1, 8) - 1) as usize]
+}
+
+/// Microseconds that a method takes for a problem on an H200, about: infinitely many for one that has no model.
+pub(super) fn microseconds(method: Method, problem: Problem) -> f64 {
+    let Some(work) = Work::of(method, problem) else { return f64::INFINITY };
+    let Family { launch, l2, hbm, split, exchange, sharing, cluster, .. } = *work.family;
+    let kernel = work.family.kernel(work.key);
+    let row_bytes = problem.reduction * problem.element.bytes();
+    let tiles = problem.features.div_ceil((work.features * work.sharing) as usize)
+        * problem.tokens.div_ceil(work.tokens as usize);
+    let rounds = tiles.div_ceil(work.at_once as usize) as f64;
+    let ctas = (tiles.min(work.at_once as usize) * (work.sharing * work.split) as usize) as f64;
+    let parts = (128 * work.together * work.split * work.warps) as usize;
+    let steps = (row_bytes.div_ceil(parts) * work.together as usize) as f64;
+
+    let x_bytes = f64::from(work.x_rows * 128) / if work.sharing == 2 { 1.6 } else { 1.0 };
+    let step_bytes = (f64::from(work.features * 72) + x_bytes) * f64::from(work.warps);
+    let fill = ctas * step_bytes / l2;
+    let step = (kernel.step.powi(4) + fill.powi(4)).powf(0.25) * if work.sharing == 2 { sharing } else { 1.0 };
+    let parted = f64::from(work.split - 1) / f64::from(work.split);
+    let exchanged = f64::from(work.features * work.tokens) * parted / 1000.0;
+    let split = if work.split > 1 { split + exchange * exchanged } else { 0.0 };
+    let cluster = if work.split * work.sharing > 1 { cluster } else { 0.0 };
+    let loops = rounds * (kernel.round + steps * step + split) + cluster;
+
+    let weight_bytes = problem.features as f64 * row_bytes as f64 * 9.0 / 16.0;
+    let bytes = weight_bytes + problem.tokens as f64 * (row_bytes + problem.features * problem.output.bytes()) as f64;
+    launch + (loops.powi(3) + (bytes / hbm).powi(3)).cbrt()
+}
+
+/// Keys: rows, warps and depth of `direct`.
+const DIRECT: Family = Family {
+    launch: 4.427,
+    l2: 1.373e+07,
+    hbm: 3.918e+06,
+    split: 0.0,
+    exchange: 0.0,
+    sharing: 1.0,
+    cluster: 0.0,
+    kernels: &[
+        kernel([16, 8, 4, 0], 1.134, 0.05453),
+        kernel([16, 16, 2, 0], 1.168, 0.0516),
+        kernel([32, 8, 2, 0], 1.61, 0.05961),
+    ],
+};
+
+/// Keys: rows, tokens, warps and CTAs of an SM of `rings`.
+const RINGS: Family = Family {
+    launch: 4.354,
+    l2: 1.798e+07,
+    hbm: 3.957e+06,
+    split: 0.0,
+    exchange: 0.0,
+    sharing: 1.0,
+    cluster: 0.0,
+    kernels: &[
+        kernel([32, 8, 4, 2], 1.133, 0.06118),
+        kernel([32, 8, 8, 1], 1.157, 0.05636),
+        kernel([32, 16, 4, 2], 1.308, 0.06385),
+        kernel([32, 16, 8, 1], 1.325, 0.05874),
+        kernel([32, 64, 4, 1], 2.26, 0.1354),
+        kernel([48, 8, 8, 1], 1.259, 0.06246),
+        kernel([48, 16, 4, 1], 1.519, 0.06892),
+        kernel([48, 64, 4, 1], 2.355, 0.2646),
+        kernel([64, 8, 4, 2], 1.345, 0.0859),
+        kernel([64, 16, 4, 2], 1.643, 0.08243),
+    ],
+};
+
+/// Keys: rows and tokens of `stream`.
+const STREAMED: Family = Family {
+    launch: 4.066,
+    l2: 1.521e+07,
+    hbm: 3.847e+06,
+    split: 0.2966,
+    exchange: 0.1117,
+    sharing: 1.0,
+    cluster: 5.532e-09,
+    kernels: &[
+        kernel([64, 8, 0, 0], 1.458, 0.05263),
+        kernel([64, 16, 0, 0], 1.487, 0.05516),
+        kernel([64, 64, 0, 0], 1.636, 0.07106),
+        kernel([64, 96, 0, 0], 1.671, 0.08882),
+        kernel([64, 128, 0, 0], 1.578, 0.1127),
+        kernel([96, 8, 0, 0], 1.721, 0.0589),
+        kernel([96, 16, 0, 0], 1.688, 0.07222),
+        kernel([96, 64, 0, 0], 1.801, 0.1255),
+        kernel([96, 96, 0, 0], 2.265, 0.1466),
+        kernel([96, 128, 0, 0], 2.292, 0.1887),
+        kernel([128, 8, 0, 0], 1.447, 0.09483),
+        kernel([128, 16, 0, 0], 1.503, 0.1022),
+        kernel([128, 64, 0, 0], 1.99, 0.1266),
+        kernel([128, 96, 0, 0], 2.684, 0.1493),
+        kernel([128, 128, 0, 0], 2.799, 0.1879),
+        kernel([224, 8, 0, 0], 2.017, 0.1069),
+        kernel([224, 16, 0, 0], 1.92, 0.1301),
+        kernel([224, 64, 0, 0], 2.501, 0.2537),
+        kernel([224, 96, 0, 0], 3.04, 0.3415),
+        kernel([224, 128, 0, 0], 3.068, 0.4298),
+        kernel([256, 8, 0, 0], 1.698, 0.1397),
+        kernel([256, 16, 0, 0], 1.812, 0.1523),
+        kernel([256, 64, 0, 0], 2.781, 0.2564),
+        kernel([256, 96, 0, 0], 3.047, 0.3475),
+        kernel([256, 128, 0, 0], 3.332, 0.432),
+    ],
+};
+
+/// Keys: rows and tokens of the tiles of `sm90` with split-K.
+const SPLIT: Family = Family {
+    launch: 4.665,
+    l2: 1.459e+07,
+    hbm: 3.591e+06,
+    split: 1.188,
+    exchange: 0.1081,
+    sharing: 1.197,
+    cluster: 0.0,
+    kernels: &[
+        kernel([128, 64, 0, 0], 1.808, 0.1328),
+        kernel([128, 96, 0, 0], 1.86, 0.1701),
+        kernel([128, 128, 0, 0], 1.998, 0.1917),
+        kernel([128, 160, 0, 0], 1.959, 0.2761),
+        kernel([128, 192, 0, 0], 2.177, 0.2962),
+        kernel([256, 64, 0, 0], 1.984, 0.3063),
+        kernel([256, 96, 0, 0], 2.785, 0.3351),
+        kernel([256, 128, 0, 0], 4.384, 0.3978),
+        kernel([256, 160, 0, 0], 3.058, 0.485),
+        kernel([256, 192, 0, 0], 3.423, 0.5626),
+    ],
+};
+
+/// Keys: rows, tokens and CTAs of a cluster of the other tiles of `sm90`.
+const PERSISTENT: Family = Family {
+    launch: 5.431,
+    l2: 1.655e+07,
+    hbm: 2.987e+06,
+    split: 0.0,
+    exchange: 0.0,
+    sharing: 1.405,
+    cluster: 0.02675,
+    kernels: &[
+        kernel([128, 200, 2, 0], 1.168, 0.2198),
+        kernel([128, 256, 1, 0], 1.441, 0.3944),
+        kernel([128, 256, 2, 0], 1.997, 0.2838),
+        kernel([256, 192, 2, 0], 1.671, 0.4072),
+        kernel([256, 200, 2, 0], 1.734, 0.4224),
+    ],
+};
