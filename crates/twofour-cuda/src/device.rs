@@ -1,15 +1,14 @@
 //! A device and the kernels that are loaded on it.
 
 use std::{
-    collections::HashMap,
     ffi::{CString, c_void},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use crate::{Architecture, Error, Result, cache::Cache, source::Source};
+use crate::{Architecture, Error, Result, cache::Cache, once_map::OnceMap, source::Source};
 
 /// An address in a device's memory.
 pub type DevicePtr = u64;
@@ -37,7 +36,7 @@ struct Inner {
     architecture: Architecture,
     multiprocessors: u32,
     cache: Cache,
-    modules: Mutex<HashMap<Source, Module>>,
+    modules: OnceMap<Source, Module>,
 }
 
 /// A loaded module: it stays until the process ends, as kernels may be running.
@@ -111,7 +110,7 @@ impl Device {
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let architecture = Architecture::of(major, minor)?;
-        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: OnceMap::default() })))
     }
 
     /// Its architecture.
@@ -164,17 +163,14 @@ impl Device {
         Ok(Kernel { function, device: self.clone() })
     }
 
+    /// Loads a source's module once. Different sources may be compiled at the same time.
     fn module(&self, source: Source) -> Result<Module> {
-        let mut modules = self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&source) {
-            return Ok(*module);
-        }
-        let code = self.0.cache.code(source, self.0.architecture)?;
-        // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
-        let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
-        let module = Module(module.map_err(|error| Error::driver("loading kernels", error))?);
-        modules.insert(source, module);
-        Ok(module)
+        self.0.modules.get_or_try_insert(source, || {
+            let code = self.0.cache.code(source, self.0.architecture)?;
+            // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
+            let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+            module.map(Module).map_err(|error| Error::driver("loading kernels", error))
+        })
     }
 
     /// Makes the context current on this thread.

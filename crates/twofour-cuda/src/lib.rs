@@ -32,6 +32,7 @@ mod error;
 pub mod gemm;
 mod library;
 pub mod measure;
+mod once_map;
 pub mod prune;
 pub mod read;
 pub mod source;

@@ -97,8 +97,7 @@ impl CublasLt {
         self.0.device.bind()?;
         let planning = failed("planning");
         let parts = Arc::new(Parts::new(dense)?);
-        let preference = result::create_matmul_pref().map_err(&planning)?;
-        let preference = Preference(preference);
+        let preference = Preference(result::create_matmul_pref().map_err(&planning)?);
         let workspace = WORKSPACE_BYTES;
         // SAFETY: the preference is valid, and the attribute is a usize.
         unsafe {
@@ -117,11 +116,11 @@ impl CublasLt {
         let asked = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0.handle,
-                parts.product,
-                parts.a,
-                parts.b,
-                parts.d,
-                parts.d,
+                parts.product.0,
+                parts.a.0,
+                parts.b.0,
+                parts.d.0,
+                parts.d.0,
                 preference.0,
                 most as i32,
                 found.as_mut_ptr(),
@@ -139,24 +138,39 @@ impl CublasLt {
     }
 }
 
-struct Preference(sys::cublasLtMatmulPreference_t);
+/// Declares an owner of one of the library's objects, which destroys it.
+macro_rules! owners {
+    ($($(#[$doc:meta])* $name:ident($handle:ty), $destroy:path;)*) => {$(
+        $(#[$doc])*
+        struct $name($handle);
 
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: it was created and is used no more.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
-    }
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: the library created the object, and its only owner is gone. A failure has nobody to be reported to.
+                let _ = unsafe { $destroy(self.0) };
+            }
+        }
+    )*};
 }
 
-/// Descriptions of a product.
+owners! {
+    /// What the heuristics are to consider.
+    Preference(sys::cublasLtMatmulPreference_t), result::destroy_matmul_pref;
+    /// The description of a GEMM.
+    ProductDescriptor(sys::cublasLtMatmulDesc_t), result::destroy_matmul_desc;
+    /// The description of a matrix.
+    MatrixLayout(sys::cublasLtMatrixLayout_t), result::destroy_matrix_layout;
+}
+
+/// Descriptions of a product and of its matrices.
 struct Parts {
-    product: sys::cublasLtMatmulDesc_t,
-    a: sys::cublasLtMatrixLayout_t,
-    b: sys::cublasLtMatrixLayout_t,
-    d: sys::cublasLtMatrixLayout_t,
+    product: ProductDescriptor,
+    a: MatrixLayout,
+    b: MatrixLayout,
+    d: MatrixLayout,
 }
 
-// SAFETY: the descriptions are only read after they were made.
+// SAFETY: the library only reads descriptions after `Parts::new`, and no call is bound to the thread that created them.
 unsafe impl Send for Parts {}
 // SAFETY: as above.
 unsafe impl Sync for Parts {}
@@ -173,15 +187,16 @@ impl Parts {
             (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, kind(Element::F32))
         };
         let layout = |element, rows: usize, cols: usize| {
-            result::create_matrix_layout(kind(element), rows as u64, cols as u64, rows as i64)
+            let layout = result::create_matrix_layout(kind(element), rows as u64, cols as u64, rows as i64);
+            layout.map(MatrixLayout).map_err(&describing)
         };
         let (a_rows, a_cols) = if a_transposed { (reduction, rows) } else { (rows, reduction) };
         let (b_rows, b_cols) = if b_transposed { (cols, reduction) } else { (reduction, cols) };
         let parts = Self {
-            product: result::create_matmul_desc(compute, scale).map_err(&describing)?,
-            a: layout(element, a_rows, a_cols).map_err(&describing)?,
-            b: layout(element, b_rows, b_cols).map_err(&describing)?,
-            d: layout(output, rows, cols).map_err(&describing)?,
+            product: ProductDescriptor(result::create_matmul_desc(compute, scale).map_err(&describing)?),
+            a: layout(element, a_rows, a_cols)?,
+            b: layout(element, b_rows, b_cols)?,
+            d: layout(output, rows, cols)?,
         };
         for (attribute, transposed) in [
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, a_transposed),
@@ -191,7 +206,7 @@ impl Parts {
             // SAFETY: the description is valid, and the attribute is an i32.
             unsafe {
                 result::set_matmul_desc_attribute(
-                    parts.product,
+                    parts.product.0,
                     attribute,
                     std::ptr::from_ref(&operation).cast(),
                     size_of::<i32>(),
@@ -200,18 +215,6 @@ impl Parts {
             .map_err(&describing)?;
         }
         Ok(parts)
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        // SAFETY: these were created in `new` and are used no more. There is nobody to tell of a failure.
-        unsafe {
-            let _ = result::destroy_matmul_desc(self.product);
-            for layout in [self.a, self.b, self.d] {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
     }
 }
 
@@ -264,22 +267,22 @@ impl Plan {
         let scales: [*const c_void; 2] = std::array::from_fn(|i| {
             if self.i32_sums { std::ptr::from_ref(&int[i]).cast() } else { std::ptr::from_ref(&float[i]).cast() }
         });
-        let Parts { product, a: a_layout, b: b_layout, d: d_layout } = *self.parts;
+        let Parts { product, a: a_layout, b: b_layout, d: d_layout } = &*self.parts;
         // SAFETY: the caller's; the descriptions are valid.
         let done = unsafe {
             sys::cublasLtMatmul(
                 self.library.0.handle,
-                product,
+                product.0,
                 scales[0],
                 a as *const c_void,
-                a_layout,
+                a_layout.0,
                 b as *const c_void,
-                b_layout,
+                b_layout.0,
                 scales[1],
                 d as *const c_void,
-                d_layout,
+                d_layout.0,
                 d as *mut c_void,
-                d_layout,
+                d_layout.0,
                 &self.algorithm,
                 workspace as *mut c_void,
                 WORKSPACE_BYTES,

@@ -152,43 +152,16 @@ impl CusparseLt {
     pub fn plan(&self, problem: Problem, algorithm: Option<i32>) -> Result<Plan> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
-        let Problem { element, output, features, tokens, reduction, .. } = problem;
-        let (features, tokens, reduction) = (features as i64, tokens as i64, reduction as i64);
-        let compute = if element == Element::I8 { 0 } else { 2 };
-        let mut objects: [Box<Opaque>; 6] = std::array::from_fn(|_| Opaque::new());
-        let [w, x, y, product, selection, plan] = objects.each_mut().map(|o| &mut **o as Object);
-        let (input, result) = (data_type(element), data_type(output));
-        // SAFETY: the objects are valid memory, large enough, and stay where they are as long as the plan does, which refers to them.
-        unsafe {
-            let action = "describing W";
-            succeed(
-                action,
-                (functions.structured)(handle, w, features, reduction, reduction, 16, input, ROW_MAJOR, HALF),
-            )?;
-            succeed("describing X", (functions.dense)(handle, x, tokens, reduction, reduction, 16, input, ROW_MAJOR))?;
-            // Column-major [features, tokens] is row-major [tokens, features].
-            let action = "describing the result";
-            succeed(action, (functions.dense)(handle, y, features, tokens, features, 16, result, COLUMN_MAJOR))?;
-            let action = "describing the product";
-            succeed(action, (functions.product)(handle, product, PLAIN, TRANSPOSED, w, x, y, y, compute))?;
-            succeed("selecting an algorithm", (functions.selection)(handle, selection, product, 0))?;
-            if let Some(id) = algorithm {
-                let id = std::ptr::from_ref(&id).cast();
-                succeed("selecting an algorithm", (functions.set)(handle, selection, ALGORITHM, id, 4))?;
-            }
-            succeed("planning", (functions.plan)(handle, plan, product, selection))?;
-        }
-        let mut plan = Plan { library: self.clone(), objects, workspace: 0, compressed: 0, scratch: 0 };
+        let mut objects = Objects::new(functions, handle, problem, algorithm)?;
         let (mut workspace, mut compressed, mut scratch) = (0, 0, 0);
-        let made = plan.object(PLAN);
-        // SAFETY: the plan was made above; the pointers are valid.
+        let made = objects.plan.at();
+        // SAFETY: the plan was initialized above; the pointers are valid.
         unsafe {
             succeed("asking for the workspace", (functions.workspace)(handle, made, &mut workspace))?;
             let size = (functions.compressed_size)(handle, made, &mut compressed, &mut scratch);
             succeed("asking for the compressed size", size)?;
         }
-        (plan.workspace, plan.compressed, plan.scratch) = (workspace, compressed, scratch);
-        Ok(plan)
+        Ok(Plan { objects, library: self.clone(), workspace, compressed, scratch })
     }
 
     /// How many algorithms there are for a problem.
@@ -199,7 +172,7 @@ impl CusparseLt {
         let mut plan = self.plan(problem, None)?;
         let mut count = 0i32;
         let into = std::ptr::from_mut(&mut count).cast();
-        let selection = plan.object(SELECTION);
+        let selection = plan.objects.selection.at();
         // SAFETY: the selection was made with the plan; the pointer is valid for four bytes.
         let asked = unsafe { (self.0.functions.get)(self.0.handle, selection, ALGORITHMS, into, 4) };
         succeed("asking for the algorithms", asked)?;
@@ -207,25 +180,110 @@ impl CusparseLt {
     }
 }
 
+/// An object of the library's that is destroyed with its owner. The library takes mutable pointers and writes to none of these after planning.
+struct Owned {
+    memory: Box<Opaque>,
+    /// `None` for an object that has nothing to be destroyed, or was not initialized.
+    destroy: Option<unsafe extern "C" fn(Object) -> Status>,
+}
+
+impl Owned {
+    /// Memory for an object that holds nothing to be destroyed.
+    fn plain() -> Self {
+        Self { memory: Opaque::new(), destroy: None }
+    }
+
+    /// An object that `initialize` initializes and `destroy` destroys; the latter only where the former succeeds.
+    fn new(
+        action: &'static str,
+        destroy: unsafe extern "C" fn(Object) -> Status,
+        initialize: impl FnOnce(Object) -> Status,
+    ) -> Result<Self> {
+        let mut owned = Self::plain();
+        succeed(action, initialize(owned.at()))?;
+        owned.destroy = Some(destroy);
+        Ok(owned)
+    }
+
+    fn at(&mut self) -> Object {
+        &mut *self.memory
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owned")
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.destroy {
+            // SAFETY: the object was initialized, and its only owner is gone. A failure has nobody to be reported to.
+            let _ = unsafe { destroy(self.at()) };
+        }
+    }
+}
+
+/// What the library keeps of a product. Each object refers to those below it: fields are destroyed in this order.
+#[derive(Debug)]
+struct Objects {
+    plan: Owned,
+    selection: Owned,
+    _product: Owned,
+    _matrices: [Owned; 3],
+}
+
+impl Objects {
+    fn new(functions: &Functions, handle: Object, problem: Problem, algorithm: Option<i32>) -> Result<Self> {
+        let Problem { element, output, features, tokens, reduction, .. } = problem;
+        let (features, tokens, reduction) = (features as i64, tokens as i64, reduction as i64);
+        let compute = if element == Element::I8 { 0 } else { 2 };
+        let (input, result) = (data_type(element), data_type(output));
+        let matrix =
+            |action, initialize: &dyn Fn(Object) -> Status| Owned::new(action, functions.forget_matrix, initialize);
+        let (structured, dense) = (functions.structured, functions.dense);
+        // SAFETY: the object is valid memory, large enough.
+        let w = |w| unsafe { structured(handle, w, features, reduction, reduction, 16, input, ROW_MAJOR, HALF) };
+        // SAFETY: the object is valid memory, large enough.
+        let x = |x| unsafe { dense(handle, x, tokens, reduction, reduction, 16, input, ROW_MAJOR) };
+        // Column-major [features, tokens] is row-major [tokens, features].
+        // SAFETY: the object is valid memory, large enough.
+        let y = |y| unsafe { dense(handle, y, features, tokens, features, 16, result, COLUMN_MAJOR) };
+        let mut matrices =
+            [matrix("describing W", &w)?, matrix("describing X", &x)?, matrix("describing the result", &y)?];
+        let [w, x, y] = matrices.each_mut().map(Owned::at);
+        let (mut product, mut selection) = (Owned::plain(), Owned::plain());
+        // SAFETY: all objects are valid memory, large enough; they stay where they are as long as the plan, which refers to them.
+        unsafe {
+            let described = (functions.product)(handle, product.at(), PLAIN, TRANSPOSED, w, x, y, y, compute);
+            succeed("describing the product", described)?;
+            let selected = (functions.selection)(handle, selection.at(), product.at(), 0);
+            succeed("selecting an algorithm", selected)?;
+            if let Some(id) = algorithm {
+                let id = std::ptr::from_ref(&id).cast();
+                succeed("selecting an algorithm", (functions.set)(handle, selection.at(), ALGORITHM, id, 4))?;
+            }
+        }
+        // SAFETY: as for the product.
+        let plan = |plan| unsafe { (functions.plan)(handle, plan, product.at(), selection.at()) };
+        let plan = Owned::new("planning", functions.forget_plan, plan)?;
+        Ok(Self { plan, selection, _product: product, _matrices: matrices })
+    }
+}
+
 /// A product that has been planned.
 #[derive(Debug)]
 pub struct Plan {
+    // Destroyed before the library's handle.
+    objects: Objects,
     library: CusparseLt,
-    objects: [Box<Opaque>; 6],
     workspace: usize,
     compressed: usize,
     scratch: usize,
 }
 
-const SELECTION: usize = 4;
-const PLAN: usize = 5;
-
 impl Plan {
-    /// The library takes mutable pointers and writes to none of these after planning.
-    fn object(&mut self, which: usize) -> Object {
-        &mut *self.objects[which]
-    }
-
     /// Bytes of memory that a call needs.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace
@@ -250,7 +308,7 @@ impl Plan {
         compressed: DevicePtr,
         scratch: DevicePtr,
     ) -> Result<()> {
-        let plan = self.object(PLAN);
+        let plan = self.objects.plan.at();
         let Inner { functions, handle, .. } = *self.library.0;
         // SAFETY: the caller's.
         succeed("compressing", unsafe { (functions.compress)(handle, plan, dense, compressed, scratch, stream.0) })
@@ -272,7 +330,7 @@ impl Plan {
         out: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<()> {
-        let plan = self.object(PLAN);
+        let plan = self.objects.plan.at();
         let Inner { functions, handle, .. } = *self.library.0;
         let (one, zero, mut stream) = (1f32, 0f32, stream.0);
         // SAFETY: the caller's.
@@ -283,15 +341,92 @@ impl Plan {
     }
 }
 
-impl Drop for Plan {
-    fn drop(&mut self) {
-        let functions = self.library.0.functions;
-        // SAFETY: these were made with the plan and are used no more. There is nobody to tell of a failure.
-        unsafe {
-            (functions.forget_plan)(self.object(PLAN));
-            for matrix in 0..3 {
-                (functions.forget_matrix)(self.object(matrix));
-            }
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// Initializations that succeed before one fails.
+        static LEFT: Cell<u32> = const { Cell::new(0) };
+        /// Matrices and plans that exist.
+        static MATRICES: Cell<i32> = const { Cell::new(0) };
+        static PLANS: Cell<i32> = const { Cell::new(0) };
+    }
+
+    fn initialize() -> Status {
+        let left = LEFT.get();
+        LEFT.set(left.saturating_sub(1));
+        c_int::from(left == 0)
+    }
+
+    fn count(objects: &'static std::thread::LocalKey<Cell<i32>>) -> Status {
+        let status = initialize();
+        objects.set(objects.get() + 1 - status);
+        status
+    }
+
+    /// A library of functions that do what is written beside them.
+    macro_rules! library {
+        ($($name:ident($($argument:ty),*) => $body:expr;)*) => {
+            Functions {$(
+                $name: {
+                    unsafe extern "C" fn $name($(_: $argument),*) -> Status {
+                        $body
+                    }
+                    $name
+                },
+            )*}
+        };
+    }
+
+    type CudaStream = cudarc::driver::sys::CUstream;
+
+    /// A library whose initializations succeed as often as `LEFT` says, and that counts what exists.
+    fn counting() -> Functions {
+        library! {
+            init(Object) => 0;
+            version(Object, *mut c_int) => 0;
+            dense(Object, Object, i64, i64, i64, u32, u32, c_int) => count(&MATRICES);
+            structured(Object, Object, i64, i64, i64, u32, u32, c_int, c_int) => count(&MATRICES);
+            forget_matrix(Object) => {
+                assert_eq!(PLANS.get(), 0, "a plan outlives its matrices");
+                MATRICES.set(MATRICES.get() - 1);
+                0
+            };
+            product(Object, Object, c_int, c_int, Object, Object, Object, Object, c_int) => initialize();
+            selection(Object, Object, Object, c_int) => initialize();
+            set(Object, Object, c_int, *const c_void, usize) => initialize();
+            get(Object, Object, c_int, *mut c_void, usize) => 0;
+            plan(Object, Object, Object, Object) => count(&PLANS);
+            forget_plan(Object) => {
+                PLANS.set(PLANS.get() - 1);
+                0
+            };
+            workspace(Object, Object, *mut usize) => 0;
+            compressed_size(Object, Object, *mut usize, *mut usize) => 0;
+            compress(Object, Object, DevicePtr, DevicePtr, DevicePtr, CudaStream) => 0;
+            multiply(
+                Object, Object, *const f32, DevicePtr, DevicePtr, *const f32, DevicePtr, DevicePtr, DevicePtr, *mut CudaStream, i32
+            ) => 0;
         }
+    }
+
+    #[test]
+    fn what_was_initialized_is_destroyed_wherever_planning_fails() {
+        let functions = counting();
+        let mut handle = Opaque::new();
+        let problem = Problem::plain(Element::BF16, Element::BF16, 64, 16, 64);
+        for left in 0..7 {
+            LEFT.set(left);
+            assert!(Objects::new(&functions, &mut *handle, problem, Some(0)).is_err(), "{left}");
+            assert_eq!((PLANS.get(), MATRICES.get()), (0, 0), "call {left} fails");
+        }
+        LEFT.set(7);
+        let objects = Objects::new(&functions, &mut *handle, problem, Some(0)).unwrap();
+        assert_eq!((PLANS.get(), MATRICES.get()), (1, 3));
+        drop(objects);
+        assert_eq!((PLANS.get(), MATRICES.get()), (0, 0));
     }
 }
