@@ -8,7 +8,7 @@ use std::{
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use crate::{Architecture, Error, Result, cache::Cache, once_map::OnceMap, source::Source};
+use crate::{Architecture, Error, Result, cache::Cache, libraries::loader, once_map::OnceMap, source::Source};
 
 /// An address in a device's memory.
 pub type DevicePtr = u64;
@@ -87,8 +87,7 @@ impl Device {
     /// # Errors
     /// Those of [`Device::open`].
     pub fn with_cache(ordinal: usize, cache: Cache) -> Result<Self> {
-        // SAFETY: loading the driver's library runs only its own initializers.
-        if !unsafe { sys::is_culib_present() } {
+        if !loader::is_driver_present() {
             return Err(Error::NoDriver);
         }
         let failed = |error| Error::driver("opening a device", error);

@@ -13,11 +13,11 @@ use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
     compress::{Compressor, Rule, To},
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
-    prune::{DenseWeight, NO_NAN, Packed},
-    vendor::{
+    libraries::{
         cublaslt::{self, CublasLt, Dense},
         cusparselt::{self, CusparseLt},
     },
+    prune::{DenseWeight, NO_NAN, Packed},
 };
 
 /// Who computes a product, and how.

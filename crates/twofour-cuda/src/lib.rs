@@ -13,7 +13,7 @@
 //! | products with compressed weights | [`gemm`] |
 //! | a step of training's optimizer | [`adamw`] |
 //! | mere reading, to compare with | [`read`] |
-//! | NVIDIA's products, beside ours | [`vendor`] |
+//! | NVIDIA's products, beside ours | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
 //! | how it is measured | [`measure`] |
 //!
@@ -30,14 +30,13 @@ mod element;
 pub mod engine;
 mod error;
 pub mod gemm;
-mod library;
+pub mod libraries;
 pub mod measure;
 mod once_map;
 pub mod prune;
 pub mod read;
 pub mod source;
 mod tensor_map;
-pub mod vendor;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};

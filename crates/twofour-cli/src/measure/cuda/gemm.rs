@@ -15,9 +15,9 @@ use twofour_cuda::{
         Order, Problem,
         int4::{self, Decode},
     },
+    libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial},
     read::Reader,
-    vendor::{cublaslt::CublasLt, cusparselt::CusparseLt},
 };
 
 /// One contender's time for one product.

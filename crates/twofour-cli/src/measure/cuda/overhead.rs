@@ -9,9 +9,9 @@ use twofour::select::Transposable;
 use twofour_cuda::{
     Device, Element, Stream,
     gemm::{Epilogue, Gemm, Operands, Problem},
+    libraries::cublaslt::{self, Dense},
     measure::RandomWeight,
     prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch},
-    vendor::cublaslt::{self, Dense},
 };
 
 use super::gemm::Libraries;

@@ -9,9 +9,9 @@ use twofour_cuda::{
     compress::{Compressor, Rule, To},
     engine,
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
+    libraries::cublaslt::{self, Dense},
     measure::{Contender, Time, Timer, random},
     prune::{BothWays, Choice, DenseWeight, NO_NAN, Packed, Pruner, Watch, first_nan},
-    vendor::cublaslt::{self, Dense},
 };
 
 use super::gemm::Libraries;

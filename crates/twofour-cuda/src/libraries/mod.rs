@@ -7,6 +7,8 @@
 
 pub mod cublaslt;
 pub mod cusparselt;
+pub(crate) mod loader;
+pub(crate) mod nvrtc;
 
 use crate::Element;
 

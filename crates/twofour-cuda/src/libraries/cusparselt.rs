@@ -8,8 +8,11 @@ use std::{
 
 use libloading::Library;
 
-use super::data_type;
-use crate::{Device, DevicePtr, Element, Error, Result, Stream, gemm::Problem, library};
+use super::{
+    data_type,
+    loader::{Search, functions},
+};
+use crate::{Device, DevicePtr, Element, Error, Result, Stream, gemm::Problem};
 
 /// An object of the library's: opaque, and of at most 11 KiB in any version.
 #[repr(C, align(16))]
@@ -29,22 +32,6 @@ impl fmt::Debug for Opaque {
 
 type Status = c_int;
 type Object = *mut Opaque;
-
-/// Declares the library's functions and looks all of them up.
-macro_rules! functions {
-    ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> Status,)*
-        }
-
-        impl Functions {
-            fn of(library: &Library) -> Option<Self> {
-                // SAFETY: the types are those of NVIDIA's header.
-                unsafe { Some(Self { $($name: *library.get($symbol).ok()?,)* }) }
-            }
-        }
-    };
-}
 
 functions! {
     init: b"cusparseLtInit" (Object);
@@ -99,15 +86,18 @@ impl fmt::Debug for CusparseLt {
     }
 }
 
+const SEARCH: Search = Search {
+    variable: "TWOFOUR_CUSPARSELT",
+    package: "cusparselt",
+    names: &["libcusparseLt.so.0", "libcusparseLt.so", "cusparseLt.dll"],
+    file: "libcusparseLt.so",
+    needs: &[],
+};
+
 fn functions() -> Option<&'static Functions> {
     static FOUND: OnceLock<Option<(Library, Functions)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        // SAFETY: loading NVIDIA's libraries runs only their own initializers.
-        let load = || unsafe { Library::new("libcusparseLt.so.0") };
-        if !library::find("TWOFOUR_CUSPARSELT", "cusparselt", &["libcusparseLt.so"], || load().is_ok()) {
-            return None;
-        }
-        let library = load().ok()?;
+        let library = SEARCH.load()?;
         let functions = Functions::of(&library)?;
         Some((library, functions))
     });
