@@ -8,11 +8,12 @@ use cudarc::driver::DevicePtr as _;
 use twofour::int4::Granularity;
 use twofour_cuda::{
     Device, Element, Stream,
-    engine::{Engine, Libraries},
+    engine::Engine,
     gemm::{
         Epilogue, Method, Order, Problem,
         int4::{self, Decode},
     },
+    libraries::Libraries,
     measure::{RandomInt4, Timer, Trial},
 };
 

@@ -52,9 +52,13 @@ impl Compiler {
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log.
-    pub fn compile(&self, source: Source, architecture: Architecture) -> Result<Compiled> {
-        let refused =
-            |log: String| Error::Compile { kernel: source.name(), architecture, version: self.version(), log };
+    pub fn compile(&self, source: &Source, architecture: Architecture) -> Result<Compiled> {
+        let refused = |log: String| Error::Compile {
+            kernel: source.name().to_owned(),
+            architecture,
+            version: self.version(),
+            log,
+        };
         let text = |text: String| CString::new(text).map_err(|error| refused(error.to_string()));
         let options = [
             format!("--gpu-architecture={architecture}"),

@@ -36,7 +36,8 @@ struct Inner {
     architecture: Architecture,
     multiprocessors: u32,
     cache: Cache,
-    modules: OnceMap<Source, Module>,
+    /// By the names of their sources.
+    modules: OnceMap<String, Module>,
 }
 
 /// A loaded module: it stays until the process ends, as kernels may be running.
@@ -148,7 +149,7 @@ impl Device {
     }
 
     /// A kernel of a source, which is compiled or read from the cache the first time.
-    pub(crate) fn kernel(&self, source: Source, name: &str) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, source: &Source, name: &str) -> Result<Kernel> {
         self.bind()?;
         let module = self.module(source)?;
         let missing = |error| Error::driver("looking up a kernel", error);
@@ -163,8 +164,8 @@ impl Device {
     }
 
     /// Loads a source's module once. Different sources may be compiled at the same time.
-    fn module(&self, source: Source) -> Result<Module> {
-        self.0.modules.get_or_try_insert(source, || {
+    fn module(&self, source: &Source) -> Result<Module> {
+        self.0.modules.get_or_try_insert(source.name().to_owned(), || {
             let code = self.0.cache.code(source, self.0.architecture)?;
             // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
             let module = unsafe { result::module::load_data(code.as_ptr().cast()) };

@@ -14,8 +14,9 @@ use crate::{
     compress::{Compressor, Rule, To},
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
     libraries::{
-        cublaslt::{self, CublasLt, Dense},
-        cusparselt::{self, CusparseLt},
+        Libraries,
+        cublaslt::{self, Dense},
+        cusparselt,
     },
     prune::{DenseWeight, NO_NAN, Packed},
 };
@@ -43,24 +44,10 @@ impl Engine {
     }
 }
 
-/// NVIDIA's libraries, as far as they are there.
-#[derive(Debug, Clone)]
-pub struct Libraries {
-    /// For dense weights.
-    pub dense: Option<CublasLt>,
-    /// For 2:4 weights.
-    pub sparse: Option<CusparseLt>,
-}
-
 /// How many choices cuBLASLt's heuristics are asked for.
 pub const HEURISTICS: usize = 16;
 
 impl Libraries {
-    /// Those that are found and take the device.
-    pub fn found(device: &Device) -> Self {
-        Self { dense: CublasLt::open(device).ok(), sparse: CusparseLt::open(device).ok() }
-    }
-
     /// Every engine for a problem whose result is [`Order::TokensFirst`] and has no epilogue: no other is compared.
     pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
         let ours = Method::all(problem, device.architecture()).into_iter().map(Engine::TwoFour);

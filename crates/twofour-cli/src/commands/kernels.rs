@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use twofour_cuda::{Architecture, cache::Cache, source::Source};
+use twofour_cuda::{Architecture, cache::Cache, kernels, source::Source};
 
 use crate::{
     exit::{Usage, Verdict},
@@ -61,15 +61,17 @@ impl Kernels {
         let cache = Cache::of_user();
         let mut answer = Answer { cache: cache.folder().display().to_string(), kernels: Vec::new() };
         let mut progress = screen.progress();
-        let work: Vec<(Architecture, Source)> = architectures
-            .iter()
-            .flat_map(|a| Source::all().into_iter().filter(|s| s.is_for(*a)).map(|s| (*a, s)))
-            .collect();
-        let compile = |(architecture, source): &(Architecture, Source)| -> Result<Row> {
-            let compiled = cache.compile(*source, *architecture)?;
+        let sources = kernels::all();
+        let of = |architecture: Architecture| {
+            sources.iter().filter(move |source| source.is_for(architecture)).map(move |source| (architecture, source))
+        };
+        let work: Vec<(Architecture, &Source)> =
+            architectures.iter().flat_map(|architecture| of(*architecture)).collect();
+        let compile = |(architecture, source): &(Architecture, &Source)| -> Result<Row> {
+            let compiled = cache.compile(source, *architecture)?;
             let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
             let (bytes, architecture) = (compiled.code.len(), architecture.to_string());
-            Ok(Row { source: source.name(), architecture, bytes, complaints })
+            Ok(Row { source: source.name().to_owned(), architecture, bytes, complaints })
         };
         answer.kernels = on_all_cores(&work, compile, |done, (architecture, source)| {
             progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);

@@ -39,6 +39,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose_int4`].
+    #[doc(hidden)]
     pub fn choose_int4_by(&self, trial: &Int4Trial) -> Result<Int4Choice> {
         let problem = trial.problem();
         let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };

@@ -34,27 +34,13 @@ use remembered::Remembered;
 use crate::{
     Device, Error, Result,
     cache::Cache,
-    engine::{Engine, Libraries, Product, Weight, expect_plain},
+    engine::{Engine, Product, Weight, expect_plain},
     gemm::{Problem, int4},
+    libraries::Libraries,
     measure::Trial,
 };
 
-/// What one engine took at best, or one kind of methods.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured<How = Engine> {
-    /// Who, and how.
-    pub how: How,
-    /// The kernel's name, as far as the engine tells it.
-    pub kernel: String,
-    /// Median of device time, microseconds.
-    pub us: f64,
-}
-
-impl fmt::Display for Measured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}), {:.1} us", self.how.name(), self.kernel, self.us)
-    }
-}
+pub use crate::measure::Measured;
 
 /// What was measured for a problem: each engine at its best, or each kind of methods, the fastest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -156,6 +142,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose`].
+    #[doc(hidden)]
     pub fn choose_by(&self, trial: &Trial) -> Result<Choice> {
         let problem = trial.problem();
         expect_plain(problem)?;

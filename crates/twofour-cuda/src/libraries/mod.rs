@@ -10,7 +10,26 @@ pub mod cusparselt;
 pub(crate) mod loader;
 pub(crate) mod nvrtc;
 
-use crate::Element;
+use cublaslt::CublasLt;
+use cusparselt::CusparseLt;
+
+use crate::{Device, Element};
+
+/// NVIDIA's libraries, as far as they are there.
+#[derive(Debug, Clone)]
+pub struct Libraries {
+    /// For dense weights.
+    pub dense: Option<CublasLt>,
+    /// For 2:4 weights.
+    pub sparse: Option<CusparseLt>,
+}
+
+impl Libraries {
+    /// Those that are found and take the device.
+    pub fn found(device: &Device) -> Self {
+        Self { dense: CublasLt::open(device).ok(), sparse: CusparseLt::open(device).ok() }
+    }
+}
 
 /// As the libraries number element types.
 fn data_type(element: Element) -> u32 {

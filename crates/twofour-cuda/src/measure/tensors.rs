@@ -11,7 +11,7 @@ use twofour::{
     layout::{lanes, sm90},
 };
 
-use crate::{Element, Error, Result, gemm::int4, prune::expect_multiple};
+use crate::{Element, Error, Result, arguments::expect_multiple, gemm::int4};
 
 /// The six codes of a group.
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];

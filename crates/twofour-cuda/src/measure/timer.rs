@@ -8,8 +8,8 @@ use std::{
 
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, sys::CUevent_flags};
 
-use super::tensors::bits;
-use crate::{Device, Error, Result, Stream, read::Reader};
+use super::{read::Reader, tensors::bits};
+use crate::{Device, Error, Result, Stream};
 
 /// More than any second-level cache.
 const FLUSH: usize = 256 << 20;

@@ -16,8 +16,7 @@ use twofour_cuda::{
         int4::{self, Decode},
     },
     libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
-    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial},
-    read::Reader,
+    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
 };
 
 /// One contender's time for one product.

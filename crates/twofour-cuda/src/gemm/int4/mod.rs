@@ -12,12 +12,17 @@ mod stream;
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue, is_hopper, mma};
+use super::{
+    Epilogue, Order, RawOutput, XOrder, direct, expect_epilogue, mma,
+    problem::{MOST, is_hopper},
+    wgmma::{self, Weights},
+};
 use crate::{
     Architecture, Device, DevicePtr, Element, Error, Result, Stream,
+    arguments::{expect_dimension, expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    prune::{expect_multiple, expect_pointers},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
 
 /// Most tokens of a product.
@@ -196,11 +201,6 @@ impl Variant {
         format!("{}-{scales}-{shape}", self.element)
     }
 
-    /// Whether the architecture has what it takes.
-    pub fn is_for(&self, architecture: Architecture) -> bool {
-        !matches!(self.method, Method::Rings(_) | Method::Streamed(_)) || is_hopper(architecture)
-    }
-
     /// The one of [`Variant::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
     fn compiled(self) -> Variant {
         match self.method {
@@ -208,6 +208,39 @@ impl Variant {
                 Variant { method: Method::Streamed(super::stream::Shape { split: 1, ..shape }), ..self }
             }
             _ => self,
+        }
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let support = match self.method {
+            Method::Rings(_) | Method::Streamed(_) => Support::Only((9, 0)),
+            Method::Direct(_) | Method::Staged(_) => Support::ALL,
+        };
+        let source = Source::new(format!("int4-{}", self.name()), support).define(self.definitions());
+        let by_mma = [headers::COMMON, headers::EPILOGUE, headers::SPARSE_PRODUCT, headers::INT4];
+        match self.method {
+            Method::Direct(_) => {
+                let kernel = File::new("gemm/int4/direct/kernel.cu", include_str!("direct/kernel.cu"));
+                source.with(by_mma).with([headers::DIRECT, kernel])
+            }
+            Method::Rings(_) => {
+                let kernel = File::new("gemm/int4/rings/kernel.cu", include_str!("rings/kernel.cu"));
+                source.with(by_mma).with([headers::HOPPER, headers::RINGS, headers::MAPS_INT4, kernel])
+            }
+            Method::Streamed(shape) => {
+                let (tokens, x) = (shape.tile.tokens, XOrder::TokensFirst);
+                let products = wgmma::products(self.element, tokens, x, Weights::Registers);
+                let kernel = File::new("gemm/int4/stream/kernel.cu", include_str!("stream/kernel.cu"));
+                source.with([headers::COMMON, headers::HOPPER, products, headers::EPILOGUE, headers::INT4]).with([
+                    headers::STREAM,
+                    headers::MAPS_INT4,
+                    kernel,
+                ])
+            }
+            Method::Staged(_) => {
+                let kernel = File::new("gemm/int4/staged/kernel.cu", include_str!("staged/kernel.cu"));
+                source.with(by_mma).with([kernel])
+            }
         }
     }
 
@@ -296,7 +329,7 @@ impl Decode {
             return Err(Error::Int4Method { method, problem });
         }
         let variant = Variant { element: problem.element, granularity: problem.granularity, method };
-        let kernel = device.kernel(Source::Int4(variant.compiled()), "decode")?;
+        let kernel = device.kernel(&variant.compiled().source(), "decode")?;
         let (resident, launch) = match method {
             Method::Direct(shape) => {
                 let shared = problem.shared_bytes(shape) as u32;

@@ -7,7 +7,8 @@ use super::{Epilogue, Operands, Problem, RawOutput, XOrder, mma, tile_k};
 use crate::{
     Architecture, Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
 
 /// Tokens of a product.
@@ -108,6 +109,17 @@ impl Variant {
     pub(crate) fn definitions(&self) -> String {
         mma::instruction(self.element) + &self.shape.definitions()
     }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/direct/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("direct-{}", self.name()), Support::ALL).define(self.definitions()).with([
+            headers::COMMON,
+            headers::EPILOGUE,
+            headers::SPARSE_PRODUCT,
+            headers::DIRECT,
+            kernel,
+        ])
+    }
 }
 
 /// A product with its kernel and its launch.
@@ -136,7 +148,7 @@ impl Plan {
     /// Of a problem that is known to kernels, with one of its shapes.
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let variant = Variant { element: problem.element, shape };
-        let kernel = device.kernel(Source::Direct(variant), "direct")?;
+        let kernel = device.kernel(&variant.source(), "direct")?;
         let shared = shape.shared_bytes_of(problem) as u32;
         kernel.allow_shared(shared)?;
         Ok(Self { problem, variant, kernel, launch: shape.launch(problem.features, shared) })

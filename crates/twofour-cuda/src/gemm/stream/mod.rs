@@ -6,10 +6,12 @@ use crate::{
     Device, Element, Result, Stream,
     device::{Kernel, Launch},
     gemm::{
-        Epilogue, Operands, Problem, RawOutput,
+        Epilogue, Operands, Problem, RawOutput, XOrder,
         sm90::{SHARED_BYTES, shared_bytes_of_each},
+        wgmma::{self, Weights},
     },
-    source::Source,
+    headers,
+    source::{File, Source, Support},
     tensor_map::{Swizzle, TensorMap},
 };
 
@@ -237,6 +239,19 @@ impl Variant {
     pub(crate) fn definitions(&self) -> String {
         format!("#define ELEMENT {}\n{}", self.element.definition(), self.tile.definitions(self.step()))
     }
+
+    pub(super) fn source(&self) -> Source {
+        let products = wgmma::products(self.element, self.tile.tokens, XOrder::TokensFirst, Weights::Shared);
+        let kernel = File::new("gemm/stream/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("stream-sm90-{}", self.name()), Support::Only((9, 0))).define(self.definitions()).with([
+            headers::COMMON,
+            headers::HOPPER,
+            products,
+            headers::EPILOGUE,
+            headers::STREAM,
+            kernel,
+        ])
+    }
 }
 
 /// What kernels are told of a problem.
@@ -309,7 +324,7 @@ impl Plan {
     /// Of a problem that is known to kernels, with one of its shapes.
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let variant = Variant { element: problem.element, tile: shape.tile };
-        let kernel = device.kernel(Source::StreamSm90(variant), "stream")?;
+        let kernel = device.kernel(&variant.source(), "stream")?;
         let launch = shape.launch(problem.features, variant.step());
         kernel.allow_shared(launch.shared)?;
         Ok(Self { problem, variant, shape, kernel, launch })

@@ -14,8 +14,10 @@ use twofour::{layout::sm90::TileK, select::Transposable};
 
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
+    arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
 
 /// A dense weight on the device, `[rows, cols]` row-major.
@@ -118,8 +120,27 @@ pub(crate) const TYPES: [(Element, Element); 10] = {
     ]
 };
 
+/// Definitions of the types, and what architectures have them.
+pub(crate) fn types(input: Element, output: Element) -> (String, Support) {
+    // Earlier architectures have no 8-bit floats.
+    let support = if output.bytes() > 1 { Support::ALL } else { Support::From((8, 9)) };
+    (format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition()), support)
+}
+
+fn source(input: Element, output: Element) -> Source {
+    let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
+    let (definitions, support) = types(input, output);
+    let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
+    Source::new(name, support).define(definitions).with([headers::COMMON, headers::CODES, headers::PAIRS, kernel])
+}
+
+/// Every source.
+pub(crate) fn sources() -> Vec<Source> {
+    TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
+}
+
 /// Refuses types that nothing is compressed between, and such as the device does not know.
-pub(crate) fn expect_types(device: &Device, input: Element, output: Element, source: Source) -> Result<()> {
+pub(crate) fn expect_types(device: &Device, input: Element, output: Element, source: &Source) -> Result<()> {
     if !TYPES.contains(&(input, output)) {
         return Err(Error::Types { input, output });
     }
@@ -197,9 +218,9 @@ impl Pruner {
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
     pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
-        let source = Source::Prune { input, output };
-        expect_types(device, input, output, source)?;
-        let rule = |rule| device.kernel(source, rule);
+        let source = source(input, output);
+        expect_types(device, input, output, &source)?;
+        let rule = |rule| device.kernel(&source, rule);
         Ok(Self {
             input,
             output,
@@ -210,7 +231,7 @@ impl Pruner {
                 rule("both_ways_optimal")?,
                 rule("both_ways_given")?,
             ],
-            apply_mask: device.kernel(source, "apply_mask_of_tiles")?,
+            apply_mask: device.kernel(&source, "apply_mask_of_tiles")?,
         })
     }
 
@@ -348,17 +369,4 @@ pub(crate) fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
     let blocks = threads.div_ceil(u64::from(BLOCK));
     let most = i32::MAX as u64;
     if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }
-}
-
-pub(crate) fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
-    if found.is_multiple_of(multiple) { Ok(()) } else { Err(Error::Multiple { what, multiple, found }) }
-}
-
-pub(crate) fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
-    for &(what, address, alignment) in pointers {
-        if address == 0 || !address.is_multiple_of(alignment) {
-            return Err(Error::Pointer { what, address, alignment });
-        }
-    }
-    Ok(())
 }

@@ -14,12 +14,13 @@ use twofour::{Axis, estimate::Estimator};
 
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
+    arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
+    headers,
     prune::{
-        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, blocks, expect_multiple, expect_pointers,
-        expect_types, shape,
+        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, TYPES, blocks, expect_types, shape, types,
     },
-    source::Source,
+    source::{File, Source},
 };
 
 /// What is kept of a group, and as what.
@@ -69,6 +70,18 @@ pub struct To {
     pub wrong: DevicePtr,
 }
 
+fn source(input: Element, output: Element) -> Source {
+    let (definitions, support) = types(input, output);
+    let kernel = File::new("compress/kernel.cu", include_str!("kernel.cu"));
+    let shared = [headers::COMMON, headers::CODES, headers::PAIRS, headers::META_BLOCK, headers::ESTIMATE];
+    Source::new(format!("compress-{input}-{output}"), support).define(definitions).with(shared).with([kernel])
+}
+
+/// Every source.
+pub(crate) fn sources() -> Vec<Source> {
+    TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
+}
+
 impl Compressor {
     /// Tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats (from compute capability 8.9 on).
     /// Values are rounded to nearest, ties to even; 8-bit floats saturate.
@@ -76,10 +89,10 @@ impl Compressor {
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
     pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
-        let source = Source::Compress { input, output };
-        expect_types(device, input, output, source)?;
+        let source = source(input, output);
+        expect_types(device, input, output, &source)?;
         let rule = |name: &str| -> Result<[Kernel; 2]> {
-            Ok([device.kernel(source, &format!("rows_{name}"))?, device.kernel(source, &format!("columns_{name}"))?])
+            Ok([device.kernel(&source, &format!("rows_{name}"))?, device.kernel(&source, &format!("columns_{name}"))?])
         };
         let kernels =
             [rule("magnitude")?, rule("soft_threshold")?, rule("mvue_approximate")?, rule("mvue")?, rule("given")?];

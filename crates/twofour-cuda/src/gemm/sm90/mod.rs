@@ -1,12 +1,13 @@
 //! Products on sm_90a: tiles, and how a launch is made from a problem.
 
+mod source;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Architecture, Device, DevicePtr, Element, Result, Stream,
     device::{Kernel, Launch},
     gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, panels::Panels, tile_k},
-    source::Source,
     tensor_map::{Swizzle, TensorMap},
 };
 
@@ -265,7 +266,7 @@ impl Plan {
         let variant = Variant::of(problem, tile);
         let shared = variant.shared_bytes(variant.chunk());
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
-        let kernel = device.kernel(Source::GemmSm90(variant), "gemm")?;
+        let kernel = device.kernel(&variant.source(), "gemm")?;
         kernel.allow_shared(shared)?;
         // A cluster's tile.
         let panels = Panels::new(problem, (tile.features * tile.cluster, tile.tokens), PANEL_FEATURES);

@@ -5,9 +5,11 @@
 
 use crate::{
     Device, DevicePtr, Element, Error, Result, Stream,
+    arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    prune::{BLOCK, expect_multiple, expect_pointers},
-    source::Source,
+    headers,
+    prune::BLOCK,
+    source::{File, Source, Support},
 };
 
 /// The optimizer's numbers.
@@ -70,7 +72,19 @@ pub struct AdamW {
 }
 
 /// What gradients can be made of.
-pub(crate) const GRADIENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+const GRADIENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+
+fn source(gradient: Element) -> Source {
+    let kernel = File::new("adamw/kernel.cu", include_str!("kernel.cu"));
+    Source::new(format!("adamw-{gradient}"), Support::ALL)
+        .define(format!("#define GRADIENT {}\n", gradient.definition()))
+        .with([headers::COMMON, kernel])
+}
+
+/// Every source.
+pub(crate) fn sources() -> Vec<Source> {
+    GRADIENTS.into_iter().map(source).collect()
+}
 
 /// As the kernel has it.
 #[repr(C)]
@@ -104,7 +118,7 @@ impl AdamW {
         if !GRADIENTS.contains(&gradient) {
             return Err(Error::Gradient { element: gradient });
         }
-        Ok(Self { gradient, kernel: device.kernel(Source::AdamW { gradient }, "step")? })
+        Ok(Self { gradient, kernel: device.kernel(&source(gradient), "step")? })
     }
 
     /// Updates a parameter and its moments in place.

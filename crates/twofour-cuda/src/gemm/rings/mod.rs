@@ -6,7 +6,8 @@ use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::shared_bytes_of_e
 use crate::{
     Device, Element, Result, Stream,
     device::{Kernel, Launch},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
     tensor_map::{Swizzle, TensorMap},
 };
 
@@ -155,6 +156,15 @@ impl Variant {
     pub(crate) fn definitions(&self) -> String {
         mma::instruction(self.element) + &self.shape.definitions(self.step_bytes())
     }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/rings/kernel.cu", include_str!("kernel.cu"));
+        let shared =
+            [headers::COMMON, headers::SPARSE_PRODUCT, headers::EPILOGUE, headers::HOPPER, headers::RINGS, kernel];
+        Source::new(format!("rings-sm90-{}", self.name()), Support::Only((9, 0)))
+            .define(self.definitions())
+            .with(shared)
+    }
 }
 
 /// A product with its kernel and its launch.
@@ -183,7 +193,7 @@ impl Plan {
     /// Of a problem that is known to kernels, with one of its shapes.
     pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
         let variant = Variant { element: problem.element, shape };
-        let kernel = device.kernel(Source::RingsSm90(variant), "rings")?;
+        let kernel = device.kernel(&variant.source(), "rings")?;
         let launch = shape.launch(problem.features, variant.step_bytes());
         kernel.allow_shared(launch.shared)?;
         Ok(Self { problem, variant, kernel, launch })

@@ -8,7 +8,8 @@ use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, tile
 use crate::{
     Architecture, Device, DevicePtr, Element, Error, Result, Stream,
     device::{Kernel, Launch},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
 
 /// What a block computes at a time.
@@ -83,11 +84,26 @@ impl Variant {
         format!("{}-{}", self.element, self.tile.name())
     }
 
-    /// Whether the architecture has the instruction. Hopper and B200 make that for 8-bit floats of others,
+    /// What architectures have the instruction. Hopper and B200 make that for 8-bit floats of others,
     /// which takes registers that only small tiles have left.
+    fn support(&self) -> Support {
+        match needed(self.element) {
+            ADA if self.tile.features > 64 => Support::FromExcept(ADA, &[9, 10]),
+            first => Support::From(first),
+        }
+    }
+
+    /// Whether the architecture has the instruction.
     pub fn is_for(&self, architecture: Architecture) -> bool {
-        let made_of_others = needed(self.element) == ADA && matches!(architecture.capability().0, 9 | 10);
-        architecture.capability() >= needed(self.element) && !(made_of_others && self.tile.features > 64)
+        self.support().includes(architecture)
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/mma/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("gemm-mma-{}", self.name()), self.support())
+            .with([headers::COMMON])
+            .define(self.definitions())
+            .with([headers::SPARSE_PRODUCT, headers::EPILOGUE, headers::PANELS, kernel])
     }
 
     /// Bytes of the buffers, or of the sums on their way out, which follow them.
@@ -168,7 +184,7 @@ impl Plan {
         if !Tile::all(problem.element, device.architecture()).contains(&tile) {
             return Err(Error::Method { method: Method::Mma(tile), problem });
         }
-        let kernel = device.kernel(Source::GemmMma(variant), "gemm")?;
+        let kernel = device.kernel(&variant.source(), "gemm")?;
         let shared = variant.shared_bytes();
         kernel.allow_shared(shared)?;
         let panels = Panels::new(problem, (tile.features, tile.tokens), PANEL_FEATURES);

@@ -1,6 +1,7 @@
 //! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
 
-use crate::{Element, gemm::XOrder};
+use super::XOrder;
+use crate::{Element, source::File};
 
 /// Where the compressed weights of a product come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -13,10 +14,10 @@ pub(super) enum Weights {
 
 /// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
 /// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
-pub(super) fn products(element: Element, tokens: u32, x: XOrder, weights: Weights) -> String {
+pub(super) fn products(element: Element, tokens: u32, x: XOrder, weights: Weights) -> File {
     let sum = if element == Element::I8 { "int" } else { "float" };
     let [first, product] = [true, false].map(|first| product(element, tokens, x, weights, first));
-    format!("typedef {sum} Sum;\n{first}{product}")
+    File::generated("products", format!("typedef {sum} Sum;\n{first}{product}"))
 }
 
 fn product(element: Element, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {

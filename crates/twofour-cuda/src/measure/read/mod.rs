@@ -2,10 +2,17 @@
 
 use crate::{
     Device, DevicePtr, Result, Stream,
+    arguments::expect_pointers,
     device::{Kernel, Launch},
-    prune::expect_pointers,
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
+
+/// The source.
+pub fn source() -> Source {
+    let kernel = File::new("measure/read/kernel.cu", include_str!("kernel.cu"));
+    Source::new("read".into(), Support::ALL).with([headers::COMMON, kernel])
+}
 
 /// The kernel that reads.
 #[derive(Debug, Clone)]
@@ -28,7 +35,7 @@ impl Reader {
     /// # Errors
     /// Those of compiling and loading.
     pub fn new(device: &Device) -> Result<Self> {
-        Ok(Self { kernel: device.kernel(Source::Read, "read_all")?, blocks: 4 * device.multiprocessors() })
+        Ok(Self { kernel: device.kernel(&source(), "read_all")?, blocks: 4 * device.multiprocessors() })
     }
 
     /// Reads so many bytes, down to a multiple of 16. `sink` is four bytes that may be written.
