@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use twofour::{Axis, estimate::Estimator};
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
-    compress::{Compressor, Rule, To},
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    compress::{CompressRule, CompressTarget, Compressor},
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
     libraries::{
         Libraries,
-        cublaslt::{self, Dense},
+        cublaslt::{self, DenseProblem},
         cusparselt,
     },
     prune::{DenseWeight, NO_NAN, Packed},
@@ -59,8 +59,8 @@ impl Libraries {
 }
 
 /// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`. It knows no 16-bit results of integers.
-fn dense_of(problem: Problem) -> Dense {
-    Dense {
+fn dense_of(problem: Problem) -> DenseProblem {
+    DenseProblem {
         element: problem.element,
         output: dense_output(problem),
         rows: problem.features,
@@ -72,8 +72,8 @@ fn dense_of(problem: Problem) -> Dense {
 }
 
 /// What cuBLASLt's result of a problem is made of.
-pub fn dense_output(problem: Problem) -> Element {
-    if problem.element == Element::I8 { Element::I32 } else { problem.output }
+pub fn dense_output(problem: Problem) -> DataType {
+    if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
 }
 
 /// A weight that is 2:4 along its rows, on the device.
@@ -90,10 +90,10 @@ pub struct Weight {
 pub struct Product {
     problem: Problem,
     engine: Engine,
-    plan: Plan,
+    plan: ProductPlan,
 }
 
-enum Plan {
+enum ProductPlan {
     TwoFour {
         gemm: Gemm,
         packed: Packed,
@@ -101,13 +101,13 @@ enum Plan {
     },
     // The library asks for a mutable plan at every call, and does not change it.
     CusparseLt {
-        plan: Mutex<cusparselt::Plan>,
+        plan: Mutex<cusparselt::CusparseLtPlan>,
         compressed: DevicePtr,
         workspace: DevicePtr,
         _memory: Vec<CudaSlice<u8>>,
     },
     CublasLt {
-        plan: cublaslt::Plan,
+        plan: cublaslt::CublasLtPlan,
         weight: DevicePtr,
         workspace: DevicePtr,
         _memory: CudaSlice<u8>,
@@ -159,14 +159,16 @@ impl Product {
                         let dense = DenseWeight { data: weight.dense, rows: features, cols: reduction };
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
                         let wrong = nan.device_ptr(stream).0;
-                        let to = To { packed, order: gemm.meta_order(), factor: None, wrong };
+                        let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, wrong };
                         // SAFETY: the caller's for the weight; the rest was allocated above.
-                        unsafe { compressor.run(raw, dense, Axis::Row, Rule::Estimate(Estimator::Magnitude), to) }?;
+                        unsafe {
+                            compressor.run(raw, dense, Axis::Row, CompressRule::Estimate(Estimator::Magnitude), to)
+                        }?;
                         stream.synchronize().map_err(failed)?;
                         packed
                     }
                 };
-                Plan::TwoFour { gemm, packed, _memory: held }
+                ProductPlan::TwoFour { gemm, packed, _memory: held }
             }
             Engine::CusparseLt(algorithm) => {
                 let library = libraries.sparse.as_ref().ok_or(cusparselt::MISSING)?;
@@ -180,7 +182,7 @@ impl Product {
                 let (compressed_at, workspace_at) = (at(&compressed), at(&workspace));
                 let held = vec![compressed, workspace];
                 let plan = Mutex::new(plan);
-                Plan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
+                ProductPlan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
             }
             Engine::CublasLt(which) => {
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
@@ -192,7 +194,7 @@ impl Product {
                 let workspace = memory(cublaslt::WORKSPACE_BYTES)?;
                 let workspace_at = at(&workspace);
                 let (plan, weight) = (plans.swap_remove(which), weight.dense);
-                Plan::CublasLt { plan, weight, workspace: workspace_at, _memory: workspace }
+                ProductPlan::CublasLt { plan, weight, workspace: workspace_at, _memory: workspace }
             }
         };
         Ok(Self { problem, engine, plan })
@@ -207,17 +209,19 @@ impl Product {
     /// That of [`Gemm::run`]; and calls that may run at once on several streams need products of their own, for engines have memory to work in.
     pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
         match &self.plan {
-            Plan::TwoFour { gemm, packed, .. } => {
+            ProductPlan::TwoFour { gemm, packed, .. } => {
                 // SAFETY: the caller's.
                 unsafe { gemm.run(stream, Operands { weight: *packed, x, out }, Epilogue::default()) }
             }
-            Plan::CusparseLt { plan, compressed, workspace, .. } => {
+            ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
                 // SAFETY: the caller's; the rest is held.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
             // SAFETY: the caller's; the workspace is held.
-            Plan::CublasLt { plan, weight, workspace, .. } => unsafe { plan.run(stream, *weight, x, out, *workspace) },
+            ProductPlan::CublasLt { plan, weight, workspace, .. } => unsafe {
+                plan.run(stream, *weight, x, out, *workspace)
+            },
         }
     }
 
@@ -234,7 +238,7 @@ impl Product {
     /// The kernel's name, as far as the engine tells it.
     pub fn kernel(&self) -> String {
         match (&self.plan, self.engine) {
-            (Plan::TwoFour { gemm, .. }, _) => gemm.kernel(),
+            (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),
             (_, Engine::CusparseLt(id)) => format!("algorithm {id}"),
             (_, Engine::CublasLt(which)) => format!("heuristic {which}"),
             (_, Engine::TwoFour(_)) => String::new(),

@@ -25,7 +25,6 @@ pub mod compiler;
 pub mod compress;
 pub mod device;
 pub mod dispatch;
-mod element;
 pub mod engine;
 mod error;
 pub mod gemm;
@@ -41,5 +40,5 @@ mod tensor_map;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};
-pub use element::Element;
 pub use error::{Error, Result};
+pub use twofour::DataType;

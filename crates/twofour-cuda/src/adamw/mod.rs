@@ -4,7 +4,7 @@
 //! Calls only launch: they neither allocate nor wait. A step's bias corrections are numbers of the call, so a graph that captures one repeats them.
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
     headers,
@@ -14,7 +14,7 @@ use crate::{
 
 /// The optimizer's numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
+pub struct AdamWSettings {
     /// What steps are multiplied by.
     pub learning_rate: f64,
     /// What the mean of gradients keeps at each step.
@@ -38,7 +38,7 @@ pub struct MaskedDecay {
 
 /// A parameter with its gradient and moments, `[rows, cols]` each.
 #[derive(Debug, Clone, Copy)]
-pub struct Parameter {
+pub struct AdamWState {
     /// The dense master, f32.
     pub weight: DevicePtr,
     /// Its gradient.
@@ -55,7 +55,7 @@ pub struct Parameter {
 
 /// A step of the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step {
+pub struct AdamWStep {
     /// Its number, counted from 1.
     pub number: u64,
     /// Decay of what a mask drops.
@@ -67,14 +67,14 @@ pub struct Step {
 /// The kernel for gradients of one element type, on one device.
 #[derive(Debug, Clone)]
 pub struct AdamW {
-    gradient: Element,
+    gradient: DataType,
     kernel: Kernel,
 }
 
 /// What gradients can be made of.
-const GRADIENTS: [Element; 3] = [Element::F32, Element::F16, Element::BF16];
+const GRADIENTS: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
-fn source(gradient: Element) -> Source {
+fn source(gradient: DataType) -> Source {
     let kernel = File::new("adamw/kernel.cu", include_str!("kernel.cu"));
     Source::new(format!("adamw-{gradient}"), Support::ALL)
         .define(format!("#define GRADIENT {}\n", gradient.definition()))
@@ -88,7 +88,7 @@ pub(crate) fn sources() -> Vec<Source> {
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct AdamWParameters {
     weight: DevicePtr,
     gradient: DevicePtr,
     first: DevicePtr,
@@ -114,7 +114,7 @@ impl AdamW {
     ///
     /// # Errors
     /// [`Error::Gradient`] for others; those of compiling and loading.
-    pub fn new(device: &Device, gradient: Element) -> Result<Self> {
+    pub fn new(device: &Device, gradient: DataType) -> Result<Self> {
         if !GRADIENTS.contains(&gradient) {
             return Err(Error::Gradient { element: gradient });
         }
@@ -130,8 +130,14 @@ impl AdamW {
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
     /// device.
-    pub unsafe fn step(&self, stream: Stream, parameter: Parameter, settings: Settings, step: Step) -> Result<()> {
-        let Parameter { weight, gradient, first, second, rows, cols } = parameter;
+    pub unsafe fn step(
+        &self,
+        stream: Stream,
+        parameter: AdamWState,
+        settings: AdamWSettings,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let AdamWState { weight, gradient, first, second, rows, cols } = parameter;
         let too_large = Error::TooLarge { rows, cols };
         let count = (rows as u64).checked_mul(cols as u64).filter(|_| cols <= u32::MAX as usize);
         let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
@@ -159,9 +165,9 @@ impl AdamW {
         if let Some(scale) = step.gradient_scale {
             expect_pointers(&[("scale of the gradient", scale, 4)])?;
         }
-        let Settings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
+        let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
         let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(step.number as f64))) as f32;
-        let parameters = Parameters {
+        let parameters = AdamWParameters {
             weight,
             gradient,
             first,
@@ -187,7 +193,7 @@ impl AdamW {
     }
 
     /// What gradients are made of.
-    pub fn gradient(&self) -> Element {
+    pub fn gradient(&self) -> DataType {
         self.gradient
     }
 }

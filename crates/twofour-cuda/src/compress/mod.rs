@@ -6,14 +6,14 @@
 //! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
 //! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
 //! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
-//! | another tensor by a mask that is there | along rows, along columns | [`Rule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
+//! | another tensor by a mask that is there | along rows, along columns | [`CompressRule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
 //!
 //! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
 use twofour::{Axis, estimate::Estimator};
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
     headers,
@@ -25,7 +25,7 @@ use crate::{
 
 /// What is kept of a group, and as what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Rule {
+pub enum CompressRule {
     /// An estimator's choice.
     Estimate(Estimator),
     /// What a mask of 4x4 tiles keeps, as [`crate::prune::BothWays::tiles`] has it.
@@ -35,15 +35,15 @@ pub enum Rule {
 /// The kernels that compress tensors of one element type to values of another, on one device.
 #[derive(Debug, Clone)]
 pub struct Compressor {
-    input: Element,
-    output: Element,
+    input: DataType,
+    output: DataType,
     /// Of each rule, along rows and along columns.
     kernels: [[Kernel; 2]; 5],
 }
 
 /// As the kernels have it.
 #[repr(C)]
-struct Parameters {
+struct CompressParameters {
     dense: DevicePtr,
     values: DevicePtr,
     meta: RawMeta,
@@ -58,7 +58,7 @@ struct Parameters {
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy)]
-pub struct To {
+pub struct CompressTarget {
     /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns.
     pub packed: Packed,
     /// The metadata's order.
@@ -66,11 +66,11 @@ pub struct To {
     /// An f32 that values are multiplied by before they are rounded.
     pub factor: Option<DevicePtr>,
     /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
-    /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`Rule::Given`] looks at none.
+    /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`CompressRule::Given`] looks at none.
     pub wrong: DevicePtr,
 }
 
-fn source(input: Element, output: Element) -> Source {
+fn source(input: DataType, output: DataType) -> Source {
     let (definitions, support) = types(input, output);
     let kernel = File::new("compress/kernel.cu", include_str!("kernel.cu"));
     let shared = [headers::COMMON, headers::CODES, headers::PAIRS, headers::META_BLOCK, headers::ESTIMATE];
@@ -88,7 +88,7 @@ impl Compressor {
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
-    pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
+    pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
         let source = source(input, output);
         expect_types(device, input, output, &source)?;
         let rule = |name: &str| -> Result<[Kernel; 2]> {
@@ -109,7 +109,14 @@ impl Compressor {
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
     /// device.
-    pub unsafe fn run(&self, stream: Stream, dense: DenseWeight, axis: Axis, rule: Rule, to: To) -> Result<()> {
+    pub unsafe fn run(
+        &self,
+        stream: Stream,
+        dense: DenseWeight,
+        axis: Axis,
+        rule: CompressRule,
+        to: CompressTarget,
+    ) -> Result<()> {
         let (rows, cols) = shape(dense)?;
         let (lines, length) = match axis {
             Axis::Row => (dense.rows, dense.cols),
@@ -121,11 +128,11 @@ impl Compressor {
         };
         let meta = RawMeta::new(to.packed.meta, to.order, lines, length)?;
         let (which, seed, tiles) = match rule {
-            Rule::Estimate(Estimator::Magnitude) => (0, 0, 0),
-            Rule::Estimate(Estimator::SoftThreshold) => (1, 0, 0),
-            Rule::Estimate(Estimator::MvueApproximate { seed }) => (2, seed, 0),
-            Rule::Estimate(Estimator::Mvue { seed }) => (3, seed, 0),
-            Rule::Given(tiles) => {
+            CompressRule::Estimate(Estimator::Magnitude) => (0, 0, 0),
+            CompressRule::Estimate(Estimator::SoftThreshold) => (1, 0, 0),
+            CompressRule::Estimate(Estimator::MvueApproximate { seed }) => (2, seed, 0),
+            CompressRule::Estimate(Estimator::Mvue { seed }) => (3, seed, 0),
+            CompressRule::Given(tiles) => {
                 expect_multiple("rows of the tensor", dense.rows, 4)?;
                 expect_multiple("columns of the tensor", dense.cols, 4)?;
                 (4, 0, tiles)
@@ -140,13 +147,13 @@ impl Compressor {
             ("metadata", to.packed.meta, 16),
             ("place of what is wrong", to.wrong, 8),
         ])?;
-        if let Rule::Given(tiles) = rule {
+        if let CompressRule::Given(tiles) = rule {
             expect_pointers(&[("mask of tiles", tiles, 2)])?;
         }
         if let Some(factor) = to.factor {
             expect_pointers(&[("factor", factor, 4)])?;
         }
-        let parameters = Parameters {
+        let parameters = CompressParameters {
             dense: dense.data,
             values: to.packed.values,
             meta,
@@ -173,12 +180,12 @@ impl Compressor {
     }
 
     /// What tensors are made of.
-    pub fn input(&self) -> Element {
+    pub fn input(&self) -> DataType {
         self.input
     }
 
     /// What compressed values are made of.
-    pub fn output(&self) -> Element {
+    pub fn output(&self) -> DataType {
         self.output
     }
 }

@@ -1,21 +1,9 @@
 //! What a GEMM does with its accumulators before they are stored.
 
-use super::problem::Order;
-use crate::{DevicePtr, Element, Result, arguments::expect_pointers};
+pub use twofour::kernel::Activation;
 
-/// A function on every result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Activation {
-    /// The value itself.
-    #[default]
-    None,
-    /// `max(x, 0)`; NaN stays NaN.
-    Relu,
-    /// `x / 2 · (1 + erf(x / √2))`.
-    Gelu,
-    /// `x / (1 + e⁻ˣ)`.
-    Silu,
-}
+use super::problem::Order;
+use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
 
 /// What is done to sums before they are stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,7 +23,7 @@ pub struct Epilogue {
 impl Default for Epilogue {
     /// The sums themselves.
     fn default() -> Self {
-        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::None }
+        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::Identity }
     }
 }
 
@@ -68,7 +56,7 @@ impl RawOutput {
             stride_token,
             alpha: epilogue.alpha,
             activation: match epilogue.activation {
-                Activation::None => 0,
+                Activation::Identity => 0,
                 Activation::Relu => 1,
                 Activation::Gelu => 2,
                 Activation::Silu => 3,
@@ -79,7 +67,7 @@ impl RawOutput {
 }
 
 /// An error for what an epilogue points to, where it is not aligned to its elements.
-pub(super) fn expect_epilogue(epilogue: Epilogue, output: Element) -> Result<()> {
+pub(super) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
     let optional = [
         ("scales of features", epilogue.feature_scales, 4),
         ("scales of tokens", epilogue.token_scales, 4),

@@ -32,7 +32,7 @@ mod wgmma;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Architecture, Device, Element, Error, Result, Stream, arguments::expect_pointers, prune::MetaOrder, source::Source,
+    Architecture, DataType, Device, Error, Result, Stream, arguments::expect_pointers, prune::MetaOrder, source::Source,
 };
 
 pub use epilogue::{Activation, Epilogue};
@@ -116,11 +116,11 @@ impl Method {
 #[derive(Debug, Clone)]
 pub struct Gemm {
     problem: Problem,
-    plan: Plan,
+    plan: GemmPlan,
 }
 
 #[derive(Debug, Clone)]
-enum Plan {
+enum GemmPlan {
     Tiled(sm90::Plan),
     Streamed(stream::Plan),
     Rings(rings::Plan),
@@ -165,11 +165,11 @@ impl Gemm {
             return Err(Error::Method { method, problem });
         }
         let plan = match method {
-            Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
-            Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
-            Method::Rings(shape) => Plan::Rings(rings::Plan::new(device, problem, shape)?),
-            Method::Direct(shape) => Plan::Direct(direct::Plan::new(device, problem, shape)?),
-            Method::Mma(tile) => Plan::Mma(mma::Plan::new(device, problem, tile)?),
+            Method::Tiled(tile) => GemmPlan::Tiled(sm90::Plan::new(device, problem, tile)?),
+            Method::Streamed(shape) => GemmPlan::Streamed(stream::Plan::new(device, problem, shape)?),
+            Method::Rings(shape) => GemmPlan::Rings(rings::Plan::new(device, problem, shape)?),
+            Method::Direct(shape) => GemmPlan::Direct(direct::Plan::new(device, problem, shape)?),
+            Method::Mma(tile) => GemmPlan::Mma(mma::Plan::new(device, problem, tile)?),
         };
         Ok(Self { problem, plan })
     }
@@ -198,15 +198,15 @@ impl Gemm {
         expect_epilogue(epilogue, problem.output)?;
         match &self.plan {
             // SAFETY: the caller's.
-            Plan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            GemmPlan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
-            Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            GemmPlan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
-            Plan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            GemmPlan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
-            Plan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            GemmPlan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: as above.
-            Plan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            GemmPlan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
         }
     }
 
@@ -221,18 +221,18 @@ impl Gemm {
     }
 
     /// The order that metadata of an element type must be in, whatever the method.
-    pub fn meta_order_of(element: Element) -> MetaOrder {
+    pub fn meta_order_of(element: DataType) -> MetaOrder {
         MetaOrder::Sm90(tile_k(element))
     }
 
     /// The kernel's name, which tells its shape.
     pub fn kernel(&self) -> String {
         match &self.plan {
-            Plan::Tiled(plan) => plan.kernel(),
-            Plan::Streamed(plan) => plan.kernel(),
-            Plan::Rings(plan) => plan.kernel(),
-            Plan::Direct(plan) => plan.kernel(),
-            Plan::Mma(plan) => plan.kernel(),
+            GemmPlan::Tiled(plan) => plan.kernel(),
+            GemmPlan::Streamed(plan) => plan.kernel(),
+            GemmPlan::Rings(plan) => plan.kernel(),
+            GemmPlan::Direct(plan) => plan.kernel(),
+            GemmPlan::Mma(plan) => plan.kernel(),
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use twofour::layout::sm90::TileK;
 
 use crate::{
-    Architecture, DevicePtr, Element, Error, Result,
+    Architecture, DataType, DevicePtr, Error, Result,
     arguments::{expect_dimension, expect_multiple},
     prune::Packed,
 };
@@ -13,9 +13,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Problem {
     /// What W and X are made of.
-    pub element: Element,
+    pub element: DataType,
     /// What the result and the bias are made of.
-    pub output: Element,
+    pub output: DataType,
     /// Rows of W.
     pub features: usize,
     /// Rows of X: of a batch `[batch, tokens, reduction]` that lies in one piece, `batch * tokens`.
@@ -61,17 +61,17 @@ pub struct Operands {
 }
 
 /// Which results there are of which elements.
-pub(super) const TYPES: &[(Element, &[Element])] = &[
-    (Element::F16, &[Element::F16, Element::F32]),
-    (Element::BF16, &[Element::BF16, Element::F32]),
-    (Element::E4M3, &[Element::BF16, Element::F16, Element::F32]),
-    (Element::E5M2, &[Element::BF16, Element::F16, Element::F32]),
-    (Element::I8, &[Element::BF16, Element::F16, Element::I32]),
+pub(super) const TYPES: &[(DataType, &[DataType])] = &[
+    (DataType::F16, &[DataType::F16, DataType::F32]),
+    (DataType::BF16, &[DataType::BF16, DataType::F32]),
+    (DataType::E4M3, &[DataType::BF16, DataType::F16, DataType::F32]),
+    (DataType::E5M2, &[DataType::BF16, DataType::F16, DataType::F32]),
+    (DataType::I8, &[DataType::BF16, DataType::F16, DataType::I32]),
 ];
 
 impl Problem {
     /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
-    pub fn plain(element: Element, output: Element, features: usize, tokens: usize, reduction: usize) -> Self {
+    pub fn plain(element: DataType, output: DataType, features: usize, tokens: usize, reduction: usize) -> Self {
         let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
         Self { element, output, features, tokens, reduction, x, order, epilogue: false }
     }
@@ -80,7 +80,7 @@ impl Problem {
     pub(crate) fn expect_known(self) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, x, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
-        if !known || epilogue && output == Element::I32 {
+        if !known || epilogue && output == DataType::I32 {
             return Err(Error::Product { element, output, epilogue });
         }
         for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
@@ -101,7 +101,7 @@ impl Problem {
 pub(super) const MOST: usize = (1 << 30) - 1;
 
 /// The step that metadata is ordered for.
-pub(super) fn tile_k(element: Element) -> TileK {
+pub(super) fn tile_k(element: DataType) -> TileK {
     if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
 }
 

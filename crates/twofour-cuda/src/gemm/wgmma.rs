@@ -1,7 +1,7 @@
 //! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
 
 use super::XOrder;
-use crate::{Element, source::File};
+use crate::{DataType, source::File};
 
 /// Where the compressed weights of a product come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -14,15 +14,15 @@ pub(super) enum Weights {
 
 /// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
 /// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
-pub(super) fn products(element: Element, tokens: u32, x: XOrder, weights: Weights) -> File {
-    let sum = if element == Element::I8 { "int" } else { "float" };
+pub(super) fn products(element: DataType, tokens: u32, x: XOrder, weights: Weights) -> File {
+    let sum = if element == DataType::I8 { "int" } else { "float" };
     let [first, product] = [true, false].map(|first| product(element, tokens, x, weights, first));
     File::generated("products", format!("typedef {sum} Sum;\n{first}{product}"))
 }
 
-fn product(element: Element, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {
+fn product(element: DataType, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {
     let registers = tokens / 2;
-    let constraint = if element == Element::I8 { "r" } else { "f" };
+    let constraint = if element == DataType::I8 { "r" } else { "f" };
     // The last number is whether X's rows are of the reduction; before it is whether W's are, where it is in shared memory.
     let sixteen = match (weights, x) {
         (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
@@ -31,10 +31,10 @@ fn product(element: Element, tokens: u32, x: XOrder, weights: Weights, first: bo
         (Weights::Registers, XOrder::ReductionFirst) => ", 1, 1, 1",
     };
     let (depth, types, tail) = match element {
-        Element::F16 => (32, "f32.f16.f16", sixteen),
-        Element::BF16 => (32, "f32.bf16.bf16", sixteen),
-        Element::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
-        Element::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
+        DataType::F16 => (32, "f32.f16.f16", sixteen),
+        DataType::BF16 => (32, "f32.bf16.bf16", sixteen),
+        DataType::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
+        DataType::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
         _ => (64, "s32.s8.s8", ""),
     };
     // What is only written need not be kept for this: the compiler may use the registers in between.

@@ -12,7 +12,7 @@ use super::{
     data_type,
     loader::{Search, functions},
 };
-use crate::{Device, DevicePtr, Element, Error, Result, Stream};
+use crate::{DataType, Device, DevicePtr, Error, Result, Stream};
 
 /// An object of the library's: opaque.
 type Object = *mut c_void;
@@ -130,11 +130,11 @@ fn succeed(action: &'static str, status: c_int) -> Result<()> {
 
 /// A dense product, `D = op(A) op(B)` in column-major terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Dense {
+pub struct DenseProblem {
     /// What A and B are made of.
-    pub element: Element,
+    pub element: DataType,
     /// What D is made of.
-    pub output: Element,
+    pub output: DataType,
     /// Rows of D.
     pub rows: usize,
     /// Columns of D.
@@ -171,7 +171,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// [`Error::Vendor`] for what the library does not take.
-    pub fn plans(&self, dense: Dense, most: usize) -> Result<Vec<Plan>> {
+    pub fn plans(&self, dense: DenseProblem, most: usize) -> Result<Vec<CublasLtPlan>> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
         let parts = Arc::new(Parts::new(functions, dense)?);
@@ -202,11 +202,11 @@ impl CublasLt {
             )
         };
         succeed("planning", asked)?;
-        let plan = |found: &Found| Plan {
+        let plan = |found: &Found| CublasLtPlan {
             library: self.clone(),
             parts: parts.clone(),
             algorithm: found.algorithm,
-            i32_sums: dense.element == Element::I8,
+            i32_sums: dense.element == DataType::I8,
         };
         Ok(found.iter().take(count as usize).map(plan).collect())
     }
@@ -252,10 +252,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(functions: &Functions, dense: Dense) -> Result<Self> {
-        let Dense { element, output, rows, cols, reduction, a_transposed, b_transposed } = dense;
+    fn new(functions: &Functions, dense: DenseProblem) -> Result<Self> {
+        let DenseProblem { element, output, rows, cols, reduction, a_transposed, b_transposed } = dense;
         let describing = "describing the product";
-        let (compute, scale) = if element == Element::I8 { (COMPUTE_32I, output) } else { (COMPUTE_32F, Element::F32) };
+        let (compute, scale) =
+            if element == DataType::I8 { (COMPUTE_32I, output) } else { (COMPUTE_32F, DataType::F32) };
         let product = Owned::new(describing, functions.destroy_product, |to| {
             // SAFETY: the pointer is valid.
             unsafe { (functions.create_product)(to, compute, data_type(scale) as c_int) }
@@ -284,20 +285,20 @@ impl Parts {
 
 /// A product that has been planned with one algorithm.
 #[derive(Clone)]
-pub struct Plan {
+pub struct CublasLtPlan {
     library: CublasLt,
     parts: Arc<Parts>,
     algorithm: Algorithm,
     i32_sums: bool,
 }
 
-impl fmt::Debug for Plan {
+impl fmt::Debug for CublasLtPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan").field("library", &self.library).finish()
+        f.debug_struct("CublasLtPlan").field("library", &self.library).finish()
     }
 }
 
-impl Plan {
+impl CublasLtPlan {
     /// Multiplies.
     ///
     /// # Errors
@@ -413,9 +414,9 @@ mod tests {
     #[test]
     fn what_was_created_is_destroyed_wherever_describing_fails() {
         let functions = counting();
-        let dense = Dense {
-            element: Element::BF16,
-            output: Element::BF16,
+        let dense = DenseProblem {
+            element: DataType::BF16,
+            output: DataType::BF16,
             rows: 64,
             cols: 16,
             reduction: 64,

@@ -12,7 +12,7 @@ use super::{
     data_type,
     loader::{Search, functions},
 };
-use crate::{Device, DevicePtr, Element, Error, Result, Stream, gemm::Problem};
+use crate::{DataType, Device, DevicePtr, Error, Result, Stream, gemm::Problem};
 
 /// An object of the library's: opaque, and of at most 11 KiB in any version.
 #[repr(C, align(16))]
@@ -139,7 +139,7 @@ impl CusparseLt {
     ///
     /// # Errors
     /// [`Error::Vendor`] for what the library does not take.
-    pub fn plan(&self, problem: Problem, algorithm: Option<i32>) -> Result<Plan> {
+    pub fn plan(&self, problem: Problem, algorithm: Option<i32>) -> Result<CusparseLtPlan> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
         let mut objects = Objects::new(functions, handle, problem, algorithm)?;
@@ -151,7 +151,7 @@ impl CusparseLt {
             let size = (functions.compressed_size)(handle, made, &mut compressed, &mut scratch);
             succeed("asking for the compressed size", size)?;
         }
-        Ok(Plan { objects, library: self.clone(), workspace, compressed, scratch })
+        Ok(CusparseLtPlan { objects, library: self.clone(), workspace, compressed, scratch })
     }
 
     /// How many algorithms there are for a problem.
@@ -228,7 +228,7 @@ impl Objects {
     fn new(functions: &Functions, handle: Object, problem: Problem, algorithm: Option<i32>) -> Result<Self> {
         let Problem { element, output, features, tokens, reduction, .. } = problem;
         let (features, tokens, reduction) = (features as i64, tokens as i64, reduction as i64);
-        let compute = if element == Element::I8 { 0 } else { 2 };
+        let compute = if element == DataType::I8 { 0 } else { 2 };
         let (input, result) = (data_type(element), data_type(output));
         let matrix =
             |action, initialize: &dyn Fn(Object) -> Status| Owned::new(action, functions.forget_matrix, initialize);
@@ -264,7 +264,7 @@ impl Objects {
 
 /// A product that has been planned.
 #[derive(Debug)]
-pub struct Plan {
+pub struct CusparseLtPlan {
     // Destroyed before the library's handle.
     objects: Objects,
     library: CusparseLt,
@@ -273,7 +273,7 @@ pub struct Plan {
     scratch: usize,
 }
 
-impl Plan {
+impl CusparseLtPlan {
     /// Bytes of memory that a call needs.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace
@@ -290,7 +290,7 @@ impl Plan {
     /// [`Error::Vendor`].
     ///
     /// # Safety
-    /// The pointers are valid for what [`Plan::compressed_bytes`] says until the stream has come past this call; the stream is of the device.
+    /// The pointers are valid for what [`CusparseLtPlan::compressed_bytes`] says until the stream has come past this call; the stream is of the device.
     pub unsafe fn compress(
         &mut self,
         stream: Stream,
@@ -310,7 +310,7 @@ impl Plan {
     /// [`Error::Vendor`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem and [`Plan::workspace_bytes`] say until the stream has come past this call; the stream is of the
+    /// The pointers are valid for what the problem and [`CusparseLtPlan::workspace_bytes`] say until the stream has come past this call; the stream is of the
     /// device.
     pub unsafe fn run(
         &mut self,
@@ -407,7 +407,7 @@ mod tests {
     fn what_was_initialized_is_destroyed_wherever_planning_fails() {
         let functions = counting();
         let mut handle = Opaque::new();
-        let problem = Problem::plain(Element::BF16, Element::BF16, 64, 16, 64);
+        let problem = Problem::plain(DataType::BF16, DataType::BF16, 64, 16, 64);
         for left in 0..7 {
             LEFT.set(left);
             assert!(Objects::new(&functions, &mut *handle, problem, Some(0)).is_err(), "{left}");

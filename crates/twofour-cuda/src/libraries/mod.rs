@@ -13,7 +13,7 @@ pub(crate) mod nvrtc;
 use cublaslt::CublasLt;
 use cusparselt::CusparseLt;
 
-use crate::{Device, Element};
+use crate::{DataType, Device};
 
 /// NVIDIA's libraries, as far as they are there.
 #[derive(Debug, Clone)]
@@ -32,14 +32,14 @@ impl Libraries {
 }
 
 /// As the libraries number element types.
-fn data_type(element: Element) -> u32 {
+fn data_type(element: DataType) -> u32 {
     match element {
-        Element::F32 => 0,
-        Element::F16 => 2,
-        Element::BF16 => 14,
-        Element::I8 => 3,
-        Element::I32 => 10,
-        Element::E4M3 => 28,
-        Element::E5M2 => 29,
+        DataType::F32 => 0,
+        DataType::F16 => 2,
+        DataType::BF16 => 14,
+        DataType::I8 => 3,
+        DataType::I32 => 10,
+        DataType::E4M3 => 28,
+        DataType::E5M2 => 29,
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 2:4 along rows or columns alone, by magnitude or by an estimator | [`crate::compress`] |
 //! | a transposable mask, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
-//! | the same with a mask that is there already | [`Pruner::both_ways`] with [`Choice::Given`] |
+//! | the same with a mask that is there already | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
 //! | zeros where a mask says so | [`Pruner::apply_mask`] |
 //!
 //! Calls only launch: they neither allocate nor wait, and may be captured in a graph. So a NaN is not an error at once: its place is written to
@@ -13,7 +13,7 @@
 use twofour::{layout::sm90::TileK, select::Transposable};
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
+    DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
     headers,
@@ -51,7 +51,7 @@ pub struct Packed {
 
 /// How the mask of tiles comes about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum MaskChoice {
     /// It is chosen by a rule.
     Rule(Transposable),
     /// It is read from [`BothWays::tiles`]. It must be 2:4 along rows and along columns: what it keeps too much of is lost.
@@ -66,7 +66,7 @@ pub struct BothWays {
     /// `Wᵀ`, compressed: of shape `[cols, rows]`.
     pub transposed: Option<Packed>,
     /// The mask: a u16 for each 4x4 tile, `[rows / 4, cols / 4]`, bit `4 * row + col` set where the tile keeps the element. Written, but read by
-    /// [`Choice::Given`].
+    /// [`MaskChoice::Given`].
     pub tiles: Option<DevicePtr>,
     /// An f32 that values are multiplied by before they are rounded to 8-bit floats, such as their largest number over the weight's largest magnitude. The mask is chosen
     /// without it; 16-bit values have none.
@@ -77,7 +77,7 @@ pub struct BothWays {
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with. A mask
-    /// that is given needs no order, so [`Choice::Given`] does not look for any.
+    /// that is given needs no order, so [`MaskChoice::Given`] does not look for any.
     pub nan: DevicePtr,
     /// A mask of before, and a u64 to which the number of elements that differ is added.
     pub flips: Option<(DevicePtr, DevicePtr)>,
@@ -104,8 +104,8 @@ pub fn first_nan(found: u64, cols: usize) -> Result<()> {
 }
 
 /// Which tensors can become which values.
-pub(crate) const TYPES: [(Element, Element); 10] = {
-    use Element::{BF16, E4M3, E5M2, F16, F32};
+pub(crate) const TYPES: [(DataType, DataType); 10] = {
+    use DataType::{BF16, E4M3, E5M2, F16, F32};
     [
         (F32, F16),
         (F32, BF16),
@@ -121,13 +121,13 @@ pub(crate) const TYPES: [(Element, Element); 10] = {
 };
 
 /// Definitions of the types, and what architectures have them.
-pub(crate) fn types(input: Element, output: Element) -> (String, Support) {
+pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
     // Earlier architectures have no 8-bit floats.
     let support = if output.bytes() > 1 { Support::ALL } else { Support::From((8, 9)) };
     (format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition()), support)
 }
 
-fn source(input: Element, output: Element) -> Source {
+fn source(input: DataType, output: DataType) -> Source {
     let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
     let (definitions, support) = types(input, output);
     let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
@@ -140,7 +140,7 @@ pub(crate) fn sources() -> Vec<Source> {
 }
 
 /// Refuses types that nothing is compressed between, and such as the device does not know.
-pub(crate) fn expect_types(device: &Device, input: Element, output: Element, source: &Source) -> Result<()> {
+pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, source: &Source) -> Result<()> {
     if !TYPES.contains(&(input, output)) {
         return Err(Error::Types { input, output });
     }
@@ -155,8 +155,8 @@ pub(crate) fn expect_types(device: &Device, input: Element, output: Element, sou
 /// The kernels that prune and compress weights of one element type to values of another, on one device.
 #[derive(Debug, Clone)]
 pub struct Pruner {
-    input: Element,
-    output: Element,
+    input: DataType,
+    output: DataType,
     rules: [Kernel; 5],
     apply_mask: Kernel,
 }
@@ -217,7 +217,7 @@ impl Pruner {
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
-    pub fn new(device: &Device, input: Element, output: Element) -> Result<Self> {
+    pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
         let source = source(input, output);
         expect_types(device, input, output, &source)?;
         let rule = |rule| device.kernel(&source, rule);
@@ -248,7 +248,7 @@ impl Pruner {
         &self,
         stream: Stream,
         weight: DenseWeight,
-        choice: Choice,
+        choice: MaskChoice,
         to: BothWays,
         order: MetaOrder,
         watch: Watch,
@@ -269,7 +269,7 @@ impl Pruner {
         for packed in [to.packed, to.transposed].into_iter().flatten() {
             expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
         }
-        if let (Choice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
+        if let (MaskChoice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
             expect_pointers(&[("mask of tiles", to.tiles.unwrap_or(0), 2)])?;
         }
         if let Some((before, flips)) = watch.flips {
@@ -297,11 +297,11 @@ impl Pruner {
             factor: to.factor.unwrap_or(0),
         };
         let kernel = match choice {
-            Choice::Rule(Transposable::GreedyAbs) => &self.rules[0],
-            Choice::Rule(Transposable::GreedySigned) => &self.rules[1],
-            Choice::Rule(Transposable::Causal1122) => &self.rules[2],
-            Choice::Rule(Transposable::Optimal) => &self.rules[3],
-            Choice::Given => &self.rules[4],
+            MaskChoice::Rule(Transposable::GreedyAbs) => &self.rules[0],
+            MaskChoice::Rule(Transposable::GreedySigned) => &self.rules[1],
+            MaskChoice::Rule(Transposable::Causal1122) => &self.rules[2],
+            MaskChoice::Rule(Transposable::Optimal) => &self.rules[3],
+            MaskChoice::Given => &self.rules[4],
         };
         let grid_rows = weight.rows.div_ceil(SIDE);
         if grid_rows > MOST_GRID_ROWS {
@@ -341,12 +341,12 @@ impl Pruner {
     }
 
     /// What weights are made of.
-    pub fn input(&self) -> Element {
+    pub fn input(&self) -> DataType {
         self.input
     }
 
     /// What compressed values are made of.
-    pub fn output(&self) -> Element {
+    pub fn output(&self) -> DataType {
         self.output
     }
 }

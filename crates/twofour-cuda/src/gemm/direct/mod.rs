@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Epilogue, Operands, Problem, RawOutput, XOrder, mma, tile_k};
 use crate::{
-    Architecture, Device, DevicePtr, Element, Result, Stream,
+    Architecture, DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     headers,
     source::{File, Source, Support},
@@ -88,7 +88,7 @@ impl Shape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// What W and X are made of.
-    pub element: Element,
+    pub element: DataType,
     /// What a block does.
     pub shape: Shape,
 }
@@ -97,7 +97,7 @@ impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
         let of = |element| SHAPES.map(|shape| Variant { element, shape });
-        [Element::F16, Element::BF16].into_iter().flat_map(of).collect()
+        [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
     }
 
     /// Its name.

@@ -18,7 +18,7 @@ use super::{
     wgmma::{self, Weights},
 };
 use crate::{
-    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
+    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_dimension, expect_multiple, expect_pointers},
     device::{Kernel, Launch},
     headers,
@@ -35,9 +35,9 @@ const UNIT: (usize, usize) = (16, 128);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Problem {
     /// What X is made of: f16 or bf16.
-    pub element: Element,
+    pub element: DataType,
     /// What the result and the bias are made of: X's type or f32.
-    pub output: Element,
+    pub output: DataType,
     /// What shares a scale of W.
     pub granularity: Granularity,
     /// Rows of W, a multiple of 16.
@@ -54,7 +54,8 @@ impl Problem {
     /// An error for what no kernel takes.
     pub(crate) fn expect_known(self) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self;
-        if !matches!(element, Element::F16 | Element::BF16) || !matches!(output, o if o == element || o == Element::F32)
+        if !matches!(element, DataType::F16 | DataType::BF16)
+            || !matches!(output, o if o == element || o == DataType::F32)
         {
             return Err(Error::Product { element, output, epilogue: true });
         }
@@ -162,7 +163,7 @@ fn streams_for(problem: Problem, architecture: Architecture) -> Vec<super::strea
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// What X is made of.
-    pub element: Element,
+    pub element: DataType,
     /// What shares a scale.
     pub granularity: Granularity,
     /// How.
@@ -179,7 +180,7 @@ impl Variant {
         let methods: Vec<Method> = direct.chain(rings).chain(streams).chain(staged).collect();
         let of =
             |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
-        [Element::F16, Element::BF16]
+        [DataType::F16, DataType::BF16]
             .into_iter()
             .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
             .flat_map(|(element, granularity)| of(element, granularity))

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, tile_k};
 use crate::{
-    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
+    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
     headers,
     source::{File, Source, Support},
@@ -38,7 +38,7 @@ const TILES: [Tile; 4] = [
 
 impl Tile {
     /// Those that there are kernels for.
-    pub fn all(element: Element, architecture: Architecture) -> Vec<Tile> {
+    pub fn all(element: DataType, architecture: Architecture) -> Vec<Tile> {
         TILES.into_iter().filter(|tile| Variant { element, tile: *tile }.is_for(architecture)).collect()
     }
 
@@ -67,7 +67,7 @@ impl Tile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// What W and X are made of.
-    pub element: Element,
+    pub element: DataType,
     /// The tile.
     pub tile: Tile,
 }
@@ -124,12 +124,12 @@ impl Variant {
 }
 
 /// What sources of products by `mma.sp` are defined for: the elements, the instruction and its sums.
-pub(super) fn instruction(element: Element) -> String {
+pub(super) fn instruction(element: DataType) -> String {
     let (instruction, sum, register) = match element {
-        Element::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
-        Element::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
-        Element::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
-        Element::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
+        DataType::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
+        DataType::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
+        DataType::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
+        DataType::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
         _ => ("m16n8k64.row.col.s32.s8.s8.s32", "int", "r"),
     };
     let element = element.definition();
@@ -142,8 +142,8 @@ const AMPERE: (u32, u32) = (8, 0);
 const ADA: (u32, u32) = (8, 9);
 
 /// The first compute capability with the instruction for an element type.
-fn needed(element: Element) -> (u32, u32) {
-    if matches!(element, Element::E4M3 | Element::E5M2) { ADA } else { AMPERE }
+fn needed(element: DataType) -> (u32, u32) {
+    if matches!(element, DataType::E4M3 | DataType::E5M2) { ADA } else { AMPERE }
 }
 
 /// A product with its kernel and its launch.

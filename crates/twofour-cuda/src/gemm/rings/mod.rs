@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::shared_bytes_of_each, tile_k};
 use crate::{
-    Device, Element, Result, Stream,
+    DataType, Device, Result, Stream,
     device::{Kernel, Launch},
     headers,
     source::{File, Source, Support},
@@ -46,8 +46,8 @@ const SHAPES: [Shape; 14] = [
     shape(3, 4, 1, 64),
 ];
 
-/// Element types that there are kernels for.
-const ELEMENTS: [Element; 3] = [Element::F16, Element::BF16, Element::I8];
+/// Data types that there are kernels for.
+const ELEMENTS: [DataType; 3] = [DataType::F16, DataType::BF16, DataType::I8];
 
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
@@ -57,7 +57,7 @@ const MOST_BUFFERS: u32 = 24;
 
 impl Shape {
     /// Those for an element type and so many tokens: none where there are too many, nor for 8-bit floats, whose `mma.sp` Hopper makes of other instructions.
-    pub fn all(element: Element, tokens: usize) -> Vec<Shape> {
+    pub fn all(element: DataType, tokens: usize) -> Vec<Shape> {
         if ELEMENTS.contains(&element) { Shape::with_room(&SHAPES, tokens) } else { Vec::new() }
     }
 
@@ -119,7 +119,7 @@ fn stage_bytes(step_bytes: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// What W and X are made of.
-    pub element: Element,
+    pub element: DataType,
     /// What a block does.
     pub shape: Shape,
 }

@@ -5,7 +5,7 @@ mod source;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Architecture, Device, DevicePtr, Element, Result, Stream,
+    Architecture, DataType as Element, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, panels::Panels, tile_k},
     tensor_map::{Swizzle, TensorMap},

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Device, Element, Result, Stream,
+    DataType as Element, Device, Result, Stream,
     device::{Kernel, Launch},
     gemm::{
         Epilogue, Operands, Problem, RawOutput, XOrder,

@@ -23,7 +23,7 @@ pub struct Reader {
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct ReadParameters {
     data: DevicePtr,
     sink: DevicePtr,
     quads: u64,
@@ -47,7 +47,7 @@ impl Reader {
     /// The pointers are valid for that until the stream has come past this call; the stream is of the device.
     pub unsafe fn read(&self, stream: Stream, data: DevicePtr, bytes: usize, sink: DevicePtr) -> Result<()> {
         expect_pointers(&[("memory to be read", data, 16), ("sink", sink, 4)])?;
-        let parameters = Parameters { data, sink, quads: bytes as u64 / 16 };
+        let parameters = ReadParameters { data, sink, quads: bytes as u64 / 16 };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, Launch::simple((self.blocks, 1), 512), &parameters) }
     }

@@ -61,15 +61,15 @@ impl Parameters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Element, gemm::Order};
+    use crate::{DataType, gemm::Order};
 
     #[test]
     fn clusters_have_room_for_sums_where_layers_want_them() {
         for granularity in [Granularity::Group, Granularity::Row] {
             for tokens in TOKENS {
                 let problem = Problem {
-                    element: Element::BF16,
-                    output: Element::BF16,
+                    element: DataType::BF16,
+                    output: DataType::BF16,
                     granularity,
                     features: 4096,
                     tokens: tokens as usize,
