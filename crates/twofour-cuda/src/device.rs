@@ -19,7 +19,7 @@ pub struct Stream(pub sys::CUstream);
 
 // SAFETY: a stream is a handle that the driver lets any thread use.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: a stream is a handle that the driver lets any thread use.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -71,7 +71,7 @@ impl fmt::Debug for Kernel {
 
 // SAFETY: a function is a handle that the driver lets any thread use.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: a function is a handle that the driver lets any thread use.
 unsafe impl Sync for Kernel {}
 
 impl Device {
@@ -254,7 +254,7 @@ impl Kernel {
             // Devices before Hopper know no clusters.
             numAttrs: u32::from(cluster > 1),
         };
-        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        // SAFETY: the parameter has the kernel's layout and valid pointers, as this function requires; the driver copies it before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
         launched.result().map_err(|error| Error::driver("launching a kernel", error))

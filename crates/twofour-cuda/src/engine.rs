@@ -34,7 +34,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whose it is.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Engine::TwoFour(_) => "twofour",
@@ -160,7 +160,7 @@ impl Product {
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
                         let wrong = nan.device_ptr(stream).0;
                         let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, wrong };
-                        // SAFETY: the caller's for the weight; the rest was allocated above.
+                        // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
                         unsafe {
                             compressor.run(raw, dense, Axis::Row, CompressRule::Estimate(Estimator::Magnitude), to)
                         }?;
@@ -176,7 +176,7 @@ impl Product {
                 let (bytes, scratch) = plan.compressed_bytes();
                 let (compressed, scratch, workspace) =
                     (memory(bytes)?, memory(scratch)?, memory(plan.workspace_bytes())?);
-                // SAFETY: the caller's for the weight; the rest was allocated above.
+                // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
                 unsafe { plan.compress(raw, weight.dense, at(&compressed), at(&scratch)) }?;
                 stream.synchronize().map_err(failed)?;
                 let (compressed_at, workspace_at) = (at(&compressed), at(&workspace));
@@ -200,7 +200,7 @@ impl Product {
         Ok(Self { problem, engine, plan })
     }
 
-    /// Multiplies; neither allocates nor waits.
+    /// Launches the GEMM; neither allocates nor waits.
     ///
     /// # Errors
     /// Those of [`Gemm::run`], and [`Error::Vendor`].
@@ -210,22 +210,22 @@ impl Product {
     pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
         match &self.plan {
             ProductPlan::TwoFour { gemm, packed, .. } => {
-                // SAFETY: the caller's.
+                // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 unsafe { gemm.run(stream, Operands { weight: *packed, x, out }, Epilogue::default()) }
             }
             ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
-                // SAFETY: the caller's; the rest is held.
+                // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
-            // SAFETY: the caller's; the workspace is held.
+            // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
             ProductPlan::CublasLt { plan, weight, workspace, .. } => unsafe {
                 plan.run(stream, *weight, x, out, *workspace)
             },
         }
     }
 
-    /// Who computes it.
+    /// The engine that computes it.
     pub fn engine(&self) -> Engine {
         self.engine
     }

@@ -66,13 +66,13 @@ pub enum Error {
 
     /// No kernel multiplies these types.
     #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
-             bf16 or f32, and i8 to f16, bf16 or (sums as they are) i32", if *epilogue { " and an epilogue" } else { "" })]
+             bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
     Product {
         /// What was to be multiplied.
         element: DataType,
         /// What the result was to be made of.
         output: DataType,
-        /// Whether sums were to be scaled, biased or activated.
+        /// Whether accumulators were to be scaled, biased or activated.
         epilogue: bool,
     },
 
@@ -81,7 +81,7 @@ pub enum Error {
     XOrder {
         /// What was to be multiplied.
         element: DataType,
-        /// Whether sums were to be scaled, biased or activated.
+        /// Whether accumulators were to be scaled, biased or activated.
         epilogue: bool,
     },
 

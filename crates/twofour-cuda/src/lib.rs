@@ -10,9 +10,9 @@
 //! | a device and its loaded kernels | [`device`] |
 //! | weights to masks and compressed weights, both ways | [`prune`] |
 //! | tensors to compressed ones, one way | [`compress`] |
-//! | products with compressed weights | [`gemm`] |
+//! | GEMM with compressed weights | [`gemm`] |
 //! | a step of training's optimizer | [`adamw`] |
-//! | NVIDIA's products, beside ours | [`libraries`] |
+//! | NVIDIA's libraries, beside our kernels | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.

@@ -188,7 +188,7 @@ impl AdamW {
             learning_rate: learning_rate as f32,
         };
         let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
     }
 

@@ -158,7 +158,7 @@ impl Dispatcher {
     /// That of [`Product::new`].
     pub unsafe fn product(&self, stream: &Arc<CudaStream>, problem: Problem, weight: Weight) -> Result<Product> {
         let engine = self.choose(problem)?.best().how;
-        // SAFETY: the caller's.
+        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }
 

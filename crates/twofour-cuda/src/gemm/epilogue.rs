@@ -5,7 +5,7 @@ pub use twofour::kernel::Activation;
 use super::problem::Order;
 use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
 
-/// What is done to sums before they are stored.
+/// The epilogue: what is done to accumulators before they are stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epilogue {
     /// A factor.
@@ -21,13 +21,13 @@ pub struct Epilogue {
 }
 
 impl Default for Epilogue {
-    /// The sums themselves.
+    /// The accumulators as they are.
     fn default() -> Self {
         Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::Identity }
     }
 }
 
-/// Where results go to and what is done to sums before, as kernels have it.
+/// The result's place and the epilogue, as kernels have them.
 #[repr(C)]
 pub(super) struct RawOutput {
     data: DevicePtr,

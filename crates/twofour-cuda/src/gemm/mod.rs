@@ -1,4 +1,4 @@
-//! Products with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
+//! GEMM with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
 //!
 //! A weight comes compressed, as [`crate::prune`] leaves it, with metadata in the order that the plan asks for ([`Gemm::meta_order`]). The input
 //! gradient is the same product with the compressed transpose; the weight's gradient, `MVUE(dYᵀ) X`, is one whose weight is the compressed gradient of the output,
@@ -51,7 +51,7 @@ pub(crate) fn sources() -> Vec<Source> {
     tiled.chain(streamed).chain(rings).chain(mma).chain(direct).chain(int4).collect()
 }
 
-/// How a product is computed.
+/// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Method {
     /// Tile by tile, for many tokens, by `wgmma.sp`.
@@ -112,7 +112,7 @@ impl Method {
     }
 }
 
-/// A product that has been planned: its kernel is loaded and its launch is settled.
+/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
 pub struct Gemm {
     problem: Problem,
@@ -197,15 +197,15 @@ impl Gemm {
         }
         expect_epilogue(epilogue, problem.output)?;
         match &self.plan {
-            // SAFETY: the caller's.
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
         }
     }

@@ -26,7 +26,7 @@ pub struct Problem {
     pub x: XOrder,
     /// Which of the result's axes is contiguous.
     pub order: Order,
-    /// Whether sums are scaled, biased or activated before they are stored ([`super::Epilogue`]): a kernel of its own.
+    /// Whether accumulators are scaled, biased or activated before they are stored ([`super::Epilogue`]): a kernel of its own.
     pub epilogue: bool,
 }
 

@@ -1,4 +1,4 @@
-// A four-bit 2:4 weight and X, described to the copy engine: see int4.cuh, and hopper.cuh for copies.
+// A four-bit 2:4 weight and X, described to TMA: see int4.cuh, and hopper.cuh for copies.
 //
 // Defined before: BY_ROW, X_TILE_BYTES, UNIT_COLUMNS.
 

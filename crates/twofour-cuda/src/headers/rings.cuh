@@ -1,4 +1,4 @@
-// What products of few tokens share whose warps have a ring of buffers each, which the copy engine fills on sm_90a. They are bound by reading W.
+// What products of few tokens share whose warps have a ring of buffers each, which TMA fills on sm_90a. They are bound by reading W.
 //
 // A block takes 16 * HEIGHT rows of W and all tokens, and each of its warps a part of the columns, step by step. One of a warp's lanes asks for STAGES steps ahead.
 // No warp waits for another until the end, when sums are added up, and no block for another at all.

@@ -1,4 +1,4 @@
-//! cuBLASLt: products with dense weights.
+//! cuBLASLt: GEMM with dense weights.
 
 use std::{
     ffi::{c_int, c_void},
@@ -92,7 +92,7 @@ fn loaded() -> Option<&'static Loaded> {
 /// Bytes of memory that a call may use.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
-/// What is said where the library is not there.
+/// The error where the library is not installed.
 pub(crate) const MISSING: Error = Error::NoLibrary { library: "cuBLASLt", variable: "TWOFOUR_CUBLASLT" };
 
 /// The library, with a handle for one device.
@@ -108,7 +108,7 @@ struct Inner {
 
 // SAFETY: NVIDIA documents the handle as safe for use from several threads.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: NVIDIA documents the handle as safe for use from several threads.
 unsafe impl Sync for Inner {}
 
 impl fmt::Debug for CublasLt {
@@ -128,7 +128,7 @@ fn succeed(action: &'static str, status: c_int) -> Result<()> {
     if status == 0 { Ok(()) } else { Err(Error::Vendor { library: "cuBLASLt", action, status }) }
 }
 
-/// A dense product, `D = op(A) op(B)` in column-major terms.
+/// A dense GEMM, `D = op(A) op(B)` in column-major terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DenseProblem {
     /// What A and B are made of.
@@ -243,7 +243,7 @@ impl Drop for Owned {
     }
 }
 
-/// Descriptions of a product and of its matrices.
+/// Descriptions of a GEMM and of its matrices.
 struct Parts {
     product: Owned,
     a: Owned,
@@ -283,7 +283,7 @@ impl Parts {
     }
 }
 
-/// A product that has been planned with one algorithm.
+/// A GEMM that has been planned with one algorithm.
 #[derive(Clone)]
 pub struct CublasLtPlan {
     library: CublasLt,

@@ -1,4 +1,4 @@
-//! cuSPARSELt: products with 2:4 weights. About twenty functions, bound by hand from NVIDIA's documentation of version 0.8.
+//! cuSPARSELt: GEMM with 2:4 weights. About twenty functions, bound by hand from NVIDIA's documentation of version 0.8.
 
 use std::{
     ffi::{c_int, c_void},
@@ -62,7 +62,7 @@ const HALF: c_int = 0;
 const ALGORITHM: c_int = 0;
 const ALGORITHMS: c_int = 1;
 
-/// What is said where the library is not there.
+/// The error where the library is not installed.
 pub(crate) const MISSING: Error = Error::NoLibrary { library: "cuSPARSELt", variable: "TWOFOUR_CUSPARSELT" };
 
 /// The library, with a handle for one device.
@@ -77,7 +77,7 @@ struct Inner {
 
 // SAFETY: after its making the handle is only read.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: after its making the handle is only read.
 unsafe impl Sync for Inner {}
 
 impl fmt::Debug for CusparseLt {
@@ -262,7 +262,7 @@ impl Objects {
     }
 }
 
-/// A product that has been planned.
+/// A GEMM that has been planned.
 #[derive(Debug)]
 pub struct CusparseLtPlan {
     // Destroyed before the library's handle.
@@ -300,7 +300,7 @@ impl CusparseLtPlan {
     ) -> Result<()> {
         let plan = self.objects.plan.at();
         let Inner { functions, handle, .. } = *self.library.0;
-        // SAFETY: the caller's.
+        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         succeed("compressing", unsafe { (functions.compress)(handle, plan, dense, compressed, scratch, stream.0) })
     }
 
@@ -323,7 +323,7 @@ impl CusparseLtPlan {
         let plan = self.objects.plan.at();
         let Inner { functions, handle, .. } = *self.library.0;
         let (one, zero, mut stream) = (1f32, 0f32, stream.0);
-        // SAFETY: the caller's.
+        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         let done = unsafe {
             (functions.multiply)(handle, plan, &one, compressed, x, &zero, out, out, workspace, &mut stream, 1)
         };

@@ -1,4 +1,4 @@
-//! NVIDIA's own products, found at run time: what ours are measured against, and engines that may be chosen.
+//! NVIDIA's own GEMM, found at run time: what ours are measured against, and engines that may be chosen.
 //!
 //! | library | what | module |
 //! |---|---|---|

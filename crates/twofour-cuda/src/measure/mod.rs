@@ -1,4 +1,4 @@
-//! Device time: contenders by turns, between two events, with random data and after the second-level cache was emptied.
+//! Device time: contenders interleaved, between two events, with random data and after L2 was emptied.
 
 mod int4;
 mod measured;

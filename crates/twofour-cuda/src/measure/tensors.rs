@@ -1,4 +1,4 @@
-//! Random tensors for products on a GPU.
+//! Random tensors for GEMM on a GPU.
 
 use std::sync::Arc;
 

@@ -308,7 +308,7 @@ impl Pruner {
             return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
         }
         let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameter) }
     }
 
@@ -336,7 +336,7 @@ impl Pruner {
         expect_pointers(&[("tensor", dense.data, 16), ("mask of tiles", tiles, 2), ("masked tensor", out, 16)])?;
         let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
         let threads = dense.rows as u64 * (dense.cols / 4) as u64;
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.apply_mask.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 

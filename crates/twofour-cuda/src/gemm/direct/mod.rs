@@ -1,4 +1,4 @@
-//! Products of at most eight tokens by `mma.sp`, on every architecture from sm_80 on: the weight goes from memory straight into registers, and no block
+//! GEMM of at most eight tokens by `mma.sp`, on every architecture from sm_80 on: the weight goes from memory straight into registers, and no block
 //! waits for another. Here: how such kernels share the work, and those of 16-bit weights; [`super::int4`] has those of four bits.
 
 use serde::{Deserialize, Serialize};
@@ -11,16 +11,16 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// Tokens of a product.
+/// Tokens of an instruction.
 pub(super) const TOKENS: usize = 8;
 
-/// Rows of W of a product.
+/// Rows of W of an instruction.
 const ROWS: u32 = 16;
 
 /// What a block does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
-    /// Rows of W, in sixteens.
+    /// Rows of W, in units of 16.
     pub height: u32,
     /// Warps, each of which sums over a part of the columns.
     pub warps: u32,
@@ -122,7 +122,7 @@ impl Variant {
     }
 }
 
-/// A product with its kernel and its launch.
+/// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     problem: Problem,
@@ -172,7 +172,7 @@ impl Plan {
             tokens: tokens as u32,
             steps: (reduction / tile_k(element).columns()) as u32,
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }

@@ -1,8 +1,8 @@
-//! Products of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
+//! GEMM of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
 //! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory:
-//! by rings of buffers ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
+//! by circular buffers of stages ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
 
 mod maps;
 mod rings;
@@ -85,12 +85,12 @@ impl Problem {
     }
 }
 
-/// How a product is computed.
+/// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Method {
     /// Straight from memory into registers, for at most eight tokens.
     Direct(direct::Shape),
-    /// Through rings of buffers that the copy engine fills, on Hopper.
+    /// Through a circular buffer of stages for each warp, filled by TMA, on Hopper.
     Rings(super::rings::Shape),
     /// By clusters of blocks, on Hopper: for more than eight tokens.
     Streamed(super::stream::Shape),
@@ -273,7 +273,7 @@ pub struct Weight {
     pub scales: DevicePtr,
 }
 
-/// A product that has been planned: its kernel is loaded and its launch is settled.
+/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
 pub struct Decode {
     problem: Problem,
@@ -389,12 +389,12 @@ impl Decode {
         match self.variant.method {
             Method::Rings(shape) => {
                 let parameters = rings::Parameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the caller's; the structure is the kernel's.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
             Method::Streamed(shape) => {
                 let parameters = stream::Parameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the caller's; the structure is the kernel's.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
             Method::Direct(_) | Method::Staged(_) => {}
@@ -411,7 +411,7 @@ impl Decode {
             reduction: reduction as u32,
             resident: u32::from(self.resident),
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 

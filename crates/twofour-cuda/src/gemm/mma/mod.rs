@@ -1,4 +1,4 @@
-//! Products by `mma.sp`, on every architecture from sm_80 on (8-bit floats from sm_89 on): tiles, and how a launch is made from a problem.
+//! GEMM by `mma.sp`, on every architecture from sm_80 on (8-bit floats from sm_89 on): tiles, and how a launch is made from a problem.
 //!
 //! Weights and their metadata are in the same order as for Hopper's `wgmma.sp`: a lane's word is the same.
 
@@ -146,7 +146,7 @@ fn needed(element: DataType) -> (u32, u32) {
     if matches!(element, DataType::E4M3 | DataType::E5M2) { ADA } else { AMPERE }
 }
 
-/// A product with its kernel and its launch.
+/// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     problem: Problem,
@@ -215,7 +215,7 @@ impl Plan {
             steps: (reduction / tile_k(element).columns()) as u32,
             panels: self.panels,
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }

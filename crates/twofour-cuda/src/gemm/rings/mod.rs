@@ -1,4 +1,4 @@
-//! Products of few tokens on sm_90a without clusters: every warp has a ring of buffers of its own, which the copy engine fills, and no block waits for another.
+//! GEMM of few tokens on sm_90a without clusters: every warp has a circular buffer of stages of its own, which TMA fills, and no block waits for another.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::{
 /// What a block of the kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape {
-    /// Rows of W, in sixteens.
+    /// Rows of W, in units of 16.
     pub height: u32,
     /// Warps, each of which sums over a part of the columns.
     pub warps: u32,
@@ -167,7 +167,7 @@ impl Variant {
     }
 }
 
-/// A product with its kernel and its launch.
+/// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     problem: Problem,
@@ -229,7 +229,7 @@ impl Plan {
             tokens: tokens as u32,
             steps: reduction.div_ceil(2 * half as usize) as u32,
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }

@@ -1,4 +1,4 @@
-//! Products of few tokens with a four-bit weight on sm_90a, through rings of buffers: see [`crate::gemm::rings`].
+//! GEMM of few tokens with a four-bit weight on sm_90a, through circular buffers of stages: see [`crate::gemm::rings`].
 
 use super::{Problem, Weight, maps::Maps};
 use crate::{
