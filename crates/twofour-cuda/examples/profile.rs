@@ -7,12 +7,13 @@ use std::error::Error;
 use cudarc::driver::DevicePtr as _;
 use twofour::int4::Granularity;
 use twofour_cuda::{
-    Device, Element, Stream,
-    engine::{Engine, Libraries},
+    DataType, Device, Stream,
+    engine::Engine,
     gemm::{
         Epilogue, Method, Order, Problem,
         int4::{self, Decode},
     },
+    libraries::Libraries,
     measure::{RandomInt4, Timer, Trial},
 };
 
@@ -25,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let wanted = |kernel: &str| name.first().is_none_or(|name| kernel.contains(name.as_str()));
     let device = Device::open(0)?;
     let libraries = Libraries::found(&device);
-    let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
+    let problem = Problem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
     let trial = Trial::random(&device, &libraries, problem)?;
     let stream = trial.stream();
     let mut timer = Timer::new(&device, stream)?;
@@ -41,7 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let random = RandomInt4::new(stream, features, reduction, Granularity::Group)?;
     let weight = random.weight(stream);
-    let (element, output, granularity, order) = (Element::BF16, Element::BF16, Granularity::Group, Order::TokensFirst);
+    let (element, output, granularity, order) =
+        (DataType::BF16, DataType::BF16, Granularity::Group, Order::TokensFirst);
     let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
     for method in int4::Method::all(problem, device.architecture()) {
         let decode = Decode::with(&device, problem, method)?;

@@ -4,10 +4,12 @@
 
 use std::{collections::HashSet, error::Error, io::Write};
 
+use twofour::DataType;
 use twofour_cuda::{
-    Device, Element,
-    engine::{Engine, Libraries},
+    Device,
+    engine::Engine,
     gemm::{Method, Problem},
+    libraries::Libraries,
     measure::{Timer, Trial},
 };
 
@@ -25,9 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         .collect();
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(out)?;
     for dtype in dtypes.split(',') {
-        let element = [Element::BF16, Element::F16, Element::E4M3, Element::I8].into_iter().find(|e| e.name() == dtype);
+        let element =
+            [DataType::BF16, DataType::F16, DataType::E4M3, DataType::I8].into_iter().find(|e| e.name() == dtype);
         let element = element.ok_or("an unknown data type")?;
-        let output = if element.bytes() == 2 { element } else { Element::BF16 };
+        let output = if element.bytes() == 2 { element } else { DataType::BF16 };
         for shape in shapes.split(',') {
             let (features, reduction) = shape.split_once('x').ok_or("a shape is FEATURESxREDUCTION")?;
             let (features, reduction): (usize, usize) = (features.parse()?, reduction.parse()?);

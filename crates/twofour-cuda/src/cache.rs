@@ -52,11 +52,11 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::NoCompiler`] where it has to be compiled and cannot, [`Error::Compile`].
-    pub fn code(&self, source: Source, architecture: Architecture) -> Result<Vec<u8>> {
+    pub fn code(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>> {
         let Some(compiler) = Compiler::find() else {
             return self
                 .of_any_compiler(source, architecture)
-                .ok_or(Error::NoCompiler { kernel: source.name(), architecture });
+                .ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture });
         };
         if let Some(code) = read(&self.path(source, architecture, &version(compiler))) {
             return Ok(code);
@@ -71,14 +71,14 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where it cannot be written.
-    pub fn compile(&self, source: Source, architecture: Architecture) -> Result<Compiled> {
-        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name(), architecture })?;
+    pub fn compile(&self, source: &Source, architecture: Architecture) -> Result<Compiled> {
+        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture })?;
         let compiled = compiler.compile(source, architecture)?;
         self.keep(source, architecture, compiler, &compiled.code)?;
         Ok(compiled)
     }
 
-    fn keep(&self, source: Source, architecture: Architecture, compiler: Compiler, code: &[u8]) -> Result<()> {
+    fn keep(&self, source: &Source, architecture: Architecture, compiler: Compiler, code: &[u8]) -> Result<()> {
         let path = self.path(source, architecture, &version(compiler));
         let failed = |action| move |source| Error::Io { path: self.folder.clone(), action, source };
         std::fs::create_dir_all(&self.folder).map_err(failed("creating"))?;
@@ -89,7 +89,7 @@ impl Cache {
         Ok(())
     }
 
-    fn of_any_compiler(&self, source: Source, architecture: Architecture) -> Option<Vec<u8>> {
+    fn of_any_compiler(&self, source: &Source, architecture: Architecture) -> Option<Vec<u8>> {
         let start = stem(source, architecture);
         let mut paths: Vec<PathBuf> = std::fs::read_dir(&self.folder).ok()?.flatten().map(|file| file.path()).collect();
         paths.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start)));
@@ -97,12 +97,12 @@ impl Cache {
         paths.iter().rev().find_map(|path| read(path))
     }
 
-    fn path(&self, source: Source, architecture: Architecture, version: &str) -> PathBuf {
+    fn path(&self, source: &Source, architecture: Architecture, version: &str) -> PathBuf {
         self.folder.join(format!("{}{version}.cubin", stem(source, architecture)))
     }
 }
 
-fn stem(source: Source, architecture: Architecture) -> String {
+fn stem(source: &Source, architecture: Architecture) -> String {
     let digest: String = source.digest()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{architecture}-{digest}-v{VERSION}-", source.name())
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn keep(cache: &Cache, code: &[u8]) -> PathBuf {
-        let path = cache.path(ONE, Architecture::SM_90, "nvrtc013.000");
+        let path = cache.path(&one(), Architecture::SM_90, "nvrtc013.000");
         std::fs::create_dir_all(cache.folder()).unwrap();
         let mut file = Sha256::digest(code).to_vec();
         file.extend(code);
@@ -132,7 +132,9 @@ mod tests {
         path
     }
 
-    const ONE: Source = Source::Prune { input: crate::Element::BF16, output: crate::Element::BF16 };
+    fn one() -> Source {
+        Source::new("one".into(), crate::source::Support::ALL).define("__global__ void one() {}")
+    }
 
     #[test]
     fn damaged_files_are_as_good_as_none() {
@@ -157,14 +159,14 @@ mod tests {
     fn without_a_compiler_the_newest_code_will_do() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90), None);
+        assert_eq!(cache.of_any_compiler(&one(), Architecture::SM_90), None);
         keep(&cache, b"old");
-        let newer = cache.path(ONE, Architecture::SM_90, "nvrtc013.002");
+        let newer = cache.path(&one(), Architecture::SM_90, "nvrtc013.002");
         std::fs::rename(keep(&cache, b"new"), &newer).unwrap();
         keep(&cache, b"old");
-        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90).unwrap(), b"new");
+        assert_eq!(cache.of_any_compiler(&one(), Architecture::SM_90).unwrap(), b"new");
         std::fs::write(&newer, b"damaged").unwrap();
-        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_90).unwrap(), b"old");
-        assert_eq!(cache.of_any_compiler(ONE, Architecture::SM_80), None);
+        assert_eq!(cache.of_any_compiler(&one(), Architecture::SM_90).unwrap(), b"old");
+        assert_eq!(cache.of_any_compiler(&one(), Architecture::SM_80), None);
     }
 }

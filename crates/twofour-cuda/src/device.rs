@@ -1,15 +1,14 @@
 //! A device and the kernels that are loaded on it.
 
 use std::{
-    collections::HashMap,
     ffi::{CString, c_void},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use crate::{Architecture, Error, Result, cache::Cache, source::Source};
+use crate::{Architecture, Error, Result, cache::Cache, libraries::loader, once_map::OnceMap, source::Source};
 
 /// An address in a device's memory.
 pub type DevicePtr = u64;
@@ -20,7 +19,7 @@ pub struct Stream(pub sys::CUstream);
 
 // SAFETY: a stream is a handle that the driver lets any thread use.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: a stream is a handle that the driver lets any thread use.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -37,7 +36,8 @@ struct Inner {
     architecture: Architecture,
     multiprocessors: u32,
     cache: Cache,
-    modules: Mutex<HashMap<Source, Module>>,
+    /// By the names of their sources.
+    modules: OnceMap<String, Module>,
 }
 
 /// A loaded module: it stays until the process ends, as kernels may be running.
@@ -71,7 +71,7 @@ impl fmt::Debug for Kernel {
 
 // SAFETY: a function is a handle that the driver lets any thread use.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: a function is a handle that the driver lets any thread use.
 unsafe impl Sync for Kernel {}
 
 impl Device {
@@ -88,8 +88,7 @@ impl Device {
     /// # Errors
     /// Those of [`Device::open`].
     pub fn with_cache(ordinal: usize, cache: Cache) -> Result<Self> {
-        // SAFETY: loading the driver's library runs only its own initializers.
-        if !unsafe { sys::is_culib_present() } {
+        if !loader::is_driver_present() {
             return Err(Error::NoDriver);
         }
         let failed = |error| Error::driver("opening a device", error);
@@ -111,7 +110,7 @@ impl Device {
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let architecture = Architecture::of(major, minor)?;
-        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: OnceMap::default() })))
     }
 
     /// Its architecture.
@@ -150,7 +149,7 @@ impl Device {
     }
 
     /// A kernel of a source, which is compiled or read from the cache the first time.
-    pub(crate) fn kernel(&self, source: Source, name: &str) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, source: &Source, name: &str) -> Result<Kernel> {
         self.bind()?;
         let module = self.module(source)?;
         let missing = |error| Error::driver("looking up a kernel", error);
@@ -164,17 +163,14 @@ impl Device {
         Ok(Kernel { function, device: self.clone() })
     }
 
-    fn module(&self, source: Source) -> Result<Module> {
-        let mut modules = self.0.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(&source) {
-            return Ok(*module);
-        }
-        let code = self.0.cache.code(source, self.0.architecture)?;
-        // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
-        let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
-        let module = Module(module.map_err(|error| Error::driver("loading kernels", error))?);
-        modules.insert(source, module);
-        Ok(module)
+    /// Loads a source's module once. Different sources may be compiled at the same time.
+    fn module(&self, source: &Source) -> Result<Module> {
+        self.0.modules.get_or_try_insert(source.name().to_owned(), || {
+            let code = self.0.cache.code(source, self.0.architecture)?;
+            // SAFETY: the image is a whole cubin: fresh from the compiler, or with the digest that it was kept with.
+            let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
+            module.map(Module).map_err(|error| Error::driver("loading kernels", error))
+        })
     }
 
     /// Makes the context current on this thread.
@@ -258,7 +254,7 @@ impl Kernel {
             // Devices before Hopper know no clusters.
             numAttrs: u32::from(cluster > 1),
         };
-        // SAFETY: the caller's; the driver copies the parameter before it returns.
+        // SAFETY: the parameter has the kernel's layout and valid pointers, as this function requires; the driver copies it before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, self.function, parameters.as_mut_ptr(), std::ptr::null_mut()) };
         launched.result().map_err(|error| Error::driver("launching a kernel", error))

@@ -10,14 +10,15 @@ use serde::{Deserialize, Serialize};
 use twofour::{Axis, estimate::Estimator};
 
 use crate::{
-    Device, DevicePtr, Element, Error, Result, Stream,
-    compress::{Compressor, Rule, To},
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    compress::{CompressRule, CompressTarget, Compressor},
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
-    prune::{DenseWeight, NO_NAN, Packed},
-    vendor::{
-        cublaslt::{self, CublasLt, Dense},
-        cusparselt::{self, CusparseLt},
+    libraries::{
+        Libraries,
+        cublaslt::{self, DenseProblem},
+        cusparselt,
     },
+    prune::{DenseWeight, NO_NAN, Packed},
 };
 
 /// Who computes a product, and how.
@@ -33,7 +34,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whose it is.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Engine::TwoFour(_) => "twofour",
@@ -43,24 +44,10 @@ impl Engine {
     }
 }
 
-/// NVIDIA's libraries, as far as they are there.
-#[derive(Debug, Clone)]
-pub struct Libraries {
-    /// For dense weights.
-    pub dense: Option<CublasLt>,
-    /// For 2:4 weights.
-    pub sparse: Option<CusparseLt>,
-}
-
 /// How many choices cuBLASLt's heuristics are asked for.
 pub const HEURISTICS: usize = 16;
 
 impl Libraries {
-    /// Those that are found and take the device.
-    pub fn found(device: &Device) -> Self {
-        Self { dense: CublasLt::open(device).ok(), sparse: CusparseLt::open(device).ok() }
-    }
-
     /// Every engine for a problem whose result is [`Order::TokensFirst`] and has no epilogue: no other is compared.
     pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
         let ours = Method::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
@@ -72,8 +59,8 @@ impl Libraries {
 }
 
 /// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`. It knows no 16-bit results of integers.
-fn dense_of(problem: Problem) -> Dense {
-    Dense {
+fn dense_of(problem: Problem) -> DenseProblem {
+    DenseProblem {
         element: problem.element,
         output: dense_output(problem),
         rows: problem.features,
@@ -85,8 +72,8 @@ fn dense_of(problem: Problem) -> Dense {
 }
 
 /// What cuBLASLt's result of a problem is made of.
-pub fn dense_output(problem: Problem) -> Element {
-    if problem.element == Element::I8 { Element::I32 } else { problem.output }
+pub fn dense_output(problem: Problem) -> DataType {
+    if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
 }
 
 /// A weight that is 2:4 along its rows, on the device.
@@ -103,10 +90,10 @@ pub struct Weight {
 pub struct Product {
     problem: Problem,
     engine: Engine,
-    plan: Plan,
+    plan: ProductPlan,
 }
 
-enum Plan {
+enum ProductPlan {
     TwoFour {
         gemm: Gemm,
         packed: Packed,
@@ -114,13 +101,13 @@ enum Plan {
     },
     // The library asks for a mutable plan at every call, and does not change it.
     CusparseLt {
-        plan: Mutex<cusparselt::Plan>,
+        plan: Mutex<cusparselt::CusparseLtPlan>,
         compressed: DevicePtr,
         workspace: DevicePtr,
         _memory: Vec<CudaSlice<u8>>,
     },
     CublasLt {
-        plan: cublaslt::Plan,
+        plan: cublaslt::CublasLtPlan,
         weight: DevicePtr,
         workspace: DevicePtr,
         _memory: CudaSlice<u8>,
@@ -172,14 +159,16 @@ impl Product {
                         let dense = DenseWeight { data: weight.dense, rows: features, cols: reduction };
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
                         let wrong = nan.device_ptr(stream).0;
-                        let to = To { packed, order: gemm.meta_order(), factor: None, wrong };
-                        // SAFETY: the caller's for the weight; the rest was allocated above.
-                        unsafe { compressor.run(raw, dense, Axis::Row, Rule::Estimate(Estimator::Magnitude), to) }?;
+                        let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, wrong };
+                        // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
+                        unsafe {
+                            compressor.run(raw, dense, Axis::Row, CompressRule::Estimate(Estimator::Magnitude), to)
+                        }?;
                         stream.synchronize().map_err(failed)?;
                         packed
                     }
                 };
-                Plan::TwoFour { gemm, packed, _memory: held }
+                ProductPlan::TwoFour { gemm, packed, _memory: held }
             }
             Engine::CusparseLt(algorithm) => {
                 let library = libraries.sparse.as_ref().ok_or(cusparselt::MISSING)?;
@@ -187,13 +176,13 @@ impl Product {
                 let (bytes, scratch) = plan.compressed_bytes();
                 let (compressed, scratch, workspace) =
                     (memory(bytes)?, memory(scratch)?, memory(plan.workspace_bytes())?);
-                // SAFETY: the caller's for the weight; the rest was allocated above.
+                // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
                 unsafe { plan.compress(raw, weight.dense, at(&compressed), at(&scratch)) }?;
                 stream.synchronize().map_err(failed)?;
                 let (compressed_at, workspace_at) = (at(&compressed), at(&workspace));
                 let held = vec![compressed, workspace];
                 let plan = Mutex::new(plan);
-                Plan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
+                ProductPlan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
             }
             Engine::CublasLt(which) => {
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
@@ -205,13 +194,13 @@ impl Product {
                 let workspace = memory(cublaslt::WORKSPACE_BYTES)?;
                 let workspace_at = at(&workspace);
                 let (plan, weight) = (plans.swap_remove(which), weight.dense);
-                Plan::CublasLt { plan, weight, workspace: workspace_at, _memory: workspace }
+                ProductPlan::CublasLt { plan, weight, workspace: workspace_at, _memory: workspace }
             }
         };
         Ok(Self { problem, engine, plan })
     }
 
-    /// Multiplies; neither allocates nor waits.
+    /// Launches the GEMM; neither allocates nor waits.
     ///
     /// # Errors
     /// Those of [`Gemm::run`], and [`Error::Vendor`].
@@ -220,21 +209,23 @@ impl Product {
     /// That of [`Gemm::run`]; and calls that may run at once on several streams need products of their own, for engines have memory to work in.
     pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
         match &self.plan {
-            Plan::TwoFour { gemm, packed, .. } => {
-                // SAFETY: the caller's.
+            ProductPlan::TwoFour { gemm, packed, .. } => {
+                // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 unsafe { gemm.run(stream, Operands { weight: *packed, x, out }, Epilogue::default()) }
             }
-            Plan::CusparseLt { plan, compressed, workspace, .. } => {
+            ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
-                // SAFETY: the caller's; the rest is held.
+                // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
-            // SAFETY: the caller's; the workspace is held.
-            Plan::CublasLt { plan, weight, workspace, .. } => unsafe { plan.run(stream, *weight, x, out, *workspace) },
+            // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
+            ProductPlan::CublasLt { plan, weight, workspace, .. } => unsafe {
+                plan.run(stream, *weight, x, out, *workspace)
+            },
         }
     }
 
-    /// Who computes it.
+    /// The engine that computes it.
     pub fn engine(&self) -> Engine {
         self.engine
     }
@@ -247,7 +238,7 @@ impl Product {
     /// The kernel's name, as far as the engine tells it.
     pub fn kernel(&self) -> String {
         match (&self.plan, self.engine) {
-            (Plan::TwoFour { gemm, .. }, _) => gemm.kernel(),
+            (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),
             (_, Engine::CusparseLt(id)) => format!("algorithm {id}"),
             (_, Engine::CublasLt(which)) => format!("heuristic {which}"),
             (_, Engine::TwoFour(_)) => String::new(),

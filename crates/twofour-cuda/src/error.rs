@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    Architecture, Element,
+    Architecture, DataType,
     gemm::{Method, Problem},
 };
 
@@ -45,34 +45,34 @@ pub enum Error {
     )]
     Types {
         /// What the weights are made of.
-        input: Element,
+        input: DataType,
         /// What the values were to be made of.
-        output: Element,
+        output: DataType,
     },
 
     /// Values of 16 bits are the weight's own.
     #[error("a factor for {output} values: only 8-bit floats have one; leave it out, or scale the weight")]
     Factor {
         /// What the values are made of.
-        output: Element,
+        output: DataType,
     },
 
     /// The optimizer has no kernel for such gradients.
     #[error("an AdamW step with gradients of {element}: there is f32, f16 and bf16; bring them to one of those first")]
     Gradient {
         /// What the gradients are made of.
-        element: Element,
+        element: DataType,
     },
 
     /// No kernel multiplies these types.
     #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
-             bf16 or f32, and i8 to f16, bf16 or (sums as they are) i32", if *epilogue { " and an epilogue" } else { "" })]
+             bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
     Product {
         /// What was to be multiplied.
-        element: Element,
+        element: DataType,
         /// What the result was to be made of.
-        output: Element,
-        /// Whether sums were to be scaled, biased or activated.
+        output: DataType,
+        /// Whether accumulators were to be scaled, biased or activated.
         epilogue: bool,
     },
 
@@ -80,8 +80,8 @@ pub enum Error {
     #[error("X as [reduction, tokens] is there for f16 and bf16 elements without an epilogue; this product has {element} elements{}", if *epilogue { " and an epilogue" } else { "" })]
     XOrder {
         /// What was to be multiplied.
-        element: Element,
-        /// Whether sums were to be scaled, biased or activated.
+        element: DataType,
+        /// Whether accumulators were to be scaled, biased or activated.
         epilogue: bool,
     },
 

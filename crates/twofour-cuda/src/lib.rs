@@ -6,39 +6,39 @@
 //! | step | module |
 //! |---|---|
 //! | which GPU it is | [`architecture`] |
-//! | from source to machine code | [`compiler`], [`cache`] |
+//! | from source to machine code | [`source`], [`kernels`], [`compiler`], [`cache`] |
 //! | a device and its loaded kernels | [`device`] |
 //! | weights to masks and compressed weights, both ways | [`prune`] |
 //! | tensors to compressed ones, one way | [`compress`] |
-//! | products with compressed weights | [`gemm`] |
+//! | GEMM with compressed weights | [`gemm`] |
 //! | a step of training's optimizer | [`adamw`] |
-//! | mere reading, to compare with | [`read`] |
-//! | NVIDIA's products, beside ours | [`vendor`] |
+//! | NVIDIA's libraries, beside our kernels | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
-//! | how it is measured | [`measure`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
 pub mod adamw;
 pub mod architecture;
+mod arguments;
 pub mod cache;
 pub mod compiler;
 pub mod compress;
 pub mod device;
 pub mod dispatch;
-mod element;
 pub mod engine;
 mod error;
 pub mod gemm;
-mod library;
+mod headers;
+pub mod kernels;
+pub mod libraries;
+#[doc(hidden)]
 pub mod measure;
+mod once_map;
 pub mod prune;
-pub mod read;
 pub mod source;
 mod tensor_map;
-pub mod vendor;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};
-pub use element::Element;
 pub use error::{Error, Result};
+pub use twofour::DataType;

@@ -1,4 +1,4 @@
-//! Descriptions of matrices for Hopper's copy engine.
+//! Descriptions of matrices for TMA.
 
 use cudarc::driver::sys;
 
@@ -66,7 +66,7 @@ impl TensorMap {
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        encoded.result().map_err(|error| Error::driver("describing a matrix to the copy engine", error))?;
+        encoded.result().map_err(|error| Error::driver("encoding a tensor map", error))?;
         Ok(map)
     }
 }

@@ -7,15 +7,16 @@ use half::{bf16, f16};
 use support::{Bench, bench, numbers::Random};
 use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
 use twofour_cuda::{
-    Element, Error,
-    adamw::{AdamW, MaskedDecay, Parameter, Settings, Step},
+    DataType, Error,
+    adamw::{AdamW, AdamWSettings, AdamWState, AdamWStep, MaskedDecay},
 };
 
-const SETTINGS: Settings = Settings { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+const SETTINGS: AdamWSettings =
+    AdamWSettings { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
 
 /// The optimizer of `twofour-candle`, after masked decay.
 fn on_the_cpu(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], number: u64) {
-    let Settings { learning_rate, beta1, beta2, epsilon, weight_decay } = SETTINGS;
+    let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = SETTINGS;
     let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(number as f64))) as f32;
     for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
         *m = *m * beta1 as f32 + g * (1.0 - beta1) as f32;
@@ -25,7 +26,7 @@ fn on_the_cpu(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], number: u6
     }
 }
 
-fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: Element, rows: usize, cols: usize, masked: bool) {
+fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usize, cols: usize, masked: bool) {
     let what = format!("[{rows}, {cols}] {element}, masked {masked}");
     let mut random = Random((rows * 31 + cols) as u64);
     let adamw = AdamW::new(&bench.device, element).unwrap();
@@ -41,7 +42,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: Element, rows: usiz
     for number in 1..4 {
         let g: Vec<G> = (0..rows * cols).map(|_| G::from_f32(random.number())).collect();
         let there = bench.up(&g);
-        let parameter = Parameter {
+        let parameter = AdamWState {
             weight: bench.at(&w_there),
             gradient: bench.at(&there),
             first: bench.at(&m_there),
@@ -49,7 +50,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: Element, rows: usiz
             rows,
             cols,
         };
-        let step = Step {
+        let step = AdamWStep {
             number,
             masked_decay: masked.then(|| MaskedDecay { tiles: bench.at(&tiles), strength }),
             gradient_scale: Some(bench.at(&scale_there)),
@@ -76,35 +77,35 @@ fn steps_are_those_of_the_cpu() {
     let Some(bench) = bench() else { return };
     for (rows, cols) in [(4, 4), (64, 100), (252, 516)] {
         for masked in [false, true] {
-            check::<f32>(&bench, Element::F32, rows, cols, masked);
-            check::<f16>(&bench, Element::F16, rows, cols, masked);
-            check::<bf16>(&bench, Element::BF16, rows, cols, masked);
+            check::<f32>(&bench, DataType::F32, rows, cols, masked);
+            check::<f16>(&bench, DataType::F16, rows, cols, masked);
+            check::<bf16>(&bench, DataType::BF16, rows, cols, masked);
         }
     }
     // Not a multiple of anything.
-    check::<f32>(&bench, Element::F32, 1, 1, false);
-    check::<bf16>(&bench, Element::BF16, 3, 111, false);
+    check::<f32>(&bench, DataType::F32, 1, 1, false);
+    check::<bf16>(&bench, DataType::BF16, 3, 111, false);
 }
 
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = bench() else { return };
-    let adamw = AdamW::new(&bench.device, Element::BF16).unwrap();
+    let adamw = AdamW::new(&bench.device, DataType::BF16).unwrap();
     let memory = bench.poisoned(64, 0u32);
     let at = bench.at(&memory);
-    let parameter = Parameter { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
-    let step = Step { number: 1, masked_decay: None, gradient_scale: None };
+    let parameter = AdamWState { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
+    let step = AdamWStep { number: 1, masked_decay: None, gradient_scale: None };
     // SAFETY: none of these calls launches anything.
     let run = |parameter, step| unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) };
-    let masked = |tiles| Step { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };
+    let masked = |tiles| AdamWStep { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };
     assert!(matches!(
-        run(Parameter { first: at + 4, ..parameter }, step),
+        run(AdamWState { first: at + 4, ..parameter }, step),
         Err(Error::Pointer { what: "first moment", .. })
     ));
     assert!(matches!(run(parameter, masked(0)), Err(Error::Pointer { what: "mask of tiles", .. })));
-    assert!(matches!(run(Parameter { rows: 3, ..parameter }, masked(at)), Err(Error::Multiple { found: 3, .. })));
-    assert!(matches!(run(parameter, Step { number: 0, ..step }), Err(Error::Dimension { .. })));
-    assert!(matches!(run(Parameter { rows: usize::MAX, ..parameter }, step), Err(Error::TooLarge { .. })));
-    assert!(run(Parameter { rows: 0, weight: 0, ..parameter }, step).is_ok());
-    assert!(matches!(AdamW::new(&bench.device, Element::E4M3), Err(Error::Gradient { .. })));
+    assert!(matches!(run(AdamWState { rows: 3, ..parameter }, masked(at)), Err(Error::Multiple { found: 3, .. })));
+    assert!(matches!(run(parameter, AdamWStep { number: 0, ..step }), Err(Error::Dimension { .. })));
+    assert!(matches!(run(AdamWState { rows: usize::MAX, ..parameter }, step), Err(Error::TooLarge { .. })));
+    assert!(run(AdamWState { rows: 0, weight: 0, ..parameter }, step).is_ok());
+    assert!(matches!(AdamW::new(&bench.device, DataType::E4M3), Err(Error::Gradient { .. })));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use twofour_cuda::{Architecture, Element, cache::Cache, compiler::Compiler, source::Source};
+use twofour_cuda::{Architecture, cache::Cache, compiler::Compiler, kernels, source::Source};
 
 /// NVRTC, or a word on why the test does nothing.
 fn compiler() -> Option<Compiler> {
@@ -18,11 +18,12 @@ fn compiler() -> Option<Compiler> {
 #[test]
 fn all_kernels_compile_for_all_architectures() {
     let Some(compiler) = compiler() else { return };
-    let work: Vec<_> = Source::all()
-        .into_iter()
-        .flat_map(|source| Architecture::ALL.map(|architecture| (source, architecture)))
-        .collect();
-    let work: Vec<_> = work.into_iter().filter(|(source, architecture)| source.is_for(*architecture)).collect();
+    let all = kernels::all();
+    let of = |source: &'_ Source| {
+        Architecture::ALL.into_iter().filter(|architecture| source.is_for(*architecture)).collect::<Vec<_>>()
+    };
+    let work: Vec<_> =
+        all.iter().flat_map(|source| of(source).into_iter().map(move |architecture| (source, architecture))).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
@@ -35,9 +36,11 @@ fn all_kernels_compile_for_all_architectures() {
     });
 }
 
-const ONE: Source = Source::Prune { input: Element::BF16, output: Element::BF16 };
+fn named(name: &str) -> Source {
+    kernels::all().into_iter().find(|source| source.name() == name).unwrap()
+}
 
-fn check(compiler: Compiler, source: Source, architecture: Architecture) {
+fn check(compiler: Compiler, source: &Source, architecture: Architecture) {
     let compiled = compiler.compile(source, architecture).unwrap();
     assert!(compiled.code.starts_with(b"\x7fELF"), "{} for {architecture} is no cubin", source.name());
     assert_eq!(compiled.complaints(), Vec::<&str>::new(), "{} for {architecture}\n{}", source.name(), compiled.log);
@@ -52,7 +55,8 @@ fn many_that_compile_the_same_at_once_get_the_same() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let code = || Cache::at(folder.path()).code(Source::Read, Architecture::SM_80).unwrap();
+    let source = named("read");
+    let code = || Cache::at(folder.path()).code(&source, Architecture::SM_80).unwrap();
     let all = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| [code(), code()])).collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
@@ -70,12 +74,13 @@ fn the_cache_gives_what_was_compiled_and_compiles_again_what_is_damaged() {
     }
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
-    let code = cache.code(ONE, Architecture::SM_80).unwrap();
+    let source = named("prune-bf16");
+    let code = cache.code(&source, Architecture::SM_80).unwrap();
     let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
     let [file] = files.as_slice() else { panic!("one file expected: {files:?}") };
     let whole = std::fs::read(file).unwrap();
     assert_eq!(whole[32..], code);
     std::fs::write(file, &whole[..whole.len() / 2]).unwrap();
-    assert_eq!(cache.code(ONE, Architecture::SM_80).unwrap(), code);
+    assert_eq!(cache.code(&source, Architecture::SM_80).unwrap(), code);
     assert_eq!(std::fs::read(file).unwrap(), whole, "the damaged file was not replaced");
 }

@@ -15,8 +15,8 @@ use twofour::{
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    Architecture, Element, Error,
-    compress::{Compressor, Rule, To},
+    Architecture, DataType, Error,
+    compress::{CompressRule, CompressTarget, Compressor},
     prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
 };
 
@@ -47,7 +47,7 @@ struct Case<'a, I> {
     factor: Option<f32>,
 }
 
-fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: Rule, expected: &Compressed<O>) {
+fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: CompressRule, expected: &Compressed<O>) {
     let &Case { rows, cols, data, axis, order, factor } = case;
     let what =
         format!("[{rows}, {cols}] {:?} to {:?}, {axis:?}, {rule:?}, {order:?}, {factor:?}", I::ELEMENT, O::ELEMENT);
@@ -63,7 +63,7 @@ fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: Rule, exp
     // Guards behind both: nothing is written beyond the end.
     let (found_values, found_meta) =
         (bench.poisoned(values.len() + 16, 0xA5u8), bench.poisoned(meta.len() + 16, 0xA5u8));
-    let to = To {
+    let to = CompressTarget {
         packed: Packed { values: bench.at(&found_values), meta: bench.at(&found_meta) },
         order,
         factor: factor.map(|_| bench.at(&factor_there)),
@@ -113,7 +113,7 @@ fn check_one_axis<I: Input, O: Output>(
             };
             let expected = estimate::<I, O>(matrix.unwrap(), estimator, factor.unwrap_or(1.0)).unwrap();
             let case = Case { rows, cols, data, axis, order, factor };
-            check(bench, &case, Rule::Estimate(estimator), &expected);
+            check(bench, &case, CompressRule::Estimate(estimator), &expected);
         }
     }
 }
@@ -128,7 +128,7 @@ fn check_given<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize, dat
     let across = Compressed::from_masked(MatrixRef::new(cols, rows, &other).unwrap(), &mask.transposed()).unwrap();
     for (axis, expected) in [(Axis::Row, along), (Axis::Column, across)] {
         let case = Case { rows, cols, data, axis, order, factor: Some(0.3) };
-        check(bench, &case, Rule::Given(bench.at(&there)), &expected);
+        check(bench, &case, CompressRule::Given(bench.at(&there)), &expected);
     }
 }
 
@@ -220,17 +220,17 @@ fn a_soft_threshold_in_a_graph() {
     let matrix = MatrixRef::new(rows, cols, &data).unwrap();
     let scale = soft_threshold_scale(matrix).unwrap();
     let expected = estimate::<f32, bf16>(matrix, Estimator::SoftThreshold, scale).unwrap();
-    let compressor = Compressor::new(&bench.device, Element::F32, Element::BF16).unwrap();
+    let compressor = Compressor::new(&bench.device, DataType::F32, DataType::BF16).unwrap();
     let (there, wrong, factor) = (bench.up(&data), bench.up(&[NO_NAN]), bench.up(&[scale]));
     let (values, meta) = (bench.poisoned(rows * cols / 2, 0xA5A5u16), bench.poisoned(rows * cols / 32, 0u32));
-    let to = To {
+    let to = CompressTarget {
         packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
         order: MetaOrder::Canonical,
         factor: Some(bench.at(&factor)),
         wrong: bench.at(&wrong),
     };
     let dense = DenseWeight { data: bench.at(&there), rows, cols };
-    let rule = Rule::Estimate(Estimator::SoftThreshold);
+    let rule = CompressRule::Estimate(Estimator::SoftThreshold);
     bench.wait();
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
     let graph = bench.captured(|| unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap());
@@ -242,7 +242,7 @@ fn a_soft_threshold_in_a_graph() {
 
 fn the_first_that_is_wrong<I: Input>() {
     let Some(bench) = bench() else { return };
-    let compressor = Compressor::new(&bench.device, I::ELEMENT, Element::BF16).unwrap();
+    let compressor = Compressor::new(&bench.device, I::ELEMENT, DataType::BF16).unwrap();
     let (rows, cols) = (64, 192);
     let mut data = adversarial(rows * cols, 3);
     data[30 * cols + 9] = f32::NEG_INFINITY;
@@ -255,10 +255,10 @@ fn the_first_that_is_wrong<I: Input>() {
         for estimator in ESTIMATORS {
             let wrong = bench.up(&[NO_NAN]);
             let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-            let to = To { packed, order: MetaOrder::Canonical, factor: None, wrong: bench.at(&wrong) };
+            let to = CompressTarget { packed, order: MetaOrder::Canonical, factor: None, wrong: bench.at(&wrong) };
             let dense = DenseWeight { data: bench.at(&there), rows, cols };
             // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
-            unsafe { compressor.run(bench.stream(), dense, axis, Rule::Estimate(estimator), to) }.unwrap();
+            unsafe { compressor.run(bench.stream(), dense, axis, CompressRule::Estimate(estimator), to) }.unwrap();
             let error = first_nan(bench.down(&wrong)[0], cols).unwrap_err();
             let expected = if estimator == Estimator::Magnitude { (40, 5) } else { (30, 9) };
             assert!(
@@ -282,29 +282,39 @@ fn the_first_bf16_that_is_wrong_is_told() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = bench() else { return };
-    let compressor = Compressor::new(&bench.device, Element::BF16, Element::BF16).unwrap();
+    let compressor = Compressor::new(&bench.device, DataType::BF16, DataType::BF16).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
-    let to = To { packed: Packed { values: at, meta: at }, order: MetaOrder::Canonical, factor: None, wrong: at };
-    let magnitude = Rule::Estimate(Estimator::Magnitude);
+    let to = CompressTarget {
+        packed: Packed { values: at, meta: at },
+        order: MetaOrder::Canonical,
+        factor: None,
+        wrong: at,
+    };
+    let magnitude = CompressRule::Estimate(Estimator::Magnitude);
     // SAFETY: none of these calls launches anything.
     let run = |data, rows, cols, rule, to| unsafe {
         compressor.run(bench.stream(), DenseWeight { data, rows, cols }, Axis::Row, rule, to)
     };
     assert!(matches!(run(0, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", address: 0, .. })));
     assert!(matches!(run(at + 8, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", .. })));
-    let meta = To { packed: Packed { meta: at + 4, ..to.packed }, ..to };
+    let meta = CompressTarget { packed: Packed { meta: at + 4, ..to.packed }, ..to };
     assert!(matches!(run(at, 4, 4, magnitude, meta), Err(Error::Pointer { what: "metadata", .. })));
-    let factor = To { factor: Some(at + 2), ..to };
+    let factor = CompressTarget { factor: Some(at + 2), ..to };
     assert!(matches!(run(at, 4, 4, magnitude, factor), Err(Error::Pointer { what: "factor", .. })));
-    assert!(matches!(run(at, 4, 4, Rule::Given(at + 1), to), Err(Error::Pointer { what: "mask of tiles", .. })));
-    assert!(matches!(run(at, 6, 4, Rule::Given(at), to), Err(Error::Multiple { multiple: 4, found: 6, .. })));
-    let sm90 = To { order: MetaOrder::Sm90(sm90::TileK::K64), ..to };
+    assert!(matches!(
+        run(at, 4, 4, CompressRule::Given(at + 1), to),
+        Err(Error::Pointer { what: "mask of tiles", .. })
+    ));
+    assert!(matches!(run(at, 6, 4, CompressRule::Given(at), to), Err(Error::Multiple { multiple: 4, found: 6, .. })));
+    let sm90 = CompressTarget { order: MetaOrder::Sm90(sm90::TileK::K64), ..to };
     assert!(matches!(run(at, 96, 64, magnitude, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
     assert!(matches!(run(at, usize::MAX, 4, magnitude, to), Err(Error::TooLarge { .. })));
     // Nothing to do is done.
-    assert!(run(0, 0, 64, magnitude, To { packed: Packed { values: 0, meta: 0 }, ..to }).is_ok());
-    for (input, output) in [(Element::F16, Element::BF16), (Element::F32, Element::F32), (Element::BF16, Element::I8)] {
+    assert!(run(0, 0, 64, magnitude, CompressTarget { packed: Packed { values: 0, meta: 0 }, ..to }).is_ok());
+    for (input, output) in
+        [(DataType::F16, DataType::BF16), (DataType::F32, DataType::F32), (DataType::BF16, DataType::I8)]
+    {
         assert!(matches!(Compressor::new(&bench.device, input, output), Err(Error::Types { .. })));
     }
 }

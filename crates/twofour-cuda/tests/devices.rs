@@ -9,8 +9,8 @@ use support::{
 };
 use twofour::{Axis, estimate::Estimator};
 use twofour_cuda::{
-    Device, Element, Error,
-    compress::{Compressor, Rule, To},
+    DataType, Device, Error,
+    compress::{CompressRule, CompressTarget, Compressor},
     gemm::{Epilogue, Gemm, Operands, Problem},
     prune::{DenseWeight, NO_NAN, Packed},
 };
@@ -21,16 +21,16 @@ const REDUCTION: usize = 1024;
 /// Compresses a weight and multiplies with it, few and many tokens.
 fn results(device: Device) -> Vec<Vec<u8>> {
     let bench = Bench::new(device);
-    let element = Element::BF16;
+    let element = DataType::BF16;
     let weight: Vec<bf16> = adversarial(FEATURES * REDUCTION, 1).into_iter().map(bf16::from_f32).collect();
     let compressor = Compressor::new(&bench.device, element, element).unwrap();
     let (there, wrong) = (bench.up(&weight), bench.up(&[NO_NAN]));
     let values = bench.poisoned(FEATURES * REDUCTION, 0xA5u8);
     let meta = bench.poisoned(FEATURES * REDUCTION / 8, 0xA5u8);
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let to = To { packed, order: Gemm::meta_order_of(element), factor: None, wrong: bench.at(&wrong) };
+    let to = CompressTarget { packed, order: Gemm::meta_order_of(element), factor: None, wrong: bench.at(&wrong) };
     let dense = DenseWeight { data: bench.at(&there), rows: FEATURES, cols: REDUCTION };
-    let rule = Rule::Estimate(Estimator::Mvue { seed: 9 });
+    let rule = CompressRule::Estimate(Estimator::Mvue { seed: 9 });
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
     unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap();
     let mut all = vec![bench.down(&values), bench.down(&meta)];

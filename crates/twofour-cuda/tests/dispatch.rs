@@ -6,7 +6,7 @@ use half::bf16;
 use support::hopper;
 use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
-    Element, Error,
+    DataType, Error,
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, Weight},
@@ -14,7 +14,7 @@ use twofour_cuda::{
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
-    let (element, output) = (Element::BF16, Element::BF16);
+    let (element, output) = (DataType::BF16, DataType::BF16);
     Problem::plain(element, output, features, tokens, reduction)
 }
 
@@ -42,8 +42,8 @@ fn a_choice_for_four_bits_is_remembered_too() {
     let cache = Cache::at(folder.path());
     for (granularity, tokens) in [(Granularity::Group, 3), (Granularity::Row, 40)] {
         let problem = int4::Problem {
-            element: Element::F16,
-            output: Element::F16,
+            element: DataType::F16,
+            output: DataType::F16,
             granularity,
             features: 256,
             tokens,

@@ -13,14 +13,14 @@ use support::{
 };
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
-    Architecture, Element, Error,
+    Architecture, DataType, Error,
     gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma, stream},
     prune::Packed,
 };
 
 /// An element type that the kernels multiply.
 trait Number: twofour::Element {
-    const ELEMENT: Element;
+    const ELEMENT: DataType;
     fn of(value: f32) -> Self;
     fn value(self) -> f64;
     fn bytes(self) -> Vec<u8>;
@@ -38,7 +38,7 @@ fn meta_8<T: twofour::Element>(weight: &Compressed<T>) -> Vec<u8> {
 macro_rules! number {
     ($type:ty, $element:ident, $meta:ident, $of:expr, $value:expr, $bytes:expr) => {
         impl Number for $type {
-            const ELEMENT: Element = Element::$element;
+            const ELEMENT: DataType = DataType::$element;
             fn of(value: f32) -> Self {
                 $of(value)
             }
@@ -90,7 +90,7 @@ fn bytes_of<T: Number>(values: &[T]) -> Vec<u8> {
 /// What an activation makes of a number.
 fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
-        Activation::None => x,
+        Activation::Identity => x,
         Activation::Relu => x.max(0.0),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
         Activation::Silu => x / (1.0 + (-x).exp()),
@@ -123,7 +123,7 @@ struct Case {
     features: usize,
     tokens: usize,
     reduction: usize,
-    output: Element,
+    output: DataType,
     x_order: XOrder,
     order: Order,
     method: Option<Method>,
@@ -132,7 +132,7 @@ struct Case {
 
 impl Case {
     /// Of elements of that type.
-    fn problem(&self, element: Element) -> Problem {
+    fn problem(&self, element: DataType) -> Problem {
         let &Case { features, tokens, reduction, output, x_order, order, activation, .. } = self;
         let epilogue = activation.is_some();
         Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue }
@@ -182,8 +182,8 @@ impl<'a, T: Number> Given<'a, T> {
         let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
         let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
         let bias_bytes: Vec<u8> = match output {
-            Element::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
-            Element::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
+            DataType::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
+            DataType::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
             _ => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
         };
         let x_there = match x_order {
@@ -198,8 +198,8 @@ impl<'a, T: Number> Given<'a, T> {
         let x: Vec<f64> = x.into_iter().map(T::value).collect();
         // Sums are in f32, and less exact for 8-bit floats on Hopper.
         let of_sums = match T::ELEMENT {
-            Element::E4M3 | Element::E5M2 => 2e-3,
-            Element::I8 => 0.0,
+            DataType::E4M3 | DataType::E5M2 => 2e-3,
+            DataType::I8 => 0.0,
             _ => 2e-6,
         };
         let mut expected = Vec::new();
@@ -303,9 +303,9 @@ fn is_for_few(method: &Method) -> bool {
 }
 
 /// A device that multiplies such elements.
-fn bench_for(element: Element) -> Option<Bench> {
+fn bench_for(element: DataType) -> Option<Bench> {
     let bench = bench()?;
-    if matches!(element, Element::E4M3 | Element::E5M2) && bench.device.architecture() < Architecture::SM_89 {
+    if matches!(element, DataType::E4M3 | DataType::E5M2) && bench.device.architecture() < Architecture::SM_89 {
         eprintln!("skipped: a GPU without 8-bit floats");
         return None;
     }
@@ -313,7 +313,7 @@ fn bench_for(element: Element) -> Option<Bench> {
 }
 
 /// By all methods for few tokens, or by all others, and by the one that a plan chooses.
-fn products<T: Number>(outputs: &[Element], few: bool) {
+fn products<T: Number>(outputs: &[DataType], few: bool) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
     let tiles = mma::Tile::all(T::ELEMENT, architecture);
@@ -347,11 +347,11 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
             by_all_methods(case(shape, output, Order::TokensFirst, None));
             by_all_methods(case(shape, output, Order::FeaturesFirst, None));
         }
-        if output == Element::I32 {
+        if output == DataType::I32 {
             continue;
         }
         for (i, activation) in
-            [Activation::None, Activation::Relu, Activation::Gelu, Activation::Silu].into_iter().enumerate()
+            [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu].into_iter().enumerate()
         {
             by_all_methods(case(SHAPES[2], output, Order::TokensFirst, Some(activation)));
             by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, Some(activation)));
@@ -368,14 +368,14 @@ fn products<T: Number>(outputs: &[Element], few: bool) {
 /// How a product is asked for.
 #[derive(Debug, Clone, Copy)]
 struct Way {
-    output: Element,
+    output: DataType,
     x_order: XOrder,
     order: Order,
     activation: Option<Activation>,
 }
 
 impl Way {
-    fn plain(output: Element) -> Self {
+    fn plain(output: DataType) -> Self {
         Self { output, x_order: XOrder::TokensFirst, order: Order::TokensFirst, activation: None }
     }
 }
@@ -409,7 +409,7 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method)
 }
 
 /// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles have five and those by `mma.sp` eight at most.
-fn buffers_filled_again<T: Number>(output: Element) {
+fn buffers_filled_again<T: Number>(output: DataType) {
     let columns = |method: &Method| {
         // Steps of 256 bytes of X's rows.
         let steps = match method {
@@ -424,16 +424,16 @@ fn buffers_filled_again<T: Number>(output: Element) {
 }
 
 /// With few columns: results of all types, with an epilogue and without, and in all orders.
-fn endings<T: Number>(outputs: &[Element]) {
+fn endings<T: Number>(outputs: &[DataType]) {
     let mut ways = Vec::new();
     for &output in outputs {
         let plain = Way::plain(output);
         let features_first = Way { order: Order::FeaturesFirst, ..plain };
         ways.extend([plain, features_first]);
-        if output != Element::I32 {
+        if output != DataType::I32 {
             ways.extend([plain, features_first].map(|way| Way { activation: Some(Activation::Relu), ..way }));
         }
-        if [T::ELEMENT, Element::F32].contains(&output) && T::ELEMENT.bytes() == 2 && hopper().is_some() {
+        if [T::ELEMENT, DataType::F32].contains(&output) && T::ELEMENT.bytes() == 2 && hopper().is_some() {
             ways.extend([plain, features_first].map(|way| Way { x_order: XOrder::ReductionFirst, ..way }));
         }
     }
@@ -469,11 +469,11 @@ macro_rules! products {
 }
 
 products! {
-    f16_buffers_filled_again, f16_endings, f16_products_of_few_tokens, f16_products_by_tiles: f16, [Element::F16, Element::F32];
-    bf16_buffers_filled_again, bf16_endings, bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [Element::BF16, Element::F32];
-    e4m3_buffers_filled_again, e4m3_endings, e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [Element::BF16, Element::F16, Element::F32];
-    e5m2_buffers_filled_again, e5m2_endings, e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [Element::BF16, Element::F16, Element::F32];
-    i8_buffers_filled_again, i8_endings, i8_products_of_few_tokens, i8_products_by_tiles: i8, [Element::BF16, Element::F16, Element::I32];
+    f16_buffers_filled_again, f16_endings, f16_products_of_few_tokens, f16_products_by_tiles: f16, [DataType::F16, DataType::F32];
+    bf16_buffers_filled_again, bf16_endings, bf16_products_of_few_tokens, bf16_products_by_tiles: bf16, [DataType::BF16, DataType::F32];
+    e4m3_buffers_filled_again, e4m3_endings, e4m3_products_of_few_tokens, e4m3_products_by_tiles: F8E4M3, [DataType::BF16, DataType::F16, DataType::F32];
+    e5m2_buffers_filled_again, e5m2_endings, e5m2_products_of_few_tokens, e5m2_products_by_tiles: F8E5M2, [DataType::BF16, DataType::F16, DataType::F32];
+    i8_buffers_filled_again, i8_endings, i8_products_of_few_tokens, i8_products_by_tiles: i8, [DataType::BF16, DataType::F16, DataType::I32];
 }
 
 /// Every tile of the kernels that all architectures have, in a few shapes.
@@ -481,7 +481,7 @@ products! {
 fn products_by_mma() {
     let Some(bench) = bench() else { return };
     let architecture = bench.device.architecture();
-    for tile in mma::Tile::all(Element::BF16, architecture) {
+    for tile in mma::Tile::all(DataType::BF16, architecture) {
         let method = Some(Method::Mma(tile));
         for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
             for order in [Order::TokensFirst, Order::FeaturesFirst] {
@@ -489,7 +489,7 @@ fn products_by_mma() {
                     features,
                     tokens,
                     reduction,
-                    output: Element::BF16,
+                    output: DataType::BF16,
                     x_order: XOrder::TokensFirst,
                     order,
                     method,
@@ -508,7 +508,7 @@ fn products_across<T: Number>() {
         [(64, 8, 64), (64, 200, 1), (192, 264, 100), (256, 64, 13), (320, 776, 1000), (1024, 512, 456), (128, 1304, 64)]
     {
         for order in [Order::TokensFirst, Order::FeaturesFirst] {
-            for output in [T::ELEMENT, Element::F32] {
+            for output in [T::ELEMENT, DataType::F32] {
                 let x_order = XOrder::ReductionFirst;
                 let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
                 let given = Given::<T>::new(&bench, &case);
@@ -539,7 +539,7 @@ fn a_long_product_with_many_rounds_of_tiles() {
         features: 4096,
         tokens: 13008,
         reduction: 64,
-        output: Element::BF16,
+        output: DataType::BF16,
         x_order: XOrder::TokensFirst,
         order: Order::TokensFirst,
         method: None,
@@ -562,7 +562,7 @@ fn every_tile_takes_several_turns() {
             features: 4672,
             tokens: 3300,
             reduction: 448,
-            output: Element::BF16,
+            output: DataType::BF16,
             x_order: XOrder::TokensFirst,
             order,
             method: None,
@@ -586,7 +586,7 @@ fn calls_can_be_captured_in_a_graph() {
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
     let streamed = Method::Streamed(stream::Shape { tile: stream::Tile { features: 224, tokens: 64 }, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
-        let problem = Problem::plain(Element::BF16, Element::BF16, features, tokens, reduction);
+        let problem = Problem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
         let gemm = planned(&bench, problem, method);
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&bytes_of(&x));
@@ -611,11 +611,11 @@ fn calls_can_be_captured_in_a_graph() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = hopper() else { return };
-    let problem = Problem::plain(Element::BF16, Element::BF16, 64, 8, 64);
+    let problem = Problem::plain(DataType::BF16, DataType::BF16, 64, 8, 64);
     let plan = |problem| Gemm::new(&bench.device, problem);
     let few = Method::all(problem, bench.device.architecture())[0];
     assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
-    assert!(matches!(plan(Problem { output: Element::F16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(plan(Problem { features: 96, ..problem }), Err(Error::Multiple { found: 96, multiple: 64, .. })));
     assert!(matches!(plan(Problem { reduction: 32, ..problem }), Err(Error::Multiple { found: 32, multiple: 64, .. })));
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
@@ -623,8 +623,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let across = Problem { x: XOrder::ReductionFirst, ..problem };
     assert!(matches!(plan(Problem { tokens: 12, ..across }), Err(Error::Multiple { found: 12, multiple: 8, .. })));
     assert!(matches!(plan(Problem { epilogue: true, ..across }), Err(Error::XOrder { epilogue: true, .. })));
-    let eight_bits = Problem { element: Element::E4M3, ..across };
-    assert!(matches!(plan(eight_bits), Err(Error::XOrder { element: Element::E4M3, .. })));
+    let eight_bits = Problem { element: DataType::E4M3, ..across };
+    assert!(matches!(plan(eight_bits), Err(Error::XOrder { element: DataType::E4M3, .. })));
     let gemm = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);

@@ -17,7 +17,7 @@ use twofour::{
     layout::lanes,
 };
 use twofour_cuda::{
-    Element, Error,
+    DataType, Error,
     gemm::{
         Activation, Epilogue, Order,
         int4::{Decode, Method, Problem, Weight, staged},
@@ -60,9 +60,9 @@ impl There {
     }
 }
 
-fn narrow(value: f32, element: Element) -> ([u8; 2], f64) {
+fn narrow(value: f32, element: DataType) -> ([u8; 2], f64) {
     match element {
-        Element::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).to_f64()),
+        DataType::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).to_f64()),
         _ => (bf16::from_f32(value).to_le_bytes(), bf16::from_f32(value).to_f64()),
     }
 }
@@ -93,7 +93,7 @@ impl<'a> Given<'a> {
         let (by_feature, by_token) = (factors(&mut random, features), factors(&mut random, tokens));
         let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
         let bias_bytes: Vec<u8> = match output {
-            Element::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+            DataType::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
             _ => bias.iter().flat_map(|b| narrow(*b, output).0).collect(),
         };
         let dense: Vec<f64> = w.dequantize().to_dense().into_iter().map(f64::from).collect();
@@ -164,7 +164,7 @@ impl<'a> Given<'a> {
 }
 
 /// By all methods that only Hopper has, or by all others, and by the one that a plan chooses.
-fn products(element: Element, hopper: bool) {
+fn products(element: DataType, hopper: bool) {
     let Some(bench) = bench() else { return };
     let is_of_hopper = |method: &Method| matches!(method, Method::Rings(_) | Method::Streamed(_));
     for granularity in [Granularity::Group, Granularity::Row] {
@@ -188,7 +188,7 @@ fn products(element: Element, hopper: bool) {
                 order: Order::TokensFirst,
             };
             let methods: Vec<Method> = Method::all(problem, bench.device.architecture());
-            let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..problem };
+            let other = Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
             for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
                 let given = Given::new(&bench, problem, with_epilogue);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
@@ -202,22 +202,22 @@ fn products(element: Element, hopper: bool) {
 
 #[test]
 fn f16_products() {
-    products(Element::F16, false);
+    products(DataType::F16, false);
 }
 
 #[test]
 fn bf16_products() {
-    products(Element::BF16, false);
+    products(DataType::BF16, false);
 }
 
 #[test]
 fn f16_products_on_hopper() {
-    products(Element::F16, true);
+    products(DataType::F16, true);
 }
 
 #[test]
 fn bf16_products_on_hopper() {
-    products(Element::BF16, true);
+    products(DataType::BF16, true);
 }
 
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
@@ -244,13 +244,13 @@ fn kernels_once(problem: Problem, with_epilogue: bool, columns: impl Fn(&Method)
 }
 
 /// What [`kernels_once`] is to vary.
-fn plain(element: Element, features: usize) -> Problem {
+fn plain(element: DataType, features: usize) -> Problem {
     let (granularity, order) = (Granularity::Group, Order::TokensFirst);
     Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
 }
 
 /// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and eight are shared by warps.
-fn buffers_filled_again(element: Element) {
+fn buffers_filled_again(element: DataType) {
     let columns = |method: &Method| {
         let units = match method {
             Method::Rings(_) => 32,
@@ -264,9 +264,9 @@ fn buffers_filled_again(element: Element) {
 }
 
 /// With few columns: plain, with an epilogue, and in f32 and the other order.
-fn endings(element: Element) {
+fn endings(element: DataType) {
     let plain = plain(element, 144);
-    let other = Problem { output: Element::F32, order: Order::FeaturesFirst, ..plain };
+    let other = Problem { output: DataType::F32, order: Order::FeaturesFirst, ..plain };
     for (problem, with_epilogue) in [(plain, false), (plain, true), (other, false)] {
         kernels_once(problem, with_epilogue, |_| 256);
     }
@@ -274,22 +274,22 @@ fn endings(element: Element) {
 
 #[test]
 fn f16_buffers_filled_again() {
-    buffers_filled_again(Element::F16);
+    buffers_filled_again(DataType::F16);
 }
 
 #[test]
 fn bf16_buffers_filled_again() {
-    buffers_filled_again(Element::BF16);
+    buffers_filled_again(DataType::BF16);
 }
 
 #[test]
 fn f16_endings() {
-    endings(Element::F16);
+    endings(DataType::F16);
 }
 
 #[test]
 fn bf16_endings() {
-    endings(Element::BF16);
+    endings(DataType::BF16);
 }
 
 /// Few tokens and more, captured once and replayed.
@@ -307,8 +307,8 @@ fn capture(bench: &Bench, tokens: usize) {
     let w = weight(&mut random, features, reduction, Granularity::Group);
     let there = There::new(bench, &w);
     let problem = Problem {
-        element: Element::F16,
-        output: Element::F16,
+        element: DataType::F16,
+        output: DataType::F16,
         granularity: Granularity::Group,
         features,
         tokens,
@@ -316,7 +316,7 @@ fn capture(bench: &Bench, tokens: usize) {
         order: Order::TokensFirst,
     };
     let decode = Decode::new(&bench.device, problem).unwrap();
-    let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), Element::F16).0).collect();
+    let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), DataType::F16).0).collect();
     let x = bench.up(&x);
     let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
     let (places, x_at, out_at) = (there.places(bench), bench.at(&x), [bench.at(&outs[0]), bench.at(&outs[1])]);
@@ -335,8 +335,8 @@ fn capture(bench: &Bench, tokens: usize) {
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = bench() else { return };
     let problem = Problem {
-        element: Element::F16,
-        output: Element::F16,
+        element: DataType::F16,
+        output: DataType::F16,
         granularity: Granularity::Group,
         features: 64,
         tokens: 8,
@@ -344,8 +344,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         order: Order::TokensFirst,
     };
     let plan = |problem| Decode::new(&bench.device, problem);
-    assert!(matches!(plan(Problem { element: Element::I8, ..problem }), Err(Error::Product { .. })));
-    assert!(matches!(plan(Problem { output: Element::BF16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { element: DataType::I8, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Problem { output: DataType::BF16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(plan(Problem { features: 40, ..problem }), Err(Error::Multiple { found: 40, multiple: 16, .. })));
     assert!(matches!(
         plan(Problem { reduction: 64, ..problem }),

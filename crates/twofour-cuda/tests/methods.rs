@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use twofour::int4::Granularity;
 use twofour_cuda::{
-    Architecture, Element,
+    Architecture, DataType,
     gemm::{Method, Order, Problem, XOrder, int4},
 };
 
@@ -18,7 +18,7 @@ fn sizes() -> impl Strategy<Value = (usize, usize, usize)> {
 proptest! {
     #[test]
     fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool) {
-        use Element::{BF16, E4M3, E5M2, F16, I8};
+        use DataType::{BF16, E4M3, E5M2, F16, I8};
         for (element, architecture) in [F16, BF16, E4M3, E5M2, I8].into_iter().flat_map(|e| Architecture::ALL.map(|a| (e, a))) {
             let problem = Problem {
                 epilogue,
@@ -39,7 +39,7 @@ proptest! {
 
     #[test]
     fn x_with_the_reduction_first_has_a_method_on_hopper((features, tokens, reduction) in sizes()) {
-        let plain = Problem::plain(Element::BF16, Element::BF16, 64 * features, 8 * tokens, reduction);
+        let plain = Problem::plain(DataType::BF16, DataType::BF16, 64 * features, 8 * tokens, reduction);
         let problem = Problem { x: XOrder::ReductionFirst, ..plain };
         let all = Method::all(problem, Architecture::SM_90);
         prop_assert!(all.contains(&Method::best(problem, Architecture::SM_90, 132)), "{problem:?}");
@@ -50,8 +50,8 @@ proptest! {
     fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MOST_TOKENS, by_row: bool) {
         let granularity = if by_row { Granularity::Row } else { Granularity::Group };
         let problem = int4::Problem {
-            element: Element::F16,
-            output: Element::F32,
+            element: DataType::F16,
+            output: DataType::F32,
             granularity,
             features: 16 * features,
             tokens,

@@ -15,8 +15,8 @@ use twofour::{
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    Architecture, Element, Error,
-    prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    Architecture, DataType, Error,
+    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
 /// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.
@@ -89,7 +89,7 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     let dense = DenseWeight { data: bench.at(&w), rows, cols };
     let watch = Watch { nan: bench.at(&nan), flips: Some((bench.at(&before), bench.at(&flipped))) };
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
-    unsafe { pruner.both_ways(bench.stream(), dense, Choice::Rule(rule), to, order, watch) }.unwrap();
+    unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Rule(rule), to, order, watch) }.unwrap();
     packed.check(bench, &format!("{what}, chosen"));
     other.check(bench, &format!("{what}, chosen, the transpose"));
     assert_eq!(bench.down(&nan), [NO_NAN], "{what}");
@@ -105,7 +105,7 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     let graph = bench.captured(|| {
         let watch = Watch { flips: None, ..watch };
         // SAFETY: as above.
-        unsafe { pruner.both_ways(bench.stream(), dense, Choice::Given, to, order, watch) }.unwrap();
+        unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Given, to, order, watch) }.unwrap();
         // SAFETY: as above.
         unsafe { pruner.apply_mask(bench.stream(), dense, tiles_at, out_at) }.unwrap();
     });
@@ -215,7 +215,7 @@ agree! {
 fn the_first_nan_is_told() {
     let Some(device) = device() else { return };
     let bench = Bench::new(device);
-    let pruner = Pruner::new(&bench.device, Element::F32, Element::BF16).unwrap();
+    let pruner = Pruner::new(&bench.device, DataType::F32, DataType::BF16).unwrap();
     let (rows, cols) = (64, 192);
     let mut weight = numbers::<f32>(rows * cols, false, 3);
     for at in [(40, 7), (40, 5), (63, 191)] {
@@ -230,7 +230,7 @@ fn the_first_nan_is_told() {
         let watch = Watch { nan: bench.at(&nan), flips: None };
         let to = BothWays { packed: Some(to), ..BothWays::default() };
         // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
-        unsafe { pruner.both_ways(bench.stream(), dense, Choice::Rule(rule), to, MetaOrder::Canonical, watch) }
+        unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Rule(rule), to, MetaOrder::Canonical, watch) }
             .unwrap();
         let error = first_nan(bench.down(&nan)[0], cols).unwrap_err();
         assert!(matches!(error, Error::NotANumber { row: 40, col: 5 }), "{rule:?}: {error}");
@@ -241,7 +241,7 @@ fn the_first_nan_is_told() {
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(device) = device() else { return };
     let bench = Bench::new(device);
-    let pruner = Pruner::new(&bench.device, Element::BF16, Element::BF16).unwrap();
+    let pruner = Pruner::new(&bench.device, DataType::BF16, DataType::BF16).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
     let to = Packed { values: at, meta: at };
@@ -249,7 +249,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let watch = Watch { nan: at, flips: None };
     // SAFETY: none of these calls launches anything.
     let ordered = |weight, to, order| unsafe {
-        pruner.both_ways(bench.stream(), weight, Choice::Rule(Transposable::Optimal), to, order, watch)
+        pruner.both_ways(bench.stream(), weight, MaskChoice::Rule(Transposable::Optimal), to, order, watch)
     };
     let both = |weight, to| ordered(weight, to, MetaOrder::Canonical);
     let rows = |to| BothWays { packed: Some(to), ..BothWays::default() };
@@ -266,10 +266,10 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     assert!(matches!(both(weight(at, 6, 4), BothWays::default()), Err(Error::Multiple { multiple: 4, found: 6, .. })));
     assert!(matches!(both(weight(at, 4, 4 << 31), BothWays::default()), Err(Error::TooLarge { .. })));
     let scaled = BothWays { factor: Some(at), ..rows(to) };
-    assert!(matches!(both(weight(at, 4, 4), scaled), Err(Error::Factor { output: Element::BF16 })));
+    assert!(matches!(both(weight(at, 4, 4), scaled), Err(Error::Factor { output: DataType::BF16 })));
     // Nothing to do is done.
     assert!(both(weight(0, 64, 0), BothWays::default()).is_ok());
-    for (input, output) in [(Element::F16, Element::BF16), (Element::F32, Element::F32)] {
+    for (input, output) in [(DataType::F16, DataType::BF16), (DataType::F32, DataType::F32)] {
         assert!(matches!(Pruner::new(&bench.device, input, output), Err(Error::Types { .. })));
     }
 }

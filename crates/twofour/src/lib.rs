@@ -18,6 +18,7 @@
 //! It needs no machine-learning framework and no GPU.
 
 pub mod compressed;
+mod data_type;
 pub mod element;
 mod error;
 pub mod estimate;
@@ -33,6 +34,7 @@ pub mod select;
 pub mod verify;
 
 pub use compressed::Compressed;
+pub use data_type::DataType;
 pub use element::{Arithmetic, DType, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Result};
 pub use mask::Mask;

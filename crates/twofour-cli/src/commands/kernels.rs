@@ -1,9 +1,17 @@
 //! `twofour kernels`.
 
+use std::{
+    num::NonZero,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+};
+
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use twofour_cuda::{Architecture, cache::Cache, source::Source};
+use twofour_cuda::{Architecture, cache::Cache, kernels, source::Source};
 
 use crate::{
     exit::{Usage, Verdict},
@@ -53,17 +61,21 @@ impl Kernels {
         let cache = Cache::of_user();
         let mut answer = Answer { cache: cache.folder().display().to_string(), kernels: Vec::new() };
         let mut progress = screen.progress();
-        let work: Vec<(Architecture, Source)> = architectures
-            .iter()
-            .flat_map(|a| Source::all().into_iter().filter(|s| s.is_for(*a)).map(|s| (*a, s)))
-            .collect();
-        for (done, (architecture, source)) in work.iter().enumerate() {
-            progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
-            let compiled = cache.compile(*source, *architecture)?;
+        let sources = kernels::all();
+        let of = |architecture: Architecture| {
+            sources.iter().filter(move |source| source.is_for(architecture)).map(move |source| (architecture, source))
+        };
+        let work: Vec<(Architecture, &Source)> =
+            architectures.iter().flat_map(|architecture| of(*architecture)).collect();
+        let compile = |(architecture, source): &(Architecture, &Source)| -> Result<Row> {
+            let compiled = cache.compile(source, *architecture)?;
             let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
             let (bytes, architecture) = (compiled.code.len(), architecture.to_string());
-            answer.kernels.push(Row { source: source.name(), architecture, bytes, complaints });
-        }
+            Ok(Row { source: source.name().to_owned(), architecture, bytes, complaints })
+        };
+        answer.kernels = on_all_cores(&work, compile, |done, (architecture, source)| {
+            progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
+        })?;
         drop(progress);
         let mut table = Table::new([("kernels", Align::Left), ("for", Align::Left), ("size", Align::Right)]);
         for row in &answer.kernels {
@@ -90,5 +102,91 @@ impl Kernels {
             None => bail!(Usage(format!("--arch {name}: not an architecture with kernels; known: {}", known()))),
         };
         self.arch.iter().map(find).collect()
+    }
+}
+
+/// Returns the results of all work, in its order, from as many threads as there are cores. `done` is called on this thread with how many are done and what was
+/// done last. After a failure no more work is begun, and the error returned is that of the first item, in the order of `work`, that fails.
+fn on_all_cores<T: Sync, R: Send, E: Send>(
+    work: &[T],
+    each: impl Fn(&T) -> Result<R, E> + Sync,
+    mut done: impl FnMut(usize, &T),
+) -> Result<Vec<R>, E> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(work.len());
+    let next = AtomicUsize::new(0);
+    let mut results: Vec<Option<Result<R, E>>> = work.iter().map(|_| None).collect();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads {
+            let (sender, next, each) = (sender.clone(), &next, &each);
+            scope.spawn(move || {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = work.get(index) else { return };
+                    let result = each(item);
+                    if result.is_err() {
+                        // Items are claimed in order, so those before this one are finished or at work.
+                        next.store(work.len(), Ordering::Relaxed);
+                    }
+                    if sender.send((index, result)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (finished, (index, result)) in receiver.into_iter().enumerate() {
+            results[index] = Some(result);
+            done(finished + 1, &work[index]);
+        }
+    });
+    // What was not begun comes after a failure.
+    results.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_the_work_and_every_one_is_counted() {
+        let work: Vec<u64> = (0..50).collect();
+        let mut counts = Vec::new();
+        let square = |n: &u64| {
+            std::thread::sleep(Duration::from_micros(50 * (n % 7)));
+            Ok::<_, ()>(n * n)
+        };
+        let squares = on_all_cores(&work, square, |done, _| counts.push(done)).unwrap();
+        assert_eq!(squares, work.iter().map(|n| n * n).collect::<Vec<_>>());
+        assert_eq!(counts, (1..=50).collect::<Vec<_>>());
+        assert_eq!(on_all_cores(&[0u64; 0], square, |_, _| ()), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn the_first_failure_in_order_is_returned_and_ends_the_work() {
+        let begun = AtomicUsize::new(0);
+        let work: Vec<u32> = (0..1000).collect();
+        let fail = |n: &u32| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            // The first to fail takes longest.
+            std::thread::sleep(Duration::from_millis(if *n == 3 { 50 } else { 1 }));
+            if *n >= 3 { Err(*n) } else { Ok(()) }
+        };
+        assert_eq!(on_all_cores(&work, fail, |_, _| ()), Err(3));
+        assert!(begun.into_inner() < work.len());
+    }
+
+    #[test]
+    fn as_many_are_at_work_as_there_are_cores() {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // Each waits until all are there: with fewer threads nobody would get through.
+        let barrier = Barrier::new(cores);
+        let meet = |_: &()| {
+            barrier.wait();
+            Ok::<_, ()>(())
+        };
+        assert!(on_all_cores(&vec![(); cores], meet, |_, _| ()).is_ok());
     }
 }

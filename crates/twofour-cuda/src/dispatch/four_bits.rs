@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Choice, Dispatcher, Measured};
+use super::{Dispatcher, Measured, MeasuredChoice};
 use crate::{
     Error, Result,
     gemm::int4::{MOST_TOKENS, Method, Problem},
@@ -14,7 +14,7 @@ pub type Int4Measured = Measured<Method>;
 
 /// What was measured for a problem with a four-bit weight: each kind of methods at its best, the fastest first, to be planned by
 /// [`Decode::with`](crate::gemm::int4::Decode::with).
-pub type Int4Choice = Choice<Problem, Method>;
+pub type Int4Choice = MeasuredChoice<Problem, Method>;
 
 impl fmt::Display for Int4Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,6 +39,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose_int4`].
+    #[doc(hidden)]
     pub fn choose_int4_by(&self, trial: &Int4Trial) -> Result<Int4Choice> {
         let problem = trial.problem();
         let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };

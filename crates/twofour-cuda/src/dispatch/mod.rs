@@ -2,11 +2,11 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), twofour_cuda::Error> {
-//! use twofour_cuda::{Device, Element, dispatch::Dispatcher, gemm::{Order, Problem, XOrder}};
+//! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, gemm::{Order, Problem, XOrder}};
 //! let dispatcher = Dispatcher::open(&Device::open(0)?);
 //! let problem = Problem {
-//!     element: Element::BF16,
-//!     output: Element::BF16,
+//!     element: DataType::BF16,
+//!     output: DataType::BF16,
 //!     features: 4096,
 //!     tokens: 512,
 //!     reduction: 4096,
@@ -34,36 +34,22 @@ use remembered::Remembered;
 use crate::{
     Device, Error, Result,
     cache::Cache,
-    engine::{Engine, Libraries, Product, Weight, expect_plain},
+    engine::{Engine, Product, Weight, expect_plain},
     gemm::{Problem, int4},
+    libraries::Libraries,
     measure::Trial,
 };
 
-/// What one engine took at best, or one kind of methods.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measured<How = Engine> {
-    /// Who, and how.
-    pub how: How,
-    /// The kernel's name, as far as the engine tells it.
-    pub kernel: String,
-    /// Median of device time, microseconds.
-    pub us: f64,
-}
-
-impl fmt::Display for Measured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}), {:.1} us", self.how.name(), self.kernel, self.us)
-    }
-}
+pub use crate::measure::Measured;
 
 /// What was measured for a problem: each engine at its best, or each kind of methods, the fastest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Choice<P = Problem, How = Engine> {
+pub struct MeasuredChoice<P = Problem, How = Engine> {
     problem: P,
     measured: Vec<Measured<How>>,
 }
 
-impl<P: Copy, How> Choice<P, How> {
+impl<P: Copy, How> MeasuredChoice<P, How> {
     /// The problem.
     pub fn problem(&self) -> P {
         self.problem
@@ -80,7 +66,7 @@ impl<P: Copy, How> Choice<P, How> {
     }
 }
 
-impl Choice {
+impl MeasuredChoice {
     /// What an engine of that name took at best.
     pub fn of(&self, name: &str) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.how.name() == name)
@@ -88,7 +74,7 @@ impl Choice {
 }
 
 /// Why the choice fell as it did, in a sentence.
-impl<P: Copy, How> fmt::Display for Choice<P, How>
+impl<P: Copy, How> fmt::Display for MeasuredChoice<P, How>
 where
     Measured<How>: fmt::Display,
 {
@@ -144,7 +130,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// [`Error::NotCompared`] for a problem with an epilogue or features first, [`Error::NoEngine`]; those of planning and launching.
-    pub fn choose(&self, problem: Problem) -> Result<Choice> {
+    pub fn choose(&self, problem: Problem) -> Result<MeasuredChoice> {
         expect_plain(problem)?;
         if let Some(choice) = self.0.choices.of(problem) {
             return Ok(choice);
@@ -156,7 +142,8 @@ impl Dispatcher {
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose`].
-    pub fn choose_by(&self, trial: &Trial) -> Result<Choice> {
+    #[doc(hidden)]
+    pub fn choose_by(&self, trial: &Trial) -> Result<MeasuredChoice> {
         let problem = trial.problem();
         expect_plain(problem)?;
         self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
@@ -171,7 +158,7 @@ impl Dispatcher {
     /// That of [`Product::new`].
     pub unsafe fn product(&self, stream: &Arc<CudaStream>, problem: Problem, weight: Weight) -> Result<Product> {
         let engine = self.choose(problem)?.best().how;
-        // SAFETY: the caller's.
+        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }
 

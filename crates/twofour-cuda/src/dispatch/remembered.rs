@@ -11,14 +11,14 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Choice, Measured};
+use super::{Measured, MeasuredChoice};
 use crate::Result;
 
 /// Choices, and the file they are kept in.
 #[derive(Debug)]
 pub(super) struct Remembered<P, How> {
     file: PathBuf,
-    choices: Mutex<HashMap<P, Choice<P, How>>>,
+    choices: Mutex<HashMap<P, MeasuredChoice<P, How>>>,
 }
 
 impl<P, How> Remembered<P, How>
@@ -28,7 +28,7 @@ where
 {
     /// Those of a file. One that cannot be read is as good as none.
     pub(super) fn read(file: PathBuf) -> Self {
-        let found: Vec<Choice<P, How>> =
+        let found: Vec<MeasuredChoice<P, How>> =
             std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         // Whoever edits the file may have left an empty choice.
         let whole = found.into_iter().filter(|choice| !choice.measured.is_empty());
@@ -40,7 +40,7 @@ where
         &self.file
     }
 
-    pub(super) fn of(&self, problem: P) -> Option<Choice<P, How>> {
+    pub(super) fn of(&self, problem: P) -> Option<MeasuredChoice<P, How>> {
         self.lock().get(&problem).cloned()
     }
 
@@ -49,7 +49,7 @@ where
         &self,
         problem: P,
         measure: impl FnOnce() -> Result<Vec<Measured<How>>>,
-    ) -> Result<Option<Choice<P, How>>> {
+    ) -> Result<Option<MeasuredChoice<P, How>>> {
         if let Some(choice) = self.of(problem) {
             return Ok(Some(choice));
         }
@@ -58,7 +58,7 @@ where
             return Ok(None);
         }
         measured.sort_by(|a, b| a.us.total_cmp(&b.us));
-        let choice = Choice { problem, measured };
+        let choice = MeasuredChoice { problem, measured };
         let mut choices = self.lock();
         choices.insert(problem, choice.clone());
         // The next process will measure again.
@@ -66,12 +66,12 @@ where
         Ok(Some(choice))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<P, Choice<P, How>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<P, MeasuredChoice<P, How>>> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes another file and renames it: whoever reads meanwhile reads a whole one.
-    fn write(&self, choices: &HashMap<P, Choice<P, How>>) -> std::io::Result<()> {
+    fn write(&self, choices: &HashMap<P, MeasuredChoice<P, How>>) -> std::io::Result<()> {
         let mut choices: Vec<_> = choices.values().collect();
         choices.sort_by_key(|choice| format!("{:?}", choice.problem));
         let folder = self.file.parent().unwrap_or(Path::new("."));

@@ -1,4 +1,4 @@
-//! Products with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
+//! GEMM with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
 //!
 //! A weight comes compressed, as [`crate::prune`] leaves it, with metadata in the order that the plan asks for ([`Gemm::meta_order`]). The input
 //! gradient is the same product with the compressed transpose; the weight's gradient, `MVUE(dYᵀ) X`, is one whose weight is the compressed gradient of the output,
@@ -20,213 +20,39 @@
 
 mod cost;
 pub mod direct;
+mod epilogue;
 pub mod int4;
 pub mod mma;
 mod panels;
+mod problem;
 pub mod rings;
 pub mod sm90;
 pub mod stream;
+mod wgmma;
 
 use serde::{Deserialize, Serialize};
-use twofour::layout::sm90::TileK;
 
 use crate::{
-    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
-    prune::{MetaOrder, Packed, expect_multiple, expect_pointers},
+    Architecture, DataType, Device, Error, Result, Stream, arguments::expect_pointers, prune::MetaOrder, source::Source,
 };
 
-/// What is to be multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Problem {
-    /// What W and X are made of.
-    pub element: Element,
-    /// What the result and the bias are made of.
-    pub output: Element,
-    /// Rows of W.
-    pub features: usize,
-    /// Rows of X: of a batch `[batch, tokens, reduction]` that lies in one piece, `batch * tokens`.
-    pub tokens: usize,
-    /// Columns of both.
-    pub reduction: usize,
-    /// Which of X's axes is contiguous.
-    pub x: XOrder,
-    /// Which of the result's axes is contiguous.
-    pub order: Order,
-    /// Whether sums are scaled, biased or activated before they are stored ([`Epilogue`]): a kernel of its own.
-    pub epilogue: bool,
+pub use epilogue::{Activation, Epilogue};
+use epilogue::{RawOutput, expect_epilogue};
+pub use problem::{Operands, Order, Problem, XOrder};
+use problem::{TYPES, is_hopper, tile_k};
+
+/// Every source.
+pub(crate) fn sources() -> Vec<Source> {
+    let tiled = sm90::Variant::all().into_iter().map(|variant| variant.source());
+    let streamed = stream::Variant::all().into_iter().map(|variant| variant.source());
+    let rings = rings::Variant::all().into_iter().map(|variant| variant.source());
+    let mma = mma::Variant::all().into_iter().map(|variant| variant.source());
+    let direct = direct::Variant::all().into_iter().map(|variant| variant.source());
+    let int4 = int4::Variant::all().into_iter().map(|variant| variant.source());
+    tiled.chain(streamed).chain(rings).chain(mma).chain(direct).chain(int4).collect()
 }
 
-/// Which of the result's axes is contiguous.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Order {
-    /// `[tokens, features]`, as layers have it.
-    TokensFirst,
-    /// `[features, tokens]`.
-    FeaturesFirst,
-}
-
-/// Which of X's axes is contiguous.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum XOrder {
-    /// `[tokens, reduction]`, as layers have it.
-    TokensFirst,
-    /// `[reduction, tokens]`: for the gradient of a weight, whose reduction is over the tokens of a layer. For f16 and bf16 on Hopper. The reduction may then be any
-    /// number; the weight has groups of zeros up to the next multiple of 64 columns, as [`crate::compress`] makes them.
-    ReductionFirst,
-}
-
-/// A function on every result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Activation {
-    /// The value itself.
-    #[default]
-    None,
-    /// `max(x, 0)`; NaN stays NaN.
-    Relu,
-    /// `x / 2 · (1 + erf(x / √2))`.
-    Gelu,
-    /// `x / (1 + e⁻ˣ)`.
-    Silu,
-}
-
-/// What is done to sums before they are stored.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Epilogue {
-    /// A factor.
-    pub alpha: f32,
-    /// A factor for each feature, f32.
-    pub feature_scales: Option<DevicePtr>,
-    /// A factor for each token, f32.
-    pub token_scales: Option<DevicePtr>,
-    /// A summand for each feature, of the result's type; after the factors.
-    pub bias: Option<DevicePtr>,
-    /// A function; after the bias.
-    pub activation: Activation,
-}
-
-impl Default for Epilogue {
-    /// The sums themselves.
-    fn default() -> Self {
-        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::None }
-    }
-}
-
-/// Where results go to and what is done to sums before, as kernels have it.
-#[repr(C)]
-struct RawOutput {
-    data: DevicePtr,
-    bias: DevicePtr,
-    feature_scales: DevicePtr,
-    token_scales: DevicePtr,
-    stride_feature: u64,
-    stride_token: u64,
-    alpha: f32,
-    activation: u32,
-    plain: u32,
-}
-
-impl RawOutput {
-    fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
-        let (stride_feature, stride_token) = match order {
-            Order::TokensFirst => (1, features as u64),
-            Order::FeaturesFirst => (tokens as u64, 1),
-        };
-        Self {
-            data,
-            bias: epilogue.bias.unwrap_or(0),
-            feature_scales: epilogue.feature_scales.unwrap_or(0),
-            token_scales: epilogue.token_scales.unwrap_or(0),
-            stride_feature,
-            stride_token,
-            alpha: epilogue.alpha,
-            activation: match epilogue.activation {
-                Activation::None => 0,
-                Activation::Relu => 1,
-                Activation::Gelu => 2,
-                Activation::Silu => 3,
-            },
-            plain: u32::from(epilogue == Epilogue::default()),
-        }
-    }
-}
-
-/// Where the tensors are.
-#[derive(Debug, Clone, Copy)]
-pub struct Operands {
-    /// W, compressed, with metadata in [`Gemm::meta_order`].
-    pub weight: Packed,
-    /// X.
-    pub x: DevicePtr,
-    /// The result.
-    pub out: DevicePtr,
-}
-
-/// Which results there are of which elements.
-const TYPES: &[(Element, &[Element])] = &[
-    (Element::F16, &[Element::F16, Element::F32]),
-    (Element::BF16, &[Element::BF16, Element::F32]),
-    (Element::E4M3, &[Element::BF16, Element::F16, Element::F32]),
-    (Element::E5M2, &[Element::BF16, Element::F16, Element::F32]),
-    (Element::I8, &[Element::BF16, Element::F16, Element::I32]),
-];
-
-impl Problem {
-    /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
-    pub fn plain(element: Element, output: Element, features: usize, tokens: usize, reduction: usize) -> Self {
-        let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
-        Self { element, output, features, tokens, reduction, x, order, epilogue: false }
-    }
-
-    /// Whether kernels know the types and the shape.
-    fn expect_known(self) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, x, epilogue, .. } = self;
-        let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
-        if !known || epilogue && output == Element::I32 {
-            return Err(Error::Product { element, output, epilogue });
-        }
-        for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
-            expect_dimension(what, size, MOST)?;
-        }
-        expect_multiple("features of the product", features, 64)?;
-        match x {
-            XOrder::TokensFirst => expect_multiple("reduction of the product", reduction, tile_k(element).columns()),
-            XOrder::ReductionFirst if element.bytes() == 2 && !epilogue => {
-                expect_multiple("tokens of the product", tokens, 8)
-            }
-            XOrder::ReductionFirst => Err(Error::XOrder { element, epilogue }),
-        }
-    }
-}
-
-/// An error for what an epilogue points to, where it is not aligned to its elements.
-fn expect_epilogue(epilogue: Epilogue, output: Element) -> Result<()> {
-    let optional = [
-        ("scales of features", epilogue.feature_scales, 4),
-        ("scales of tokens", epilogue.token_scales, 4),
-        ("bias", epilogue.bias, output.bytes() as u64),
-    ];
-    for (what, pointer, alignment) in optional {
-        if let Some(pointer) = pointer {
-            expect_pointers(&[(what, pointer, alignment)])?;
-        }
-    }
-    Ok(())
-}
-
-/// The largest dimension that kernels count.
-const MOST: usize = (1 << 30) - 1;
-
-/// An error for a dimension that is zero or more than it may be.
-fn expect_dimension(what: &'static str, size: usize, most: usize) -> Result<()> {
-    if (1..=most).contains(&size) { Ok(()) } else { Err(Error::Dimension { what, size, most }) }
-}
-
-/// The step that metadata is ordered for.
-fn tile_k(element: Element) -> TileK {
-    if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
-}
-
-/// How a product is computed.
+/// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Method {
     /// Tile by tile, for many tokens, by `wgmma.sp`.
@@ -291,20 +117,15 @@ impl Method {
     }
 }
 
-/// Whether there is `wgmma.sp`.
-fn is_hopper(architecture: Architecture) -> bool {
-    architecture.capability() == (9, 0)
-}
-
-/// A product that has been planned: its kernel is loaded and its launch is settled.
+/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
 pub struct Gemm {
     problem: Problem,
-    plan: Plan,
+    plan: GemmPlan,
 }
 
 #[derive(Debug, Clone)]
-enum Plan {
+enum GemmPlan {
     Tiled(sm90::Plan),
     Streamed(stream::Plan),
     Rings(rings::Plan),
@@ -349,11 +170,11 @@ impl Gemm {
             return Err(Error::Method { method, problem });
         }
         let plan = match method {
-            Method::Tiled(tile) => Plan::Tiled(sm90::Plan::new(device, problem, tile)?),
-            Method::Streamed(shape) => Plan::Streamed(stream::Plan::new(device, problem, shape)?),
-            Method::Rings(shape) => Plan::Rings(rings::Plan::new(device, problem, shape)?),
-            Method::Direct(shape) => Plan::Direct(direct::Plan::new(device, problem, shape)?),
-            Method::Mma(tile) => Plan::Mma(mma::Plan::new(device, problem, tile)?),
+            Method::Tiled(tile) => GemmPlan::Tiled(sm90::Plan::new(device, problem, tile)?),
+            Method::Streamed(shape) => GemmPlan::Streamed(stream::Plan::new(device, problem, shape)?),
+            Method::Rings(shape) => GemmPlan::Rings(rings::Plan::new(device, problem, shape)?),
+            Method::Direct(shape) => GemmPlan::Direct(direct::Plan::new(device, problem, shape)?),
+            Method::Mma(tile) => GemmPlan::Mma(mma::Plan::new(device, problem, tile)?),
         };
         Ok(Self { problem, plan })
     }
@@ -381,16 +202,16 @@ impl Gemm {
         }
         expect_epilogue(epilogue, problem.output)?;
         match &self.plan {
-            // SAFETY: the caller's.
-            Plan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
-            Plan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
-            Plan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
-            Plan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
-            // SAFETY: as above.
-            Plan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            GemmPlan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            GemmPlan::Streamed(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            GemmPlan::Rings(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            GemmPlan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
+            // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+            GemmPlan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
         }
     }
 
@@ -405,18 +226,18 @@ impl Gemm {
     }
 
     /// The order that metadata of an element type must be in, whatever the method.
-    pub fn meta_order_of(element: Element) -> MetaOrder {
+    pub fn meta_order_of(element: DataType) -> MetaOrder {
         MetaOrder::Sm90(tile_k(element))
     }
 
     /// The kernel's name, which tells its shape.
     pub fn kernel(&self) -> String {
         match &self.plan {
-            Plan::Tiled(plan) => plan.kernel(),
-            Plan::Streamed(plan) => plan.kernel(),
-            Plan::Rings(plan) => plan.kernel(),
-            Plan::Direct(plan) => plan.kernel(),
-            Plan::Mma(plan) => plan.kernel(),
+            GemmPlan::Tiled(plan) => plan.kernel(),
+            GemmPlan::Streamed(plan) => plan.kernel(),
+            GemmPlan::Rings(plan) => plan.kernel(),
+            GemmPlan::Direct(plan) => plan.kernel(),
+            GemmPlan::Mma(plan) => plan.kernel(),
         }
     }
 }

@@ -4,10 +4,9 @@ use std::{mem::discriminant, sync::Arc};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
-use super::{Contender, RandomInt4, Timer, best_of_kinds, failed, random};
+use super::{Contender, Measured, RandomInt4, Timer, best_of_kinds, failed, random};
 use crate::{
     Device, Result, Stream,
-    dispatch::Int4Measured,
     gemm::{
         Epilogue,
         int4::{Decode, Method, Problem},
@@ -79,7 +78,7 @@ impl Int4Trial {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`], and those of compiling and loading.
-    pub fn measure(&self) -> Result<Vec<Int4Measured>> {
+    pub fn measure(&self) -> Result<Vec<Measured<Method>>> {
         let all = Method::all(self.problem, self.device.architecture());
         let plan = |method: &Method| Ok((*method, Decode::with(&self.device, self.problem, *method)?));
         let kinds = all.chunk_by(|a, b| discriminant(a) == discriminant(b)).map(|kind| kind.iter().map(plan).collect());

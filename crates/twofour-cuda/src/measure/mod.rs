@@ -1,6 +1,8 @@
-//! Device time: contenders by turns, between two events, with random data and after the second-level cache was emptied.
+//! Device time: contenders interleaved, between two events, with random data and after L2 was emptied.
 
 mod int4;
+mod measured;
+pub mod read;
 mod tensors;
 mod timer;
 
@@ -9,14 +11,15 @@ use std::{collections::HashSet, mem::discriminant, sync::Arc};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
 pub use int4::Int4Trial;
+pub use measured::Measured;
 pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, Time, Timer};
 
 use crate::{
     Device, Error, Result, Stream,
-    dispatch::Measured,
-    engine::{Engine, Libraries, Product, Weight, dense_output},
+    engine::{Engine, Product, Weight, dense_output},
     gemm::Problem,
+    libraries::Libraries,
     prune::Packed,
 };
 

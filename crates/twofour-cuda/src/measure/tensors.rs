@@ -1,4 +1,4 @@
-//! Random tensors for products on a GPU.
+//! Random tensors for GEMM on a GPU.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use twofour::{
     layout::{lanes, sm90},
 };
 
-use crate::{Element, Error, Result, gemm::int4, prune::expect_multiple};
+use crate::{DataType, Error, Result, arguments::expect_multiple, gemm::int4};
 
 /// The six codes of a group.
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
@@ -30,11 +30,11 @@ fn number(bits: u64) -> f32 {
 }
 
 /// An element's bytes: a bell-shaped number, or for i8 a uniform one.
-fn element(element: Element, bits: u64) -> [u8; 2] {
+fn element(element: DataType, bits: u64) -> [u8; 2] {
     match element {
-        Element::F16 => f16::from_f32(number(bits)).to_le_bytes(),
-        Element::BF16 => bf16::from_f32(number(bits)).to_le_bytes(),
-        Element::I8 => [(bits >> 8) as u8, 0],
+        DataType::F16 => f16::from_f32(number(bits)).to_le_bytes(),
+        DataType::BF16 => bf16::from_f32(number(bits)).to_le_bytes(),
+        DataType::I8 => [(bits >> 8) as u8, 0],
         _ => [e4m3(number(bits)), 0],
     }
 }
@@ -54,7 +54,7 @@ fn e4m3(value: f32) -> u8 {
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Driver`].
-pub fn random(stream: &Arc<CudaStream>, kind: Element, len: usize, seed: u64) -> Result<CudaSlice<u8>> {
+pub fn random(stream: &Arc<CudaStream>, kind: DataType, len: usize, seed: u64) -> Result<CudaSlice<u8>> {
     let width = kind.bytes();
     let mut bytes = vec![0u8; len * width];
     bytes.par_chunks_mut(width << 16).enumerate().for_each(|(chunk, bytes)| {
@@ -81,7 +81,7 @@ impl RandomWeight {
     ///
     /// # Errors
     /// [`Error::Multiple`], [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn new(stream: &Arc<CudaStream>, kind: Element, rows: usize, cols: usize) -> Result<Self> {
+    pub fn new(stream: &Arc<CudaStream>, kind: DataType, rows: usize, cols: usize) -> Result<Self> {
         let width = kind.bytes();
         expect_multiple("rows of a random weight", rows, 64)?;
         expect_multiple("columns of a random weight", cols, 128 / width)?;
@@ -104,7 +104,7 @@ impl RandomWeight {
 }
 
 /// Dense bytes, kept bytes and metadata of a random 2:4 weight.
-fn random_weight(kind: Element, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
+fn random_weight(kind: DataType, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
     let width = kind.bytes();
     let code = |group: usize| CODES[(bits(7, group) >> 32) as usize % 6];
     let mut dense = vec![0u8; rows * cols * width];
@@ -146,7 +146,7 @@ impl RandomInt4 {
     /// # Errors
     /// [`Error::Random`], [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn new(stream: &Arc<CudaStream>, rows: usize, cols: usize, granularity: Granularity) -> Result<Self> {
-        let (_, values, words) = random_weight(Element::BF16, rows, cols);
+        let (_, values, words) = random_weight(DataType::BF16, rows, cols);
         let values = values.chunks_exact(2).map(|v| bf16::from_le_bytes([v[0], v[1]])).collect();
         let weight = Compressed::from_parts(rows, cols, values, words).map_err(wrong)?;
         let lanes = lanes::encode(&Int4::quantize(&weight, granularity).map_err(wrong)?).map_err(wrong)?;

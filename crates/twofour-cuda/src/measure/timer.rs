@@ -1,4 +1,4 @@
-//! Contenders by turns on a stream.
+//! Interleaved measurement of contenders on a stream.
 
 use std::{
     fmt,
@@ -8,10 +8,10 @@ use std::{
 
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, sys::CUevent_flags};
 
-use super::tensors::bits;
-use crate::{Device, Error, Result, Stream, read::Reader};
+use super::{read::Reader, tensors::bits};
+use crate::{Device, Error, Result, Stream};
 
-/// More than any second-level cache.
+/// More than any L2.
 const FLUSH: usize = 256 << 20;
 
 /// Short launches between the one that empties the cache and the one that is timed. Soon after a long launch one takes 0.9 us more at times, whatever is launched: on an H200
@@ -102,7 +102,7 @@ impl<'a> Timer<'a> {
         })
     }
 
-    /// Microseconds of device time, from a cold second-level cache.
+    /// Microseconds of device time, from a cold L2.
     ///
     /// # Errors
     /// The launch's, and [`Error::Driver`].
@@ -112,7 +112,7 @@ impl<'a> Timer<'a> {
         // SAFETY: the memory is allocated, as long as that, and lives as long as the timer; what is written there does not matter.
         unsafe { self.reader.read(Stream(self.stream.cu_stream()), flush, FLUSH, flush) }?;
         for _ in 0..SHORT_LAUNCHES {
-            // SAFETY: as above.
+            // SAFETY: the memory is allocated, as long as that, and lives as long as the timer; what is written there does not matter.
             unsafe { self.reader.read(Stream(self.stream.cu_stream()), flush, 16, flush) }?;
         }
         self.begun.record(self.stream).map_err(failed)?;

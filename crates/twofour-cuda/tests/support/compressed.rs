@@ -4,16 +4,16 @@ use bytemuck::Pod;
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 use twofour::{Arithmetic, Compressed, F8E4M3, F8E5M2, Mask, layout::sm90};
-use twofour_cuda::{Element, prune::MetaOrder};
+use twofour_cuda::{DataType, prune::MetaOrder};
 
 /// An element type that is pruned or compressed.
 pub(crate) trait Input: Arithmetic + DeviceRepr + Pod {
-    const ELEMENT: Element;
+    const ELEMENT: DataType;
 }
 
 /// An element type of compressed values.
 pub(crate) trait Output: Arithmetic + Pod {
-    const ELEMENT: Element;
+    const ELEMENT: DataType;
     /// Metadata in a product's order, as bytes.
     fn ordered(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8>;
 }
@@ -28,9 +28,9 @@ fn words<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<
 
 macro_rules! types {
     ($($input:ty: $element:ident),*; $($output:ty: $of:ident, $meta:ident),*) => {
-        $(impl Input for $input { const ELEMENT: Element = Element::$element; })*
+        $(impl Input for $input { const ELEMENT: DataType = DataType::$element; })*
         $(impl Output for $output {
-            const ELEMENT: Element = Element::$of;
+            const ELEMENT: DataType = DataType::$of;
             fn ordered(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8> { $meta(weight, tile) }
         })*
     };

@@ -1,7 +1,7 @@
 //! Random numbers, and results as numbers.
 
 use half::{bf16, f16};
-use twofour_cuda::Element;
+use twofour_cuda::DataType;
 
 /// Bytes after the result that must stay as they are.
 pub(crate) const GUARD: usize = 4096;
@@ -28,14 +28,14 @@ impl Random {
 }
 
 /// The value of a result, and how far rounding may have taken it from a true one.
-pub(crate) fn result(bytes: &[u8], output: Element, truth: f64) -> (f64, f64) {
+pub(crate) fn result(bytes: &[u8], output: DataType, truth: f64) -> (f64, f64) {
     let relative = |precision: i32| truth.abs() * 2f64.powi(precision);
     match output {
         // Below f16's least normal number the distance between its numbers stays as it is.
-        Element::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), relative(-11).max(2f64.powi(-25))),
-        Element::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), relative(-8)),
-        Element::F32 => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), relative(-22)),
-        Element::I32 => (f64::from(i32::from_le_bytes(bytes.try_into().unwrap())), 0.0),
+        DataType::F16 => (f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), relative(-11).max(2f64.powi(-25))),
+        DataType::BF16 => (bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(), relative(-8)),
+        DataType::F32 => (f64::from(f32::from_le_bytes(bytes.try_into().unwrap())), relative(-22)),
+        DataType::I32 => (f64::from(i32::from_le_bytes(bytes.try_into().unwrap())), 0.0),
         other => panic!("no result is {other}"),
     }
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use anyhow::{Context, Result, bail};
 use twofour::int4::Granularity;
 use twofour_cuda::{
-    Device, Element,
-    dispatch::{Choice, Dispatcher},
+    DataType, Device,
+    dispatch::{Dispatcher, MeasuredChoice},
     gemm::{
         Order, Problem,
         int4::{self, Decode},
@@ -60,8 +60,8 @@ pub(super) fn measure(
     Ok((Machinery::Gpu(cuda::gpu(&device)?), answers))
 }
 
-fn plain(dispatcher: &Dispatcher, element: Element, shape: Shape, tokens: usize) -> Result<Timing> {
-    let output = if element == Element::I8 { Element::BF16 } else { element };
+fn plain(dispatcher: &Dispatcher, element: DataType, shape: Shape, tokens: usize) -> Result<Timing> {
+    let output = if element == DataType::I8 { DataType::BF16 } else { element };
     let choice = dispatcher.choose(Problem::plain(element, output, shape.out, tokens, shape.inputs))?;
     tracing::info!(%choice, "chosen");
     timing(&choice)
@@ -72,7 +72,7 @@ const ROUNDS: u32 = 21;
 
 /// The best with four bits against the best dense one in bf16.
 fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usize) -> Result<Timing> {
-    let (element, output) = (Element::BF16, Element::BF16);
+    let (element, output) = (DataType::BF16, DataType::BF16);
     let dense = Trial::random(
         device,
         dispatcher.libraries(),
@@ -109,7 +109,7 @@ fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usi
     })
 }
 
-fn timing(choice: &Choice) -> Result<Timing> {
+fn timing(choice: &MeasuredChoice) -> Result<Timing> {
     let problem = choice.problem();
     let dense = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {problem:?}"))?;
     let sparse = choice.measured().iter().find(|measured| measured.how.name() != "cublaslt");

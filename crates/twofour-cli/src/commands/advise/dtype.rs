@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
-use twofour_cuda::Element;
+use twofour_cuda::DataType;
 
 use crate::{exit::Usage, measure::WeightDType};
 
@@ -28,7 +28,7 @@ pub(super) enum DType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnGpu {
     /// Elements of one type.
-    Plain(Element),
+    Plain(DataType),
     /// Four-bit weights with activations in bf16.
     FourBits,
 }
@@ -52,9 +52,9 @@ impl DType {
     /// Of products with so many tokens on a GPU.
     pub(super) fn on_gpu(self, tokens: &[u32]) -> Result<OnGpu> {
         Ok(match self {
-            DType::Bf16 => OnGpu::Plain(Element::BF16),
-            DType::F16 => OnGpu::Plain(Element::F16),
-            DType::I8 => OnGpu::Plain(Element::I8),
+            DType::Bf16 => OnGpu::Plain(DataType::BF16),
+            DType::F16 => OnGpu::Plain(DataType::F16),
+            DType::I8 => OnGpu::Plain(DataType::I8),
             DType::Int4 => {
                 let most = twofour_cuda::gemm::int4::MOST_TOKENS;
                 if let Some(many) = tokens.iter().find(|tokens| **tokens as usize > most) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use twofour_cuda::{Device, Element, cache::Cache, dispatch::Dispatcher};
+use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
 
 use super::output::Output;
 use crate::{
@@ -188,7 +188,7 @@ impl Cuda {
         for (done, (element, layer)) in works.iter().enumerate() {
             progress.steps(&format!("{element} [{}, {}]", layer[0], layer[1]), done as u64, works.len() as u64);
             let layer = Layer::random(device, &dispatcher, *element, *layer)?;
-            let layer = if *element == Element::BF16 { layer.with_int4()? } else { layer };
+            let layer = if *element == DataType::BF16 { layer.with_int4()? } else { layer };
             for tokens in cuda::DECODE_TOKENS {
                 rows.extend(layer.measure(tokens, self.rounds)?);
             }

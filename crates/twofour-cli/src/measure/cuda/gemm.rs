@@ -8,16 +8,15 @@ use half::{bf16, f16};
 use serde::Serialize;
 use twofour::int4::Granularity;
 use twofour_cuda::{
-    Device, Element, Stream,
+    DataType, Device, Stream,
     dispatch::Dispatcher,
     engine::{Engine, dense_output},
     gemm::{
         Order, Problem,
         int4::{self, Decode},
     },
-    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial},
-    read::Reader,
-    vendor::{cublaslt::CublasLt, cusparselt::CusparseLt},
+    libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
+    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
 };
 
 /// One contender's time for one product.
@@ -58,7 +57,7 @@ pub(crate) const GEMM_SHAPES: [[usize; 3]; 6] = [
 ];
 
 /// What is multiplied.
-pub(crate) const GEMM_TYPES: [Element; 4] = [Element::BF16, Element::F16, Element::E4M3, Element::I8];
+pub(crate) const GEMM_TYPES: [DataType; 4] = [DataType::BF16, DataType::F16, DataType::E4M3, DataType::I8];
 
 /// Features and what is summed over: the layers of Llama 3 8B.
 pub(crate) const DECODE_LAYERS: [[usize; 2]; 4] = [[6144, 4096], [4096, 4096], [28672, 4096], [4096, 14336]];
@@ -74,7 +73,7 @@ const INT4: &str = "twofour-int4";
 const READ_INT4: &str = "read-int4";
 
 /// What is multiplied by few tokens.
-pub(crate) const DECODE_TYPES: [Element; 3] = [Element::BF16, Element::E4M3, Element::I8];
+pub(crate) const DECODE_TYPES: [DataType; 3] = [DataType::BF16, DataType::E4M3, DataType::I8];
 
 /// The shape that is also measured without a pause.
 const SUSTAINED: [usize; 3] = GEMM_SHAPES[0];
@@ -105,7 +104,7 @@ pub(crate) struct Layer<'a> {
     device: &'a Device,
     dispatcher: &'a Dispatcher,
     stream: Arc<CudaStream>,
-    element: Element,
+    element: DataType,
     features: usize,
     reduction: usize,
     weight: Arc<RandomWeight>,
@@ -117,7 +116,7 @@ impl<'a> Layer<'a> {
     pub(crate) fn random(
         device: &'a Device,
         dispatcher: &'a Dispatcher,
-        element: Element,
+        element: DataType,
         [features, reduction]: [usize; 2],
     ) -> Result<Self> {
         let stream = device.context().new_stream()?;
@@ -136,7 +135,7 @@ impl<'a> Layer<'a> {
     /// dense, as the dispatcher found or remembers them; and the engine that it chooses. A library that has no algorithm for it is left out.
     pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
         let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
-        let output = if element.bytes() == 2 { element } else { Element::BF16 };
+        let output = if element.bytes() == 2 { element } else { DataType::BF16 };
         let problem = Problem::plain(element, output, features, tokens, reduction);
         let trial = Trial::with_weight(device, dispatcher.libraries(), problem, stream, weight.clone())?;
         let choice = dispatcher.choose_by(&trial)?;
@@ -238,17 +237,17 @@ impl<'a> Layer<'a> {
 }
 
 /// The first results: every kernel computes them in the first of its rounds and with all of its parts.
-fn read(stream: &Arc<CudaStream>, out: &CudaSlice<u8>, len: usize, output: Element) -> Result<Vec<f64>> {
+fn read(stream: &Arc<CudaStream>, out: &CudaSlice<u8>, len: usize, output: DataType) -> Result<Vec<f64>> {
     let bytes = stream.clone_dtoh(&out.slice(..len * output.bytes()))?;
     stream.synchronize()?;
     Ok(bytes.chunks_exact(output.bytes()).map(|bytes| value(bytes, output)).collect())
 }
 
-fn value(bytes: &[u8], output: Element) -> f64 {
+fn value(bytes: &[u8], output: DataType) -> f64 {
     match output {
-        Element::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
-        Element::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
-        Element::I32 => f64::from(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+        DataType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+        DataType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+        DataType::I32 => f64::from(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
         _ => f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
     }
 }

@@ -7,11 +7,11 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
-    Device, Element, Stream,
+    DataType, Device, Stream,
     gemm::{Epilogue, Gemm, Operands, Problem},
+    libraries::cublaslt::{self, DenseProblem},
     measure::RandomWeight,
-    prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch},
-    vendor::cublaslt::{self, Dense},
+    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
 };
 
 use super::gemm::Libraries;
@@ -42,7 +42,7 @@ const CALLS: u32 = 50;
 pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> Result<Vec<OverheadRow>> {
     let stream = device.context().new_stream()?;
     let raw = Stream(stream.cu_stream());
-    let element = Element::BF16;
+    let element = DataType::BF16;
     let (features, reduction, most) = (256, 256, 256);
     let weight = RandomWeight::new(&stream, element, features, reduction)?;
     let memory = |bytes: usize| -> Result<CudaSlice<u8>> { Ok(stream.alloc_zeros(bytes)?) };
@@ -89,7 +89,8 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
         row(tokens, "twofour", gemm.kernel(), &mut call)?;
 
         let (rows, cols) = (features, tokens);
-        let dense = Dense { element, output: element, rows, cols, reduction, a_transposed: true, b_transposed: false };
+        let dense =
+            DenseProblem { element, output: element, rows, cols, reduction, a_transposed: true, b_transposed: false };
         let plans = libraries.dense.plans(dense, 1)?;
         let plan = plans.first().context("cuBLASLt has no algorithm for a small product")?;
         // SAFETY: as above.
@@ -115,7 +116,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
     let rule = Transposable::GreedyAbs;
     // SAFETY: as above.
     let mut call =
-        || unsafe { Ok(pruner.both_ways(raw, weight_there, Choice::Rule(rule), to, MetaOrder::Canonical, watch)?) };
+        || unsafe { Ok(pruner.both_ways(raw, weight_there, MaskChoice::Rule(rule), to, MetaOrder::Canonical, watch)?) };
     row(0, "twofour", format!("prune, {}", rule.name()), &mut call)?;
     Ok(rows)
 }

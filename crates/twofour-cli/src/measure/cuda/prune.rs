@@ -6,9 +6,9 @@ use half::bf16;
 use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
-    Device, Element, Error, Stream,
+    DataType, Device, Error, Stream,
     measure::{Contender, Timer},
-    prune::{BothWays, Choice, DenseWeight, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
 use crate::measure::random::Random;
@@ -65,9 +65,9 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
         ..BothWays::default()
     };
     let watch = Watch { nan: at(nan.device_ptr(&stream)), flips: None };
-    let from_wide = Pruner::new(device, Element::F32, Element::BF16)?;
-    let from_narrow = Pruner::new(device, Element::BF16, Element::BF16)?;
-    let to_eight_bits = Pruner::new(device, Element::BF16, Element::E4M3);
+    let from_wide = Pruner::new(device, DataType::F32, DataType::BF16)?;
+    let from_narrow = Pruner::new(device, DataType::BF16, DataType::BF16)?;
+    let to_eight_bits = Pruner::new(device, DataType::BF16, DataType::E4M3);
     let to_eight_bits = match to_eight_bits {
         Err(Error::Unsupported { .. }) => None,
         pruner => Some(pruner?),
@@ -77,7 +77,14 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
         let weight = DenseWeight { data, rows, cols };
         // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
         unsafe {
-            pruner.both_ways(Stream(stream.cu_stream()), weight, Choice::Rule(rule), to, MetaOrder::Canonical, watch)
+            pruner.both_ways(
+                Stream(stream.cu_stream()),
+                weight,
+                MaskChoice::Rule(rule),
+                to,
+                MetaOrder::Canonical,
+                watch,
+            )
         }
     };
 

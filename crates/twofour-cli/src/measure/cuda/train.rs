@@ -5,13 +5,13 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use serde::Serialize;
 use twofour::{Axis, estimate::Estimator, select::Transposable};
 use twofour_cuda::{
-    Device, Element, Stream,
-    compress::{Compressor, Rule, To},
+    DataType, Device, Stream,
+    compress::{CompressRule, CompressTarget, Compressor},
     engine,
     gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
+    libraries::cublaslt::{self, DenseProblem},
     measure::{Contender, Time, Timer, random},
-    prune::{BothWays, Choice, DenseWeight, NO_NAN, Packed, Pruner, Watch, first_nan},
-    vendor::cublaslt::{self, Dense},
+    prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
 use super::gemm::Libraries;
@@ -41,14 +41,14 @@ pub(crate) struct TrainRow {
 pub(crate) const TRAIN_SHAPES: [[usize; 3]; 2] = [[13008, 1024, 4096], [13008, 4096, 1024]];
 
 /// What is trained in.
-pub(crate) const TRAIN_TYPES: [Element; 2] = [Element::F16, Element::BF16];
+pub(crate) const TRAIN_TYPES: [DataType; 2] = [DataType::F16, DataType::BF16];
 
 /// Times the parts of a step and all of it: dense by cuBLASLt, and 2:4 with a greedy transposable mask chosen anew, both products of the weight by our
 /// kernels, and the weight's gradient dense by cuBLASLt or by our kernels from an unbiased 2:4 estimate of the output's gradient (MVUE, made anew).
 pub(crate) fn train_linear(
     device: &Device,
     libraries: &Libraries,
-    element: Element,
+    element: DataType,
     [tokens, inputs, outputs]: [usize; 3],
     rounds: u32,
 ) -> Result<Vec<TrainRow>> {
@@ -71,7 +71,7 @@ pub(crate) fn train_linear(
     let (w, x, dy, y, dx, dw, workspace) = (at(&w), at(&x), at(&dy), at(&y), at(&dx), at(&dw), at(&workspace));
 
     // Column-major: `[features, tokens]` is `[tokens, features]` row-major.
-    let dense = |rows, cols, reduction, a_transposed, b_transposed| Dense {
+    let dense = |rows, cols, reduction, a_transposed, b_transposed| DenseProblem {
         element,
         output: element,
         rows,
@@ -80,10 +80,10 @@ pub(crate) fn train_linear(
         a_transposed,
         b_transposed,
     };
-    let mut dense_part = |dense: Dense, a, b, d| -> Result<(cublaslt::Plan, String)> {
+    let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
         let plans = libraries.dense.plans(dense, engine::HEURISTICS)?;
         // SAFETY: here and below, all memory is allocated above, as long as the products ask for, and lives until the stream has been waited for.
-        let run = |plan: &cublaslt::Plan| unsafe { plan.run(raw, a, b, d, workspace) };
+        let run = |plan: &cublaslt::CublasLtPlan| unsafe { plan.run(raw, a, b, d, workspace) };
         let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("cuBLASLt has no algorithm for a training step")?;
         Ok((plans[which].clone(), format!("heuristic {which}")))
@@ -111,7 +111,7 @@ pub(crate) fn train_linear(
     let order = Gemm::meta_order_of(element);
     let rule = Transposable::GreedyAbs;
     // SAFETY: as above.
-    let prune = || unsafe { pruner.both_ways(raw, weight_there, Choice::Rule(rule), to, order, watch) };
+    let prune = || unsafe { pruner.both_ways(raw, weight_there, MaskChoice::Rule(rule), to, order, watch) };
     prune()?;
     let product = |features, reduction| Problem::plain(element, element, features, tokens, reduction);
     let sparse_forward = sparse_part(product(outputs, inputs), packed, x, y)?;
@@ -120,15 +120,16 @@ pub(crate) fn train_linear(
     let compressor = Compressor::new(device, element, element)?;
     let estimator = Estimator::Mvue { seed: 1 };
     let gradient = DenseWeight { data: dy, rows: tokens, cols: outputs };
-    let to = To { packed: estimate, order, factor: None, wrong: nan.device_ptr(&stream).0 };
+    let to = CompressTarget { packed: estimate, order, factor: None, wrong: nan.device_ptr(&stream).0 };
     // SAFETY: as above.
-    let estimate_gradient = || unsafe { compressor.run(raw, gradient, Axis::Column, Rule::Estimate(estimator), to) };
+    let estimate_gradient =
+        || unsafe { compressor.run(raw, gradient, Axis::Column, CompressRule::Estimate(estimator), to) };
     estimate_gradient()?;
     let weight_gradient =
         Problem { tokens: inputs, x: XOrder::ReductionFirst, order: Order::FeaturesFirst, ..product(outputs, tokens) };
     let sparse_weight = sparse_part(weight_gradient, estimate, x, dw)?;
 
-    let run_dense = |part: &cublaslt::Plan, a, b, d| -> Result<()> {
+    let run_dense = |part: &cublaslt::CublasLtPlan, a, b, d| -> Result<()> {
         // SAFETY: as above.
         Ok(unsafe { part.run(raw, a, b, d, workspace) }?)
     };

@@ -1,4 +1,4 @@
-//! A four-bit weight and X, described to the copy engine.
+//! A four-bit weight and X, described to TMA.
 
 use super::{Problem, UNIT, Weight};
 use crate::{

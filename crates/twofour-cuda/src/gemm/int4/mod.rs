@@ -1,8 +1,8 @@
-//! Products of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
+//! GEMM of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
 //! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory:
-//! by rings of buffers ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
+//! by circular buffers of stages ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
 
 mod maps;
 mod rings;
@@ -12,12 +12,17 @@ mod stream;
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use super::{Epilogue, MOST, Order, RawOutput, direct, expect_dimension, expect_epilogue, is_hopper, mma};
+use super::{
+    Epilogue, Order, RawOutput, XOrder, direct, expect_epilogue, mma,
+    problem::{MOST, is_hopper},
+    wgmma::{self, Weights},
+};
 use crate::{
-    Architecture, Device, DevicePtr, Element, Error, Result, Stream,
+    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::{expect_dimension, expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    prune::{expect_multiple, expect_pointers},
-    source::Source,
+    headers,
+    source::{File, Source, Support},
 };
 
 /// Most tokens of a product.
@@ -30,9 +35,9 @@ const UNIT: (usize, usize) = (16, 128);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Problem {
     /// What X is made of: f16 or bf16.
-    pub element: Element,
+    pub element: DataType,
     /// What the result and the bias are made of: X's type or f32.
-    pub output: Element,
+    pub output: DataType,
     /// What shares a scale of W.
     pub granularity: Granularity,
     /// Rows of W, a multiple of 16.
@@ -49,7 +54,8 @@ impl Problem {
     /// An error for what no kernel takes.
     pub(crate) fn expect_known(self) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self;
-        if !matches!(element, Element::F16 | Element::BF16) || !matches!(output, o if o == element || o == Element::F32)
+        if !matches!(element, DataType::F16 | DataType::BF16)
+            || !matches!(output, o if o == element || o == DataType::F32)
         {
             return Err(Error::Product { element, output, epilogue: true });
         }
@@ -79,12 +85,12 @@ impl Problem {
     }
 }
 
-/// How a product is computed.
+/// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Method {
     /// Straight from memory into registers, for at most eight tokens.
     Direct(direct::Shape),
-    /// Through rings of buffers that the copy engine fills, on Hopper.
+    /// Through a circular buffer of stages for each warp, filled by TMA, on Hopper.
     Rings(super::rings::Shape),
     /// By clusters of blocks, on Hopper: for more than eight tokens.
     Streamed(super::stream::Shape),
@@ -157,7 +163,7 @@ fn streams_for(problem: Problem, architecture: Architecture) -> Vec<super::strea
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// What X is made of.
-    pub element: Element,
+    pub element: DataType,
     /// What shares a scale.
     pub granularity: Granularity,
     /// How.
@@ -174,7 +180,7 @@ impl Variant {
         let methods: Vec<Method> = direct.chain(rings).chain(streams).chain(staged).collect();
         let of =
             |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
-        [Element::F16, Element::BF16]
+        [DataType::F16, DataType::BF16]
             .into_iter()
             .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
             .flat_map(|(element, granularity)| of(element, granularity))
@@ -196,11 +202,6 @@ impl Variant {
         format!("{}-{scales}-{shape}", self.element)
     }
 
-    /// Whether the architecture has what it takes.
-    pub fn is_for(&self, architecture: Architecture) -> bool {
-        !matches!(self.method, Method::Rings(_) | Method::Streamed(_)) || is_hopper(architecture)
-    }
-
     /// The one of [`Variant::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
     fn compiled(self) -> Variant {
         match self.method {
@@ -208,6 +209,39 @@ impl Variant {
                 Variant { method: Method::Streamed(super::stream::Shape { split: 1, ..shape }), ..self }
             }
             _ => self,
+        }
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let support = match self.method {
+            Method::Rings(_) | Method::Streamed(_) => Support::Only((9, 0)),
+            Method::Direct(_) | Method::Staged(_) => Support::ALL,
+        };
+        let source = Source::new(format!("int4-{}", self.name()), support).define(self.definitions());
+        let by_mma = [headers::COMMON, headers::EPILOGUE, headers::SPARSE_PRODUCT, headers::INT4];
+        match self.method {
+            Method::Direct(_) => {
+                let kernel = File::new("gemm/int4/direct/kernel.cu", include_str!("direct/kernel.cu"));
+                source.with(by_mma).with([headers::DIRECT, kernel])
+            }
+            Method::Rings(_) => {
+                let kernel = File::new("gemm/int4/rings/kernel.cu", include_str!("rings/kernel.cu"));
+                source.with(by_mma).with([headers::HOPPER, headers::RINGS, headers::MAPS_INT4, kernel])
+            }
+            Method::Streamed(shape) => {
+                let (tokens, x) = (shape.tile.tokens, XOrder::TokensFirst);
+                let products = wgmma::products(self.element, tokens, x, Weights::Registers);
+                let kernel = File::new("gemm/int4/stream/kernel.cu", include_str!("stream/kernel.cu"));
+                source.with([headers::COMMON, headers::HOPPER, products, headers::EPILOGUE, headers::INT4]).with([
+                    headers::STREAM,
+                    headers::MAPS_INT4,
+                    kernel,
+                ])
+            }
+            Method::Staged(_) => {
+                let kernel = File::new("gemm/int4/staged/kernel.cu", include_str!("staged/kernel.cu"));
+                source.with(by_mma).with([kernel])
+            }
         }
     }
 
@@ -239,7 +273,7 @@ pub struct Weight {
     pub scales: DevicePtr,
 }
 
-/// A product that has been planned: its kernel is loaded and its launch is settled.
+/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
 pub struct Decode {
     problem: Problem,
@@ -296,7 +330,7 @@ impl Decode {
             return Err(Error::Int4Method { method, problem });
         }
         let variant = Variant { element: problem.element, granularity: problem.granularity, method };
-        let kernel = device.kernel(Source::Int4(variant.compiled()), "decode")?;
+        let kernel = device.kernel(&variant.compiled().source(), "decode")?;
         let (resident, launch) = match method {
             Method::Direct(shape) => {
                 let shared = problem.shared_bytes(shape) as u32;
@@ -356,12 +390,12 @@ impl Decode {
         match self.variant.method {
             Method::Rings(shape) => {
                 let parameters = rings::Parameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the caller's; the structure is the kernel's.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
             Method::Streamed(shape) => {
                 let parameters = stream::Parameters::new(self.problem, shape, weight, x, to)?;
-                // SAFETY: the caller's; the structure is the kernel's.
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
             Method::Direct(_) | Method::Staged(_) => {}
@@ -378,7 +412,7 @@ impl Decode {
             reduction: reduction as u32,
             resident: u32::from(self.resident),
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 

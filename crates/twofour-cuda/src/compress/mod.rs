@@ -1,0 +1,191 @@
+//! From dense tensors on the device to compressed ones, in one direction, by a rule for groups of four ([`twofour::estimate`]) or by a mask: the bytes of the `twofour`
+//! crate, bit for bit.
+//!
+//! | wanted | groups | rule |
+//! |---|---|---|
+//! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
+//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
+//! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
+//! | another tensor by a mask that is there | along rows, along columns | [`CompressRule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
+//!
+//! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+
+use twofour::{Axis, estimate::Estimator};
+
+use crate::{
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::{expect_multiple, expect_pointers},
+    device::{Kernel, Launch},
+    headers,
+    prune::{
+        BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, TYPES, blocks, expect_types, shape, types,
+    },
+    source::{File, Source},
+};
+
+/// What is kept of a group, and as what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CompressRule {
+    /// An estimator's choice.
+    Estimate(Estimator),
+    /// What a mask of 4x4 tiles keeps, as [`crate::prune::BothWays::tiles`] has it.
+    Given(DevicePtr),
+}
+
+/// The kernels that compress tensors of one element type to values of another, on one device.
+#[derive(Debug, Clone)]
+pub struct Compressor {
+    input: DataType,
+    output: DataType,
+    /// Of each rule, along rows and along columns.
+    kernels: [[Kernel; 2]; 5],
+}
+
+/// As the kernels have it.
+#[repr(C)]
+struct CompressParameters {
+    dense: DevicePtr,
+    values: DevicePtr,
+    meta: RawMeta,
+    tiles: DevicePtr,
+    factor: DevicePtr,
+    wrong: DevicePtr,
+    seed: u64,
+    rows: u32,
+    cols: u32,
+    groups: u32,
+}
+
+/// Where the result goes.
+#[derive(Debug, Clone, Copy)]
+pub struct CompressTarget {
+    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns.
+    pub packed: Packed,
+    /// The metadata's order.
+    pub order: MetaOrder,
+    /// An f32 that values are multiplied by before they are rounded.
+    pub factor: Option<DevicePtr>,
+    /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
+    /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`CompressRule::Given`] looks at none.
+    pub wrong: DevicePtr,
+}
+
+fn source(input: DataType, output: DataType) -> Source {
+    let (definitions, support) = types(input, output);
+    let kernel = File::new("compress/kernel.cu", include_str!("kernel.cu"));
+    let shared = [headers::COMMON, headers::CODES, headers::PAIRS, headers::META_BLOCK, headers::ESTIMATE];
+    Source::new(format!("compress-{input}-{output}"), support).define(definitions).with(shared).with([kernel])
+}
+
+/// Every source.
+pub(crate) fn sources() -> Vec<Source> {
+    TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
+}
+
+impl Compressor {
+    /// Tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats (from compute capability 8.9 on).
+    /// Values are rounded to nearest, ties to even; 8-bit floats saturate.
+    ///
+    /// # Errors
+    /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
+    pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
+        let source = source(input, output);
+        expect_types(device, input, output, &source)?;
+        let rule = |name: &str| -> Result<[Kernel; 2]> {
+            Ok([device.kernel(&source, &format!("rows_{name}"))?, device.kernel(&source, &format!("columns_{name}"))?])
+        };
+        let kernels =
+            [rule("magnitude")?, rule("soft_threshold")?, rule("mvue_approximate")?, rule("mvue")?, rule("given")?];
+        Ok(Self { input, output, kernels })
+    }
+
+    /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do for canonical metadata; a last,
+    /// incomplete group is completed with zeros. In a product's order the compressed tensor has groups of zeros up to the next multiple of its columns. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (the place of what is wrong: 8; factor: 4; tiles: 2), [`Error::Multiple`] where the shape does not
+    /// fit the order, or a mask's tiles, [`Error::TooLarge`], [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
+    /// device.
+    pub unsafe fn run(
+        &self,
+        stream: Stream,
+        dense: DenseWeight,
+        axis: Axis,
+        rule: CompressRule,
+        to: CompressTarget,
+    ) -> Result<()> {
+        let (rows, cols) = shape(dense)?;
+        let (lines, length) = match axis {
+            Axis::Row => (dense.rows, dense.cols),
+            Axis::Column => (dense.cols, dense.rows),
+        };
+        let length = match to.order {
+            MetaOrder::Canonical => length,
+            MetaOrder::Sm90(tile) => length.checked_next_multiple_of(tile.columns()).unwrap_or(length),
+        };
+        let meta = RawMeta::new(to.packed.meta, to.order, lines, length)?;
+        let (which, seed, tiles) = match rule {
+            CompressRule::Estimate(Estimator::Magnitude) => (0, 0, 0),
+            CompressRule::Estimate(Estimator::SoftThreshold) => (1, 0, 0),
+            CompressRule::Estimate(Estimator::MvueApproximate { seed }) => (2, seed, 0),
+            CompressRule::Estimate(Estimator::Mvue { seed }) => (3, seed, 0),
+            CompressRule::Given(tiles) => {
+                expect_multiple("rows of the tensor", dense.rows, 4)?;
+                expect_multiple("columns of the tensor", dense.cols, 4)?;
+                (4, 0, tiles)
+            }
+        };
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[
+            ("tensor", dense.data, 16),
+            ("values", to.packed.values, 16),
+            ("metadata", to.packed.meta, 16),
+            ("place of what is wrong", to.wrong, 8),
+        ])?;
+        if let CompressRule::Given(tiles) = rule {
+            expect_pointers(&[("mask of tiles", tiles, 2)])?;
+        }
+        if let Some(factor) = to.factor {
+            expect_pointers(&[("factor", factor, 4)])?;
+        }
+        let parameters = CompressParameters {
+            dense: dense.data,
+            values: to.packed.values,
+            meta,
+            tiles,
+            factor: to.factor.unwrap_or(0),
+            wrong: to.wrong,
+            seed,
+            rows,
+            cols,
+            groups: length.div_ceil(4) as u32,
+        };
+        let words = length.div_ceil(32);
+        let grid = match axis {
+            Axis::Row => (blocks(lines as u64 * words as u64, dense)?, 1),
+            // A block takes four words of metadata of 64 columns.
+            Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
+                (lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
+            }
+            Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
+        };
+        let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
+    }
+
+    /// What tensors are made of.
+    pub fn input(&self) -> DataType {
+        self.input
+    }
+
+    /// What compressed values are made of.
+    pub fn output(&self) -> DataType {
+        self.output
+    }
+}

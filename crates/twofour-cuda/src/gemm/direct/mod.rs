@@ -1,0 +1,178 @@
+//! GEMM of at most eight tokens by `mma.sp`, on every architecture from sm_80 on: the weight goes from memory straight into registers, and no block
+//! waits for another. Here: how such kernels share the work, and those of 16-bit weights; [`super::int4`] has those of four bits.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Operands, Problem, RawOutput, XOrder, mma, tile_k};
+use crate::{
+    Architecture, DataType, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    headers,
+    source::{File, Source, Support},
+};
+
+/// Tokens of an instruction.
+pub(super) const TOKENS: usize = 8;
+
+/// Rows of W of an instruction.
+const ROWS: u32 = 16;
+
+/// What a block does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Rows of W, in units of 16.
+    pub height: u32,
+    /// Warps, each of which sums over a part of the columns.
+    pub warps: u32,
+    /// Steps that are read ahead.
+    pub depth: u32,
+    /// Blocks that a multiprocessor runs at once, if registers are all that counts.
+    pub blocks: u32,
+}
+
+impl Shape {
+    /// Bytes of shared memory: sums of all warps, and so many rows of X, parted among the warps. `steps` are those of a row, of so many bytes of X.
+    pub(super) fn shared_bytes(self, tokens: usize, steps: usize, step_bytes: usize) -> usize {
+        let warps = self.warps as usize;
+        warps * (self.height as usize * 32 * 16 + tokens * (steps.div_ceil(warps) * step_bytes + 16))
+    }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        let Shape { height, warps, depth, .. } = self;
+        format!("{}w{warps}d{depth}", height * ROWS)
+    }
+
+    /// What sources are defined for.
+    pub(super) fn definitions(self) -> String {
+        let Shape { height, warps, depth, blocks } = self;
+        format!("#define HEIGHT {height}\n#define WARPS {warps}\n#define DEPTH {depth}\n#define BLOCKS {blocks}\n")
+    }
+
+    /// The launch for so many rows.
+    pub(super) fn launch(self, features: usize, shared: u32) -> Launch {
+        let blocks = features.div_ceil((ROWS * self.height) as usize) as u32;
+        Launch { grid: (blocks, 1), block: self.warps * 32, shared, cluster: 1 }
+    }
+}
+
+/// Shapes that there are kernels of 16-bit weights for, by what they were the fastest for on an H200.
+const MANY_ROWS: Shape = Shape { height: 1, warps: 8, depth: 4, blocks: 3 };
+const FEW_ROWS: Shape = Shape { height: 1, warps: 16, depth: 2, blocks: 2 };
+const MORE_TOKENS: Shape = Shape { height: 2, warps: 8, depth: 2, blocks: 2 };
+const SHAPES: [Shape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
+
+impl Shape {
+    /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory.
+    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Shape> {
+        let known = problem.element.bytes() == 2 && problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
+        let fits = |shape: &Shape| shape.shared_bytes_of(problem) <= architecture.shared_bytes() as usize;
+        SHAPES.into_iter().filter(|shape| known && fits(shape)).collect()
+    }
+
+    /// The one that spreads the work best over the device.
+    pub(super) fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Shape> {
+        let all = Shape::all(problem, architecture);
+        let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
+        let best = if few_rows { FEW_ROWS } else { MANY_ROWS };
+        all.contains(&best).then_some(best).or(all.first().copied())
+    }
+
+    fn shared_bytes_of(self, problem: Problem) -> usize {
+        let columns = tile_k(problem.element).columns();
+        self.shared_bytes(problem.tokens, problem.reduction / columns, columns * problem.element.bytes())
+    }
+}
+
+/// A kernel of 16-bit weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: DataType,
+    /// What a block does.
+    pub shape: Shape,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let of = |element| SHAPES.map(|shape| Variant { element, shape });
+        [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.element, self.shape.name())
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        mma::instruction(self.element) + &self.shape.definitions()
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/direct/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("direct-{}", self.name()), Support::ALL).define(self.definitions()).with([
+            headers::COMMON,
+            headers::EPILOGUE,
+            headers::SPARSE_PRODUCT,
+            headers::DIRECT,
+            kernel,
+        ])
+    }
+}
+
+/// A GEMM with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    kernel: Kernel,
+    launch: Launch,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    values: DevicePtr,
+    meta: DevicePtr,
+    x: DevicePtr,
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+}
+
+impl Plan {
+    /// Of a problem that is known to kernels, with one of its shapes.
+    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
+        let variant = Variant { element: problem.element, shape };
+        let kernel = device.kernel(&variant.source(), "direct")?;
+        let shared = shape.shared_bytes_of(problem) as u32;
+        kernel.allow_shared(shared)?;
+        Ok(Self { problem, variant, kernel, launch: shape.launch(problem.features, shared) })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        format!("direct-{}", self.variant.name())
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let parameters = Parameters {
+            values: operands.weight.values,
+            meta: operands.weight.meta,
+            x: operands.x,
+            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            output: output as u32,
+            features: features as u32,
+            tokens: tokens as u32,
+            steps: (reduction / tile_k(element).columns()) as u32,
+        };
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

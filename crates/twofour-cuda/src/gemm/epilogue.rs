@@ -1,0 +1,82 @@
+//! What a GEMM does with its accumulators before they are stored.
+
+pub use twofour::kernel::Activation;
+
+use super::problem::Order;
+use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
+
+/// The epilogue: what is done to accumulators before they are stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epilogue {
+    /// A factor.
+    pub alpha: f32,
+    /// A factor for each feature, f32.
+    pub feature_scales: Option<DevicePtr>,
+    /// A factor for each token, f32.
+    pub token_scales: Option<DevicePtr>,
+    /// A summand for each feature, of the result's type; after the factors.
+    pub bias: Option<DevicePtr>,
+    /// A function; after the bias.
+    pub activation: Activation,
+}
+
+impl Default for Epilogue {
+    /// The accumulators as they are.
+    fn default() -> Self {
+        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::Identity }
+    }
+}
+
+/// The result's place and the epilogue, as kernels have them.
+#[repr(C)]
+pub(super) struct RawOutput {
+    data: DevicePtr,
+    bias: DevicePtr,
+    feature_scales: DevicePtr,
+    token_scales: DevicePtr,
+    stride_feature: u64,
+    stride_token: u64,
+    alpha: f32,
+    activation: u32,
+    plain: u32,
+}
+
+impl RawOutput {
+    pub(super) fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let (stride_feature, stride_token) = match order {
+            Order::TokensFirst => (1, features as u64),
+            Order::FeaturesFirst => (tokens as u64, 1),
+        };
+        Self {
+            data,
+            bias: epilogue.bias.unwrap_or(0),
+            feature_scales: epilogue.feature_scales.unwrap_or(0),
+            token_scales: epilogue.token_scales.unwrap_or(0),
+            stride_feature,
+            stride_token,
+            alpha: epilogue.alpha,
+            activation: match epilogue.activation {
+                Activation::Identity => 0,
+                Activation::Relu => 1,
+                Activation::Gelu => 2,
+                Activation::Silu => 3,
+            },
+            plain: u32::from(epilogue == Epilogue::default()),
+        }
+    }
+}
+
+/// An error for what an epilogue points to, where it is not aligned to its elements.
+pub(super) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
+    let optional = [
+        ("scales of features", epilogue.feature_scales, 4),
+        ("scales of tokens", epilogue.token_scales, 4),
+        ("bias", epilogue.bias, output.bytes() as u64),
+    ];
+    for (what, pointer, alignment) in optional {
+        if let Some(pointer) = pointer {
+            expect_pointers(&[(what, pointer, alignment)])?;
+        }
+    }
+    Ok(())
+}

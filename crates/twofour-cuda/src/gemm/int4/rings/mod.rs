@@ -1,0 +1,89 @@
+//! GEMM of few tokens with a four-bit weight on sm_90a, through circular buffers of stages: see [`crate::gemm::rings`].
+
+use super::{Problem, Weight, maps::Maps};
+use crate::{
+    DevicePtr, Result,
+    gemm::{
+        RawOutput,
+        rings::{Shape, shape},
+    },
+};
+use twofour::int4::Granularity;
+
+/// Shapes that there are kernels for. 112 rows are for weights of which every multiprocessor takes several blocks: 28672 rows are two for each of 128.
+pub(super) const SHAPES: [Shape; 15] = [
+    shape(2, 8, 1, 8),
+    shape(3, 8, 1, 8),
+    shape(2, 4, 2, 8),
+    shape(4, 4, 2, 8),
+    shape(7, 4, 2, 8),
+    shape(2, 8, 1, 16),
+    shape(3, 8, 1, 16),
+    shape(2, 4, 2, 16),
+    shape(4, 4, 2, 16),
+    shape(7, 4, 2, 16),
+    shape(2, 8, 1, 32),
+    shape(3, 4, 1, 32),
+    shape(2, 4, 2, 32),
+    shape(4, 4, 1, 32),
+    shape(2, 4, 1, 64),
+];
+
+/// Bytes of two tiles of X, of so many tokens, and of a unit of W for each sixteen rows.
+pub(super) fn step_bytes(shape: Shape, granularity: Granularity) -> u32 {
+    let scales = if granularity == Granularity::Group { 32 } else { 0 };
+    2 * shape.tokens * 128 + shape.height * (512 + 256 + scales)
+}
+
+/// As the kernel has it.
+#[repr(C)]
+pub(super) struct Parameters {
+    maps: Maps,
+    row_scales: DevicePtr,
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+}
+
+impl Parameters {
+    /// Of a problem that is known to kernels.
+    pub(super) fn new(problem: Problem, shape: Shape, weight: Weight, x: DevicePtr, to: RawOutput) -> Result<Self> {
+        Ok(Self {
+            maps: Maps::new(problem, weight, x, shape.height, shape.tokens)?,
+            row_scales: weight.scales,
+            to,
+            output: problem.output as u32,
+            features: problem.features as u32,
+            tokens: problem.tokens as u32,
+            steps: problem.steps() as u32,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As measured on an H200: docs/kernels/cuda-int4.md.
+    #[test]
+    fn weights_get_blocks_of_the_rows_that_were_fastest() {
+        for tokens in [8, 16] {
+            let shapes = Shape::with_room(&SHAPES, tokens);
+            for (features, rows) in [
+                (4096, 32),
+                (6144, 48),
+                (8192, 32),
+                (11_008, 64),
+                (14_336, 64),
+                (20_480, 112),
+                (28_672, 112),
+                (57_344, 112),
+            ] {
+                let best = Shape::best(&shapes, features, 132).unwrap();
+                assert_eq!(16 * best.height, rows, "{features} rows, {tokens} tokens");
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Products of few tokens with a four-bit weight on sm_90a, by clusters: see [`crate::gemm::stream`].
+
+use super::{Problem, UNIT, Weight, maps::Maps};
+use crate::{
+    DevicePtr, Result,
+    gemm::{
+        RawOutput,
+        stream::{RawProblem, Shape, Step, Tile},
+    },
+};
+use twofour::int4::Granularity;
+
+/// Rows that there are kernels for.
+const FEATURES: [u32; 4] = [64, 96, 128, 256];
+
+/// Tokens that there are kernels for.
+const TOKENS: [u32; 3] = [16, 32, 64];
+
+/// Those for a problem.
+pub(super) fn shapes(problem: Problem) -> Vec<Shape> {
+    let of = (problem.features, problem.tokens);
+    let all = Shape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
+    all.into_iter().filter(|shape| TOKENS.contains(&shape.tile.tokens)).collect()
+}
+
+/// Those that differ in their kernels.
+pub(super) fn kernels() -> Vec<Shape> {
+    let of = |tokens| FEATURES.map(|features| Shape { tile: Tile { features, tokens }, split: 1 });
+    TOKENS.into_iter().flat_map(of).collect()
+}
+
+/// What a step needs: two tiles of X, and a unit of W for each sixteen rows.
+pub(super) fn step(tile: Tile, granularity: Granularity) -> Step {
+    let units = tile.features / UNIT.0 as u32;
+    let scales = if granularity == Granularity::Group { (units * 32).next_multiple_of(128) } else { 0 };
+    let height = if tile.features > 64 { 2 } else { 1 };
+    Step { bytes: 2 * tile.tokens * 128 + units * (512 + 256) + scales, most_ahead: 16, height }
+}
+
+/// As the kernel has it.
+#[repr(C)]
+pub(super) struct Parameters {
+    maps: Maps,
+    row_scales: DevicePtr,
+    problem: RawProblem,
+}
+
+impl Parameters {
+    /// Of a problem that is known to kernels.
+    pub(super) fn new(problem: Problem, shape: Shape, weight: Weight, x: DevicePtr, to: RawOutput) -> Result<Self> {
+        let Problem { output, features, tokens, .. } = problem;
+        let Tile { features: rows, tokens: room } = shape.tile;
+        Ok(Self {
+            maps: Maps::new(problem, weight, x, rows / UNIT.0 as u32, room)?,
+            row_scales: weight.scales,
+            problem: RawProblem::new(to, output, (features, tokens), problem.steps(), shape),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DataType, gemm::Order};
+
+    #[test]
+    fn clusters_have_room_for_sums_where_layers_want_them() {
+        for granularity in [Granularity::Group, Granularity::Row] {
+            for tokens in TOKENS {
+                let problem = Problem {
+                    element: DataType::BF16,
+                    output: DataType::BF16,
+                    granularity,
+                    features: 4096,
+                    tokens: tokens as usize,
+                    reduction: 14_336,
+                    order: Order::TokensFirst,
+                };
+                let shapes = shapes(problem);
+                for (features, split) in [(64, 1), (64, 2), (128, 7)] {
+                    let wanted = Shape { tile: Tile { features, tokens }, split };
+                    assert!(shapes.contains(&wanted), "{granularity:?} {wanted:?}");
+                }
+                for shape in shapes {
+                    let launch = shape.launch((problem.features, problem.tokens), step(shape.tile, granularity));
+                    assert_eq!(launch.grid.0 * launch.grid.1, shape.blocks(problem.features));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! GEMM by `mma.sp`, on every architecture from sm_80 on (8-bit floats from sm_89 on): tiles, and how a launch is made from a problem.
+//!
+//! Weights and their metadata are in the same order as for Hopper's `wgmma.sp`: a lane's word is the same.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, tile_k};
+use crate::{
+    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
+    device::{Kernel, Launch},
+    headers,
+    source::{File, Source, Support},
+};
+
+/// What a block computes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tile {
+    /// Rows of W: a multiple of 64.
+    pub features: u32,
+    /// Rows of X: a multiple of 16.
+    pub tokens: u32,
+    /// Buffers between memory and the tensor cores.
+    pub stages: u32,
+}
+
+/// Threads of a block: four warps.
+const THREADS: u32 = 128;
+
+/// Bytes of a step of X's rows.
+const STEP_BYTES: u32 = 128;
+
+const TILES: [Tile; 4] = [
+    Tile { features: 128, tokens: 128, stages: 3 },
+    Tile { features: 128, tokens: 64, stages: 4 },
+    Tile { features: 64, tokens: 32, stages: 6 },
+    Tile { features: 64, tokens: 16, stages: 8 },
+];
+
+impl Tile {
+    /// Those that there are kernels for.
+    pub fn all(element: DataType, architecture: Architecture) -> Vec<Tile> {
+        TILES.into_iter().filter(|tile| Variant { element, tile: *tile }.is_for(architecture)).collect()
+    }
+
+    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads. Any
+    /// where the architecture has no kernel for the elements at all, which planning tells.
+    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Tile {
+        let time = |tile: &Tile| {
+            let tiles =
+                problem.features.div_ceil(tile.features as usize) * problem.tokens.div_ceil(tile.tokens as usize);
+            let rounds = tiles.div_ceil(multiprocessors.max(1) as usize) as f64;
+            // Cycles of a step: a multiprocessor multiplies about 4096 pairs of bytes and reads about 64 bytes in one.
+            let products = f64::from(tile.features * tile.tokens * STEP_BYTES) / 4096.0;
+            let reads = f64::from(tile.features * STEP_BYTES * 9 / 16 + tile.tokens * STEP_BYTES) / 64.0;
+            rounds * products.max(reads)
+        };
+        let there = Tile::all(problem.element, architecture);
+        there.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TILES[0])
+    }
+
+    fn name(self) -> String {
+        format!("{}x{}x{}", self.features, self.tokens, self.stages)
+    }
+}
+
+/// A kernel: a tile for an element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: DataType,
+    /// The tile.
+    pub tile: Tile,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let of = |element| TILES.map(|tile| Variant { element, tile });
+        super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.element, self.tile.name())
+    }
+
+    /// What architectures have the instruction. Hopper and B200 make that for 8-bit floats of others,
+    /// which takes registers that only small tiles have left.
+    fn support(&self) -> Support {
+        match needed(self.element) {
+            ADA if self.tile.features > 64 => Support::FromExcept(ADA, &[9, 10]),
+            first => Support::From(first),
+        }
+    }
+
+    /// Whether the architecture has the instruction.
+    pub fn is_for(&self, architecture: Architecture) -> bool {
+        self.support().includes(architecture)
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/mma/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("gemm-mma-{}", self.name()), self.support())
+            .with([headers::COMMON])
+            .define(self.definitions())
+            .with([headers::SPARSE_PRODUCT, headers::EPILOGUE, headers::PANELS, kernel])
+    }
+
+    /// Bytes of the buffers, or of the sums on their way out, which follow them.
+    fn shared_bytes(&self) -> u32 {
+        let Tile { features, tokens, stages } = self.tile;
+        let meta = features * tile_k(self.element).columns() as u32 / 8;
+        let stages = stages * (features * STEP_BYTES / 2 + tokens * STEP_BYTES + meta);
+        let sums = ((features + 4) * tokens).max((tokens + 4) * features) * 4;
+        stages.max(sums)
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        let Tile { features, tokens, stages } = self.tile;
+        let instruction = instruction(self.element);
+        format!("{instruction}#define FEATURES {features}\n#define TOKENS {tokens}\n#define STAGES {stages}\n")
+    }
+}
+
+/// What sources of products by `mma.sp` are defined for: the elements, the instruction and its sums.
+pub(super) fn instruction(element: DataType) -> String {
+    let (instruction, sum, register) = match element {
+        DataType::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
+        DataType::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
+        DataType::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
+        DataType::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
+        _ => ("m16n8k64.row.col.s32.s8.s8.s32", "int", "r"),
+    };
+    let element = element.definition();
+    format!(
+        "typedef {sum} Sum;\n#define SUM_REGISTER \"{register}\"\n#define INSTRUCTION \"{instruction}\"\n#define ELEMENT {element}\n"
+    )
+}
+
+const AMPERE: (u32, u32) = (8, 0);
+const ADA: (u32, u32) = (8, 9);
+
+/// The first compute capability with the instruction for an element type.
+fn needed(element: DataType) -> (u32, u32) {
+    if matches!(element, DataType::E4M3 | DataType::E5M2) { ADA } else { AMPERE }
+}
+
+/// A GEMM with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    kernel: Kernel,
+    launch: Launch,
+    panels: Panels,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    values: DevicePtr,
+    meta: DevicePtr,
+    x: DevicePtr,
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+    panels: Panels,
+}
+
+/// Features of the tiles that are taken side by side: see [`super::sm90`].
+const PANEL_FEATURES: u32 = 2048;
+
+impl Plan {
+    pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
+        let variant = Variant { element: problem.element, tile };
+        let (major, minor) = device.architecture().capability();
+        if (major, minor) < needed(problem.element) {
+            let needs = if needed(problem.element) == ADA { "8.9 (Ada) or later" } else { "8.0 (Ampere) or later" };
+            return Err(Error::Unsupported { operation: "a product by mma.sp of these elements", major, minor, needs });
+        }
+        if !Tile::all(problem.element, device.architecture()).contains(&tile) {
+            return Err(Error::Method { method: Method::Mma(tile), problem });
+        }
+        let kernel = device.kernel(&variant.source(), "gemm")?;
+        let shared = variant.shared_bytes();
+        kernel.allow_shared(shared)?;
+        let panels = Panels::new(problem, (tile.features, tile.tokens), PANEL_FEATURES);
+        let blocks = panels.tiles();
+        if blocks > i32::MAX as u32 {
+            return Err(Error::TooLarge { rows: problem.tokens, cols: problem.features });
+        }
+        let launch = Launch { grid: (blocks, 1), block: THREADS, shared, cluster: 1 };
+        Ok(Self { problem, variant, kernel, launch, panels })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        format!("mma-{}", self.variant.name())
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let parameters = Parameters {
+            values: operands.weight.values,
+            meta: operands.weight.meta,
+            x: operands.x,
+            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            output: output as u32,
+            features: features as u32,
+            tokens: tokens as u32,
+            steps: (reduction / tile_k(element).columns()) as u32,
+            panels: self.panels,
+        };
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

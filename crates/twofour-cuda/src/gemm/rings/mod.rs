@@ -1,0 +1,235 @@
+//! GEMM of few tokens on sm_90a without clusters: every warp has a circular buffer of stages of its own, which TMA fills, and no block waits for another.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::shared_bytes_of_each, tile_k};
+use crate::{
+    DataType, Device, Result, Stream,
+    device::{Kernel, Launch},
+    headers,
+    source::{File, Source, Support},
+    tensor_map::{Swizzle, TensorMap},
+};
+
+/// What a block of the kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Rows of W, in units of 16.
+    pub height: u32,
+    /// Warps, each of which sums over a part of the columns.
+    pub warps: u32,
+    /// Blocks that a multiprocessor has room for at once.
+    pub blocks: u32,
+    /// Rows of X that there is room for: 8, 16, 32 or 64.
+    pub tokens: u32,
+}
+
+pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> Shape {
+    Shape { height, warps, blocks, tokens }
+}
+
+/// Those that there are kernels for. One block to a multiprocessor is for weights that the device takes at once, 32 or 48 rows to a block; two are for larger ones.
+const SHAPES: [Shape; 14] = [
+    shape(2, 8, 1, 8),
+    shape(3, 8, 1, 8),
+    shape(2, 4, 2, 8),
+    shape(4, 4, 2, 8),
+    shape(2, 8, 1, 16),
+    shape(3, 4, 1, 16),
+    shape(2, 4, 2, 16),
+    shape(4, 4, 2, 16),
+    shape(2, 4, 1, 32),
+    shape(3, 4, 1, 32),
+    shape(2, 4, 2, 32),
+    shape(4, 2, 2, 32),
+    shape(2, 4, 1, 64),
+    shape(3, 4, 1, 64),
+];
+
+/// Data types that there are kernels for.
+const ELEMENTS: [DataType; 3] = [DataType::F16, DataType::BF16, DataType::I8];
+
+/// Bytes of W's rows in a step.
+const ROW: u32 = 128;
+
+/// Most buffers of a block: more are no faster.
+const MOST_BUFFERS: u32 = 24;
+
+impl Shape {
+    /// Those for an element type and so many tokens: none where there are too many, nor for 8-bit floats, whose `mma.sp` Hopper makes of other instructions.
+    pub fn all(element: DataType, tokens: usize) -> Vec<Shape> {
+        if ELEMENTS.contains(&element) { Shape::with_room(&SHAPES, tokens) } else { Vec::new() }
+    }
+
+    /// Those of a list that have room for so many tokens, and no more of it than they need.
+    pub(super) fn with_room(shapes: &[Shape], tokens: usize) -> Vec<Shape> {
+        let room = shapes.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
+        shapes.iter().filter(|shape| Some(shape.tokens) == room).copied().collect()
+    }
+
+    /// The one of some that spreads so many rows best over the device, if there is one that does.
+    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
+        let rows = |shape: &Shape| (16 * shape.height * multiprocessors) as usize;
+        // As few rows to a block as the device takes at once, or else as many as leave more blocks than multiprocessors.
+        let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
+        let in_rounds = all.iter().rfind(|shape| shape.blocks > 1 && features > rows(shape));
+        at_once.min_by_key(|shape| shape.height).or(in_rounds).copied()
+    }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        let Shape { height, warps, blocks, tokens } = self;
+        format!("{}x{tokens}w{warps}b{blocks}", 16 * height)
+    }
+
+    /// Buffers of a warp, for a step of so many bytes: as many as there is room for, beside another block where there may be one.
+    fn stages(self, step_bytes: u32) -> u32 {
+        let Shape { warps, blocks, .. } = self;
+        ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
+    }
+
+    /// Bytes of shared memory, for a step of so many; with 1024 to round up the start.
+    fn shared_bytes(self, step_bytes: u32) -> u32 {
+        1024 + self.warps * self.stages(step_bytes) * (stage_bytes(step_bytes) + 8)
+    }
+
+    /// What sources are defined for, where a step has so many bytes.
+    pub(super) fn definitions(self, step_bytes: u32) -> String {
+        let Shape { height, warps, blocks, tokens } = self;
+        let (stages, shared) = (self.stages(step_bytes), self.shared_bytes(step_bytes));
+        format!(
+            "#define HEIGHT {height}\n#define WARPS {warps}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n\
+             #define STAGES {stages}\n#define SHARED_BYTES_ASKED {shared}\n"
+        )
+    }
+
+    /// The launch for so many rows.
+    pub(super) fn launch(self, features: usize, step_bytes: u32) -> Launch {
+        let blocks = features.div_ceil((16 * self.height) as usize) as u32;
+        Launch { grid: (blocks, 1), block: self.warps * 32, shared: self.shared_bytes(step_bytes), cluster: 1 }
+    }
+}
+
+/// Bytes of a buffer.
+fn stage_bytes(step_bytes: u32) -> u32 {
+    step_bytes.next_multiple_of(1024)
+}
+
+/// A kernel: for a type and a shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: DataType,
+    /// What a block does.
+    pub shape: Shape,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let of = |element| SHAPES.map(|shape| Variant { element, shape });
+        ELEMENTS.into_iter().flat_map(of).collect()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.element, self.shape.name())
+    }
+
+    /// Elements of the reduction in a step.
+    fn k_step(&self) -> u32 {
+        2 * ROW / self.element.bytes() as u32
+    }
+
+    /// Bytes of codes of sixteen rows in half a step.
+    fn sixteen_codes(&self) -> u32 {
+        16 * (self.k_step() / 2) / 8
+    }
+
+    /// Bytes of a step.
+    fn step_bytes(&self) -> u32 {
+        let Shape { height, tokens, .. } = self.shape;
+        16 * height * ROW + 2 * tokens * ROW + 2 * height * self.sixteen_codes()
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        mma::instruction(self.element) + &self.shape.definitions(self.step_bytes())
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let kernel = File::new("gemm/rings/kernel.cu", include_str!("kernel.cu"));
+        let shared =
+            [headers::COMMON, headers::SPARSE_PRODUCT, headers::EPILOGUE, headers::HOPPER, headers::RINGS, kernel];
+        Source::new(format!("rings-sm90-{}", self.name()), Support::Only((9, 0)))
+            .define(self.definitions())
+            .with(shared)
+    }
+}
+
+/// A GEMM with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    kernel: Kernel,
+    launch: Launch,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    weight: TensorMap,
+    x: TensorMap,
+    meta: TensorMap,
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    steps: u32,
+}
+
+impl Plan {
+    /// Of a problem that is known to kernels, with one of its shapes.
+    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
+        let variant = Variant { element: problem.element, shape };
+        let kernel = device.kernel(&variant.source(), "rings")?;
+        let launch = shape.launch(problem.features, variant.step_bytes());
+        kernel.allow_shared(launch.shared)?;
+        Ok(Self { problem, variant, kernel, launch })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        format!("rings-{}", self.variant.name())
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let (bytes, half) = (element.bytes(), self.variant.k_step() / 2);
+        let Shape { height, tokens: room, .. } = self.variant.shape;
+        // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
+        let units = self.variant.sixteen_codes() / 8;
+        let meta = (reduction / tile_k(element).columns(), features / 16 * units as usize);
+        let wide = Swizzle::Bytes128;
+        let parameters = Parameters {
+            weight: TensorMap::new(
+                operands.weight.values,
+                bytes,
+                (features, reduction / 2),
+                (16 * height, half),
+                wide,
+            )?,
+            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (room, half), wide)?,
+            meta: TensorMap::new(operands.weight.meta, 8, meta, (2, height * units), Swizzle::None)?,
+            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            output: output as u32,
+            features: features as u32,
+            tokens: tokens as u32,
+            steps: reduction.div_ceil(2 * half as usize) as u32,
+        };
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

@@ -1,0 +1,441 @@
+//! Products on sm_90a: tiles, and how a launch is made from a problem.
+
+mod source;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Architecture, DataType as Element, Device, DevicePtr, Result, Stream,
+    device::{Kernel, Launch},
+    gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, panels::Panels, tile_k},
+    tensor_map::{Swizzle, TensorMap},
+};
+
+/// A tile of the result, and the CTAs that compute it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tile {
+    /// Rows of W: 128 or 256.
+    pub features: u32,
+    /// Rows of X: a multiple of 8, of 16 for i8, at most 256.
+    pub tokens: u32,
+    /// Pipeline stages between TMA and the tensor cores.
+    pub stages: u32,
+    /// Times 128 bytes of X's rows to a stage: 1 or 2.
+    pub atoms: u32,
+    /// CTAs of a cluster that share rows of X by multicast: 1 or 2.
+    pub cluster: u32,
+    /// CTAs of a cluster that divide the reduction; `None` for a kernel without split-K.
+    pub split: Option<u32>,
+}
+
+/// Tokens of a piece of X where it is [reduction, tokens], and of results where they are [features, tokens].
+const PIECE_TOKENS: u32 = 64;
+
+const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Tile {
+    Tile { features, tokens, stages, atoms: 1, cluster, split: None }
+}
+
+/// For 16-bit elements and 8-bit floats: persistent kernels whose accumulators fill the registers.
+const FLOAT_TILES: [Tile; 5] =
+    [tile(256, 200, 4, 2), tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 200, 5, 2)];
+
+/// For i8, whose instructions take multiples of 16 tokens.
+const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
+
+/// Rows of W and rows of X of the kernels with split-K, for every element type.
+const SPLIT_TILES: [(u32, u32); 10] = [
+    (256, 192),
+    (256, 160),
+    (256, 128),
+    (256, 96),
+    (256, 64),
+    (128, 192),
+    (128, 160),
+    (128, 128),
+    (128, 96),
+    (128, 64),
+];
+
+/// CTAs of a cluster at most.
+const MOST_CTAS: u32 = 8;
+
+/// Into how many parts a reduction is divided.
+const SPLITS: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Shared memory that a block of sm_90 can have.
+pub(super) const SHARED_BYTES: u32 = Architecture::SM_90.shared_bytes();
+
+/// Shared memory that each of so many blocks of a multiprocessor can have: it keeps 1024 bytes for each, which are what one block lacks of all there is.
+pub(super) const fn shared_bytes_of_each(blocks: u32) -> u32 {
+    (SHARED_BYTES + 1024) / blocks - 1024
+}
+
+/// Warpgroups that multiply.
+const WARPGROUPS: u32 = 2;
+
+/// Bytes to round up the start of shared memory.
+const ALIGNMENT: u32 = 1024;
+
+/// Bytes of the barrier that counts what the other parts send.
+const RECEIVED_BARRIER: u32 = 8;
+
+/// Bytes of a stage: values of W, X, metadata, two barriers.
+const fn stage_bytes(element: Element, features: u32, tokens: u32, atoms: u32) -> u32 {
+    atoms * (features * 64 + tokens * 128 + features * (128 / element.bytes() as u32) / 8) + 16
+}
+
+/// Bytes of a warpgroup's buffers for results on their way out.
+const fn staging_bytes(chunk: u32) -> u32 {
+    3 * chunk * 128
+}
+
+/// Bytes of a warpgroup's accumulators on their way through an epilogue.
+const fn accumulator_bytes(chunk: u32) -> u32 {
+    chunk * 64 * 4
+}
+
+/// Threads of a block.
+const THREADS: u32 = (WARPGROUPS + 1) * 128;
+
+impl Tile {
+    /// Those of the persistent kernels for an element type.
+    fn persistent(element: Element) -> &'static [Tile] {
+        if element == Element::I8 { &I8_TILES } else { &FLOAT_TILES }
+    }
+
+    /// Those with split-K for an element type, with every cluster.
+    fn split_all(element: Element) -> impl Iterator<Item = Tile> {
+        let clusters = [1, 2].into_iter().flat_map(|cluster| SPLITS.map(|split| (cluster, split)));
+        let clusters = clusters.filter(|(cluster, split)| cluster * split <= MOST_CTAS);
+        SPLIT_TILES.into_iter().flat_map(move |(features, tokens)| {
+            // What the least chunk of results leaves for stages.
+            let room =
+                SHARED_BYTES - ALIGNMENT - RECEIVED_BARRIER - WARPGROUPS * (staging_bytes(16) + accumulator_bytes(16));
+            // Two atoms of columns to a stage where three such stages fit.
+            let stages = |atoms| room / stage_bytes(element, features, tokens, atoms);
+            let (atoms, stages) = if stages(2) >= 3 { (2, stages(2)) } else { (1, stages(1)) };
+            let split = move |(cluster, split)| Tile { features, tokens, stages, atoms, cluster, split: Some(split) };
+            clusters.clone().map(split)
+        })
+    }
+
+    /// CTAs that divide the reduction.
+    fn parts(self) -> u32 {
+        self.split.unwrap_or(1)
+    }
+
+    /// Those that a problem can be computed with.
+    pub fn all(problem: Problem) -> Vec<Tile> {
+        let store = Store::of(problem);
+        let atoms = Variant::atoms(problem);
+        let fits = |tile: &Tile| {
+            (problem.x == XOrder::TokensFirst && store != Store::Across || tile.tokens.is_multiple_of(PIECE_TOKENS))
+                && tile.parts() <= atoms.div_ceil(tile.atoms)
+                && Variant::of(problem, *tile).has_room_for(tile.parts())
+        };
+        let mut persistent: Vec<Tile> = Tile::persistent(problem.element).iter().copied().filter(fits).collect();
+        // Elements stored one at a time are slow in any case: one tile for many tokens and one for few.
+        let split = Tile::split_all(problem.element).filter(fits);
+        if store == Store::OneByOne {
+            persistent.truncate(1);
+            return persistent
+                .into_iter()
+                .chain(split.filter(|tile| (tile.features, tile.tokens) == (128, 128)))
+                .collect();
+        }
+        persistent.into_iter().chain(split).collect()
+    }
+
+    fn name(self) -> String {
+        let Tile { features, tokens, stages, cluster, split, .. } = self;
+        let split = split.map_or(String::new(), |split| format!("s{split}"));
+        format!("{features}x{tokens}x{stages}c{cluster}{split}")
+    }
+}
+
+/// A kernel: a tile for types, an order of the result, and sums as they are or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: Element,
+    /// What the result is made of.
+    pub output: Element,
+    /// The tile; with split-K that of one CTA, for any cluster.
+    pub tile: Tile,
+    /// Which of X's axes is contiguous.
+    pub x: XOrder,
+    /// How results are stored.
+    pub store: Store,
+    /// Whether sums are scaled, biased or activated.
+    pub epilogue: bool,
+}
+
+/// How results are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Store {
+    /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`.
+    Tiles,
+    /// The same for `[features, tokens]`, without an epilogue.
+    Across,
+    /// One by one, in any order.
+    OneByOne,
+}
+
+impl Store {
+    /// How a problem's results are stored: the copy engine wants rows that are multiples of 16 bytes.
+    fn of(problem: Problem) -> Store {
+        let Problem { output, order, tokens, epilogue, .. } = problem;
+        match order {
+            Order::TokensFirst if output.bytes() == 2 => Store::Tiles,
+            Order::FeaturesFirst if output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) => Store::Across,
+            _ => Store::OneByOne,
+        }
+    }
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let mut all = Vec::new();
+        for &(element, outputs) in super::TYPES {
+            for &output in outputs {
+                for x in [XOrder::TokensFirst, XOrder::ReductionFirst] {
+                    for (order, tokens) in
+                        [(Order::TokensFirst, 8), (Order::FeaturesFirst, 8), (Order::FeaturesFirst, 1)]
+                    {
+                        for epilogue in [false, true] {
+                            let (features, reduction) = (64, tile_k(element).columns());
+                            let problem = Problem { element, output, features, tokens, reduction, x, order, epilogue };
+                            if problem.expect_known().is_ok() {
+                                all.extend(Tile::all(problem).into_iter().map(|tile| Variant::of(problem, tile)));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        all.sort_by_key(Variant::name);
+        all.dedup();
+        all
+    }
+
+    /// The kernel for a problem by a tile.
+    fn of(problem: Problem, tile: Tile) -> Variant {
+        let Problem { element, output, x, epilogue, .. } = problem;
+        let tile = if tile.split.is_some() { Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
+        Variant { element, output, tile, x, store: Store::of(problem), epilogue }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        let store = match self.store {
+            Store::Tiles => "",
+            Store::Across => "-across",
+            Store::OneByOne => "-one-by-one",
+        };
+        let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
+        let epilogue = if self.epilogue { "-epilogue" } else { "" };
+        format!("{}-{}-{}{x}{store}{epilogue}", self.element, self.output, self.tile.name())
+    }
+
+    /// Elements of the reduction in an atom.
+    fn k_atom(&self) -> u32 {
+        128 / self.element.bytes() as u32
+    }
+
+    /// Elements of the reduction in a step.
+    fn k_step(&self) -> u32 {
+        self.tile.atoms * self.k_atom()
+    }
+
+    /// Atoms of a problem's reduction.
+    fn atoms(problem: Problem) -> u32 {
+        let depth = problem.reduction.next_multiple_of(tile_k(problem.element).columns());
+        (depth * problem.element.bytes() / 128) as u32
+    }
+
+    /// Whether accumulators of so many parts fit where the stages are: what each CTA of a cluster receives, of its share of 64 features by a chunk of tokens.
+    fn has_room_for(&self, split: u32) -> bool {
+        let Tile { features, tokens, stages, atoms, .. } = self.tile;
+        let (chunk, blocks) = (self.chunk(), features / 64 / WARPGROUPS);
+        let pieces = blocks * tokens / chunk;
+        let received = pieces.div_ceil(split) * (split - 1) * WARPGROUPS * chunk * 256;
+        received <= stages * atoms * (features * 64 + tokens * 128)
+    }
+
+    /// Tokens that leave at a time: a divisor of the tile's, as many as there is shared memory for.
+    fn chunk(&self) -> u32 {
+        // With split-K a CTA stores a share of the chunks: there should be many.
+        let most = if self.tile.split.is_some() { 4 } else { 8 };
+        let chunks = (1..=most).rev().map(|eights| 8 * eights);
+        // Rows of 16, 32 or 64 tokens are what the copy engine can permute.
+        let known = |chunk: u32| self.store != Store::Across || matches!(chunk, 16 | 32 | 64);
+        let fits = |chunk: &u32| {
+            known(*chunk) && self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES
+        };
+        chunks.into_iter().find(fits).unwrap_or(8)
+    }
+
+    /// Rows of X that each tile of a problem takes: with split-K and for one CTA only as many as it has to, in whole chunks where there are several tiles.
+    fn x_rows(&self, problem: Problem, tile: Tile) -> u32 {
+        if tile.split.is_none() || tile.cluster != 1 || self.x == XOrder::ReductionFirst {
+            return tile.tokens;
+        }
+        let tiles = problem.tokens.div_ceil(tile.tokens as usize);
+        let whole = if tiles == 1 { 8 } else { self.chunk() as usize };
+        problem.tokens.div_ceil(tiles).next_multiple_of(whole).min(tile.tokens as usize) as u32
+    }
+
+    fn shared_bytes(&self, chunk: u32) -> u32 {
+        let Tile { features, tokens, stages, atoms, split, .. } = self.tile;
+        let staging = if self.store == Store::OneByOne { 0 } else { staging_bytes(chunk) };
+        let sums = if self.epilogue || self.store == Store::OneByOne { accumulator_bytes(chunk) } else { 0 };
+        let received = if split.is_some() { RECEIVED_BARRIER } else { 0 };
+        ALIGNMENT
+            + stages * stage_bytes(self.element, features, tokens, atoms)
+            + received
+            + WARPGROUPS * (staging + sums)
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        let Tile { features, tokens, stages, atoms, cluster, .. } = self.tile;
+        let split_k = u32::from(self.tile.split.is_some());
+        let blocks = features / 64 / WARPGROUPS;
+        // What feeding needs; the others get the rest. They need more where two blocks of sums fill nearly all.
+        let (left, taken) = if blocks == 2 { (24, 240) } else { (40, 232) };
+        let store = match self.store {
+            Store::Tiles => 0,
+            Store::OneByOne => 1,
+            Store::Across => 2,
+        };
+        format!(
+            "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
+             #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
+             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define EPILOGUE {}\n\
+             #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
+            self.element.definition(),
+            self.output.definition(),
+            self.chunk(),
+            u32::from(self.x == XOrder::ReductionFirst),
+            u32::from(self.epilogue),
+            self.shared_bytes(self.chunk()),
+        )
+    }
+}
+
+/// A product with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    tile: Tile,
+    /// Rows of X that a tile takes.
+    x_rows: u32,
+    variant: Variant,
+    kernel: Kernel,
+    launch: Launch,
+    panels: Panels,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    weight: TensorMap,
+    x: [TensorMap; 2],
+    out: TensorMap,
+    meta: DevicePtr,
+    to: RawOutput,
+    features: u32,
+    tokens: u32,
+    atoms: u32,
+    steps: u32,
+    sharing: u32,
+    parts: u32,
+    x_rows: u32,
+    panels: Panels,
+}
+
+/// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
+const PANEL_FEATURES: u32 = 4096;
+
+impl Plan {
+    pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
+        let variant = Variant::of(problem, tile);
+        let shared = variant.shared_bytes(variant.chunk());
+        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
+        let kernel = device.kernel(&variant.source(), "gemm")?;
+        kernel.allow_shared(shared)?;
+        // A cluster's tile.
+        let x_rows = variant.x_rows(problem, tile);
+        let panels = Panels::new(problem, (tile.features * tile.cluster, x_rows), PANEL_FEATURES);
+        let ctas = tile.cluster * tile.parts();
+        // A cluster with split-K computes one tile, any other as many as it takes.
+        let clusters =
+            if tile.parts() > 1 { panels.tiles() } else { (device.multiprocessors() / ctas).min(panels.tiles()) };
+        let launch = Launch { grid: (clusters * ctas, 1), block: THREADS, shared, cluster: ctas };
+        Ok(Self { problem, tile, x_rows, variant, kernel, launch, panels })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        Variant { tile: self.tile, ..self.variant }.name()
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
+        // Of the weight: more than of X where that has the reduction first.
+        let depth = reduction.next_multiple_of(tile_k(element).columns());
+        let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.tile;
+        let (bytes, atom, step) = (element.bytes(), self.variant.k_atom(), self.variant.k_step());
+        // The rows of X that the first block of a cluster reads: as the kernel has it.
+        let first_part = if cluster == 1 { self.x_rows } else { (tile_tokens / 2).next_multiple_of(8) };
+        let x = |rows: u32| match self.problem.x {
+            XOrder::TokensFirst => {
+                TensorMap::new(operands.x, bytes, (tokens, reduction), (rows, atom), Swizzle::Bytes128)
+            }
+            XOrder::ReductionFirst => {
+                TensorMap::new(operands.x, bytes, (reduction, tokens), (atom, PIECE_TOKENS), Swizzle::Bytes128)
+            }
+        };
+        let x_first = x(first_part)?;
+        let parameters = Parameters {
+            weight: TensorMap::new(
+                operands.weight.values,
+                bytes,
+                (features, depth / 2),
+                (tile_features, step / 2),
+                if self.tile.atoms == 2 { Swizzle::Bytes128 } else { Swizzle::Bytes64 },
+            )?,
+            x: [x_first, if cluster == 1 { x_first } else { x(tile_tokens - first_part)? }],
+            out: match self.variant.store {
+                Store::Tiles => {
+                    let tile = (self.variant.chunk(), 64);
+                    TensorMap::new(operands.out, output.bytes(), (tokens, features), tile, Swizzle::Bytes128)?
+                }
+                Store::Across => {
+                    let chunk = self.variant.chunk();
+                    let swizzle = match chunk {
+                        16 => Swizzle::Bytes32,
+                        32 => Swizzle::Bytes64,
+                        _ => Swizzle::Bytes128,
+                    };
+                    TensorMap::new(operands.out, output.bytes(), (features, tokens), (64, chunk), swizzle)?
+                }
+                Store::OneByOne => TensorMap::NONE,
+            },
+            meta: operands.weight.meta,
+            to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
+            features: features as u32,
+            tokens: tokens as u32,
+            atoms: (depth / atom as usize) as u32,
+            steps: depth.div_ceil(step as usize) as u32,
+            sharing: cluster,
+            parts: self.tile.parts(),
+            x_rows: self.x_rows,
+            panels: self.panels,
+        };
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}

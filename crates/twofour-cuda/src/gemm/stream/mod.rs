@@ -1,0 +1,450 @@
+//! Products of few tokens on sm_90a: every byte of the weight is read once, as fast as memory gives it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    DataType as Element, Device, Result, Stream,
+    device::{Kernel, Launch},
+    gemm::{
+        Epilogue, Operands, Problem, RawOutput, XOrder,
+        sm90::{SHARED_BYTES, shared_bytes_of_each},
+        wgmma::{self, Weights},
+    },
+    headers,
+    source::{File, Source, Support},
+    tensor_map::{Swizzle, TensorMap},
+};
+
+/// What a cluster of the kernel takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tile {
+    /// Rows of W, a multiple of 16.
+    pub features: u32,
+    /// Rows of X that there is room for: 8, 16, 32, 64, 96 or 128.
+    pub tokens: u32,
+}
+
+/// What a cluster takes, and how many blocks it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// Rows of W and of X.
+    pub tile: Tile,
+    /// Blocks that share the rows of W and sum over a part of the columns each: 1 to 8.
+    pub split: u32,
+}
+
+/// What a block needs for a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    /// Bytes.
+    pub(super) bytes: u32,
+    /// Most steps to be asked for ahead.
+    pub(super) most_ahead: u32,
+    /// Times 64 rows that a warpgroup takes: 1 or 2.
+    pub(super) height: u32,
+}
+
+/// Features that there are kernels for: metadata of 224 of 8 bits is wider than one copy takes.
+fn features(element: Element) -> &'static [u32] {
+    if element.bytes() == 1 { &[64, 128] } else { &[64, 96, 128, 224, 256] }
+}
+
+/// Tokens that there are kernels for.
+const TOKENS: [u32; 6] = [8, 16, 32, 64, 96, 128];
+
+/// Tokens of a tile where there are several tiles: with more of them, a tile has this many at least.
+const LEAST_OF_SEVERAL: u32 = 64;
+
+/// Tokens beyond which tiles of `sm90` are always as good.
+const MOST_TOKENS: usize = 2048;
+
+/// Most blocks of a cluster.
+const MOST_BLOCKS: u32 = 8;
+
+/// Most clusters, the rows of a grid.
+const MOST_CLUSTERS: u32 = 65_535;
+
+/// The least that a tile of 128 rows keeps when it makes room for the sums of seven blocks.
+const ENOUGH_STAGES: u32 = 6;
+
+/// Bytes of W's rows in a step.
+const ROW: u32 = 128;
+
+/// Elements of the reduction in a step.
+fn k_step(element: Element) -> u32 {
+    2 * ROW / element.bytes() as u32
+}
+
+/// To round up the start, and the barrier of sums that others send.
+const OTHER_BYTES: u32 = 1024 + 8;
+
+impl Tile {
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        format!("{}x{}", self.features, self.tokens)
+    }
+
+    /// Clusters for so many rows.
+    fn clusters(self, features: usize) -> u32 {
+        features.div_ceil(self.features as usize) as u32
+    }
+
+    /// Tiles for so many tokens.
+    fn tiles(self, tokens: usize) -> u32 {
+        tokens.div_ceil(self.tokens as usize) as u32
+    }
+
+    /// Rows of X to a tile of so many tokens.
+    pub(super) fn x_rows(self, tokens: usize) -> u32 {
+        tokens.div_ceil(self.tiles(tokens) as usize).next_multiple_of(8) as u32
+    }
+
+    /// Warpgroups that multiply.
+    fn groups(self, step: Step) -> u32 {
+        self.features.div_ceil(64 * step.height)
+    }
+
+    /// Whether warps that feed leave registers to those that multiply: where these are many, and have many sums.
+    fn gives(self, step: Step) -> bool {
+        step.height * self.tokens >= 128 && self.groups(step) > 1
+    }
+
+    /// Registers of a thread that multiplies, where warps that feed leave some: what a launch gives to all of the CTA's threads, less 24 for those that feed.
+    fn taken(self, step: Step) -> u32 {
+        let groups = self.groups(step);
+        let launched = 65_536 / self.threads(step) / 8 * 8;
+        ((launched * (groups + 1) - 24) / groups / 8 * 8).min(240)
+    }
+
+    /// Threads of warpgroups that multiply, and of another, some of whose warps feed them.
+    fn threads(self, step: Step) -> u32 {
+        (self.groups(step) + 1) * 128
+    }
+
+    /// Bytes of the sums that others send to one of so many blocks.
+    fn sums_bytes(self, split: u32) -> u32 {
+        (self.features / 16).div_ceil(split) * (split - 1) * 16 * self.tokens * 4
+    }
+
+    /// Blocks to a multiprocessor: two where both are small.
+    fn blocks(self) -> u32 {
+        if self.features > 128 || self.tokens >= 64 { 1 } else { 2 }
+    }
+
+    /// For buffers and sums.
+    fn room(self) -> u32 {
+        shared_bytes_of_each(self.blocks()) - OTHER_BYTES
+    }
+
+    /// As many as there is room for, beside the sums of clusters that layers are measured to want: of two blocks that share the fewest rows, and of seven that share
+    /// 128 where steps are so small that enough buffers are left.
+    fn stages(self, step: Step) -> u32 {
+        let beside = |split| ((self.room() - self.sums_bytes(split)) / (step.bytes + 16)).min(step.most_ahead);
+        match self.features {
+            64 => beside(2),
+            128 if beside(7) >= ENOUGH_STAGES => beside(7),
+            _ => beside(1),
+        }
+    }
+
+    /// What buffers leave for sums, as far as any cluster has a use for it.
+    fn room_for_sums(self, step: Step) -> u32 {
+        let left = self.room() - self.stages(step) * (step.bytes + 16);
+        (1..=MOST_BLOCKS).map(|split| self.sums_bytes(split)).filter(|bytes| *bytes <= left).max().unwrap_or(0)
+    }
+
+    fn shared_bytes(self, step: Step) -> u32 {
+        OTHER_BYTES + self.stages(step) * (step.bytes + 16) + self.room_for_sums(step)
+    }
+
+    /// What sources are defined for.
+    pub(super) fn definitions(self, step: Step) -> String {
+        let Tile { features, tokens } = self;
+        let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
+        let (sums, gives, blocks) = (self.room_for_sums(step), u32::from(self.gives(step)), self.blocks());
+        let taken = self.taken(step);
+        format!(
+            "#define FEATURES {features}\n#define TOKENS {tokens}\n#define HEIGHT {}\n#define THREADS {threads}\n\
+             #define GIVES {gives}\n#define TAKEN {taken}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n#define SUMS_BYTES {sums}\n#define SHARED_BYTES_ASKED {shared}\n",
+            step.height
+        )
+    }
+}
+
+impl Shape {
+    /// Those of some tiles for so many features, tokens and steps: of the widths of X that hold all tokens the least, and where that has 64 or more, all
+    /// such widths, as several tiles; none where there are too many tokens. Every block has a step at least, and room for the sums that others send.
+    pub(super) fn of(
+        tiles: &[u32],
+        (features, tokens): (usize, usize),
+        steps: u32,
+        step: impl Fn(Tile) -> Step,
+    ) -> Vec<Shape> {
+        if tokens > MOST_TOKENS {
+            return Vec::new();
+        }
+        let least = TOKENS.into_iter().find(|most| tokens <= *most as usize);
+        let widths = TOKENS.into_iter().filter(|width| {
+            Some(*width) == least || *width >= LEAST_OF_SEVERAL && least.is_none_or(|least| *width <= least)
+        });
+        let tiles = widths.flat_map(|tokens| tiles.iter().map(move |features| Tile { features: *features, tokens }));
+        let tiles = tiles.filter(|tile| tile.clusters(features) * tile.tiles(tokens) <= MOST_CLUSTERS);
+        let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split }));
+        all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
+    }
+
+    /// Those for a problem.
+    pub fn all(problem: Problem) -> Vec<Shape> {
+        let Problem { element, reduction, .. } = problem;
+        let steps = reduction.div_ceil(k_step(element) as usize) as u32;
+        let of = (problem.features, problem.tokens);
+        Shape::of(features(element), of, steps, |tile| Variant { element, tile }.step())
+    }
+
+    /// The one of some that spreads so many rows best over the device, if there is one that does.
+    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
+        // As few blocks to a row of W as occupy most of the device, and as few readers of X.
+        let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
+        enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).copied()
+    }
+
+    /// Blocks of all clusters.
+    pub(super) fn blocks(self, features: usize) -> u32 {
+        self.tile.clusters(features) * self.split
+    }
+
+    /// Its name.
+    pub(super) fn name(self) -> String {
+        format!("{}s{}", self.tile.name(), self.split)
+    }
+
+    /// The launch for so many features and tokens.
+    pub(super) fn launch(self, (features, tokens): (usize, usize), step: Step) -> Launch {
+        let Shape { tile, split } = self;
+        let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
+        assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", self.name());
+        Launch { grid: (split, tile.clusters(features) * tile.tiles(tokens)), block, shared, cluster: split }
+    }
+}
+
+/// A kernel: for a type, rows of W and rows of X.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Variant {
+    /// What W and X are made of.
+    pub element: Element,
+    /// Rows of W and of X.
+    pub tile: Tile,
+}
+
+impl Variant {
+    /// Every kernel that a problem may ask for.
+    pub fn all() -> Vec<Variant> {
+        let of = |element, features| TOKENS.map(|tokens| Variant { element, tile: Tile { features, tokens } });
+        let of = |element| features(element).iter().flat_map(move |features| of(element, *features));
+        super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.element, self.tile.name())
+    }
+
+    /// Bytes of an atom of metadata.
+    fn atom_bytes(&self) -> u32 {
+        64 * (k_step(self.element) / 2) / 8
+    }
+
+    fn step(&self) -> Step {
+        let Tile { features, tokens } = self.tile;
+        let meta = features / 16 * 2 * (self.atom_bytes() / 4);
+        Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
+    }
+
+    /// What the source is defined for.
+    pub(crate) fn definitions(&self) -> String {
+        format!("#define ELEMENT {}\n{}", self.element.definition(), self.tile.definitions(self.step()))
+    }
+
+    pub(super) fn source(&self) -> Source {
+        let products = wgmma::products(self.element, self.tile.tokens, XOrder::TokensFirst, Weights::Shared);
+        let kernel = File::new("gemm/stream/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("stream-sm90-{}", self.name()), Support::Only((9, 0))).define(self.definitions()).with([
+            headers::COMMON,
+            headers::HOPPER,
+            products,
+            headers::EPILOGUE,
+            headers::STREAM,
+            kernel,
+        ])
+    }
+}
+
+/// What kernels are told of a problem.
+#[repr(C)]
+pub(super) struct RawProblem {
+    to: RawOutput,
+    output: u32,
+    features: u32,
+    tokens: u32,
+    clusters: u32,
+    x_rows: u32,
+    split: u32,
+    steps_each: Share,
+    sixteens_each: Share,
+}
+
+/// So many for each block of a cluster, and one more for the first few of them.
+#[repr(C)]
+struct Share {
+    each: u32,
+    more: u32,
+}
+
+impl Share {
+    fn of(all: u32, blocks: u32) -> Self {
+        Self { each: all / blocks, more: all % blocks }
+    }
+}
+
+impl RawProblem {
+    /// Of features, tokens and steps.
+    pub(super) fn new(
+        to: RawOutput,
+        output: Element,
+        (features, tokens): (usize, usize),
+        steps: usize,
+        shape: Shape,
+    ) -> Self {
+        let (output, split) = (output as u32, shape.split);
+        Self {
+            to,
+            output,
+            features: features as u32,
+            tokens: tokens as u32,
+            clusters: shape.tile.clusters(features),
+            x_rows: shape.tile.x_rows(tokens),
+            split,
+            steps_each: Share::of(steps as u32, split),
+            sixteens_each: Share::of(shape.tile.features / 16, split),
+        }
+    }
+}
+
+/// A product with its kernel and its launch.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    problem: Problem,
+    variant: Variant,
+    shape: Shape,
+    kernel: Kernel,
+    launch: Launch,
+}
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    weight: TensorMap,
+    x: TensorMap,
+    meta: TensorMap,
+    problem: RawProblem,
+}
+
+impl Plan {
+    /// Of a problem that is known to kernels, with one of its shapes.
+    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
+        let variant = Variant { element: problem.element, tile: shape.tile };
+        let kernel = device.kernel(&variant.source(), "stream")?;
+        let launch = shape.launch((problem.features, problem.tokens), variant.step());
+        kernel.allow_shared(launch.shared)?;
+        Ok(Self { problem, variant, shape, kernel, launch })
+    }
+
+    pub(super) fn kernel(&self) -> String {
+        format!("{}-{}", self.variant.element, self.shape.name())
+    }
+
+    /// # Safety
+    /// That of [`super::Gemm::run`].
+    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
+        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
+        let Tile { features: tile_features, .. } = self.shape.tile;
+        let x_rows = self.shape.tile.x_rows(tokens);
+        let (bytes, step) = (element.bytes(), k_step(element));
+        let atom = self.variant.atom_bytes();
+        // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
+        let meta_rows = reduction.div_ceil(step as usize / 2);
+        let meta_cols = features / 64 * atom as usize / 8;
+        let parameters = Parameters {
+            weight: TensorMap::new(
+                operands.weight.values,
+                bytes,
+                (features, reduction / 2),
+                (tile_features, step / 2),
+                Swizzle::Bytes128,
+            )?,
+            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (x_rows, step / 2), Swizzle::Bytes128)?,
+            meta: TensorMap::new(
+                operands.weight.meta,
+                8,
+                (meta_rows, meta_cols),
+                (2, tile_features / 16 * (atom / 32)),
+                Swizzle::None,
+            )?,
+            problem: RawProblem::new(
+                RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
+                output,
+                (features, tokens),
+                reduction.div_ceil(step as usize),
+                self.shape,
+            ),
+        };
+        // SAFETY: the caller's; the structure is the kernel's.
+        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
+        for tokens in TOKENS {
+            for element in [Element::BF16, Element::E4M3, Element::I8] {
+                let shapes = Shape::all(Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336));
+                for Shape { tile, split } in &shapes {
+                    let step = Variant { element, tile: *tile }.step();
+                    assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                    assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
+                    assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
+                }
+                // What small layers are measured to want.
+                for split in [1, 2] {
+                    assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shares_of_a_cluster_are_even_and_leave_nothing_out() {
+        for all in [1, 4, 6, 7, 16, 57] {
+            for blocks in 1..=MOST_BLOCKS {
+                let Share { each, more } = Share::of(all, blocks);
+                assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
+                // Whoever has the most rows has room for what all others send of them.
+                let most = each + u32::from(more > 0);
+                let room = Tile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
+                assert_eq!(room, most * (blocks - 1) * 16 * 8 * 4, "{all} {blocks}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_clusters_than_a_grid_has_rows_are_not_asked_for() {
+        let shapes = |features| Shape::all(Problem::plain(Element::BF16, Element::BF16, features, 8, 4096));
+        assert!(shapes(1 << 22).iter().all(|shape| shape.tile.features > 64));
+        assert!(shapes(65_535 * 64).iter().any(|shape| shape.tile.features == 64));
+        assert!(shapes(1 << 28).is_empty());
+    }
+}

@@ -1,0 +1,65 @@
+//! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
+
+use super::XOrder;
+use crate::{DataType, source::File};
+
+/// Where the compressed weights of a product come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weights {
+    /// Shared memory, described by a `u64`.
+    Shared,
+    /// Four registers, `u32[4]`.
+    Registers,
+}
+
+/// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
+/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
+pub(super) fn products(element: DataType, tokens: u32, x: XOrder, weights: Weights) -> File {
+    let sum = if element == DataType::I8 { "int" } else { "float" };
+    let [first, product] = [true, false].map(|first| product(element, tokens, x, weights, first));
+    File::generated("products", format!("typedef {sum} Sum;\n{first}{product}"))
+}
+
+fn product(element: DataType, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {
+    let registers = tokens / 2;
+    let constraint = if element == DataType::I8 { "r" } else { "f" };
+    // The last number is whether X's rows are of the reduction; before it is whether W's are, where it is in shared memory.
+    let sixteen = match (weights, x) {
+        (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
+        (Weights::Shared, XOrder::ReductionFirst) => ", 1, 1, 0, 1",
+        (Weights::Registers, XOrder::TokensFirst) => ", 1, 1, 0",
+        (Weights::Registers, XOrder::ReductionFirst) => ", 1, 1, 1",
+    };
+    let (depth, types, tail) = match element {
+        DataType::F16 => (32, "f32.f16.f16", sixteen),
+        DataType::BF16 => (32, "f32.bf16.bf16", sixteen),
+        DataType::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
+        DataType::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
+        _ => (64, "s32.s8.s8", ""),
+    };
+    // What is only written need not be kept for this: the compiler may use the registers in between.
+    let (name, access) = if first { ("first_product", '=') } else { ("product", '+') };
+    let list = |of: &dyn Fn(u32) -> String| (0..registers).map(of).collect::<Vec<_>>().join(", ");
+    let places = list(&|i| format!("%{i}"));
+    let outputs = list(&|i| format!("\"{access}{constraint}\"(sums[{i}])"));
+    let accumulate = u32::from(!first);
+    let after = |i: usize| registers as usize + i;
+    let (parameter, w, inputs, next) = match weights {
+        Weights::Shared => ("u64 w", format!("%{}", after(0)), "\"l\"(w)".to_string(), after(1)),
+        Weights::Registers => {
+            let names = [0, 1, 2, 3].map(|i| format!("%{}", after(i))).join(", ");
+            let inputs = [0, 1, 2, 3].map(|i| format!("\"r\"(w[{i}])")).join(", ");
+            ("const u32 (&w)[4]", format!("{{{names}}}"), inputs, after(4))
+        }
+    };
+    let [x, codes, selector]: [usize; 3] = std::array::from_fn(|i| next + i);
+    format!(
+        "template <int SELECTOR> __device__ __forceinline__ void {name}(Sum (&sums)[{registers}], {parameter}, u64 x, u32 codes) {{
+    asm volatile(\"{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0;\\n\"
+                 \"wgmma.mma_async.sp.sync.aligned.m64n{tokens}k{depth}.{types} {{{places}}}, {w}, %{x}, %{codes}, %{selector}, p{tail};}}\\n\"
+                 : {outputs}
+                 : {inputs}, \"l\"(x), \"r\"(codes), \"n\"(SELECTOR));
+}}
+"
+    )
+}

@@ -1,0 +1,125 @@
+//! How NVIDIA's libraries are found and their functions looked up at run time.
+//!
+//! The few functions that this crate calls are declared here by hand, from NVIDIA's documentation: their interface is the same in CUDA 11.8, 12 and 13, so one build
+//! works with whichever version is installed, however the rest of the program binds CUDA.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use libloading::Library;
+
+/// Declares a library's functions, which return a status, and a constructor that looks all of them up.
+macro_rules! functions {
+    ($($name:ident: $symbol:literal ($($argument:ty),* $(,)?);)*) => {
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
+        }
+
+        impl Functions {
+            fn of(library: &libloading::Library) -> Option<Self> {
+                // SAFETY: the types are those of NVIDIA's header.
+                unsafe { Some(Self { $($name: *library.get($symbol).ok()?,)* }) }
+            }
+        }
+    };
+}
+
+pub(super) use functions;
+
+/// Where a library may be.
+pub(super) struct Search {
+    /// An environment variable that may name its folder.
+    pub(super) variable: &'static str,
+    /// The folder of the Python package that holds it, in `site-packages/nvidia`.
+    pub(super) package: &'static str,
+    /// Names for the system's loader, the preferred one first.
+    pub(super) names: &'static [&'static str],
+    /// How the library's file name begins in a folder.
+    pub(super) file: &'static str,
+    /// How the names of other files begin that the library loads by name: they are loaded before it.
+    pub(super) needs: &'static [&'static str],
+}
+
+impl Search {
+    /// Loads the library: from the folder that the variable names, else by the system's loader, else from a CUDA toolkit's or a Python environment's folders
+    /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`).
+    pub(super) fn load(&self) -> Option<Library> {
+        let named = std::env::var_os(self.variable).map(PathBuf::from);
+        named
+            .and_then(|folder| self.load_from(&folder))
+            .or_else(|| self.names.iter().find_map(open))
+            .or_else(|| folders(self.package).iter().find_map(|folder| self.load_from(folder)))
+    }
+
+    /// Loads the library from a folder; of several versions the newest that loads.
+    fn load_from(&self, folder: &Path) -> Option<Library> {
+        let mut files: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|file| file.path()).collect();
+        files.sort();
+        let named = |prefix: &'static str| {
+            let starts =
+                move |path: &&PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(prefix));
+            files.iter().rev().filter(starts)
+        };
+        for needed in self.needs.iter().flat_map(|prefix| named(prefix)) {
+            // It must stay loaded as long as the library, which is for good.
+            if let Some(library) = open(needed) {
+                std::mem::forget(library);
+            }
+        }
+        named(self.file).find_map(open)
+    }
+}
+
+/// Whether the driver's library can be loaded. cudarc looks for it under these names in every version that it has bindings for.
+pub(crate) fn is_driver_present() -> bool {
+    let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
+    names.iter().any(|name| open(name).is_some())
+}
+
+fn open(name: impl AsRef<std::ffi::OsStr>) -> Option<Library> {
+    // SAFETY: loading NVIDIA's libraries runs only their own initializers.
+    unsafe { Library::new(name.as_ref()) }.ok()
+}
+
+/// Folders that the system's loader does not search.
+fn folders(package: &str) -> Vec<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
+    let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some("/usr/local/cuda".into())].into_iter().flatten();
+    let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
+    let python = variable("VIRTUAL_ENV").map(|environment| environment.join("lib"));
+    for version in python.iter().flat_map(std::fs::read_dir).flatten().flatten() {
+        let packages = version.path().join("site-packages/nvidia");
+        folders.extend(["cu13", package].map(|folder| packages.join(folder).join("lib")));
+    }
+    folders
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    const SEARCH: Search = Search { variable: "", package: "", names: &[], file: "libc.so", needs: &["libm.so"] };
+
+    #[test]
+    fn a_folder_without_the_library_gives_none_and_one_with_it_the_newest_that_loads() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(SEARCH.load_from(&folder.path().join("missing")).is_none());
+        assert!(SEARCH.load_from(folder.path()).is_none());
+        // A damaged newer file is passed over.
+        std::fs::write(folder.path().join("libc.so.7"), b"damaged").unwrap();
+        assert!(SEARCH.load_from(folder.path()).is_none());
+        let Some(libc) = loaded("libc.so.6") else { return };
+        std::os::unix::fs::symlink(libc, folder.path().join("libc.so.6")).unwrap();
+        assert!(SEARCH.load_from(folder.path()).is_some());
+    }
+
+    /// The file of a library that this process has loaded.
+    fn loaded(name: &str) -> Option<PathBuf> {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        maps.lines()
+            .filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])))
+            .find(|path| path.ends_with(name))
+    }
+}
