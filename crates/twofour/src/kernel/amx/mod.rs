@@ -22,7 +22,7 @@ use super::{
     decode::DenseBlock,
     element::TileProducts,
     scratch::Scratch,
-    share::share,
+    share::{share, threads},
     strips::{ROWS, Strips},
 };
 pub(super) use tile::TileElement;
@@ -117,7 +117,7 @@ fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::El
         sums.values.fill(Zeroable::zeroed());
         return sums;
     }
-    let block = strips.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(2).min(STRIPS);
+    let block = strips.div_ceil(4 * threads()).next_multiple_of(2).min(STRIPS);
     for start in (0..tokens).step_by(TOKENS) {
         let end = (start + TOKENS).min(tokens);
         let mut packed = Scratch::take((end - start).div_ceil(2 * ROWS) * 2 * depth * TILE);

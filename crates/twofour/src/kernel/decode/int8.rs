@@ -97,6 +97,10 @@ impl Factor for &Strips<i8> {
         Strips::rows(self)
     }
 
+    fn bytes(&self) -> usize {
+        Strips::bytes(self)
+    }
+
     fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
         match engine {
             // SAFETY: an Engine is only handed out where Engine::available lists it, so the CPU has the instructions.
@@ -116,6 +120,10 @@ impl Factor for DenseBlock<'_, i8> {
 
     fn rows(&self) -> usize {
         self.rows
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.values)
     }
 
     fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {

@@ -15,7 +15,7 @@ mod strips;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod vector;
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use bytemuck::Zeroable;
 
@@ -25,16 +25,24 @@ use super::{
     arguments::Sums,
     reference,
     scratch::Scratch,
-    share::share,
+    share::{share_expecting, threads},
     strips::{ROWS, Strips},
 };
 pub(super) use int8::prepare as prepare_bytes;
 
-/// Parts of a product for each thread, at most.
+/// Parts of a product for each thread, at most: a few even out what else the machine is doing.
 const PARTS: usize = 8;
 
-/// Columns times rows of a part, at least: it takes ten microseconds or more.
-const LEAST_PART: usize = 1 << 19;
+/// Bytes of a weight from which it is worth a second thread, even one that is awake: about ten microseconds for one thread. What two threads hand to
+/// each other, and each other's caches, takes one or two of them.
+const LEAST_SHARED: usize = 1 << 20;
+
+/// Bytes of the weight that a part has at least, from a core's own cache read in three microseconds or so.
+const LEAST_PART: usize = 128 << 10;
+
+/// Bytes of the weight that a core multiplies in a microsecond, from the last-level cache and with one token: so fast that a guess of the time with it
+/// is rather too short.
+const BYTES_PER_MICROSECOND: usize = 40_000;
 
 /// Kernels walk so many strips at once, so parts are a multiple of it.
 const SIDE_BY_SIDE: usize = 4;
@@ -73,6 +81,8 @@ pub(super) trait Factor: Copy + Send + Sync {
     type Sum: bytemuck::Pod + Send;
     /// How many rows it has.
     fn rows(&self) -> usize;
+    /// How many bytes.
+    fn bytes(&self) -> usize;
     /// Multiplies some strips with activations `stride` apart: `[strip, token, ROWS]`.
     fn multiply(
         &self,
@@ -93,13 +103,19 @@ pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation],
         return sums;
     }
     let stride = x.len() / tokens;
-    // A few parts per thread even out what else the machine is doing, but not so small that asking for help takes longer.
-    let worthwhile = LEAST_PART.div_ceil(stride * ROWS);
-    let part = strips.div_ceil(PARTS * rayon::current_num_threads()).max(worthwhile).next_multiple_of(SIDE_BY_SIDE);
+    let bytes = weight.bytes();
+    let parts = if bytes < LEAST_SHARED { 1 } else { (bytes / LEAST_PART).min(PARTS * threads()) };
+    let part = strips.div_ceil(parts).next_multiple_of(SIDE_BY_SIDE);
+    let expected = Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);
     let multiply = |(i, out): (usize, &mut [F::Sum])| {
         weight.multiply(engine, i * part..(i * part + part).min(strips), x, stride, out);
     };
-    share(sums.values.chunks_mut(part * tokens * ROWS).enumerate(), || (), |(), part| multiply(part));
+    share_expecting(
+        expected,
+        sums.values.chunks_mut(part * tokens * ROWS).enumerate(),
+        || (),
+        |(), part| multiply(part),
+    );
     sums
 }
 
@@ -125,6 +141,10 @@ impl<T: KernelElement> Factor for &Strips<T> {
         Strips::rows(self)
     }
 
+    fn bytes(&self) -> usize {
+        Strips::bytes(self)
+    }
+
     fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
         match engine {
             // SAFETY: an Engine is only handed out where Engine::available lists it, so the CPU has the instructions.
@@ -144,6 +164,10 @@ impl<T: KernelElement> Factor for DenseBlock<'_, T> {
 
     fn rows(&self) -> usize {
         self.rows
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.values)
     }
 
     fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {

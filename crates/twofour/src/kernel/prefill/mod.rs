@@ -24,7 +24,7 @@ use super::{
     Engine, Epilogue, KernelElement,
     decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
     scratch::Scratch,
-    share::share,
+    share::{share, threads},
     strips::{ROWS, Strip, Strips},
 };
 use kept_columns::KeptOfColumns;
@@ -176,7 +176,7 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
     }
     let (vectors, _) = F::shape::<V>();
     // A few blocks per thread even out what else the machine is doing.
-    let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
+    let block = outs.div_ceil(4 * threads()).next_multiple_of(ALIGNMENT).min(OUTS);
     for (i, y) in y.chunks_mut(TOKENS * outs).enumerate() {
         let tokens = y.len() / outs;
         let x = &x[i * TOKENS * depth..][..tokens * depth];
