@@ -3,7 +3,8 @@
 use bytemuck::Pod;
 
 use super::{
-    Epilogue, KernelElement,
+    element::KernelElement,
+    epilogue::Epilogue,
     scratch::Scratch,
     share::{LEAST_PART, share_elements},
     strips::ROWS,

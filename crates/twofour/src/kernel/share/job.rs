@@ -94,7 +94,7 @@ pub(super) struct Job {
 // SAFETY: `frame` is the only field that is not `Send` and `Sync` by itself. It is read only by `compute`, and `Job::new` demands of the
 // frame's type that threads may share it.
 unsafe impl Send for Job {}
-// SAFETY: as for `Send`.
+// SAFETY: `frame` is read only by `compute`, whose types `Job::new` demands to be shareable; all other fields are `Sync`.
 unsafe impl Sync for Job {}
 
 impl Job {
