@@ -64,6 +64,31 @@ fn the_table_names_the_work() {
 }
 
 #[test]
+fn latencies_are_told_for_one_thread_and_for_several() {
+    let dir = tempfile::tempdir().unwrap();
+    let arguments = ["bench", "cpu", "--suite", "latency", "--shape", "96x64", "--dtype", "bf16", "--seconds", "0.01"];
+    let ran = run(dir.path(), &[&arguments[..], &["--json", "-o", "latency.json"]].concat()).good();
+    let answer = ran.json();
+    assert_eq!(std::fs::read_to_string(dir.path().join("latency.json")).unwrap(), ran.stdout);
+    let command = "twofour bench cpu --suite latency --dtype bf16 --shape 96x64 --seconds 0.01";
+    assert_eq!(answer["command"], command);
+    let rows = answer["rows"].as_array().unwrap();
+    let several = &answer["machine"]["threads"];
+    let found: Vec<_> = rows.iter().map(|row| (&row["between"], &row["threads"], &row["tokens"])).collect();
+    let one = Value::from(1);
+    let wanted = |between| [(between, &one, &one), (between, several, &one)];
+    let [back_to_back, pauses] = ["back-to-back", "pauses"].map(Value::from);
+    assert_eq!(found, [wanted(&back_to_back), wanted(&pauses)].concat());
+    for row in rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+        assert!(number("calls") >= 300.0 && 0.0 < number("p50_us") && number("p50_us") <= number("p90_us"), "{row}");
+        assert!(number("p90_us") <= number("p99_us") && number("p99_us") <= number("max_us"), "{row}");
+    }
+    let text = run(dir.path(), &arguments).good().stdout;
+    assert!(text.contains("decode/bf16/96x64/1") && text.contains("back to back") && text.contains("30 us"), "{text}");
+}
+
+#[test]
 fn what_is_asked_wrongly_is_told_before_anything_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let old = dir.path().join("old.json");

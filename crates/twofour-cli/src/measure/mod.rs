@@ -3,6 +3,7 @@
 mod alternate;
 mod contender;
 pub(crate) mod cuda;
+mod latency;
 mod machine;
 mod memory;
 mod random;
@@ -11,6 +12,7 @@ mod work;
 mod worker;
 
 pub(crate) use alternate::medians;
+pub(crate) use latency::{Between, Latencies, LatencyRow};
 pub(crate) use machine::{Machine, load_average, machine};
 pub(crate) use read::ReadBandwidth;
 pub(crate) use work::{Outcome, Row, Shape, WeightDType, Who, Work};

@@ -2,7 +2,13 @@
 
 use bytemuck::Pod;
 
-use super::{Epilogue, KernelElement, scratch::Scratch, share::share, strips::ROWS};
+use super::{
+    element::KernelElement,
+    epilogue::Epilogue,
+    scratch::Scratch,
+    share::{LEAST_PART, share_elements},
+    strips::ROWS,
+};
 use crate::{Error, Result};
 
 /// An error unless the buffer has `tokens * features` elements.
@@ -47,7 +53,11 @@ impl<S: Pod + Sync> Sums<S> {
                 output(&sums[strip * self.stride + token], token, strip * ROWS, y);
             }
         };
-        share(y.chunks_mut(out_features).enumerate(), || (), |(), token| store(token));
+        let part = LEAST_PART.div_ceil(out_features);
+        let store_part = |(i, y): (usize, &mut [T])| {
+            (i * part..).zip(y.chunks_mut(out_features)).for_each(store);
+        };
+        share_elements(y.len(), y.chunks_mut(part * out_features).enumerate(), store_part);
     }
 }
 

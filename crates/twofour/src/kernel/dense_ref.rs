@@ -2,16 +2,19 @@
 
 use rayon::prelude::*;
 
-use super::{
-    Engine, Epilogue, KernelElement,
-    arguments::{expect_bias, expect_len, widen},
-    decode::{self, DenseBlock},
-    reference,
-};
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
     prefill::{Many, Prefill},
+};
+use super::{
+    arguments::{expect_bias, expect_len, widen},
+    decode,
+    dense_block::DenseBlock,
+    element::KernelElement,
+    engine::{Cpu, Engine},
+    epilogue::Epilogue,
+    reference,
 };
 use crate::{MatrixRef, Result};
 
@@ -28,7 +31,7 @@ use crate::{MatrixRef, Result};
 #[derive(Debug, Clone, Copy)]
 pub struct DenseRef<'a, T> {
     block: DenseBlock<'a, T>,
-    engine: Engine,
+    cpu: Cpu,
 }
 
 impl<'a, T: KernelElement> DenseRef<'a, T> {
@@ -37,13 +40,13 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn new(matrix: MatrixRef<'a, T>, engine: Engine) -> Result<Self> {
-        let engine = engine.expect_available()?;
-        Ok(Self::of(DenseBlock { rows: matrix.rows(), cols: matrix.cols(), values: matrix.data() }, engine))
+        let cpu = Cpu::detect(engine)?;
+        Ok(Self::of(DenseBlock { rows: matrix.rows(), cols: matrix.cols(), values: matrix.data() }, cpu))
     }
 
-    /// For an engine that is known to be there.
-    pub(super) fn of(block: DenseBlock<'a, T>, engine: Engine) -> Self {
-        DenseRef { block, engine }
+    /// For an engine that was detected.
+    pub(super) fn of(block: DenseBlock<'a, T>, cpu: Cpu) -> Self {
+        DenseRef { block, cpu }
     }
 
     /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
@@ -55,16 +58,16 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
         expect_len("y", y, tokens, self.block.rows)?;
         expect_bias(&epilogue, self.block.rows)?;
         #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = amx::choose(self.engine, x, tokens) {
-            (tiles.dense)(self.block, x, tokens).store_floats(tokens, epilogue, y);
+        if let Some(sums) = amx::dense_floats(self.cpu, self.block, x, tokens) {
+            sums.store_floats(tokens, epilogue, y);
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::DENSE) {
+        if let Some(prefill) = Prefill::choose(self.cpu, tokens, Many::DENSE) {
             prefill.dense_linear(self.block, x, epilogue, y);
             return Ok(());
         }
-        decode::product(self.engine, self.block, &widen(x), tokens).store_floats(tokens, epilogue, y);
+        decode::product(self.cpu, self.block, &widen(x), tokens).store_floats(tokens, epilogue, y);
         Ok(())
     }
 
@@ -79,7 +82,7 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::GRADIENT) {
+        if let Some(prefill) = Prefill::choose(self.cpu, tokens, Many::GRADIENT) {
             prefill.dense_input_gradient(self.block, dy, dx);
             return Ok(());
         }

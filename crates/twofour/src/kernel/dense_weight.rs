@@ -1,6 +1,13 @@
 //! A dense weight with kernels of the same care: the contender that a sparse weight must beat.
 
-use super::{DenseRef, Engine, Epilogue, KernelElement, aligned::Aligned, decode::DenseBlock};
+use super::{
+    aligned::Aligned,
+    dense_block::DenseBlock,
+    dense_ref::DenseRef,
+    element::KernelElement,
+    engine::{Cpu, Engine},
+    epilogue::Epilogue,
+};
 use crate::{MatrixRef, Result};
 
 /// A dense weight `[out_features, in_features]`.
@@ -9,7 +16,7 @@ pub struct DenseWeight<T> {
     rows: usize,
     cols: usize,
     values: Aligned<T>,
-    engine: Engine,
+    cpu: Cpu,
 }
 
 impl<T: KernelElement> DenseWeight<T> {
@@ -26,8 +33,8 @@ impl<T: KernelElement> DenseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(matrix: MatrixRef<'_, T>, engine: Engine) -> Result<Self> {
-        let engine = engine.expect_available()?;
-        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: Aligned::copy_of(matrix.data()), engine })
+        let cpu = Cpu::detect(engine)?;
+        Ok(Self { rows: matrix.rows(), cols: matrix.cols(), values: Aligned::copy_of(matrix.data()), cpu })
     }
 
     /// Rows of the weight.
@@ -52,7 +59,7 @@ impl<T: KernelElement> DenseWeight<T> {
 
     /// The weight where it lies.
     pub fn view(&self) -> DenseRef<'_, T> {
-        DenseRef::of(DenseBlock { rows: self.rows, cols: self.cols, values: &self.values }, self.engine)
+        DenseRef::of(DenseBlock { rows: self.rows, cols: self.cols, values: &self.values }, self.cpu)
     }
 
     /// See [`DenseRef::linear`].

@@ -6,10 +6,12 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{
-    Engine, Epilogue,
     aligned::Aligned,
     arguments::{Sums, expect_bias, expect_len},
-    decode::{self, DenseBlock, Factor},
+    decode::{self, Factor},
+    dense_block::DenseBlock,
+    engine::{Cpu, Engine},
+    epilogue::Epilogue,
     quantize::quantize_rows,
     strips::Strips,
 };
@@ -36,7 +38,7 @@ pub struct DenseWeightI8 {
 /// What int8 weights of either kind keep beside their values.
 #[derive(Debug, Clone)]
 struct Rows {
-    engine: Engine,
+    cpu: Cpu,
     /// One a row.
     scales: Vec<f32>,
     /// The sum of each row's values.
@@ -55,7 +57,7 @@ impl Rows {
         }
         expect_len("scales", &scales, 1, rows.len())?;
         let sums = rows.map(|row| row.iter().map(|v| i32::from(*v)).sum()).collect();
-        Ok(Rows { engine: engine.expect_available()?, scales, sums })
+        Ok(Rows { cpu: Cpu::detect(engine)?, scales, sums })
     }
 
     /// `y = act(x · Wᵀ + bias)`, where `product` gives for int8 activations the sums, and what they have too much
@@ -92,14 +94,14 @@ impl Rows {
 
 /// Sums of a weight with few tokens, and what they have too much for each unit of the row's sum of weights.
 fn few<F: Factor<Activation = i8, Sum = i32>>(
-    engine: Engine,
+    cpu: Cpu,
     weight: F,
     x: &[i8],
     tokens: usize,
     in_features: usize,
 ) -> (Sums<i32>, i32) {
-    let (x, offset) = decode::prepare_bytes(engine, x, in_features);
-    (decode::product(engine, weight, &x, tokens), offset)
+    let (x, offset) = decode::prepare_bytes(cpu, x, in_features);
+    (decode::product(cpu, weight, &x, tokens), offset)
 }
 
 impl SparseWeightI8 {
@@ -153,13 +155,13 @@ impl SparseWeightI8 {
     /// # Errors
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
-        let engine = self.shared.engine;
+        let cpu = self.shared.cpu;
         self.shared.linear(self.in_features(), x, tokens, epilogue, y, |x| {
             #[cfg(target_arch = "x86_64")]
-            if amx::is_chosen(engine, tokens) {
-                return (amx::sparse(&self.weight, x, tokens), 0);
+            if let Some(amx) = amx::choose(cpu, tokens) {
+                return (amx::sparse(amx, &self.weight, x, tokens), 0);
             }
-            few(engine, &self.weight, x, tokens, self.in_features())
+            few(cpu, &self.weight, x, tokens, self.in_features())
         })
     }
 }
@@ -204,13 +206,13 @@ impl DenseWeightI8 {
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
         let block = DenseBlock { rows: self.out_features(), values: &self.values, cols: self.in_features };
-        let engine = self.shared.engine;
+        let cpu = self.shared.cpu;
         self.shared.linear(self.in_features, x, tokens, epilogue, y, |x| {
             #[cfg(target_arch = "x86_64")]
-            if amx::is_chosen(engine, tokens) {
-                return (amx::dense(block, x, tokens), 0);
+            if let Some(amx) = amx::choose(cpu, tokens) {
+                return (amx::dense(amx, block, x, tokens), 0);
             }
-            few(engine, block, x, tokens, self.in_features)
+            few(cpu, block, x, tokens, self.in_features)
         })
     }
 }

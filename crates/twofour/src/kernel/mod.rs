@@ -3,13 +3,15 @@
 //! A [`Compressed`](crate::Compressed) weight becomes a [`SparseWeight`] (in strips of sixteen rows) for one [`Engine`]; a dense one becomes a [`DenseWeight`], or is multiplied where it lies as a [`DenseRef`], whose kernels are written
 //! with the same care, so that comparing the two is fair. Activations are `[tokens, features]`, row-major.
 //!
-//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. Threads are the calling one and rayon's, together as many as rayon's pool has: see [`share`].
+//! [`Engine::best`] picks the instructions once; `TWOFOUR_ENGINE` forces one. The calling thread is helped by threads of this module's own, all together at most
+//! as many as rayon's pool has: see [`share`].
 
 mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod arguments;
 mod decode;
+mod dense_block;
 mod dense_ref;
 mod dense_weight;
 mod element;
@@ -26,6 +28,8 @@ mod sparse_weight;
 mod strips;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 
 pub use dense_ref::DenseRef;
 pub use dense_weight::DenseWeight;

@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::{
-    KernelElement,
-    decode::DenseBlock,
+    dense_block::DenseBlock,
+    element::KernelElement,
     strips::{ROWS, Strips},
 };
 

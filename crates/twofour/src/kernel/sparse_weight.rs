@@ -2,16 +2,19 @@
 
 use rayon::prelude::*;
 
-use super::{
-    Engine, Epilogue, KernelElement,
-    arguments::{expect_bias, expect_len, widen},
-    decode, reference,
-    strips::Strips,
-};
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
     prefill::{Many, Prefill},
+};
+use super::{
+    arguments::{expect_bias, expect_len, widen},
+    decode,
+    element::KernelElement,
+    engine::{Cpu, Engine},
+    epilogue::Epilogue,
+    reference,
+    strips::Strips,
 };
 use crate::{Compressed, Mask, MatrixRef, Result};
 
@@ -29,7 +32,7 @@ use crate::{Compressed, Mask, MatrixRef, Result};
 #[derive(Debug, Clone)]
 pub struct SparseWeight<T> {
     weight: Strips<T>,
-    engine: Engine,
+    cpu: Cpu,
 }
 
 impl<T: KernelElement> SparseWeight<T> {
@@ -46,7 +49,7 @@ impl<T: KernelElement> SparseWeight<T> {
     /// # Errors
     /// [`crate::Error::Engine`] where this machine cannot run it.
     pub fn pack_for(weight: Compressed<T>, engine: Engine) -> Result<Self> {
-        Ok(Self { weight: Strips::pack(&weight), engine: engine.expect_available()? })
+        Ok(Self { weight: Strips::pack(&weight), cpu: Cpu::detect(engine)? })
     }
 
     /// Compresses a matrix of the same shape into this weight's memory, keeping what the mask keeps: what sparse training
@@ -61,7 +64,7 @@ impl<T: KernelElement> SparseWeight<T> {
 
     /// The engine that multiplies.
     pub fn engine(&self) -> Engine {
-        self.engine
+        self.cpu.engine()
     }
 
     /// Rows of the weight.
@@ -95,17 +98,17 @@ impl<T: KernelElement> SparseWeight<T> {
         expect_len("y", y, tokens, self.out_features())?;
         expect_bias(&epilogue, self.out_features())?;
         #[cfg(target_arch = "x86_64")]
-        if let Some(tiles) = amx::choose(self.engine, x, tokens) {
-            (tiles.sparse)(&self.weight, x, tokens).store_floats(tokens, epilogue, y);
+        if let Some(sums) = amx::sparse_floats(self.cpu, &self.weight, x, tokens) {
+            sums.store_floats(tokens, epilogue, y);
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::SPARSE) {
+        if let Some(prefill) = Prefill::choose(self.cpu, tokens, Many::SPARSE) {
             prefill.sparse_linear(&self.weight, x, epilogue, y);
             return Ok(());
         }
         let x = decode::prepare(x, self.in_features(), self.weight.padded_cols());
-        decode::product(self.engine, &self.weight, &x, tokens).store_floats(tokens, epilogue, y);
+        decode::product(self.cpu, &self.weight, &x, tokens).store_floats(tokens, epilogue, y);
         Ok(())
     }
 
@@ -123,7 +126,7 @@ impl<T: KernelElement> SparseWeight<T> {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(prefill) = Prefill::choose(self.engine, tokens, Many::GRADIENT) {
+        if let Some(prefill) = Prefill::choose(self.cpu, tokens, Many::GRADIENT) {
             prefill.sparse_input_gradient(&self.weight, dy, dx);
             return Ok(());
         }

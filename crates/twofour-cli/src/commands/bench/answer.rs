@@ -46,11 +46,7 @@ impl Answer {
             let with = units::plural(*threads, "thread");
             screen.line(format!("mere reading, {with}: {gb_per_s:.1} GB/s ({variant})"))?;
         }
-        if let Some(load) = self.load_average.filter(|load| *load > BUSY * self.machine.hardware_threads as f64) {
-            let has = units::plural(self.machine.hardware_threads, "hardware thread");
-            let text = format!("load average {load:.1} on {has} at the start: other work disturbs these figures");
-            screen.line(paint(style::WARNING, text))?;
-        }
+        warn_if_busy(screen, self.load_average, &self.machine)?;
         screen.line("")?;
         let mut table = Table::new([
             ("work", Align::Left),
@@ -78,6 +74,14 @@ impl Answer {
              Over f32: the time of the 2:4 product in f32 by that in this dtype.",
         ))
     }
+}
+
+/// Says so where other work kept the machine busy before the measurement.
+pub(super) fn warn_if_busy(screen: &mut Screen, load_average: Option<f64>, machine: &Machine) -> Result<()> {
+    let Some(load) = load_average.filter(|load| *load > BUSY * machine.hardware_threads as f64) else { return Ok(()) };
+    let has = units::plural(machine.hardware_threads, "hardware thread");
+    let text = format!("load average {load:.1} on {has} at the start: other work disturbs these figures");
+    screen.line(paint(style::WARNING, text))
 }
 
 fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {

@@ -3,10 +3,11 @@
 use std::{thread, time::Duration};
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{
     answer::Answer,
+    latency,
     output::Output,
     suite::{DTYPES, only, product, suite},
 };
@@ -24,17 +25,25 @@ use crate::{
 /// cannot be faster than that, and a 2:4 kernel cannot gain more than its weight is smaller.
 ///
 /// Takes up to 4 GiB of memory, and about two minutes for each number of threads.
+///
+/// The suite `latency` times single calls of 2:4 layers of 0.1 to 50 million elements instead, by turns with one thread and with several, back to
+/// back and with 30 µs of other work between calls as in a model: the median and the 90th and 99th percentile. Takes about three minutes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour bench cpu
   twofour bench cpu --threads 1,2,8 -o cpu.json
   twofour bench cpu --only 'decode/bf16/*/1' --only prefill --seconds 10
+  twofour bench cpu --suite latency --threads 2 -o latency.json
   twofour bench cpu --shape 11008x4096 --tokens 1,64 --dtype bf16 --json | jq '.rows[]'
 
 Work is named KIND/DTYPE/OUTxIN/TOKENS, as in decode/f32/14336x4096/1.")]
 pub(super) struct Cpu {
-    /// Numbers of threads, each measured in a process of its own [default: 1,2]
+    /// What to measure
+    #[arg(long, value_enum, value_name = "SUITE", default_value_t = Suite::Speedup)]
+    suite: Suite,
+
+    /// Numbers of threads, each measured in a process of its own [default: 1,2]; for latency, the largest is compared with one thread
     #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = clap::value_parser!(u16).range(1..=4096))]
     threads: Vec<u16>,
 
@@ -50,16 +59,25 @@ pub(super) struct Cpu {
     #[arg(long, value_name = "OUTxIN")]
     shape: Vec<Shape>,
 
-    /// Numbers of tokens to multiply at once by the shapes given [default: 1,16,512]
+    /// Numbers of tokens to multiply at once by the shapes given [default: 1,16,512; for latency 1]
     #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "shape", value_parser = clap::value_parser!(u32).range(1..=65536))]
     tokens: Vec<u32>,
 
-    /// Seconds to spend on each work with all its contenders; five rounds are made in any case
+    /// Seconds to spend on each work with all its contenders; five rounds, for latency 300 calls with each number of threads, are made in any case
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     seconds: f64,
 
     #[command(flatten)]
     output: Output,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Suite {
+    /// 2:4 against the strongest dense products
+    Speedup,
+    /// Single calls with one thread and with several
+    Latency,
 }
 
 impl Cpu {
@@ -72,6 +90,11 @@ impl Cpu {
             Err(e) => bail!(Usage(format!("--seconds {}: {e}", self.seconds))),
         };
         self.output.expect_writable()?;
+        if self.suite == Suite::Latency {
+            // Half of the time back to back, half with pauses.
+            let most = *threads.last().unwrap_or(&1);
+            return latency::run(&works, most, budget / 2, self.told(), &self.output, screen);
+        }
         let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
         let all = (works.len() * threads.len()) as u64;
         let request = Request { works, budget, bandwidth: Bandwidth::Measure, single: Single::Beside };
@@ -105,7 +128,9 @@ impl Cpu {
         let dtypes = if self.dtype.is_empty() { &DTYPES[..] } else { &self.dtype };
         let tokens: Vec<usize> = self.tokens.iter().map(|&tokens| tokens as usize).collect();
         let works = match (self.shape.as_slice(), tokens.as_slice()) {
+            ([], _) if self.suite == Suite::Latency => latency::works(dtypes),
             ([], _) => suite(dtypes),
+            (shapes, []) if self.suite == Suite::Latency => product(shapes, dtypes, &[1]),
             (shapes, []) => product(shapes, dtypes, &[1, 16, 512]),
             (shapes, tokens) => product(shapes, dtypes, tokens),
         };
@@ -141,6 +166,9 @@ impl Cpu {
                 command += &format!(" {option} {value}");
             }
         };
+        if self.suite == Suite::Latency {
+            add("--suite", "latency".to_owned());
+        }
         add("--threads", list(&self.threads));
         self.only.iter().for_each(|pattern| add("--only", format!("'{pattern}'")));
         add("--dtype", list(&self.dtype));

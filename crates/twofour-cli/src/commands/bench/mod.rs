@@ -3,6 +3,7 @@
 mod answer;
 mod cpu;
 mod cuda;
+mod latency;
 mod output;
 mod suite;
 

@@ -1,7 +1,7 @@
 //! Dense weights as left factors: sixteen rows, 64 bytes of each, copied as they are. The tokens are transposed once instead.
 
 use super::{
-    super::{decode::DenseBlock, strips::ROWS},
+    super::{dense_block::DenseBlock, engine::HasAvx512, strips::ROWS},
     Factor, LINE, SUMS, TILE, TileElement, transpose,
 };
 
@@ -41,23 +41,24 @@ impl<E: TileElement> Factor for DenseBlock<'_, E> {
     }
 
     /// Right factors: four bytes of depth of each of 16 tokens in a row.
-    fn pack_tokens(x: &[E], cols: usize, tiles: &mut [u8]) {
+    fn pack_tokens(has: HasAvx512, x: &[E], cols: usize, tiles: &mut [u8]) {
         pack_rows(x, cols, 0, tiles);
-        tiles.chunks_exact_mut(TILE).for_each(|tile| transpose::transpose(bytemuck::cast_slice_mut(tile)));
+        tiles.chunks_exact_mut(TILE).for_each(|tile| transpose::transpose(has, bytemuck::cast_slice_mut(tile)));
     }
 
-    fn fill(&self, strip: usize, first: usize, tiles: &mut [u8]) {
+    fn fill(&self, _: HasAvx512, strip: usize, first: usize, tiles: &mut [u8]) {
         let rows = (strip * ROWS).min(self.rows)..((strip + 1) * ROWS).min(self.rows);
         pack_rows(&self.values[rows.start * self.cols..rows.end * self.cols], self.cols, first, tiles);
     }
 
     #[inline(always)]
     unsafe fn multiply(weights: [*const u8; 2], tokens: [*const u8; 2], depth: usize, sums: [*mut E::Sum; 2]) {
-        // SAFETY: the caller's.
+        // SAFETY: AMX is there, the tiles are configured and the pointers are valid, as the trait requires; `sums` are valid for two tiles, the second
+        // of which is `SUMS` further.
         unsafe { E::multiply(weights, tokens, depth, sums.map(|sums| [sums, sums.add(SUMS)])) }
     }
 
-    fn finish(sums: &mut [E::Sum]) {
-        transpose::transpose(bytemuck::cast_slice_mut(sums));
+    fn finish(has: HasAvx512, sums: &mut [E::Sum]) {
+        transpose::transpose(has, bytemuck::cast_slice_mut(sums));
     }
 }

@@ -6,7 +6,10 @@ use std::{arch::x86_64::*, ops::Range};
 use half::bf16;
 
 use super::{
-    super::strips::{Order, ROWS, Strip, Strips},
+    super::{
+        engine::HasAvx512,
+        strips::{Order, ROWS, Strip, Strips},
+    },
     Factor, LINE, SUMS, TILE, TileElement,
 };
 
@@ -25,7 +28,7 @@ pub(in super::super) trait Expand: Order {
 impl Expand for bf16 {
     #[inline(always)]
     unsafe fn expand(values: *const Self, codes: *const u32) -> [__m512i; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: AVX-512 is there and both pointers are of a line, as the trait requires.
         unsafe {
             let pairs = _mm512_loadu_si512(values.cast());
             let first = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF));
@@ -49,7 +52,7 @@ impl Expand for bf16 {
 impl Expand for i8 {
     #[inline(always)]
     unsafe fn expand(values: *const Self, codes: *const u32) -> [__m512i; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: AVX-512 is there and both pointers are of a line, as the trait requires.
         unsafe {
             let fours = _mm512_loadu_si512(values.cast());
             let halves = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.cast()));
@@ -88,7 +91,7 @@ unsafe fn expand<E: Expand>(strip: Strip<'_, E>, lines: Range<usize>, tiles: &mu
     let (filled, rest) = tiles.split_at_mut(lines.len() * 2 * LINE);
     for (line, out) in lines.zip(filled.chunks_exact_mut(2 * LINE)) {
         let (values, codes) = strip.line(line);
-        // SAFETY: the caller's; the slices are a line, and `out` is two rows of a tile.
+        // SAFETY: AVX-512 is there, as this function requires; the slices are a line, and `out` is two rows of a tile.
         unsafe {
             let [lower, upper] = E::expand(values.as_ptr(), codes.as_ptr());
             _mm512_storeu_si512(out.as_mut_ptr().cast(), lower);
@@ -110,41 +113,44 @@ impl<E: TileElement> Factor for &Strips<E> {
     }
 
     /// Left factors: 16 rows of 64 bytes of a token each.
-    fn pack_tokens(x: &[E], cols: usize, tiles: &mut [u8]) {
+    fn pack_tokens(_: HasAvx512, x: &[E], cols: usize, tiles: &mut [u8]) {
         super::dense::pack_rows(x, cols, 0, tiles);
     }
 
-    fn fill(&self, strip: usize, first: usize, tiles: &mut [u8]) {
+    fn fill(&self, _: HasAvx512, strip: usize, first: usize, tiles: &mut [u8]) {
         if strip * ROWS >= Strips::rows(self) {
             // A strip that completes a pair.
             return tiles.fill(0);
         }
         let strip = self.strip(strip);
         let lines = first * LINES..(first * LINES + tiles.len() / (2 * LINE)).min(strip.lines());
-        // SAFETY: a CPU with AMX has AVX-512.
+        // SAFETY: a `HasAvx512` exists only where detection found the instructions.
         unsafe { expand(strip, lines, tiles) }
     }
 
     #[inline(always)]
     unsafe fn multiply(weights: [*const u8; 2], tokens: [*const u8; 2], depth: usize, sums: [*mut E::Sum; 2]) {
-        // SAFETY: the caller's.
+        // SAFETY: AMX is there, the tiles are configured and the pointers are valid, as the trait requires; `sums` are valid for two tiles.
         unsafe {
             let of_token = |token: usize| sums.map(|sums| sums.add(token * SUMS));
             E::multiply(tokens, weights, depth, [of_token(0), of_token(1)]);
         }
     }
 
-    fn finish(_: &mut [E::Sum]) {}
+    fn finish(_: HasAvx512, _: &mut [E::Sum]) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Compressed, MatrixRef, kernel::Engine};
+    use crate::{
+        Compressed, MatrixRef,
+        kernel::engine::{Cpu, Engine},
+    };
     use proptest::prelude::*;
 
     /// A row of a tile holds four bytes of depth of each row of the strip.
-    fn check<E: TileElement>(rows: usize, cols: usize, values: &[E], first: usize, tiles: usize) {
+    fn check<E: TileElement>(has: HasAvx512, rows: usize, cols: usize, values: &[E], first: usize, tiles: usize) {
         let compressed = Compressed::from_pruned(MatrixRef::new(rows, cols, values).unwrap()).unwrap();
         let dense = compressed.to_dense();
         let strips = &Strips::pack(&compressed);
@@ -152,7 +158,7 @@ mod tests {
         // One strip more than there are: what completes a pair.
         for strip in 0..=rows.div_ceil(ROWS) {
             let mut bytes = vec![0xAA; tiles * TILE];
-            Factor::fill(&strips, strip, first, &mut bytes);
+            Factor::fill(&strips, has, strip, first, &mut bytes);
             for (depth, line) in (first * TILE / LINE..).zip(bytes.chunks_exact(LINE)) {
                 for (row, four) in (strip * ROWS..).zip(line.chunks_exact(4)) {
                     let at = |col: usize| if row < rows && col < cols { dense[row * cols + col] } else { E::ZERO };
@@ -171,13 +177,13 @@ mod tests {
             first in 0usize..4,
             tiles in 1usize..4,
         ) {
-            if !Engine::available().contains(&Engine::Avx512) {
+            let Ok(Cpu::Avx512(has)) = Cpu::detect(Engine::Avx512) else {
                 eprintln!("skipped: this machine has no AVX-512");
                 return Ok(());
-            }
-            check(rows, cols, &bytes, first, tiles);
+            };
+            check(has, rows, cols, &bytes, first, tiles);
             let floats: Vec<bf16> = bytes.iter().map(|b| bf16::from_f32(f32::from(*b))).collect();
-            check(rows, cols, &floats, first, tiles);
+            check(has, rows, cols, &floats, first, tiles);
         }
     }
 }

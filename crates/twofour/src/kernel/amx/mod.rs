@@ -8,21 +8,24 @@
 
 mod dense;
 mod expand;
-pub(super) mod permission;
 mod tile;
 mod transpose;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    any::{Any, TypeId},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use bytemuck::Zeroable;
+use half::bf16;
 
 use super::{
-    Engine, KernelElement,
     arguments::Sums,
-    decode::DenseBlock,
-    element::TileProducts,
+    dense_block::DenseBlock,
+    element::KernelElement,
+    engine::{Cpu, HasAmx, HasAvx512},
     scratch::Scratch,
-    share::share,
+    share::{LEAST_PART, share, share_elements, threads},
     strips::{ROWS, Strips},
 };
 pub(super) use tile::TileElement;
@@ -48,23 +51,52 @@ const LINE: usize = 64;
 /// Elements of a tile of sums.
 const SUMS: usize = ROWS * ROWS;
 
-/// Whether int8 tiles should multiply so many tokens.
-pub(super) fn is_chosen(engine: Engine, tokens: usize) -> bool {
-    engine == Engine::Amx && tokens >= MANY
+/// The proof to multiply so many tokens by tiles with, where that pays.
+pub(super) fn choose(cpu: Cpu, tokens: usize) -> Option<HasAmx> {
+    match cpu {
+        Cpu::Amx(has) if tokens >= MANY => Some(has),
+        _ => None,
+    }
 }
 
-/// The products by tiles, where they should multiply these activations: so many tokens, and nothing among them that would leave
-/// a trace in a product with zero.
-pub(super) fn choose<T: KernelElement>(engine: Engine, x: &[T], tokens: usize) -> Option<TileProducts<T>> {
-    let tiles = T::TILES.filter(|_| is_chosen(engine, tokens))?;
+/// `x · Wᵀ` for a 2:4 weight of floats where tiles should multiply it: a bf16 weight, many tokens, and no activation that would leave a trace
+/// in a product with zero.
+pub(super) fn sparse_floats<T: KernelElement>(
+    cpu: Cpu,
+    weight: &Strips<T>,
+    x: &[T],
+    tokens: usize,
+) -> Option<Sums<f32>> {
+    let has = choose(cpu, tokens)?;
+    let weight: &Strips<bf16> = (weight as &dyn Any).downcast_ref()?;
+    let x = without_special(bytemuck::cast_slice(x))?;
+    Some(sparse(has, weight, x, tokens))
+}
+
+/// [`sparse_floats`] for a dense weight.
+pub(super) fn dense_floats<T: KernelElement>(
+    cpu: Cpu,
+    weight: DenseBlock<'_, T>,
+    x: &[T],
+    tokens: usize,
+) -> Option<Sums<f32>> {
+    let has = choose(cpu, tokens).filter(|_| TypeId::of::<T>() == TypeId::of::<bf16>())?;
+    let values: &[bf16] = bytemuck::cast_slice(weight.values);
+    let weight = DenseBlock { rows: weight.rows, cols: weight.cols, values };
+    let x = without_special(bytemuck::cast_slice(x))?;
+    Some(dense(has, weight, x, tokens))
+}
+
+/// The activations, unless one may give other than zero when multiplied with zero: tiles multiply what was pruned.
+fn without_special<E: TileElement>(x: &[E]) -> Option<&[E]> {
     let special = AtomicBool::new(false);
-    let look = |x: &[T]| {
-        if x.iter().fold(false, |special, v| special | (tiles.is_special)(*v)) {
+    let look = |x: &[E]| {
+        if x.iter().fold(false, |special, v| special | v.is_special()) {
             special.store(true, Ordering::Relaxed);
         }
     };
-    share(x.chunks(1 << 14), || (), |(), x| look(x));
-    (!special.into_inner()).then_some(tiles)
+    share_elements(x.len(), x.chunks(LEAST_PART), look);
+    (!special.into_inner()).then_some(x)
 }
 
 /// A weight that fills tiles.
@@ -75,10 +107,10 @@ trait Factor: Copy + Sync {
     fn cols(&self) -> usize;
 
     /// Packs the activations of 16 tokens, `[tokens, cols]`, tile by tile along the depth.
-    fn pack_tokens(x: &[Self::Element], cols: usize, tiles: &mut [u8]);
+    fn pack_tokens(has: HasAvx512, x: &[Self::Element], cols: usize, tiles: &mut [u8]);
 
     /// Fills tiles, from tile `first` of the depth on, with 16 rows.
-    fn fill(&self, strip: usize, first: usize, tiles: &mut [u8]);
+    fn fill(&self, has: HasAvx512, strip: usize, first: usize, tiles: &mut [u8]);
 
     /// Adds to the sums of two strips with two tiles of tokens: `sums[strip][token tile]`.
     ///
@@ -92,21 +124,26 @@ trait Factor: Copy + Sync {
     );
 
     /// Puts a finished tile of sums in the order `[token, row]`.
-    fn finish(sums: &mut [<Self::Element as TileElement>::Sum]);
+    fn finish(has: HasAvx512, sums: &mut [<Self::Element as TileElement>::Sum]);
 }
 
 /// `x · Wᵀ` for a 2:4 weight, x `[tokens, cols]`.
-pub(super) fn sparse<E: TileElement>(weight: &Strips<E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
-    product(weight, x, tokens)
+pub(super) fn sparse<E: TileElement>(has: HasAmx, weight: &Strips<E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
+    product(has, weight, x, tokens)
 }
 
 /// `x · Wᵀ` for a dense weight, x `[tokens, cols]`.
-pub(super) fn dense<E: TileElement>(weight: DenseBlock<'_, E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
-    product(weight, x, tokens)
+pub(super) fn dense<E: TileElement>(has: HasAmx, weight: DenseBlock<'_, E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
+    product(has, weight, x, tokens)
 }
 
 /// `x · Wᵀ`.
-fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::Element as TileElement>::Sum> {
+fn product<F: Factor>(
+    has: HasAmx,
+    weight: F,
+    x: &[F::Element],
+    tokens: usize,
+) -> Sums<<F::Element as TileElement>::Sum> {
     let cols = weight.cols();
     let depth = (cols * size_of::<F::Element>()).div_ceil(LINE);
     // Two tiles of tokens and two strips are multiplied at once.
@@ -117,13 +154,13 @@ fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::El
         sums.values.fill(Zeroable::zeroed());
         return sums;
     }
-    let block = strips.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(2).min(STRIPS);
+    let block = strips.div_ceil(4 * threads()).next_multiple_of(2).min(STRIPS);
     for start in (0..tokens).step_by(TOKENS) {
         let end = (start + TOKENS).min(tokens);
         let mut packed = Scratch::take((end - start).div_ceil(2 * ROWS) * 2 * depth * TILE);
         let pack = |(i, tiles): (usize, &mut [u8])| {
             let tokens = (start + i * ROWS).min(end)..(start + (i + 1) * ROWS).min(end);
-            F::pack_tokens(&x[tokens.start * cols..tokens.end * cols], cols, tiles);
+            F::pack_tokens(has.avx512(), &x[tokens.start * cols..tokens.end * cols], cols, tiles);
         };
         share(packed.chunks_mut(depth * TILE).enumerate(), || (), |(), tiles| pack(tiles));
         share(
@@ -131,7 +168,7 @@ fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::El
             || Scratch::take(block * DEPTH * TILE),
             |weights, (i, sums)| {
                 let sums: Vec<_> = sums.chunks_exact_mut(stride * ROWS).map(|s| &mut s[start * ROWS..]).collect();
-                multiply_block(weight, i * block, weights, &packed, depth, sums);
+                multiply_block(has, weight, i * block, weights, &packed, depth, sums);
             },
         );
     }
@@ -140,6 +177,7 @@ fn product<F: Factor>(weight: F, x: &[F::Element], tokens: usize) -> Sums<<F::El
 
 /// Multiplies some strips, from `first` on, with packed tokens of `depth` tiles each; each of `sums` starts at the first of them.
 fn multiply_block<F: Factor>(
+    has: HasAmx,
     weight: F,
     first: usize,
     weights: &mut [u8],
@@ -151,11 +189,11 @@ fn multiply_block<F: Factor>(
     for sums in &mut sums {
         sums[..token_tiles * SUMS].fill(Zeroable::zeroed());
     }
-    tile::configure();
+    tile::configure(has);
     for start in (0..depth).step_by(DEPTH) {
         let steps = DEPTH.min(depth - start);
         for (strip, tiles) in (first..).zip(weights.chunks_exact_mut(DEPTH * TILE)).take(sums.len()) {
-            weight.fill(strip, start, &mut tiles[..steps * TILE]);
+            weight.fill(has.avx512(), strip, start, &mut tiles[..steps * TILE]);
         }
         for (pair, weights) in sums.chunks_exact_mut(2).zip(weights.chunks_exact(2 * DEPTH * TILE)) {
             for token_tile in (0..token_tiles).step_by(2) {
@@ -164,13 +202,13 @@ fn multiply_block<F: Factor>(
                 let weights = [0, DEPTH * TILE].map(|at| weights[at..][..steps * TILE].as_ptr());
                 let [a, b] = pair else { continue };
                 let sums = [a, b].map(|sums| sums[token_tile * SUMS..][..2 * SUMS].as_mut_ptr());
-                // SAFETY: an Engine with AMX is only handed out where the CPU has it; the slices above are as long as is needed.
+                // SAFETY: `has` is proof of AMX, `configure` has run on this thread, and the slices above are `steps` tiles and two tiles of sums long.
                 unsafe { F::multiply(weights, tokens, steps, sums) };
             }
         }
     }
-    tile::release();
+    tile::release(has);
     for sums in &mut sums {
-        sums[..token_tiles * SUMS].chunks_exact_mut(SUMS).for_each(F::finish);
+        sums[..token_tiles * SUMS].chunks_exact_mut(SUMS).for_each(|tile| F::finish(has.avx512(), tile));
     }
 }

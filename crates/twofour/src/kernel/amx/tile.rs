@@ -4,7 +4,7 @@ use std::arch::asm;
 
 use half::bf16;
 
-use super::expand::Expand;
+use super::{super::engine::HasAmx, expand::Expand};
 
 /// An element that tiles multiply.
 pub(in super::super) trait TileElement: Expand {
@@ -37,7 +37,7 @@ macro_rules! tile_element {
                 if depth == 0 {
                     return;
                 }
-                // SAFETY: the caller's. The tile registers belong to this module alone, so no compiler code is disturbed.
+                // SAFETY: the CPU has AMX and `left`, `right` and `sums` are valid for what is read and written, as the trait requires. All registers that change are named.
                 unsafe {
                     asm!(
                         "tileloadd tmm0, [{c00} + {line}*1]",
@@ -73,6 +73,8 @@ macro_rules! tile_element {
                         r1 = inout(reg) right[1] => _,
                         depth = inout(reg) depth => _,
                         line = in(reg) super::LINE,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                         options(nostack),
                     );
                 }
@@ -106,13 +108,28 @@ static CONFIGURATION: Configuration = {
 struct Configuration([u8; 64]);
 
 /// Makes this thread's tiles ready.
-pub(super) fn configure() {
-    // SAFETY: the CPU has AMX (this module is reached through the engine only); the configuration is 64 bytes and valid.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) CONFIGURATION.0.as_ptr(), options(nostack, readonly)) }
+pub(super) fn configure(_: HasAmx) {
+    // SAFETY: a `HasAmx` exists only where detection found the instructions; the configuration is 64 bytes and valid. It also clears the tiles.
+    unsafe {
+        asm!(
+            "ldtilecfg [{}]",
+            in(reg) CONFIGURATION.0.as_ptr(),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly),
+        )
+    }
 }
 
 /// Frees this thread's tiles, so that the operating system need not save them.
-pub(super) fn release() {
-    // SAFETY: as above.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) }
+pub(super) fn release(_: HasAmx) {
+    // SAFETY: a `HasAmx` exists only where detection found the instructions. All tiles are cleared.
+    unsafe {
+        asm!(
+            "tilerelease",
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, nomem),
+        )
+    }
 }

@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use super::SUMS;
+use super::{super::engine::HasAvx512, SUMS};
 
 /// Transposes 16 by 16 words.
-pub(super) fn transpose(words: &mut [u32]) {
+pub(super) fn transpose(_: HasAvx512, words: &mut [u32]) {
     assert!(words.len() == SUMS);
-    // SAFETY: a CPU with AMX has AVX-512; there are 16 registers of words.
+    // SAFETY: a `HasAvx512` exists only where detection found the instructions; there are 256 words.
     unsafe { transpose_registers(words.as_mut_ptr()) }
 }
 
@@ -17,7 +17,7 @@ pub(super) fn transpose(words: &mut [u32]) {
 /// The CPU has AVX-512F; `words` is valid for 256.
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose_registers(words: *mut u32) {
-    // SAFETY: the caller's.
+    // SAFETY: AVX-512F is there and `words` is valid for 256 words, as this function requires; all offsets are below that.
     unsafe {
         let row = |i: usize| _mm512_loadu_si512(words.add(16 * i).cast());
         let mut blocks = [[_mm512_setzero_si512(); 4]; 4];
@@ -49,15 +49,16 @@ unsafe fn transpose_registers(words: *mut u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::engine::{Cpu, Engine};
 
     #[test]
     fn rows_become_columns() {
-        if !is_x86_feature_detected!("avx512f") {
+        let Ok(Cpu::Avx512(has)) = Cpu::detect(Engine::Avx512) else {
             eprintln!("skipped: this CPU has no AVX-512");
             return;
-        }
+        };
         let mut words: Vec<u32> = (0..256).collect();
-        transpose(&mut words);
+        transpose(has, &mut words);
         for (i, word) in words.into_iter().enumerate() {
             assert_eq!(word as usize, i % 16 * 16 + i / 16);
         }

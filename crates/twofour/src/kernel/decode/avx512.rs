@@ -1,158 +1,18 @@
-//! Sixteen lanes: AVX-512.
+//! The kernels in AVX-512.
 
-use std::{arch::x86_64::*, ops::Range};
+use std::ops::Range;
 
 use super::{
-    super::element::{KernelElement, Load},
-    super::strips::Strips,
-    DenseBlock, dense,
-    int8::{self, ByteVector, BytesKernel},
+    super::{
+        dense_block::DenseBlock,
+        element::KernelElement,
+        strips::Strips,
+        vector::avx512::{Avx512, Bytes},
+    },
+    dense,
+    int8::{self, BytesKernel},
     strips::{self, FloatKernel},
-    vector::Vector,
 };
-
-#[derive(Clone, Copy)]
-pub(in crate::kernel) struct Avx512(__m512);
-
-// SAFETY: every method uses AVX-512F only, which the trait's contract demands of the CPU.
-unsafe impl Vector for Avx512 {
-    const LANES: usize = 16;
-    type Positions = __m512i;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_setzero_ps() })
-    }
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_set1_ps(value) })
-    }
-
-    #[inline(always)]
-    unsafe fn splat_four(p: *const f32) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(p)) })
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_storeu_ps(p, self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_loadu_ps(p) })
-    }
-
-    #[inline(always)]
-    unsafe fn widen<T: Load>(p: *const T) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { T::load_avx512(p) })
-    }
-
-    #[inline(always)]
-    unsafe fn line<T: Load, const HALF: usize>(line: *const T) -> (Self, Self) {
-        // SAFETY: the trait's contract.
-        let (first, second) = unsafe { T::line_avx512(line) };
-        (Avx512(first), Avx512(second))
-    }
-
-    #[inline(always)]
-    unsafe fn positions<const HALF: usize>(word: u32) -> Self::Positions {
-        // SAFETY: the trait's contract. vpermilps reads the lowest two bits of each index, so nothing needs masking.
-        unsafe {
-            let shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            _mm512_srlv_epi32(_mm512_set1_epi32(word as i32), shifts)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn pick(self, positions: Self::Positions) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_permutevar_ps(self.0, positions) })
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(self, b: Self, c: Self) -> Self {
-        // SAFETY: the trait's contract.
-        Avx512(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_reduce_add_ps(self.0) }
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Bytes(__m512i);
-
-// SAFETY: every method uses AVX-512 with VNNI only, which the trait's contract demands of the CPU.
-unsafe impl ByteVector for Bytes {
-    const BYTES: usize = 64;
-    const OFFSET: i32 = 128;
-    const AHEAD: usize = 1280;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the trait's contract.
-        Bytes(unsafe { _mm512_setzero_si512() })
-    }
-
-    #[inline(always)]
-    unsafe fn load(p: *const i8) -> Self {
-        // SAFETY: the trait's contract.
-        Bytes(unsafe { _mm512_loadu_si512(p.cast()) })
-    }
-
-    #[inline(always)]
-    unsafe fn splat_eight(p: *const i8) -> Self {
-        // SAFETY: the trait's contract.
-        Bytes(unsafe { _mm512_set1_epi64(p.cast::<i64>().read_unaligned()) })
-    }
-
-    #[inline(always)]
-    unsafe fn places<const HALF: usize>(codes: *const u32) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe {
-            let halves = _mm512_broadcast_i32x4(_mm_loadu_si128(codes.cast()));
-            let shifted = _mm512_srlv_epi64(halves, _mm512_setr_epi64(0, 0, 2, 2, 4, 4, 6, 6));
-            // `shifted & 3 | group`: two bytes of every four are of the second group.
-            const AND_OR: i32 = 0xEA;
-            Bytes(_mm512_ternarylogic_epi64::<AND_OR>(shifted, _mm512_set1_epi8(3), _mm512_set1_epi32(0x0404_0000)))
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn pick(self, places: Self) -> Self {
-        // SAFETY: the trait's contract.
-        Bytes(unsafe { _mm512_shuffle_epi8(self.0, places.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn dot(self, w: Self, sums: Self) -> Self {
-        // SAFETY: the trait's contract. Activations are unsigned here: 128 has been added to them.
-        Bytes(unsafe { _mm512_dpbusd_epi32(sums.0, self.0, w.0) })
-    }
-
-    #[inline(always)]
-    unsafe fn store(self, p: *mut i32) {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_storeu_si512(p.cast(), self.0) }
-    }
-
-    #[inline(always)]
-    unsafe fn sum(self) -> i32 {
-        // SAFETY: the trait's contract.
-        unsafe { _mm512_reduce_add_epi32(self.0) }
-    }
-}
 
 /// See [`strips::walk`].
 ///
@@ -160,7 +20,7 @@ unsafe impl ByteVector for Bytes {
 /// The CPU has AVX-512 (F, BW, VL, DQ) and VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn sparse_bytes(weight: &Strips<i8>, range: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
     unsafe { strips::walk::<BytesKernel<Bytes>>(weight, range, x, stride, out) }
 }
 
@@ -170,7 +30,7 @@ pub(super) unsafe fn sparse_bytes(weight: &Strips<i8>, range: Range<usize>, x: &
 /// The CPU has AVX-512 (F, BW, VL, DQ) and VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: usize, out: &mut [i32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
     unsafe { int8::multiply_dense::<Bytes>(block, x, stride, out) }
 }
 
@@ -186,7 +46,7 @@ pub(super) unsafe fn sparse<T: KernelElement>(
     stride: usize,
     out: &mut [f32],
 ) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
     unsafe { strips::walk::<FloatKernel<Avx512, T>>(weight, range, x, stride, out) }
 }
 
@@ -196,6 +56,6 @@ pub(super) unsafe fn sparse<T: KernelElement>(
 /// The CPU has AVX-512 (F, BW, VL, DQ).
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[f32], stride: usize, out: &mut [f32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
     unsafe { dense::multiply::<Avx512, T>(block, x, stride, out) }
 }

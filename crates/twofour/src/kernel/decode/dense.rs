@@ -5,7 +5,12 @@
 
 use std::marker::PhantomData;
 
-use super::{super::element::KernelElement, super::strips::ROWS, DenseBlock, prefetch, vector::Vector};
+use super::super::{
+    dense_block::DenseBlock,
+    element::KernelElement,
+    strips::ROWS,
+    vector::{Vector, prefetch},
+};
 
 /// Parts of a block of rows that are read side by side.
 pub(super) const STREAMS: usize = 4;
@@ -61,7 +66,7 @@ pub(super) unsafe fn walk<K: RowKernel>(kernel: K, x: &[K::Activation], stride: 
             // As few passes as can be, of as equal numbers of tokens as can be.
             let left = tokens - first;
             let n = left.div_ceil(left.div_ceil(K::TOKENS));
-            // SAFETY: the caller's; there are as many tokens as each pass takes.
+            // SAFETY: the CPU has the kernel's instructions, as this function requires; there are as many tokens as each pass takes.
             unsafe {
                 match n {
                     1 => pass::<K, 1>(kernel, steps.clone(), first, x, stride, out),
@@ -94,7 +99,7 @@ unsafe fn pass<K: RowKernel, const N: usize>(
     let length = rows.div_ceil(STREAMS);
     for step in steps {
         let rows: [usize; STREAMS] = std::array::from_fn(|s| (s * length + step).min(rows - 1));
-        // SAFETY: `rows` are rows of the weight; the rest is the caller's.
+        // SAFETY: the CPU has the kernel's instructions, as this function requires; `rows` are rows of the weight, and each of `x` is a token of `stride` activations.
         let sums = unsafe { kernel.dots(rows, x) };
         for (row, sums) in rows.into_iter().zip(sums) {
             for (n, sum) in sums.into_iter().enumerate() {
@@ -127,7 +132,7 @@ unsafe impl<V: Vector, T: KernelElement> RowKernel for FloatKernel<'_, V, T> {
 
     #[inline(always)]
     unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const f32; N]) -> [[f32; N]; STREAMS] {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions, `rows` are rows of the weight and `x` tokens' activations, as the trait requires.
         unsafe { dots::<V, T, STREAMS, N>(self.0, rows, x) }
     }
 }
@@ -144,7 +149,7 @@ pub(super) unsafe fn multiply<V: Vector, T: KernelElement>(
     out: &mut [f32],
 ) {
     assert!(stride >= block.cols);
-    // SAFETY: the caller's; a token has `cols` activations.
+    // SAFETY: the CPU has `V`'s instructions, as this function requires; a token has `cols` activations, by the assertion.
     unsafe { walk(FloatKernel::<V, T>(block, PhantomData), x, stride, out) }
 }
 

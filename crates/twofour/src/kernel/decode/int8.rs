@@ -1,77 +1,32 @@
 //! Int8 decode: i8 weights, i8 activations, sums in i32. Integer sums are exact, so every engine gives the same.
 
-use std::ops::Range;
-
 #[cfg(target_arch = "x86_64")]
 use std::marker::PhantomData;
 
+use super::super::engine::Cpu;
 #[cfg(target_arch = "x86_64")]
 use super::{
-    super::strips::Strip,
-    avx2, avx512,
+    super::{
+        dense_block::DenseBlock,
+        strips::{ROWS, Strip},
+        vector::{ByteVector, avx2, avx512, prefetch},
+    },
     dense::{self, RowKernel, STREAMS},
-    prefetch,
     strips::{Block, StripKernel},
 };
-use super::{
-    super::strips::{ROWS, Strips},
-    DenseBlock, Engine, Factor, reference,
-};
-
-/// A register of bytes, or of i32 sums of their products.
-///
-/// # Safety
-/// Every method may be called only on a CPU that has the implementor's instructions, and pointers must be valid for
-/// what is read.
-#[cfg(target_arch = "x86_64")]
-pub(super) unsafe trait ByteVector: Copy {
-    /// Bytes of a register, a quarter of which are i32 lanes.
-    const BYTES: usize;
-
-    /// What is added to activations to suit the instructions; the sums are corrected by it.
-    const OFFSET: i32;
-
-    /// How far ahead of its reading a strip is fetched, in bytes (measured, on a Zen 5).
-    const AHEAD: usize;
-
-    /// Zeros.
-    unsafe fn zero() -> Self;
-
-    /// Loads a register.
-    unsafe fn load(p: *const i8) -> Self;
-
-    /// The eight bytes at `p` in every 64-bit lane.
-    unsafe fn splat_eight(p: *const i8) -> Self;
-
-    /// From the four words of a line, for each kept value of a register's worth of rows from row `HALF * BYTES / 4` on, its
-    /// place among the eight activations of two groups.
-    unsafe fn places<const HALF: usize>(codes: *const u32) -> Self;
-
-    /// Picks in each 128-bit block the bytes that `places` says.
-    unsafe fn pick(self, places: Self) -> Self;
-
-    /// Adds products of activations (`self`) and weights to i32 sums.
-    unsafe fn dot(self, w: Self, sums: Self) -> Self;
-
-    /// Stores the i32 lanes.
-    unsafe fn store(self, p: *mut i32);
-
-    /// The sum of the i32 lanes.
-    unsafe fn sum(self) -> i32;
-}
 
 /// The longest register, to which the activations of any kernel are completed.
 const LONGEST: usize = 64;
 
-/// Activations, `[tokens, features]`, as an engine's kernels want them: each token completed to whole registers with what stands for
+/// Activations, `[tokens, features]`, as a CPU's kernels want them: each token completed to whole registers with what stands for
 /// zero. Also what the sums have too much for each unit of the row's sum of weights.
-pub(in super::super) fn prepare(engine: Engine, x: &[i8], features: usize) -> (Vec<i8>, i32) {
-    let offset = match engine {
+pub(in super::super) fn prepare(cpu: Cpu, x: &[i8], features: usize) -> (Vec<i8>, i32) {
+    let offset = match cpu {
         #[cfg(target_arch = "x86_64")]
-        Engine::Avx2 => avx2::Bytes::OFFSET,
+        Cpu::Avx2(_) => avx2::Bytes::OFFSET,
         #[cfg(target_arch = "x86_64")]
-        Engine::Avx512 | Engine::Amx => avx512::Bytes::OFFSET,
-        _ => 0,
+        Cpu::Avx512(_) | Cpu::Amx(_) => avx512::Bytes::OFFSET,
+        Cpu::Scalar => 0,
     };
     if features == 0 {
         // Nothing is multiplied, so nothing is too much.
@@ -87,49 +42,6 @@ pub(in super::super) fn prepare(engine: Engine, x: &[i8], features: usize) -> (V
         }
     }
     (out, offset)
-}
-
-impl Factor for &Strips<i8> {
-    type Activation = i8;
-    type Sum = i32;
-
-    fn rows(&self) -> usize {
-        Strips::rows(self)
-    }
-
-    fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
-        match engine {
-            // SAFETY: an Engine is only handed out where Engine::available lists it, so the CPU has the instructions.
-            #[cfg(target_arch = "x86_64")]
-            Engine::Avx2 => unsafe { avx2::sparse_bytes(self, strips, x, stride, out) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Engine::Avx512 | Engine::Amx => unsafe { avx512::sparse_bytes(self, strips, x, stride, out) },
-            _ => reference::sparse_bytes(self, strips, x, stride, out),
-        }
-    }
-}
-
-impl Factor for DenseBlock<'_, i8> {
-    type Activation = i8;
-    type Sum = i32;
-
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
-        let block = self.strips(strips);
-        match engine {
-            // SAFETY: as for strips.
-            #[cfg(target_arch = "x86_64")]
-            Engine::Avx2 => unsafe { avx2::dense_bytes(block, x, stride, out) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Engine::Avx512 | Engine::Amx => unsafe { avx512::dense_bytes(block, x, stride, out) },
-            _ => reference::dense_bytes(block, x, stride, out),
-        }
-    }
 }
 
 /// The kernel of strips for the vectors `V`; sums have `V::OFFSET` times the row's sum still in them.
@@ -219,7 +131,7 @@ unsafe impl<V: ByteVector> RowKernel for DenseKernel<'_, V> {
 
     #[inline(always)]
     unsafe fn dots<const N: usize>(self, rows: [usize; STREAMS], x: [*const i8; N]) -> [[i32; N]; STREAMS] {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions, `rows` are rows of the weight and `x` tokens' activations, as the trait requires.
         unsafe { dense_dots::<V, STREAMS, N>(self.0, rows, x) }
     }
 }
@@ -238,7 +150,7 @@ pub(super) unsafe fn multiply_dense<V: ByteVector>(
     out: &mut [i32],
 ) {
     assert!(stride >= block.cols.next_multiple_of(V::BYTES));
-    // SAFETY: the caller's; activations are whole registers.
+    // SAFETY: the CPU has `V`'s instructions, as this function requires; each token has whole registers of activations, by the assertion.
     unsafe { dense::walk(DenseKernel::<V>(block, PhantomData), x, stride, out) }
 }
 

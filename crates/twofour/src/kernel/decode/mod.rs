@@ -4,66 +4,48 @@
 //! that the weight comes from memory once. Sums are kept as `[strip, token, ROWS]` until they are stored.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
+mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
+mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod dense;
 mod int8;
 #[cfg(target_arch = "x86_64")]
 mod strips;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod vector;
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use bytemuck::Zeroable;
 
 use super::{
-    Engine, KernelElement,
     aligned::Aligned,
     arguments::Sums,
+    dense_block::DenseBlock,
+    element::KernelElement,
+    engine::Cpu,
     reference,
     scratch::Scratch,
-    share::share,
+    share::{share_expecting, threads},
     strips::{ROWS, Strips},
 };
 pub(super) use int8::prepare as prepare_bytes;
 
-/// Parts of a product for each thread, at most.
+/// Parts of a product for each thread, at most: a few even out what else the machine is doing.
 const PARTS: usize = 8;
 
-/// Columns times rows of a part, at least: it takes ten microseconds or more.
-const LEAST_PART: usize = 1 << 19;
+/// Bytes of a weight from which it is worth a second thread, even one that is awake: about ten microseconds for one thread. What two threads hand to
+/// each other, and each other's caches, takes one or two of them.
+const LEAST_SHARED: usize = 1 << 20;
+
+/// Bytes of the weight that a part has at least, from a core's own cache read in three microseconds or so.
+const LEAST_PART: usize = 128 << 10;
+
+/// Bytes of the weight that a core multiplies in a microsecond, from the last-level cache and with one token: so fast that a guess of the time with it
+/// is rather too short.
+const BYTES_PER_MICROSECOND: usize = 40_000;
 
 /// Kernels walk so many strips at once, so parts are a multiple of it.
 const SIDE_BY_SIDE: usize = 4;
-
-/// A dense weight, or some rows of one.
-#[derive(Debug)]
-pub(super) struct DenseBlock<'a, T> {
-    /// Rows.
-    pub rows: usize,
-    /// `[rows, cols]`.
-    pub values: &'a [T],
-    /// Columns.
-    pub cols: usize,
-}
-
-impl<T> Clone for DenseBlock<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for DenseBlock<'_, T> {}
-
-impl<T> DenseBlock<'_, T> {
-    /// The rows of some strips.
-    fn strips(&self, strips: Range<usize>) -> Self {
-        let rows = strips.start * ROWS..(strips.end * ROWS).min(self.rows);
-        DenseBlock { rows: rows.len(), values: &self.values[rows.start * self.cols..rows.end * self.cols], ..*self }
-    }
-}
 
 /// A weight that a thread can multiply a part of with a few tokens.
 pub(super) trait Factor: Copy + Send + Sync {
@@ -73,19 +55,14 @@ pub(super) trait Factor: Copy + Send + Sync {
     type Sum: bytemuck::Pod + Send;
     /// How many rows it has.
     fn rows(&self) -> usize;
+    /// How many bytes.
+    fn bytes(&self) -> usize;
     /// Multiplies some strips with activations `stride` apart: `[strip, token, ROWS]`.
-    fn multiply(
-        &self,
-        engine: Engine,
-        strips: Range<usize>,
-        x: &[Self::Activation],
-        stride: usize,
-        out: &mut [Self::Sum],
-    );
+    fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[Self::Activation], stride: usize, out: &mut [Self::Sum]);
 }
 
 /// `x · Wᵀ` for activations `[tokens, stride]` as the weight's kernel wants them.
-pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation], tokens: usize) -> Sums<F::Sum> {
+pub(super) fn product<F: Factor>(cpu: Cpu, weight: F, x: &[F::Activation], tokens: usize) -> Sums<F::Sum> {
     let strips = weight.rows().div_ceil(ROWS);
     let mut sums = Sums { values: Scratch::take(strips * tokens * ROWS), stride: tokens };
     if sums.values.is_empty() || x.is_empty() {
@@ -93,13 +70,19 @@ pub(super) fn product<F: Factor>(engine: Engine, weight: F, x: &[F::Activation],
         return sums;
     }
     let stride = x.len() / tokens;
-    // A few parts per thread even out what else the machine is doing, but not so small that asking for help takes longer.
-    let worthwhile = LEAST_PART.div_ceil(stride * ROWS);
-    let part = strips.div_ceil(PARTS * rayon::current_num_threads()).max(worthwhile).next_multiple_of(SIDE_BY_SIDE);
+    let bytes = weight.bytes();
+    let parts = if bytes < LEAST_SHARED { 1 } else { (bytes / LEAST_PART).min(PARTS * threads()) };
+    let part = strips.div_ceil(parts).next_multiple_of(SIDE_BY_SIDE);
+    let expected = Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);
     let multiply = |(i, out): (usize, &mut [F::Sum])| {
-        weight.multiply(engine, i * part..(i * part + part).min(strips), x, stride, out);
+        weight.multiply(cpu, i * part..(i * part + part).min(strips), x, stride, out);
     };
-    share(sums.values.chunks_mut(part * tokens * ROWS).enumerate(), || (), |(), part| multiply(part));
+    share_expecting(
+        expected,
+        sums.values.chunks_mut(part * tokens * ROWS).enumerate(),
+        || (),
+        |(), part| multiply(part),
+    );
     sums
 }
 
@@ -125,15 +108,19 @@ impl<T: KernelElement> Factor for &Strips<T> {
         Strips::rows(self)
     }
 
-    fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
-        match engine {
-            // SAFETY: an Engine is only handed out where Engine::available lists it, so the CPU has the instructions.
+    fn bytes(&self) -> usize {
+        Strips::bytes(self)
+    }
+
+    fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
+        match cpu {
+            // SAFETY: a `HasAvx2` exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Engine::Avx2 => unsafe { avx2::sparse(self, strips, x, stride, out) },
-            // SAFETY: as above.
+            Cpu::Avx2(_) => unsafe { avx2::sparse(self, strips, x, stride, out) },
+            // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Engine::Avx512 | Engine::Amx => unsafe { avx512::sparse(self, strips, x, stride, out) },
-            _ => reference::sparse(self, strips, x, stride, out),
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse(self, strips, x, stride, out) },
+            Cpu::Scalar => reference::sparse(self, strips, x, stride, out),
         }
     }
 }
@@ -146,28 +133,71 @@ impl<T: KernelElement> Factor for DenseBlock<'_, T> {
         self.rows
     }
 
-    fn multiply(&self, engine: Engine, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
+    fn bytes(&self) -> usize {
+        size_of_val(self.values)
+    }
+
+    fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
         let block = self.strips(strips);
-        match engine {
-            // SAFETY: an Engine is only handed out where Engine::available lists it.
+        match cpu {
+            // SAFETY: a `HasAvx2` exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Engine::Avx2 => unsafe { avx2::dense(block, x, stride, out) },
-            // SAFETY: as above.
+            Cpu::Avx2(_) => unsafe { avx2::dense(block, x, stride, out) },
+            // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Engine::Avx512 | Engine::Amx => unsafe { avx512::dense(block, x, stride, out) },
-            _ => reference::dense(block, x, stride, out),
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::dense(block, x, stride, out) },
+            Cpu::Scalar => reference::dense(block, x, stride, out),
         }
     }
 }
 
-/// Asks for a cache line.
-///
-/// # Safety
-/// The CPU has SSE; any address will do.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn prefetch(p: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a prefetch never faults.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+impl Factor for &Strips<i8> {
+    type Activation = i8;
+    type Sum = i32;
+
+    fn rows(&self) -> usize {
+        Strips::rows(self)
+    }
+
+    fn bytes(&self) -> usize {
+        Strips::bytes(self)
+    }
+
+    fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+        match cpu {
+            // SAFETY: a `HasAvx2` exists only where detection found the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx2(_) => unsafe { avx2::sparse_bytes(self, strips, x, stride, out) },
+            // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse_bytes(self, strips, x, stride, out) },
+            Cpu::Scalar => reference::sparse_bytes(self, strips, x, stride, out),
+        }
+    }
+}
+
+impl Factor for DenseBlock<'_, i8> {
+    type Activation = i8;
+    type Sum = i32;
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.values)
+    }
+
+    fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+        let block = self.strips(strips);
+        match cpu {
+            // SAFETY: a `HasAvx2` exists only where detection found the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx2(_) => unsafe { avx2::dense_bytes(block, x, stride, out) },
+            // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::dense_bytes(block, x, stride, out) },
+            Cpu::Scalar => reference::dense_bytes(block, x, stride, out),
+        }
+    }
 }

@@ -5,12 +5,11 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::{
-    super::aligned::CACHE_LINE,
-    super::element::KernelElement,
-    super::strips::{Order, ROWS, Strip, Strips},
-    prefetch,
-    vector::Vector,
+use super::super::{
+    aligned::CACHE_LINE,
+    element::KernelElement,
+    strips::{Order, ROWS, Strip, Strips},
+    vector::{Vector, prefetch},
 };
 
 /// How far ahead of its reading a strip of floats is fetched, in bytes.
@@ -44,7 +43,7 @@ impl<T: Order> Block<T> {
     /// The block is the strip's and has such a line.
     #[inline(always)]
     pub(super) unsafe fn line(&self, strip: *const u8, i: usize) -> (*const T, *const u32) {
-        // SAFETY: the caller's.
+        // SAFETY: the block is the strip's and has a line `i`, as this function requires, so both offsets stay inside the strip.
         unsafe {
             let codes = strip.add(self.codes);
             let values = codes.add(CACHE_LINE + i * Strips::<T>::LINE_BYTES);
@@ -99,7 +98,7 @@ pub(super) unsafe fn walk<K: StripKernel>(
     let tokens = x.len() / stride;
     assert!(stride >= weight.padded_cols() && out.len() == range.len() * tokens * ROWS);
     let mut walk = Walk::<K> { weight, range, x, stride, out, tokens, kernel: PhantomData };
-    // SAFETY: the caller's.
+    // SAFETY: the CPU has the kernel's instructions, as this function requires; the assertion checks all lengths.
     unsafe {
         match K::TOKENS {
             4 => walk.side_by_side::<4>(),
@@ -128,11 +127,11 @@ impl<K: StripKernel> Walk<'_, K> {
     unsafe fn side_by_side<const S: usize>(&mut self) {
         let length = self.range.len() / S;
         for step in 0..length {
-            // SAFETY: the caller's.
+            // SAFETY: the CPU has the kernel's instructions, as this function requires; the strips are inside the range.
             unsafe { self.all_tokens(std::array::from_fn::<usize, S, _>(|s| s * length + step)) };
         }
         for strip in S * length..self.range.len() {
-            // SAFETY: the caller's.
+            // SAFETY: the CPU has the kernel's instructions, as this function requires; the strip is inside the range.
             unsafe { self.all_tokens([strip]) };
         }
     }
@@ -148,7 +147,7 @@ impl<K: StripKernel> Walk<'_, K> {
             // As few passes as can be, of as equal numbers of tokens as can be.
             let left = self.tokens - first;
             let n = left.div_ceil(left.div_ceil(K::TOKENS));
-            // SAFETY: the caller's.
+            // SAFETY: the CPU has the kernel's instructions, as this function requires; there are `n` tokens from `first` on.
             unsafe {
                 match n {
                     1 => self.pass::<S, 1>(strips, first),
@@ -168,14 +167,16 @@ impl<K: StripKernel> Walk<'_, K> {
     #[inline(always)]
     unsafe fn pass<const S: usize, const N: usize>(&mut self, strips: [usize; S], first: usize) {
         let x: [_; N] = std::array::from_fn(|n| self.x[(first + n) * self.stride..][..self.stride].as_ptr());
-        let out = strips.map(|strip| {
-            std::array::from_fn(|n| {
-                let at = (strip * self.tokens + first + n) * ROWS;
-                self.out[at..at + ROWS].as_mut_ptr()
-            })
-        });
-        // SAFETY: the caller's; the slices above are as long as the kernel needs.
-        unsafe { K::sums(strips.map(|strip| self.weight.strip(self.range.start + strip)), x, out) };
+        let sums = strips.map(|strip| (strip * self.tokens + first) * ROWS);
+        assert!(sums.iter().all(|start| start + N * ROWS <= self.out.len()));
+        // All pointers come from one borrow of the slice, so that none is invalid when another is used.
+        let out = self.out.as_mut_ptr();
+        // SAFETY: by the assertion, `out` has `N` tokens' sums from each start on. The strips are of one weight, each of `x` has `stride` elements, which
+        // `walk` checked to be as many as the padded columns, and the CPU has the kernel's instructions, as this function requires.
+        unsafe {
+            let out = sums.map(|start| std::array::from_fn(|n| out.add(start + n * ROWS)));
+            K::sums(strips.map(|strip| self.weight.strip(self.range.start + strip)), x, out);
+        }
     }
 }
 
@@ -245,7 +246,7 @@ unsafe fn half<V: Vector, T: KernelElement, const HALF: usize, const N: usize>(
     four: &[V; N],
     sums: &mut [V; N],
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: the CPU has `V`'s instructions and `values` is a line, as this function requires.
     unsafe {
         let (w_first, w_second) = V::line::<T, HALF>(values);
         let (first, second) = (V::positions::<HALF>(first), V::positions::<HALF>(second));

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::{
     super::{
-        KernelElement,
-        decode::avx2::Avx2,
+        element::KernelElement,
+        engine::HasAvx2,
         strips::{ROWS, Strip},
+        vector::avx2::Avx2,
     },
     Kernels, Lines, kept_rows,
     tile::{self, Tiles},
@@ -15,6 +16,8 @@ use super::{
 
 // SAFETY: the methods need no other instructions than the vector's.
 unsafe impl Kernels for Avx2 {
+    type Has = HasAvx2;
+
     const LIST_VECTORS: usize = 12;
     const LIST_DEPTH: usize = 64;
     const TILE_OUTS: usize = 6;
@@ -27,17 +30,17 @@ unsafe impl Kernels for Avx2 {
         values: &mut [f32],
         positions: &mut [u64; ROWS],
     ) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the CPU has the instructions and the rest is as `Kernels` requires of this method, which are the function's conditions.
         unsafe { list_strip(strip, groups, values, positions) }
     }
 
     unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the CPU has the instructions and the rest is as `Kernels` requires of this method, which are the function's conditions.
         unsafe { multiply_lists(lists, panel, vectors, out) }
     }
 
     unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the CPU has the instructions and the rest is as `Kernels` requires of this method, which are the function's conditions.
         unsafe { multiply_tiles(tiles, panel, vectors, out) }
     }
 }
@@ -53,7 +56,7 @@ unsafe fn list_strip<T: KernelElement>(
     values: &mut [f32],
     positions: &mut [u64; ROWS],
 ) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: this function requires the instructions, and what else the called one does.
     unsafe { kept_rows::list_strip::<Avx2, T>(strip, groups, values, positions) }
 }
 
@@ -63,7 +66,7 @@ unsafe fn list_strip<T: KernelElement>(
 /// The CPU has AVX2, FMA and F16C; the rest as [`walk::multiply`] says.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: this function requires the instructions, and what else the called one does.
     unsafe { walk::multiply::<Avx2, L>(lists, panel, vectors, out) }
 }
 
@@ -73,6 +76,6 @@ unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, 
 /// The CPU has AVX2, FMA and F16C; the rest as [`tile::multiply`] says.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_tiles(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-    // SAFETY: passed on to the caller.
+    // SAFETY: this function requires the instructions, and what else the called one does.
     unsafe { tile::multiply::<Avx2, { <Avx2 as Kernels>::TILE_OUTS }>(tiles, panel, vectors, out) }
 }

@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     super::{
-        KernelElement,
         aligned::Aligned,
+        element::KernelElement,
         strips::{ROWS, Strips},
     },
     Factor, Kernels, Lines,
@@ -74,7 +74,7 @@ impl Lists for ColumnLists {
 
     #[inline(always)]
     unsafe fn list(&self, out: usize, panel: *const f32) -> (ColumnEntries, usize) {
-        // SAFETY: the caller's; a list's length is at most its capacity.
+        // SAFETY: the list exists, as the trait requires, and has `capacity` entries, of which its length are in use.
         unsafe {
             let kept = self.kept.as_ptr().add(out * self.capacity);
             (ColumnEntries { kept, panel }, *self.lengths.get_unchecked(out))
@@ -92,7 +92,7 @@ pub(super) struct ColumnEntries {
 impl Entries for ColumnEntries {
     #[inline(always)]
     unsafe fn entry(&self, i: usize) -> (f32, *const f32) {
-        // SAFETY: the caller's; offsets are starts of lines of the panel.
+        // SAFETY: the list has the entry, as the trait requires; its offset is the start of a line of the panel.
         unsafe {
             let kept = *self.kept.add(i);
             (kept.value, self.panel.add(kept.offset as usize))
@@ -101,7 +101,7 @@ impl Entries for ColumnEntries {
 
     #[inline(always)]
     unsafe fn advance(&mut self) {
-        // SAFETY: the caller's.
+        // SAFETY: the list has `UNROLLED` entries more, as the trait requires.
         self.kept = unsafe { self.kept.add(UNROLLED) };
     }
 }
@@ -147,7 +147,14 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
         self.0.rows()
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut ColumnLists) {
+    fn prepare<V: Kernels>(
+        &self,
+        _: V::Has,
+        outs: Range<usize>,
+        depth: Range<usize>,
+        stride: usize,
+        lists: &mut ColumnLists,
+    ) {
         let capacity = depth.len();
         lists.reset(outs.len(), capacity, depth.len() * stride);
         let ColumnLists { kept, lengths, .. } = lists;
@@ -162,7 +169,7 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
     unsafe fn multiply<V: Kernels>(lists: &ColumnLists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions and the lists are of this panel's depth and stride, as the trait requires.
         unsafe { V::multiply_lists(lists, panel, vectors, out) }
     }
 }

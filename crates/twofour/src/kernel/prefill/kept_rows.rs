@@ -10,10 +10,10 @@ use std::{
 
 use super::{
     super::{
-        KernelElement,
         aligned::Aligned,
-        decode::vector::Vector,
+        element::KernelElement,
         strips::{ROWS, Strip, Strips},
+        vector::Vector,
     },
     Factor, GROUP, Kernels, Lines,
     ahead::fetch,
@@ -90,7 +90,7 @@ impl Lists for RowLists {
 
     #[inline(always)]
     unsafe fn list(&self, out: usize, panel: *const f32) -> (RowEntries, usize) {
-        // SAFETY: the caller's; there are a word and room for `capacity` values for every list.
+        // SAFETY: the list exists, as the trait requires; there are a word and room for `capacity` values for every list.
         unsafe {
             let values = self.values.as_ptr().add(out * self.capacity());
             let positions = *self.positions.get_unchecked(out);
@@ -113,13 +113,13 @@ impl Entries for RowEntries {
     #[inline(always)]
     unsafe fn entry(&self, i: usize) -> (f32, *const f32) {
         let position = (self.positions >> (2 * i)) as usize & 3;
-        // SAFETY: the caller's; an entry's group has `GROUP` lines in the panel.
+        // SAFETY: the list has the entry, as the trait requires; its group has `GROUP` lines in the panel.
         unsafe { (*self.values.add(i), self.panel.add(i / 2 * GROUP * self.stride).add(position * self.stride)) }
     }
 
     #[inline(always)]
     unsafe fn advance(&mut self) {
-        // SAFETY: the caller's.
+        // SAFETY: the list has `UNROLLED` entries more, as the trait requires, and so many lines more are in the panel.
         unsafe {
             self.values = self.values.add(UNROLLED);
             self.panel = self.panel.add(UNROLLED / 2 * GROUP * self.stride);
@@ -144,14 +144,21 @@ impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
         self.0.cols()
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, lists: &mut RowLists) {
+    fn prepare<V: Kernels>(
+        &self,
+        _: V::Has,
+        outs: Range<usize>,
+        depth: Range<usize>,
+        stride: usize,
+        lists: &mut RowLists,
+    ) {
         let groups = depth.start / GROUP..depth.end.div_ceil(GROUP);
         lists.reset(outs.len(), groups.len(), stride);
         let strips = outs.start / ROWS..outs.end.div_ceil(ROWS);
         let values = ROWS * lists.capacity();
         let lists = lists.values.chunks_exact_mut(values).zip(lists.positions.as_chunks_mut().0);
         for (strip, (values, positions)) in strips.zip(lists) {
-            // SAFETY: `Kernels` are only used where the CPU has their instructions.
+            // SAFETY: the first argument is proof that the CPU has the instructions.
             unsafe { V::list_strip(self.0.strip(strip), groups.clone(), values, positions) };
         }
     }
@@ -166,7 +173,7 @@ impl<T: KernelElement> Factor for KeptOfRows<'_, T> {
     }
 
     unsafe fn multiply<V: Kernels>(lists: &RowLists, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions and the lists are of this panel's depth and stride, as the trait requires.
         unsafe { V::multiply_lists(lists, panel, vectors, out) }
     }
 }
@@ -193,7 +200,7 @@ pub(super) unsafe fn list_strip<V: Vector, T: KernelElement>(
         let mut columns = [[0.0; ROWS]; 2 * PAIR];
         for (i, columns) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate().take(groups.end - first) {
             let (line, codes) = strip.line(first + i);
-            // SAFETY: the caller's; a line has first and second values of `ROWS` rows.
+            // SAFETY: the CPU has `V`'s instructions, as this function requires; a line has first and second values of `ROWS` rows, and `columns` have room for them.
             unsafe {
                 let (a, b) = V::line::<T, 0>(line.as_ptr());
                 a.store(columns[0].as_mut_ptr());

@@ -21,11 +21,14 @@ mod walk;
 use std::ops::Range;
 
 use super::{
-    Engine, Epilogue, KernelElement,
-    decode::{DenseBlock, avx2::Avx2, avx512::Avx512, vector::Vector},
+    dense_block::DenseBlock,
+    element::KernelElement,
+    engine::{Cpu, HasAvx2, HasAvx512},
+    epilogue::Epilogue,
     scratch::Scratch,
-    share::share,
+    share::{share, threads},
     strips::{ROWS, Strip, Strips},
+    vector::{Vector, avx2::Avx2, avx512::Avx512},
 };
 use kept_columns::KeptOfColumns;
 use kept_rows::KeptOfRows;
@@ -59,21 +62,22 @@ const TOKENS: usize = 512;
 /// Outputs of the largest block: its lists and products stay in the second cache.
 const OUTS: usize = 256;
 
-/// The kernels of this module for one CPU: proof that it has their instructions.
+/// The kernels of this module for one CPU, with the proof that it has their instructions.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Prefill {
-    Avx2,
-    Avx512,
+    Avx2(HasAvx2),
+    Avx512(HasAvx512),
 }
 
 impl Prefill {
-    /// The kernels to multiply so many tokens with on `engine`, or `None` where they are too few.
-    pub(super) fn choose(engine: Engine, tokens: usize, Many(many): Many) -> Option<Self> {
-        match engine {
+    /// The kernels to multiply so many tokens with, or `None` where they are too few.
+    pub(super) fn choose(cpu: Cpu, tokens: usize, Many(many): Many) -> Option<Self> {
+        match cpu {
             _ if tokens < many => None,
-            Engine::Scalar => None,
-            Engine::Avx2 => Some(Prefill::Avx2),
-            Engine::Avx512 | Engine::Amx => Some(Prefill::Avx512),
+            Cpu::Scalar => None,
+            Cpu::Avx2(has) => Some(Prefill::Avx2(has)),
+            Cpu::Avx512(has) => Some(Prefill::Avx512(has)),
+            Cpu::Amx(has) => Some(Prefill::Avx512(has.avx512())),
         }
     }
 
@@ -104,10 +108,9 @@ impl Prefill {
     }
 
     fn product<T: KernelElement, F: Factor>(self, factor: F, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
-        // An Engine is only handed out where Engine::available lists it, and `choose` keeps to it.
         match self {
-            Prefill::Avx2 => product::<Avx2, T, F>(factor, x, epilogue, y),
-            Prefill::Avx512 => product::<Avx512, T, F>(factor, x, epilogue, y),
+            Prefill::Avx2(has) => product::<Avx2, T, F>(has, factor, x, epilogue, y),
+            Prefill::Avx512(has) => product::<Avx512, T, F>(has, factor, x, epilogue, y),
         }
     }
 }
@@ -117,6 +120,9 @@ impl Prefill {
 /// # Safety
 /// The methods may be called only on a CPU that has [`Vector`]'s instructions.
 unsafe trait Kernels: Vector + Send + Sync {
+    /// Proof that the CPU has [`Vector`]'s instructions.
+    type Has: Copy + Send + Sync;
+
     /// Vectors of tokens in the widest panel that lists are multiplied with.
     const LIST_VECTORS: usize;
     /// Depth of a block of lists, a multiple of a group, and at most the groups whose positions fill a word.
@@ -156,7 +162,14 @@ trait Factor: Copy + Send + Sync {
 
     /// Fills `block` with a part, for panels whose lines are `stride` tokens apart. The outputs start at a
     /// multiple of [`ALIGNMENT`], the depth at one of the block's.
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, stride: usize, block: &mut Self::Block);
+    fn prepare<V: Kernels>(
+        &self,
+        has: V::Has,
+        outs: Range<usize>,
+        depth: Range<usize>,
+        stride: usize,
+        block: &mut Self::Block,
+    );
 
     /// Asks for the memory that [`Factor::prepare`] will read: part `part` of so many, so that it comes while others are multiplied.
     fn fetch(&self, outs: Range<usize>, depth: Range<usize>, part: usize, parts: usize);
@@ -169,14 +182,20 @@ trait Factor: Copy + Send + Sync {
 }
 
 /// `y = act(x · factorᵀ + bias)`: `x` is `[tokens, depth]`, `y` is `[tokens, outs]`.
-fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
+fn product<V: Kernels, T: KernelElement, F: Factor>(
+    has: V::Has,
+    factor: F,
+    x: &[T],
+    epilogue: Epilogue<'_>,
+    y: &mut [T],
+) {
     let (outs, depth) = (factor.outs(), factor.depth());
     if outs == 0 {
         return;
     }
     let (vectors, _) = F::shape::<V>();
     // A few blocks per thread even out what else the machine is doing.
-    let block = outs.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(ALIGNMENT).min(OUTS);
+    let block = outs.div_ceil(4 * threads()).next_multiple_of(ALIGNMENT).min(OUTS);
     for (i, y) in y.chunks_mut(TOKENS * outs).enumerate() {
         let tokens = y.len() / outs;
         let x = &x[i * TOKENS * depth..][..tokens * depth];
@@ -186,7 +205,7 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
             || (F::Block::default(), Scratch::take(block * panels.padded_tokens())),
             |(prepared, products), mut y| {
                 let products = &mut products[..y.cols().len() * panels.padded_tokens()];
-                multiply_block::<V, F>(factor, y.cols(), &panels, prepared, products);
+                multiply_block::<V, F>(has, factor, y.cols(), &panels, prepared, products);
                 unpack(products, &panels, epilogue, &mut y);
             },
         );
@@ -195,6 +214,7 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(factor: F, x: &[T], epilogue
 
 /// Multiplies some outputs with all panels: `[panel][outs, tokens of the panel]`.
 fn multiply_block<V: Kernels, F: Factor>(
+    has: V::Has,
     factor: F,
     outs: Range<usize>,
     panels: &Panels,
@@ -206,7 +226,7 @@ fn multiply_block<V: Kernels, F: Factor>(
     products.fill(0.0);
     for start in (0..end).step_by(step) {
         let depth = start..(start + step).min(end);
-        factor.prepare::<V>(outs.clone(), depth.clone(), panels.stride(), prepared);
+        factor.prepare::<V>(has, outs.clone(), depth.clone(), panels.stride(), prepared);
         let next = depth.end..(depth.end + step).min(end);
         for (i, panel) in panels.iter().enumerate() {
             factor.fetch(outs.clone(), next.clone(), i, panels.count());
@@ -216,7 +236,7 @@ fn multiply_block<V: Kernels, F: Factor>(
                 stride: panels.stride(),
                 next: if i + 1 < panels.count() { panels.lines(i + 1, &depth) } else { panels.lines(0, &next) },
             };
-            // SAFETY: `Prefill` is proof of the instructions; the block was prepared for these lines.
+            // SAFETY: `has` is proof of the instructions; the block was prepared for these lines.
             unsafe { F::multiply::<V>(prepared, lines, panel.width / V::LANES, out) };
         }
     }

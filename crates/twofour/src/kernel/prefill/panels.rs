@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    super::{Epilogue, KernelElement, scratch::Scratch, share::share},
+    super::{element::KernelElement, epilogue::Epilogue, scratch::Scratch, share::share},
     GROUP,
 };
 

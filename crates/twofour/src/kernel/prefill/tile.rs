@@ -3,10 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    super::{
-        KernelElement,
-        decode::{DenseBlock, vector::Vector},
-    },
+    super::{dense_block::DenseBlock, element::KernelElement, vector::Vector},
     Factor, Kernels, Lines,
     ahead::Ahead,
 };
@@ -75,7 +72,7 @@ impl<T: KernelElement> Factor for Rows<'_, T> {
         self.0.cols
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
+    fn prepare<V: Kernels>(&self, _: V::Has, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
         let (values, cols) = (self.0.values, self.0.cols);
         tiles.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
             let rows = outs.start + first..;
@@ -86,7 +83,7 @@ impl<T: KernelElement> Factor for Rows<'_, T> {
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
     unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions and the tiles are of this panel's depth, as the trait requires.
         unsafe { V::multiply_tiles(tiles, panel, vectors, out) }
     }
 }
@@ -106,7 +103,7 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
         self.0.rows
     }
 
-    fn prepare<V: Kernels>(&self, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
+    fn prepare<V: Kernels>(&self, _: V::Has, outs: Range<usize>, depth: Range<usize>, _: usize, tiles: &mut Tiles) {
         let (values, cols) = (self.0.values, self.0.cols);
         tiles.fill(outs.len(), depth.len(), V::TILE_OUTS, |first, k, line| {
             let row = &values[(depth.start + k) * cols + outs.start + first..][..line.len()];
@@ -117,7 +114,7 @@ impl<T: KernelElement> Factor for Columns<'_, T> {
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}
 
     unsafe fn multiply<V: Kernels>(tiles: &Tiles, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {
-        // SAFETY: the caller's.
+        // SAFETY: the CPU has `V`'s instructions and the tiles are of this panel's depth, as the trait requires.
         unsafe { V::multiply_tiles(tiles, panel, vectors, out) }
     }
 }
@@ -167,7 +164,7 @@ unsafe fn accumulate<V: Vector, const R: usize, const N: usize>(
     stride: usize,
     out: &mut [f32],
 ) {
-    // SAFETY: the caller's; lines of `out` are checked by slicing.
+    // SAFETY: the CPU has `V`'s instructions; tile and panel have `depth` lines, as this function requires; lines of `out` are checked by slicing.
     unsafe {
         let mut sums = [[V::zero(); N]; R];
         for k in 0..depth {

@@ -1,6 +1,6 @@
 //! The kernel that walks lists of what is kept.
 
-use super::{super::decode::vector::Vector, Lines, ahead::Ahead};
+use super::{super::vector::Vector, Lines, ahead::Ahead};
 
 /// For each output, in order of depth, what it keeps.
 pub(super) trait Lists {
@@ -75,7 +75,7 @@ pub(super) const UNROLLED: usize = 8;
 #[inline(always)]
 unsafe fn walk<V: Vector, L: Lists, const N: usize, const S: usize>(lists: &L, panel: Lines<'_>, out: &mut [f32]) {
     let mut ahead = Ahead::new(panel.next, lists.outs());
-    // SAFETY: the caller's.
+    // SAFETY: the CPU has `V`'s instructions, as this function requires; lists are asked for entries that they have, whose activations lie in the panel.
     unsafe {
         let panel = panel.data.as_ptr();
         for out_index in 0..lists.outs() {
@@ -114,7 +114,7 @@ unsafe fn walk<V: Vector, L: Lists, const N: usize, const S: usize>(lists: &L, p
 /// The CPU has `V`'s instructions; `N` vectors of activations can be read.
 #[inline(always)]
 unsafe fn add_product<V: Vector, const N: usize>((value, x): (f32, *const f32), sums: &mut [V; N]) {
-    // SAFETY: the caller's.
+    // SAFETY: the CPU has `V`'s instructions and `N` vectors are there at `x`, as this function requires.
     unsafe {
         let w = V::splat(value);
         for (n, sum) in sums.iter_mut().enumerate() {

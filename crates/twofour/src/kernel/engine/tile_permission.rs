@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 /// Asks once; Linux grants the tile state to a process that requests it (`arch_prctl(2)`, `ARCH_REQ_XCOMP_PERM`).
-pub(in super::super) fn granted() -> bool {
+pub(super) fn granted() -> bool {
     static GRANTED: OnceLock<bool> = OnceLock::new();
     *GRANTED.get_or_init(|| cpu_has_tiles() && request())
 }

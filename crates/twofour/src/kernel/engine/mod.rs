@@ -1,5 +1,8 @@
 //! Which instructions this machine has, and which of them the kernels use.
 
+#[cfg(target_arch = "x86_64")]
+mod tile_permission;
+
 use std::{fmt, str::FromStr, sync::OnceLock};
 
 use crate::{Error, Result};
@@ -86,13 +89,80 @@ impl Engine {
                     && is_x86_feature_detected!("avx512vbmi2")
                     && is_x86_feature_detected!("avx512bf16")
             }
-            Engine::Amx => super::amx::permission::granted(),
+            Engine::Amx => tile_permission::granted(),
         }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
     fn is_supported(self) -> bool {
         self == Engine::Scalar
+    }
+}
+
+/// An engine that this machine can run, with the proof. An [`Engine`] is a name, which anybody can write down.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cpu {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(HasAvx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(HasAvx512),
+    #[cfg(target_arch = "x86_64")]
+    Amx(HasAmx),
+}
+
+/// Proof that this CPU has AVX2, FMA and F16C: made by [`Cpu::detect`] alone.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasAvx2(());
+
+/// Proof that this CPU has the AVX-512 of [`Engine::Avx512`]: made by [`Cpu::detect`] alone.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasAvx512(());
+
+/// Proof that this CPU has AMX tiles for bf16 and int8, that this process may use them, and that the CPU has AVX-512: made by
+/// [`Cpu::detect`] alone.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasAmx(());
+
+#[cfg(target_arch = "x86_64")]
+impl HasAmx {
+    /// [`Engine::Amx`] is available only where [`Engine::Avx512`] is.
+    pub(super) fn avx512(self) -> HasAvx512 {
+        HasAvx512(())
+    }
+}
+
+impl Cpu {
+    /// Looks whether this machine can run an engine.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where it cannot.
+    pub(super) fn detect(engine: Engine) -> Result<Self> {
+        Ok(match engine.expect_available()? {
+            #[cfg(target_arch = "x86_64")]
+            Engine::Avx2 => Cpu::Avx2(HasAvx2(())),
+            #[cfg(target_arch = "x86_64")]
+            Engine::Avx512 => Cpu::Avx512(HasAvx512(())),
+            #[cfg(target_arch = "x86_64")]
+            Engine::Amx => Cpu::Amx(HasAmx(())),
+            _ => Cpu::Scalar,
+        })
+    }
+
+    /// The engine.
+    pub(super) fn engine(self) -> Engine {
+        match self {
+            Cpu::Scalar => Engine::Scalar,
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx2(_) => Engine::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Avx512(_) => Engine::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Cpu::Amx(_) => Engine::Amx,
+        }
     }
 }
 
@@ -130,5 +200,13 @@ mod tests {
         let error = "sse9".parse::<Engine>().unwrap_err().to_string();
         assert!(error.contains("`sse9`") && error.contains("scalar"), "{error}");
         assert_eq!(Engine::available()[0], Engine::Scalar);
+    }
+
+    #[test]
+    fn a_cpu_is_detected_for_every_engine_that_is_available_and_no_other() {
+        for engine in Engine::ALL {
+            let detected = Cpu::detect(engine).map(Cpu::engine);
+            assert_eq!(detected.ok(), Engine::available().contains(&engine).then_some(engine));
+        }
     }
 }
