@@ -11,7 +11,8 @@ out=${1:?usage: run OUT [tests] [sanitizers] [suites]}
 shift
 mkdir -p "$out"
 parts=${*:-tests sanitizers suites}
-export TWOFOUR_CACHE="$here/cache" RUST_BACKTRACE=0
+# A test that finds no GPU fails.
+export TWOFOUR_CACHE="$here/cache" TWOFOUR_REQUIRE_GPU=1 RUST_BACKTRACE=0
 failed=0
 
 # A run by its name: its log, its time, and what its log says of it.

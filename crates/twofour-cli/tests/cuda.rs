@@ -25,6 +25,7 @@ fn without_a_gpu_the_bench_says_so() {
 fn with_a_gpu_every_contender_has_a_time() {
     let dir = tempfile::tempdir().unwrap();
     if !has_device() {
+        assert!(std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none(), "TWOFOUR_REQUIRE_GPU is set, and there is no GPU");
         eprintln!("skipped: no GPU");
         return;
     }

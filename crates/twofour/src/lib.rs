@@ -40,3 +40,8 @@ pub use error::{Error, Result};
 pub use mask::Mask;
 pub use matrix::MatrixRef;
 pub use pattern::{Axis, Pattern};
+
+/// The examples of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeExamples;

@@ -49,6 +49,11 @@ impl<'a, T: Element> MatrixRef<'a, T> {
         &self.data[row * self.cols..][..self.cols]
     }
 
+    /// A band of the matrix: `height` rows from `first` on.
+    pub(crate) fn band(&self, first: usize, height: usize) -> Self {
+        Self { rows: height, cols: self.cols, data: &self.data[first * self.cols..][..height * self.cols] }
+    }
+
     /// The transpose, `[cols, rows]` row-major, as a new buffer.
     pub fn transposed(&self) -> Vec<T> {
         let mut out = vec![T::ZERO; self.data.len()];

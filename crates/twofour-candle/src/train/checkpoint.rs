@@ -12,7 +12,7 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
-use twofour::file::{Overwrite, PlannedTensor, Reader, StoredDType, TEMP_PREFIX, TEMP_SUFFIX, Writer};
+use twofour::file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer};
 
 use super::{TrainConfig, Trainer};
 use crate::{
@@ -88,9 +88,7 @@ impl Trainer {
                 _ => writer.write_elements(name, &flat.to_vec1::<f32>()?)?,
             }
         }
-        writer.finish()?;
-        remove_leftovers(directory);
-        Ok(())
+        Ok(writer.finish()?)
     }
 
     /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made as
@@ -174,19 +172,6 @@ fn read(reader: &Reader, name: &str) -> Result<Tensor> {
 fn read_all(reader: &Reader, prefix: &str) -> Result<HashMap<String, Tensor>> {
     let names = reader.tensors().filter_map(|info| info.name.strip_prefix(prefix));
     names.map(|name| Ok((name.to_owned(), read(reader, &format!("{prefix}{name}"))?))).collect()
-}
-
-/// Deletes what a process that was killed while it wrote has left behind. A checkpoint directory has one writer; what
-/// cannot be deleted does no harm.
-fn remove_leftovers(directory: &Path) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(TEMP_PREFIX) && name.ends_with(TEMP_SUFFIX) {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
 }
 
 fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error {

@@ -1,6 +1,6 @@
 //! `twofour prune`.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -116,7 +116,6 @@ impl Prune {
         selection.expect_matches(&reader)?;
         let choice = self.choice()?;
         tracing::info!(input = %reader.path().display(), "pruning");
-        let densities = densities(&reader, &selection)?;
         drop(reader);
 
         let _guard = interrupt::guard();
@@ -132,7 +131,7 @@ impl Prune {
             &mut |p| super::output::show(&mut progress, p),
         )?;
         drop(progress);
-        let tensors = answers(&report, &selection, &densities);
+        let tensors = answers(&report, &selection);
         self.tell(screen, &tensors)?;
         screen.json(&Answer { output: &self.output.output, pattern: self.pattern.to_string(), tensors })?;
         Ok(Verdict::Yes)
@@ -193,23 +192,7 @@ impl Prune {
     }
 }
 
-/// The share of non-zeros of every tensor that is to be pruned.
-fn densities(reader: &Reader, selection: &Selection) -> Result<HashMap<String, f64>> {
-    let mut densities = HashMap::new();
-    for tensor in reader.plain_tensors() {
-        if selection.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok() {
-            let census = super::tensor::census(reader, tensor)?;
-            densities.insert(tensor.name.clone(), census.nonzeros as f64 / census.elements.max(1) as f64);
-        }
-    }
-    Ok(densities)
-}
-
-fn answers<'a>(
-    report: &'a PruneReport,
-    selection: &Selection,
-    densities: &HashMap<String, f64>,
-) -> Vec<TensorAnswer<'a>> {
+fn answers<'a>(report: &'a PruneReport, selection: &Selection) -> Vec<TensorAnswer<'a>> {
     let answer = |t: &'a file::PrunedTensor| {
         let mut answer = TensorAnswer {
             name: &t.name,
@@ -217,14 +200,15 @@ fn answers<'a>(
             shape: &t.shape,
             pruned: false,
             reason: None,
-            density_before: densities.get(&t.name).copied(),
+            density_before: None,
             mask_density: None,
             kept_l1: None,
             kept_l2: None,
         };
         match t.outcome {
-            PruneOutcome::Pruned { density, kept_l1, kept_l2, .. } => {
+            PruneOutcome::Pruned { density_before, density, kept_l1, kept_l2, .. } => {
                 answer.pruned = true;
+                answer.density_before = Some(density_before);
                 answer.mask_density = Some(density);
                 answer.kept_l1 = Some(kept_l1);
                 answer.kept_l2 = Some(kept_l2);

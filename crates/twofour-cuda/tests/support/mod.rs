@@ -19,11 +19,13 @@ use twofour_cuda::{
     gemm::Problem,
 };
 
-/// The first device, or a word on why the test does nothing.
+/// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/gpu_run.sh` does, a missing
+/// device is a failure; a GPU of another architecture than a test is for still skips that test.
 pub(crate) fn device() -> Option<Device> {
     match Device::open(0) {
         Ok(device) => Some(device),
         Err(error @ (Error::NoDriver | Error::NoDevice { .. })) => {
+            assert!(std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none(), "TWOFOUR_REQUIRE_GPU is set: {error}");
             eprintln!("skipped: {error}");
             None
         }

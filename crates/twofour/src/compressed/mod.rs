@@ -73,6 +73,26 @@ pub(crate) fn too_many_kept(row: usize, group: usize, bits: u8) -> Error {
     Error::TooManyKept { axis: Axis::Row, line: row, group, kept: bits.count_ones() as usize, n: 2, m: 4 }
 }
 
+/// Compresses one row into its values and metadata: of each group the elements whose bits `kept(group, values)` sets.
+pub(crate) fn fill_row<T: Element>(
+    row: usize,
+    source: &[T],
+    kept: impl Fn(usize, &[T; 4]) -> u8,
+    values: &mut [T],
+    meta: &mut [u32],
+) -> Result<()> {
+    meta.fill(0);
+    for (group, (source, pair)) in source.chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate() {
+        let mut four = [T::ZERO; 4];
+        four[..source.len()].copy_from_slice(source);
+        let bits = kept(group, &four);
+        let (code, kept) = keep(four, bits).ok_or_else(|| too_many_kept(row, group, bits))?;
+        *pair = kept;
+        meta[group / 8] |= u32::from(code) << (group % 8 * 4);
+    }
+    Ok(())
+}
+
 impl<T: Element> Compressed<T> {
     /// Compresses a matrix that is 2:4 along its rows already.
     ///
@@ -103,7 +123,8 @@ impl<T: Element> Compressed<T> {
     fn build(matrix: MatrixRef<'_, T>, kept: impl Fn(usize, usize, &[T; 4]) -> u8 + Sync) -> Result<Self> {
         let (rows, cols) = (matrix.rows(), matrix.cols());
         let (values_len, meta_len) = lengths(rows, cols)?;
-        let mut compressed = Self { rows, cols, values: vec![T::ZERO; values_len], meta: vec![0u32; meta_len] };
+        let values = bytemuck::allocation::zeroed_vec(values_len);
+        let mut compressed = Self { rows, cols, values, meta: vec![0u32; meta_len] };
         compressed.fill(matrix, kept)?;
         Ok(compressed)
     }
@@ -130,16 +151,7 @@ impl<T: Element> Compressed<T> {
         let values = self.values.par_chunks_mut(groups_per_row(cols) * 2);
         let meta = self.meta.par_chunks_mut(meta_words_per_row(cols));
         first_error(values.zip(meta).enumerate(), |(row, (values, meta))| {
-            meta.fill(0);
-            for (group, (source, pair)) in matrix.row(row).chunks(4).zip(values.as_chunks_mut::<2>().0).enumerate() {
-                let mut four = [T::ZERO; 4];
-                four[..source.len()].copy_from_slice(source);
-                let bits = kept(row, group, &four);
-                let (code, kept) = keep(four, bits).ok_or_else(|| too_many_kept(row, group, bits))?;
-                *pair = kept;
-                meta[group / 8] |= u32::from(code) << (group % 8 * 4);
-            }
-            Ok(())
+            fill_row(row, matrix.row(row), |group, four| kept(row, group, four), values, meta)
         })
     }
 

@@ -8,10 +8,12 @@
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
 //! however large the model.
 //!
-//! Outputs appear complete or not at all. A single file is written beside its final place and renamed. Of a sharded model
-//! every shard is complete and on the disk under a temporary name before the first is renamed, and the index is renamed
-//! last: a directory that holds shards and no index is a conversion that was killed in that moment. A killed process
-//! leaves files named `.twofour-*.tmp`, which may be deleted.
+//! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a sharded
+//! model every shard is complete and on the disk before the first gets its name, and the index gets its name last: a
+//! directory that holds shards and no index is a conversion that was killed in that moment.
+//!
+//! A killed process leaves nothing where the system has files without names (`O_TMPFILE`: Linux with ext4, XFS, Btrfs or
+//! tmpfs). Elsewhere it leaves files named `.twofour-*.tmp`, which the next output in the same directory removes.
 //!
 //! Writing a single file over its own input is safe: the input stays readable, under no name, until it is no longer
 //! needed. A sharded model cannot be converted in place, because its shards cannot be replaced in one step.
@@ -57,6 +59,7 @@ mod plan;
 mod reader;
 mod source;
 mod stored;
+mod temporary;
 #[cfg(test)]
 mod tests;
 mod unique;
@@ -73,4 +76,5 @@ pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};
 pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use stored::{StoredDType, StoredElement};
-pub use writer::{Overwrite, TEMP_PREFIX, TEMP_SUFFIX, Writer};
+pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
+pub use writer::{Overwrite, Writer};

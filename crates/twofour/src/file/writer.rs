@@ -8,22 +8,15 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tempfile::{NamedTempFile, TempPath};
 
 use super::{
     MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement, header::METADATA, manifest,
+    temporary::Temporary,
 };
 use crate::{Compressed, Element, Error, Result};
 
 /// The data begins at a multiple of this many bytes, a cache line.
 const DATA_ALIGNMENT: usize = 64;
-
-/// The beginning of the name of a file that is being written; a process that is killed leaves it behind, and it may be
-/// deleted. The end is [`TEMP_SUFFIX`].
-pub const TEMP_PREFIX: &str = ".twofour-";
-
-/// The end of the name of a file that is being written.
-pub const TEMP_SUFFIX: &str = ".tmp";
 
 /// Whether an existing output may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,8 +30,9 @@ pub enum Overwrite {
 
 /// A safetensors file in the making.
 ///
-/// The bytes go to a temporary file in the same directory. [`Writer::finish`] brings it to the disk and gives it its name
-/// in one step; a writer that is dropped before leaves nothing. Tensors are written one at a time, in any order.
+/// The bytes go to a temporary file on the same file system, without a name where the system has such files.
+/// [`Writer::finish`] brings it to the disk and gives it its name in one step; a writer that is dropped before leaves
+/// nothing. Tensors are written one at a time, in any order.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -67,7 +61,8 @@ struct Slot {
 }
 
 impl Writer {
-    /// Begins a file: makes the temporary file and writes the header.
+    /// Begins a file: creates the temporary file and writes the header. Temporary files that killed processes left in the
+    /// same directory are removed.
     ///
     /// Tensors are laid out in descending order of element size, then by name, and the data begins at a multiple of 64
     /// bytes; so every tensor of whole-byte elements is aligned for its dtype in a mapped file. The manifest of the plan's
@@ -164,7 +159,7 @@ impl Writer {
         self.seal()?.publish()
     }
 
-    /// Brings the file to the disk, still under its temporary name.
+    /// Brings the file to the disk; it does not have its name yet.
     pub(super) fn seal(self) -> Result<Sealed> {
         let mut missing: Vec<&str> =
             self.slots.iter().filter(|(_, slot)| !slot.written && slot.bytes > 0).map(|(n, _)| n.as_str()).collect();
@@ -199,12 +194,12 @@ fn header_text(order: &[(&PlannedTensor, usize)], metadata: &BTreeMap<String, St
     text
 }
 
-/// A file that is being written under a temporary name.
+/// A file that is being written.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
     overwrite: Overwrite,
-    temp: NamedTempFile,
+    temp: Temporary,
 }
 
 impl Output {
@@ -219,18 +214,10 @@ impl Output {
         if overwrite == Overwrite::No && fs::symlink_metadata(path).is_ok() {
             return Err(Error::Exists { path: path.to_owned() });
         }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(TEMP_PREFIX).suffix(TEMP_SUFFIX);
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // What an ordinary new file gets, less the umask; a temporary file would be its owner's only.
-            builder.permissions(fs::Permissions::from_mode(0o666));
-        }
         let directory = directory_of(path);
-        let temp = builder.tempfile_in(directory).map_err(|source| Error::Io {
+        let temp = Temporary::create_in(directory).map_err(|source| Error::Io {
             path: directory.to_owned(),
-            action: "making a temporary file there",
+            action: "creating a temporary file there",
             // tempfile adds the temporary path to the message; the kind says it all.
             source: source.raw_os_error().map_or(source, io::Error::from_raw_os_error),
         })?;
@@ -238,11 +225,11 @@ impl Output {
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.temp.as_file_mut().write_all(bytes).map_err(|e| self.refused("writing", e))
+        self.temp.file().write_all(bytes).map_err(|e| self.refused("writing", e))
     }
 
     fn write_at(&mut self, start: u64, bytes: &[u8]) -> Result<()> {
-        let file = self.temp.as_file_mut();
+        let file = self.temp.file();
         let outcome = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(bytes));
         outcome.map_err(|e| self.refused("writing", e))
     }
@@ -254,9 +241,9 @@ impl Output {
         output.seal()
     }
 
-    fn seal(self) -> Result<Sealed> {
-        self.temp.as_file().sync_all().map_err(|e| self.refused("bringing it to the disk", e))?;
-        Ok(Sealed { path: self.path, overwrite: self.overwrite, temp: self.temp.into_temp_path() })
+    fn seal(mut self) -> Result<Sealed> {
+        self.temp.file().sync_all().map_err(|e| self.refused("bringing it to the disk", e))?;
+        Ok(Sealed { path: self.path, overwrite: self.overwrite, temp: self.temp })
     }
 
     fn refused(&self, action: &'static str, source: io::Error) -> Error {
@@ -264,25 +251,21 @@ impl Output {
     }
 }
 
-/// A file that is complete and on the disk, under a temporary name; dropping it removes it.
+/// A file that is complete and on the disk, and does not have its name yet; dropping it removes it.
 #[derive(Debug)]
 pub(super) struct Sealed {
     path: PathBuf,
     overwrite: Overwrite,
-    temp: TempPath,
+    temp: Temporary,
 }
 
 impl Sealed {
     /// Gives the file its name.
     pub(super) fn publish(self) -> Result<()> {
-        let outcome = match self.overwrite {
-            Overwrite::Yes => self.temp.persist(&self.path),
-            Overwrite::No => self.temp.persist_noclobber(&self.path),
-        };
-        match outcome {
+        match self.temp.publish(&self.path, self.overwrite) {
             Ok(()) => sync_directory(directory_of(&self.path)),
-            Err(e) if e.error.kind() == ErrorKind::AlreadyExists => Err(Error::Exists { path: self.path }),
-            Err(e) => Err(Error::Io { path: self.path, action: "giving it its name", source: e.error }),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Exists { path: self.path }),
+            Err(e) => Err(Error::Io { path: self.path, action: "giving it its name", source: e }),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use super::band::{self, BandRule};
 use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result};
 
 /// Keeps the `n` elements of largest magnitude in each group of `m`.
@@ -39,41 +40,134 @@ fn select<T: Element>(
     axis: Axis,
     score: impl Fn(T) -> f32 + Sync,
 ) -> Result<Mask> {
-    reject_nan(matrix)?;
-    let (rows, cols, m) = (matrix.rows(), matrix.cols(), pattern.m());
-    let mut mask = Mask::empty(rows, cols);
-    match axis {
-        Axis::Row => mask.par_rows_mut().enumerate().for_each(|(row, words)| {
-            let mut scores = [0f32; Pattern::MAX_M];
-            for (group, values) in matrix.row(row).chunks(m).enumerate() {
-                let scores = &mut scores[..values.len()];
-                for (s, v) in scores.iter_mut().zip(values) {
-                    *s = score(*v);
-                }
-                let kept = best(scores, pattern.n());
-                let bit = group * m;
-                words[bit / 64] |= kept << (bit % 64);
-                if bit % 64 + values.len() > 64 {
-                    words[bit / 64 + 1] |= kept >> (64 - bit % 64);
-                }
-            }
-        }),
-        Axis::Column => mask.par_bands_mut(m).enumerate().for_each(|(band, words)| {
-            let height = m.min(rows - band * m);
-            let stride = words.len() / height;
-            let mut scores = [0f32; Pattern::MAX_M];
-            for col in 0..cols {
-                for (i, s) in scores[..height].iter_mut().enumerate() {
-                    *s = score(matrix.row(band * m + i)[col]);
-                }
-                let kept = best(&scores[..height], pattern.n());
-                for i in 0..height {
-                    words[i * stride + col / 64] |= (kept >> i & 1) << (col % 64);
-                }
-            }
-        }),
+    band::mask(matrix, &GroupRule { pattern, axis, score })
+}
+
+/// The best scores of each group along an axis.
+pub(crate) struct GroupRule<F> {
+    pattern: Pattern,
+    axis: Axis,
+    score: F,
+}
+
+/// The rule of [`magnitude`].
+pub(crate) fn magnitude_rule<T: Element>(pattern: Pattern, axis: Axis) -> GroupRule<impl Fn(T) -> f32 + Sync> {
+    GroupRule { pattern, axis, score: |v: T| v.to_f32().abs() }
+}
+
+impl<T: Element, F: Fn(T) -> f32 + Sync> BandRule<T> for GroupRule<F> {
+    fn height(&self) -> usize {
+        match self.axis {
+            Axis::Row => 1,
+            Axis::Column => self.pattern.m(),
+        }
     }
-    Ok(mask)
+
+    fn choose(&self, band: MatrixRef<'_, T>, words: &mut [u64]) -> bool {
+        match self.axis {
+            Axis::Row if self.pattern == Pattern::TWO_FOUR => self.two_of_four(band.data(), words),
+            Axis::Row => self.along_a_row(band.data(), words),
+            Axis::Column => self.along_columns(band, words),
+        }
+    }
+}
+
+impl<F> GroupRule<F> {
+    fn two_of_four<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        let mut nan = false;
+        for (word, values) in words.iter_mut().zip(row.chunks(64)) {
+            let (groups, rest) = values.as_chunks::<4>();
+            for (group, values) in groups.iter().enumerate() {
+                let scores = values.map(&self.score);
+                nan |= scores.iter().any(|s| s.is_nan());
+                *word |= u64::from(best_two_of_four(scores)) << (4 * group);
+            }
+            let mut scores = [0f32; 3];
+            for (s, v) in scores.iter_mut().zip(rest) {
+                *s = (self.score)(*v);
+                nan |= s.is_nan();
+            }
+            if !rest.is_empty() {
+                *word |= best(&scores[..rest.len()], 2) << (4 * groups.len());
+            }
+        }
+        nan
+    }
+
+    fn along_a_row<T: Element>(&self, row: &[T], words: &mut [u64]) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        let m = self.pattern.m();
+        let mut nan = false;
+        let mut scores = [0f32; Pattern::MAX_M];
+        for (group, values) in row.chunks(m).enumerate() {
+            let scores = &mut scores[..values.len()];
+            for (s, v) in scores.iter_mut().zip(values) {
+                *s = (self.score)(*v);
+                nan |= s.is_nan();
+            }
+            let kept = best(scores, self.pattern.n());
+            let bit = group * m;
+            words[bit / 64] |= kept << (bit % 64);
+            if bit % 64 + values.len() > 64 {
+                words[bit / 64 + 1] |= kept >> (64 - bit % 64);
+            }
+        }
+        nan
+    }
+
+    fn along_columns<T: Element>(&self, band: MatrixRef<'_, T>, words: &mut [u64]) -> bool
+    where
+        F: Fn(T) -> f32,
+    {
+        let height = band.rows();
+        let stride = words.len() / height;
+        let mut nan = false;
+        let mut scores = [0f32; Pattern::MAX_M];
+        for col in 0..band.cols() {
+            for (i, s) in scores[..height].iter_mut().enumerate() {
+                *s = (self.score)(band.row(i)[col]);
+                nan |= s.is_nan();
+            }
+            let kept = best(&scores[..height], self.pattern.n());
+            for i in 0..height {
+                words[i * stride + col / 64] |= (kept >> i & 1) << (col % 64);
+            }
+        }
+        nan
+    }
+}
+
+/// The two highest of four scores, as bits; ties go to the lower index.
+fn best_two_of_four(s: [f32; 4]) -> u8 {
+    /// Who is kept, by the outcomes of the six comparisons of an earlier element with a later one.
+    const KEPT: [u8; 64] = {
+        const PAIRS: [(usize, usize); 6] = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
+        let mut table = [0; 64];
+        let mut outcomes = 0;
+        while outcomes < 64 {
+            let mut better = [0; 4];
+            let mut pair = 0;
+            while pair < 6 {
+                let (earlier, later) = PAIRS[pair];
+                better[if outcomes >> pair & 1 == 1 { later } else { earlier }] += 1;
+                pair += 1;
+            }
+            let mut i = 0;
+            while i < 4 {
+                table[outcomes] |= ((better[i] < 2) as u8) << i;
+                i += 1;
+            }
+            outcomes += 1;
+        }
+        table
+    };
+    let wins = [s[0] >= s[1], s[0] >= s[2], s[0] >= s[3], s[1] >= s[2], s[1] >= s[3], s[2] >= s[3]];
+    KEPT[wins.iter().rev().fold(0, |bits, won| bits << 1 | usize::from(*won))]
 }
 
 /// The `n` highest of at most 64 scores, as bits; ties go to the lower index.
@@ -122,6 +216,11 @@ mod tests {
 
     proptest! {
         #[test]
+        fn the_best_two_of_four_are_those_of_the_reference(scores in proptest::array::uniform4(adversarial())) {
+            prop_assert_eq!(u64::from(best_two_of_four(scores)), reference(&scores, 2));
+        }
+
+        #[test]
         fn the_best_are_those_of_the_reference(scores in proptest::collection::vec(adversarial(), 0..64), n in 1usize..64) {
             prop_assert_eq!(best(&scores, n), reference(&scores, n));
         }
@@ -135,6 +234,9 @@ mod tests {
             let pattern = Pattern::new(n, n + extra).unwrap();
             let matrix = MatrixRef::new(rows, cols, &data).unwrap();
             let by_rows = magnitude(matrix, pattern, Axis::Row).unwrap();
+            for (axis, pattern) in [(Axis::Row, pattern), (Axis::Column, pattern), (Axis::Row, Pattern::TWO_FOUR)] {
+                super::super::band::tests::one_pass_agrees(matrix, &magnitude_rule(pattern, axis));
+            }
             prop_assert!(by_rows.verify(pattern, Axis::Row).is_ok());
             for row in 0..rows {
                 for (group, values) in matrix.row(row).chunks(pattern.m()).enumerate() {

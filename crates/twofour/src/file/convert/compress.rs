@@ -2,11 +2,13 @@
 
 use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
 
+use rayon::prelude::*;
+
 use super::{
     CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer,
     reject_not_finite, run,
 };
-use crate::{Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select, verify};
+use crate::{Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select};
 
 /// What to compress, and what to do where a weight resists.
 #[derive(Clone, Copy)]
@@ -156,7 +158,7 @@ pub fn compress(
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<CompressReport> {
     let reader = Reader::open(input)?;
-    let mut conversion = Compress { options, report: CompressReport::default(), outcomes: HashMap::new() };
+    let mut conversion = Compress { options, report: CompressReport::default(), plans: HashMap::new() };
     run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
     Ok(conversion.report)
 }
@@ -164,93 +166,132 @@ pub fn compress(
 struct Compress<'a> {
     options: &'a CompressOptions<'a>,
     report: CompressReport,
-    outcomes: HashMap<String, CompressOutcome>,
+    /// What is to be done with each chosen matrix.
+    plans: HashMap<String, Planned>,
+}
+
+/// What is to be done with a chosen matrix.
+#[derive(Debug, Clone, Copy)]
+enum Planned {
+    /// It is 2:4 and has that many -0.0.
+    Compress {
+        negative_zeros: usize,
+    },
+    Prune,
+    KeepDense {
+        violations: usize,
+    },
 }
 
 impl Conversion for Compress<'_> {
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
-        let mut compressed = None;
+        if let Item::Plain(tensor) = item
+            && let Some(matrix) = Matrix::of(tensor)
+            && (self.options.which)(tensor)
+        {
+            let planned = matrix.run(reader, Inspect(self.options))?;
+            self.plans.insert(tensor.name.clone(), planned);
+            if !matches!(planned, Planned::KeepDense { .. }) {
+                plan.compressed(CompressedInfo::new(&tensor.name, matrix.dtype, matrix.rows, matrix.cols)?);
+                return Ok(());
+            }
+        }
+        item.plan_copy(plan);
+        Ok(())
+    }
+
+    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
+        let bytes_before = item.bytes();
+        let mut bytes_after = bytes_before;
         let (dtype, shape, outcome) = match item {
-            Item::Compressed(w) => (w.dtype.into(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed),
+            Item::Compressed(w) => {
+                item.write_copy(reader, writer)?;
+                (w.dtype.into(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed)
+            }
             Item::Plain(tensor) => {
-                let outcome = match Matrix::of(tensor) {
-                    None => CompressOutcome::NotAMatrix,
-                    Some(_) if !(self.options.which)(tensor) => CompressOutcome::NotChosen,
-                    Some(matrix) => {
-                        let outcome = matrix.run(reader, Inspect(self.options))?;
-                        if outcome.is_compressed() {
+                let outcome = match (Matrix::of(tensor), self.plans.get(&tensor.name)) {
+                    (Some(matrix), Some(&planned)) => {
+                        if !matches!(planned, Planned::KeepDense { .. }) {
                             let Matrix { dtype, rows, cols, .. } = matrix;
-                            compressed = Some(CompressedInfo::new(&tensor.name, dtype, rows, cols)?);
+                            bytes_after = CompressedInfo::new(&tensor.name, dtype, rows, cols)?.bytes();
                         }
-                        outcome
+                        matrix.run(reader, Write { writer, name: &tensor.name, planned })?
+                    }
+                    (matrix, _) => {
+                        item.write_copy(reader, writer)?;
+                        matrix.map_or(CompressOutcome::NotAMatrix, |_| CompressOutcome::NotChosen)
                     }
                 };
                 (tensor.dtype, tensor.shape.clone(), outcome)
             }
         };
         let name = item.name().to_owned();
-        let bytes_before = item.bytes();
-        let mut bytes_after = bytes_before;
-        match compressed {
-            None => item.plan_copy(plan),
-            Some(weight) => {
-                bytes_after = weight.bytes();
-                plan.compressed(weight);
-            }
-        }
-        self.outcomes.insert(name.clone(), outcome);
         self.report.tensors.push(CompressedTensor { name, dtype, shape, bytes_before, bytes_after, outcome });
         Ok(())
     }
+}
 
-    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
-        let outcome = self.outcomes.get(item.name());
-        match item {
-            Item::Plain(tensor) if outcome.is_some_and(CompressOutcome::is_compressed) => {
-                let prune = matches!(outcome, Some(CompressOutcome::Pruned { .. })).then_some(Pattern::TWO_FOUR);
-                match Matrix::of(tensor) {
-                    Some(matrix) => matrix.run(reader, Write { writer, name: &tensor.name, prune }),
-                    None => item.write_copy(reader, writer),
-                }
+/// Finds out what is to be done with a chosen matrix, in one pass.
+struct Inspect<'a>(&'a CompressOptions<'a>);
+
+/// What one row, or all of them, look like.
+#[derive(Debug, Clone, Copy, Default)]
+struct Census {
+    violations: usize,
+    negative_zeros: usize,
+    not_finite: bool,
+}
+
+impl Census {
+    fn of_row<T: Element>(row: &[T]) -> Self {
+        let mut census = Census::default();
+        for values in row.chunks(4) {
+            let mut nonzeros = 0;
+            for value in values {
+                let value = value.to_f32();
+                nonzeros += u32::from(value != 0.0);
+                census.negative_zeros += usize::from(value.to_bits() == (-0.0f32).to_bits());
+                census.not_finite |= !value.is_finite();
             }
-            _ => item.write_copy(reader, writer),
+            census.violations += usize::from(nonzeros > 2);
+        }
+        census
+    }
+
+    fn and(self, other: Self) -> Self {
+        Census {
+            violations: self.violations + other.violations,
+            negative_zeros: self.negative_zeros + other.negative_zeros,
+            not_finite: self.not_finite | other.not_finite,
         }
     }
 }
 
-/// Finds out what is to be done with a chosen matrix.
-struct Inspect<'a>(&'a CompressOptions<'a>);
-
 impl OnMatrix for Inspect<'_> {
-    type Output = CompressOutcome;
+    type Output = Planned;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<CompressOutcome> {
-        let nonzeros = Mask::of_nonzeros(matrix);
-        let conforms = nonzeros.verify(Pattern::TWO_FOUR, Axis::Row);
-        match (conforms, self.0.not_sparse) {
-            (Ok(()), _) => {
-                let negative_zeros = verify::census(matrix.data()).negative_zeros;
-                if negative_zeros > 0 && self.0.negative_zeros == NegativeZeros::Refuse {
-                    return Err(Error::NegativeZeros { count: negative_zeros });
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Planned> {
+        let rows = (0..matrix.rows()).into_par_iter();
+        let census = rows.map(|row| Census::of_row(matrix.row(row))).reduce(Census::default, Census::and);
+        match (census.violations, self.0.not_sparse) {
+            (0, _) => {
+                let count = census.negative_zeros;
+                if count > 0 && self.0.negative_zeros == NegativeZeros::Refuse {
+                    return Err(Error::NegativeZeros { count });
                 }
-                Ok(CompressOutcome::Compressed { negative_zeros })
+                Ok(Planned::Compress { negative_zeros: count })
             }
-            (Err(place), NotSparse::Error) => Err(place),
-            (Err(_), NotSparse::KeepDense) => {
-                Ok(CompressOutcome::KeptDense { violations: nonzeros.violations(Pattern::TWO_FOUR, Axis::Row).count() })
+            (_, NotSparse::Error) => {
+                // There is one; a second pass finds its place.
+                Mask::of_nonzeros(matrix).verify(Pattern::TWO_FOUR, Axis::Row)?;
+                Ok(Planned::Compress { negative_zeros: census.negative_zeros })
             }
-            (Err(_), NotSparse::Prune) => {
-                reject_not_finite(matrix)?;
-                let mask = select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row)?;
-                let kept_negative_zeros = |row: usize| {
-                    let values = matrix.row(row).iter().enumerate();
-                    values.filter(|(col, v)| v.is_negative_zero() && mask.is_kept(row, *col)).count()
-                };
-                Ok(CompressOutcome::Pruned {
-                    kept_l1: mask.kept_l1(matrix)?,
-                    kept_l2: mask.kept_l2(matrix)?,
-                    negative_zeros: (0..matrix.rows()).map(kept_negative_zeros).sum(),
-                })
+            (violations, NotSparse::KeepDense) => Ok(Planned::KeepDense { violations }),
+            (_, NotSparse::Prune) => {
+                if census.not_finite {
+                    reject_not_finite(matrix)?;
+                }
+                Ok(Planned::Prune)
             }
         }
     }
@@ -260,17 +301,30 @@ impl OnMatrix for Inspect<'_> {
 struct Write<'a> {
     writer: &'a mut Writer,
     name: &'a str,
-    prune: Option<Pattern>,
+    planned: Planned,
 }
 
 impl OnMatrix for Write<'_> {
-    type Output = ();
+    type Output = CompressOutcome;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        let compressed = match self.prune {
-            None => Compressed::from_dense(matrix)?,
-            Some(pattern) => Compressed::from_masked(matrix, &select::magnitude(matrix, pattern, Axis::Row)?)?,
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<CompressOutcome> {
+        let (weight, outcome) = match self.planned {
+            Planned::Compress { negative_zeros } => {
+                (Compressed::from_dense(matrix)?, CompressOutcome::Compressed { negative_zeros })
+            }
+            Planned::KeepDense { violations } => {
+                self.writer.write_elements(self.name, matrix.data())?;
+                return Ok(CompressOutcome::KeptDense { violations });
+            }
+            Planned::Prune => {
+                let rule = select::nm::magnitude_rule(Pattern::TWO_FOUR, Axis::Row);
+                let (weight, retained) = select::band::compressed(matrix, &rule)?;
+                let (kept_l1, kept_l2) = (retained.l1(), retained.l2());
+                let negative_zeros = retained.kept_negative_zeros;
+                (weight, CompressOutcome::Pruned { kept_l1, kept_l2, negative_zeros })
+            }
         };
-        self.writer.write_compressed(self.name, &compressed)
+        self.writer.write_compressed(self.name, &weight)?;
+        Ok(outcome)
     }
 }

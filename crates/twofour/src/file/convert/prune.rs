@@ -52,6 +52,8 @@ pub enum PruneOutcome {
     Pruned {
         /// How the mask was chosen.
         choice: MaskChoice,
+        /// The share of elements that were not zero before.
+        density_before: f64,
         /// The share of elements that the mask keeps.
         density: f64,
         /// The share of `Σ|w|` that was kept.
@@ -159,20 +161,23 @@ impl OnMatrix for Write<'_> {
     type Output = PruneOutcome;
 
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
-        let mask = match self.choice {
+        let (values, retained) = match self.choice {
             MaskChoice::Keep => {
                 self.writer.write_elements(self.name, matrix.data())?;
                 return Ok(PruneOutcome::NotChosen);
             }
-            MaskChoice::Magnitude { pattern, axis } => select::magnitude(matrix, pattern, axis)?,
-            MaskChoice::Transposable(rule) => select::transposable(matrix, rule)?,
+            MaskChoice::Magnitude { pattern, axis } => {
+                select::band::pruned(matrix, &select::nm::magnitude_rule(pattern, axis))?
+            }
+            MaskChoice::Transposable(rule) => select::band::pruned(matrix, &rule)?,
         };
-        self.writer.write_elements(self.name, &mask.apply(matrix)?)?;
+        self.writer.write_elements(self.name, &values)?;
         Ok(PruneOutcome::Pruned {
             choice: self.choice,
-            density: mask.density(),
-            kept_l1: mask.kept_l1(matrix)?,
-            kept_l2: mask.kept_l2(matrix)?,
+            density_before: retained.density_before(),
+            density: retained.density(),
+            kept_l1: retained.l1(),
+            kept_l2: retained.l2(),
         })
     }
 }

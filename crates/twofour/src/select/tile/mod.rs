@@ -20,9 +20,7 @@ mod optimal;
 
 use std::{fmt, str::FromStr};
 
-use rayon::prelude::*;
-
-use super::nm::reject_nan;
+use super::band::{self, BandRule};
 use crate::{Element, Error, Mask, MatrixRef, Result};
 
 /// A rule that chooses the mask of a 4x4 tile; see the [module](self).
@@ -111,29 +109,40 @@ impl Tile {
 /// # Ok::<(), twofour::Error>(())
 /// ```
 pub fn transposable<T: Element>(matrix: MatrixRef<'_, T>, rule: Transposable) -> Result<Mask> {
-    reject_nan(matrix)?;
-    let (rows, cols) = (matrix.rows(), matrix.cols());
-    let mut mask = Mask::empty(rows, cols);
-    mask.par_bands_mut(4).enumerate().for_each(|(band, words)| {
-        let height = (rows - band * 4).min(4);
+    band::mask(matrix, &rule)
+}
+
+impl<T: Element> BandRule<T> for Transposable {
+    fn height(&self) -> usize {
+        4
+    }
+
+    fn choose(&self, band: MatrixRef<'_, T>, words: &mut [u64]) -> bool {
+        let (height, cols) = (band.rows(), band.cols());
         let stride = words.len() / height;
+        let mut nan = false;
         for first in (0..cols).step_by(4) {
             let width = (cols - first).min(4);
             let mut tile = Tile { values: [0.0; 16], inside: 0 };
             for r in 0..height {
-                for (c, value) in matrix.row(band * 4 + r)[first..first + width].iter().enumerate() {
+                for (c, value) in band.row(r)[first..first + width].iter().enumerate() {
                     tile.values[4 * r + c] = value.to_f32();
                     tile.inside |= 1 << (4 * r + c);
                 }
             }
-            let kept = tile.select(rule);
+            // The rules compare, and NaN has no order.
+            if tile.values.iter().any(|v| v.is_nan()) {
+                nan = true;
+                continue;
+            }
+            let kept = tile.select(*self);
             for r in 0..height {
                 // A tile's four columns never straddle two words.
                 words[r * stride + first / 64] |= u64::from(kept >> (4 * r) & 15) << (first % 64);
             }
         }
-    });
-    Ok(mask)
+        nan
+    }
 }
 
 #[cfg(test)]
