@@ -6,12 +6,14 @@ pub(crate) mod cuda;
 mod machine;
 mod memory;
 mod random;
+mod ratio;
 mod read;
 mod work;
 mod worker;
 
 pub(crate) use alternate::medians;
 pub(crate) use machine::{Machine, load_average, machine};
+pub(crate) use ratio::{Interval, Pass, SpeedUp, median, speed_up};
 pub(crate) use read::ReadBandwidth;
 pub(crate) use work::{Outcome, Row, Shape, WeightDType, Who, Work};
-pub(crate) use worker::{Bandwidth, Message, Request, Single, measure, work};
+pub(crate) use worker::{Arithmetic, Bandwidth, Message, Request, Single, measure, work};
