@@ -38,3 +38,8 @@ pub use error::{Error, Result};
 pub use mask::Mask;
 pub use matrix::MatrixRef;
 pub use pattern::{Axis, Pattern};
+
+/// The code in README.md compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
