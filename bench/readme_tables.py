@@ -1,18 +1,28 @@
-"""Writes the README's tables from the raw results: `python3 bench/readme_tables.py` (add --check to only compare).
+"""Writes the tables of README.md and docs/benchmarks.md from the raw results: `python3 bench/readme_tables.py` (--check only compares).
 
-Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->` of README.md by tables of every result there is:
-`bench/results/*/cpu.json` (made by `twofour bench cpu -o cpu.json`), and of GPUs `gemm.json`, `decode.json`, `train-linear.json`,
-`overhead.json` and `prune.json` (`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a
-file's name as the argument it prints that `cpu.json`'s table.
+Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
+of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
+them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
+result: `cpu.json`, and of GPUs `gemm.json`, `decode.json`, `train-linear.json`, `overhead.json` and `prune.json`
+(`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+prints that `cpu.json`'s table.
 """
 
 import collections
 import json
+import os
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# The document that tables are made for: links are relative to its folder.
+document = ROOT / "README.md"
+
+
+def link(path):
+    return pathlib.Path(os.path.relpath(path, document.parent)).as_posix()
 
 
 def plural(count, noun):
@@ -20,7 +30,7 @@ def plural(count, noun):
 
 
 def cells(rows):
-    """Speed-up over the best dense contender, its share of the byte limit, and how much of the read bandwidth our dense kernel reaches."""
+    """Speedup over the best dense contender, its share of the bandwidth limit, and how much of the read bandwidth our dense kernel reaches."""
     ours = next((r for r in rows if r["contender"] == "twofour 2:4"), None)
     dense = [r for r in rows if not r["contender"].startswith("twofour 2:4")]
     if not ours or not dense:
@@ -46,12 +56,12 @@ def table(path):
     threads = sorted({row["threads"] for row in result["rows"]})
     read = "; ".join(f"{b['gb_per_s']:.1f} GB/s with {plural(b['threads'], 'thread')}" for b in result["read_bandwidth"])
     machine, place = result["machine"], path.resolve()
-    raw = f" ([raw]({place.relative_to(ROOT).as_posix()}))" if place.is_relative_to(ROOT) else ""
-    heads = [h for t in threads for h in (plural(t, "thread"), "dense reads")]
+    raw = f" ([raw]({link(place)}))" if place.is_relative_to(ROOT) else ""
+    heads = [h for t in threads for h in (plural(t, "thread"), "dense: share of read bandwidth")]
     lines = [
-        f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}; mere reading: {read}.",
+        f"**{machine['cpu']}**, engine {machine['engine']}, measured by `{result['command']}`{raw}; read bandwidth: {read}.",
         "",
-        "| work | byte limit | " + " | ".join(heads) + " |",
+        "| work | bandwidth limit | " + " | ".join(heads) + " |",
         "|---|---|" + "---|" * len(heads),
     ]
     for (work, dtype, shape, tokens), by_threads in groups.items():
@@ -74,7 +84,7 @@ def prune_table(path):
     machine = result["machine"]
     heads = ["bf16, greedy", "bf16, optimal", "f32, greedy", "f32, optimal", "bf16 to e4m3, greedy", "copy of as many bytes (bf16)"]
     heads += ["torch, bf16, greedy", "torch / ours"]
-    raw = path.relative_to(ROOT).as_posix()
+    raw = link(path)
     lines = [
         f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})); torch {torch.get('torch', '-')} by "
         "`bench/pytorch_prune.py` on the same machine in the same minute.",
@@ -95,7 +105,7 @@ def prune_table(path):
 
 
 def where(path, result):
-    machine, raw = result["machine"], path.relative_to(ROOT).as_posix()
+    machine, raw = result["machine"], link(path)
     libraries = result.get("libraries")
     beside = f"; cuBLASLt {libraries['cublaslt']}, cuSPARSELt {libraries['cusparselt']}" if libraries else ""
     return f"**{machine['gpu']}**, {machine['architecture']}, measured by `{result['command']}` ([raw]({raw})){beside}."
@@ -121,7 +131,7 @@ def gemm_table(path):
     lines = [
         where(path, result),
         "",
-        "| tokens, reduction, features | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | over dense | over cuSPARSELt | without a pause: dense, cuSPARSELt, twofour |",
+        "| tokens, in, out | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over cuSPARSELt | sustained: dense, cuSPARSELt, twofour |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (dtype, shape), rows in by_contender(result["rows"], lambda r: (r["dtype"], tuple(r["shape"]))).items():
@@ -142,9 +152,9 @@ def decode_table(path):
     lines = [
         where(path, result),
         "",
-        "Time of our kernel; over dense cuBLASLt, over cuSPARSELt (- where it has no kernel); and the time that merely reading the 2:4 weight takes.",
+        "Time of our kernel; speedup over dense cuBLASLt, over cuSPARSELt (- where it has no kernel). Last column: the time to read the 2:4 weight once, the bandwidth limit.",
         "",
-        "| weight | dtype | " + " | ".join(plural(t, "token") for t in tokens) + " | mere reading |",
+        "| weight | dtype | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
         "|---|---|" + "---|" * (len(tokens) + 1),
     ]
     for dtype, shape in dict.fromkeys(key[:2] for key in of):
@@ -159,9 +169,9 @@ def decode_table(path):
     if int4:
         lines += [
             "",
-            "The same with the 2:4 weight in four bits, a scale for every 128 columns: time; over dense bf16 (cuBLASLt), over our bf16 2:4 kernel. And the time that merely reading the four-bit weight takes, over dense bf16 with one token: no product of one token gains more.",
+            "Int4 2:4 weights with groups of 128: time of our kernel; speedup over dense bf16 (cuBLASLt), over our bf16 2:4 kernel. Last column: the time to read the int4 weight once, and the speedup over dense bf16 at one token that a GEMM as fast as that would have.",
             "",
-            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " | mere reading |",
+            "| weight | " + " | ".join(plural(t, "token") for t in tokens) + " | reading the weight |",
             "|---|" + "---|" * (len(tokens) + 1),
         ]
         for dtype, shape in dict.fromkeys(key[:2] for key in int4):
@@ -182,7 +192,7 @@ def train_table(path):
     lines = [
         where(path, result),
         "",
-        "| tokens, in, out | dtype | dense step | 2:4 step | speed-up | forward | input gradient | prune and compress | weight's gradient (dense) | step with MVUE | speed-up | weight's gradient (MVUE: estimate, product) |",
+        "| tokens, in, out | dtype | dense step | 2:4 step | speedup | forward | input gradient | prune and compress | weight gradient (dense) | step with MVUE | speedup | weight gradient (MVUE: estimate, GEMM) |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (dtype, shape), rows in of.items():
@@ -202,39 +212,131 @@ def overhead_table(path):
     lines = [where(path, result), "", "| call | contender | host |", "|---|---|---|"]
     for row in result["rows"]:
         tokens = row["shape"][0]
-        call = f"product with {plural(tokens, 'token')}" if tokens else "prune"
+        call = f"GEMM, {plural(tokens, 'token')}" if tokens else "prune"
         lines.append(f"| {call} | {row['contender']}, {row['kernel']} | {row['host_us']:.1f} µs |")
     return "\n".join(lines) + "\n"
 
 
-TABLES = {
-    "cpu-table": ("cpu.json", table),
-    "gemm-table": ("gemm.json", gemm_table),
-    "decode-table": ("decode.json", decode_table),
-    "train-table": ("train-linear.json", train_table),
-    "overhead-table": ("overhead.json", overhead_table),
-    "prune-table": ("prune.json", prune_table),
+# Rows of the README's CPU table: work, dtype, tokens, [out, in].
+CPU_ROWS = [
+    ("decode", "f32", 1, (14336, 4096)),
+    ("decode", "bf16", 1, (14336, 4096)),
+    ("decode", "i8", 1, (14336, 4096)),
+    ("decode", "f32", 16, (4096, 14336)),
+    ("decode", "bf16", 16, (4096, 14336)),
+    ("prefill", "f32", 512, (4096, 4096)),
+    ("prefill", "bf16", 512, (4096, 4096)),
+    ("prefill", "i8", 512, (4096, 4096)),
+]
+
+# What a machine's results are called by the name of their folder.
+CPU_NAMES = {
+    "emerald-rapids": "Intel Xeon (Emerald Rapids), AMX",
+    "epyc-zen3-2c": "AMD EPYC (Zen 3), AVX2",
+    "epyc-zen5-2c": "AMD EPYC (Zen 5), AVX-512",
+}
+
+# Rows of the README's GPU table: tokens, in, out, dtype.
+GPU_ROWS = [
+    (1, 4096, 28672, "bf16"),
+    (16, 14336, 4096, "bf16"),
+    (64, 4096, 6144, "bf16"),
+    (1, 4096, 28672, "int4"),
+    (4096, 4096, 14336, "bf16"),
+    (4096, 14336, 4096, "bf16"),
+    (4096, 4096, 14336, "e4m3"),
+    (4096, 14336, 4096, "i8"),
+]
+
+
+def short_cpu_table(_):
+    machines = [(p.parent.name, json.loads(p.read_text())) for p in sorted(ROOT.glob("bench/results/*/cpu.json"))]
+    names = [CPU_NAMES.get(name, name) for name, _ in machines]
+    lines = ["| GEMM | weight [out, in] | bandwidth limit | " + " | ".join(names) + " |", "|---|---|---|" + "---|" * len(names)]
+    for work, dtype, tokens, shape in CPU_ROWS:
+        shown, limit = [], ""
+        for _, result in machines:
+            rows = [r for r in result["rows"] if (r["work"], r["dtype"], r["tokens"], tuple(r["shape"])) == (work, dtype, tokens, shape)]
+            rows = [r for r in rows if r["threads"] == max(r["threads"] for r in rows)]
+            shown.append(cells(rows)[0].split(" (")[0].split(",")[0])
+            if work == "decode" and rows and tokens == 1:
+                limit = f"{rows[0]['byte_limit']:.2f}x"
+        lines.append(f"| {work} {dtype}, {plural(tokens, 'token')} | [{shape[0]}, {shape[1]}] | {limit} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def short_gpu_table(_):
+    folder = ROOT / "bench/results/h200"
+    results = [(p, json.loads(p.read_text())) for p in (folder / name for name in ("grid.json", "gemm.json", "decode.json")) if p.exists()]
+    used, lines = [], []
+    for tokens, inputs, out, dtype in GPU_ROWS:
+        wanted = "bf16" if dtype == "int4" else dtype
+        ours_name = "twofour-int4" if dtype == "int4" else "twofour"
+        for path, result in results:
+            rows = [r for r in result["rows"] if r["dtype"] == wanted and r["shape"] == [tokens, inputs, out]]
+            rows = {r["contender"]: r for r in rows}
+            if ours_name in rows and "cublaslt" in rows:
+                break
+        else:
+            sys.exit(f"no result has {ours_name} and cublaslt for {tokens} tokens, in {inputs}, out {out}, {wanted}")
+        used.append((path, result))
+        dense, theirs, ours = rows["cublaslt"], rows.get("cusparselt"), rows[ours_name]
+        if dtype == "int4":
+            theirs = None
+        shown = [micro(dense), micro(theirs) if theirs else "-", micro(ours), over(dense, ours), over(theirs, ours)]
+        name = "int4, against dense bf16" if dtype == "int4" else dtype
+        lines.append(f"| {tokens} | [{out}, {inputs}] | {name} | " + " | ".join(shown) + " |")
+    machine = used[0][1]["machine"]
+    sources = ", ".join(f"[{path.name}]({link(path)})" for path in dict.fromkeys(path for path, _ in used))
+    libraries = used[0][1]["libraries"]
+    heat_map = ROOT / "docs/grid-h200.svg"
+    picture = [f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})", ""]
+    head = [
+        f"**{machine['gpu']}**, device time, median ({sources}); cuBLASLt {libraries['cublaslt']}, cuSPARSELt {libraries['cusparselt']}.",
+        "",
+        "| tokens | weight [out, in] | dtype | dense: cuBLASLt | 2:4: cuSPARSELt | 2:4: twofour | speedup over dense | over cuSPARSELt |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join((picture if heat_map.exists() else []) + head + lines) + "\n"
+
+
+# Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything), and how.
+DOCUMENTS = {
+    "README.md": {
+        "short-cpu-table": (None, short_cpu_table),
+        "short-gpu-table": (None, short_gpu_table),
+    },
+    "docs/benchmarks.md": {
+        "cpu-table": ("cpu.json", table),
+        "gemm-table": ("gemm.json", gemm_table),
+        "decode-table": ("decode.json", decode_table),
+        "train-table": ("train-linear.json", train_table),
+        "overhead-table": ("overhead.json", overhead_table),
+        "prune-table": ("prune.json", prune_table),
+    },
 }
 
 
 def main():
+    global document
     files = [argument for argument in sys.argv[1:] if argument != "--check"]
     if files:
         print("\n".join(table(pathlib.Path(file)) for file in files), end="")
         return
-    readme = ROOT / "README.md"
-    before = after = readme.read_text()
-    for name, (file, make) in TABLES.items():
-        marked = re.compile(f"(<!-- {name} -->\\n).*?(<!-- /{name} -->)", re.S)
-        tables = "\n".join(make(p) for p in sorted(ROOT.glob(f"bench/results/*/{file}")))
-        after, count = marked.subn(lambda m: m[1] + tables + m[2], after)
-        if count != 1:
-            sys.exit(f"README.md does not have exactly one pair of {name} markers")
-    if "--check" in sys.argv:
-        if before != after:
-            sys.exit("README.md's tables are not what bench/results says; run python3 bench/readme_tables.py")
-    else:
-        readme.write_text(after)
+    for name, tables in DOCUMENTS.items():
+        document = ROOT / name
+        before = after = document.read_text()
+        for marker, (file, make) in tables.items():
+            marked = re.compile(f"(<!-- {marker} -->\\n).*?(<!-- /{marker} -->)", re.S)
+            paths = sorted(ROOT.glob(f"bench/results/*/{file}")) if file else [None]
+            made = "\n".join(make(path) for path in paths)
+            after, count = marked.subn(lambda m: m[1] + made + m[2], after)
+            if count != 1:
+                sys.exit(f"{name} does not have exactly one pair of {marker} markers")
+        if "--check" not in sys.argv:
+            document.write_text(after)
+        elif before != after:
+            sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/readme_tables.py")
 
 
 main()

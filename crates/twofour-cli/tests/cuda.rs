@@ -91,6 +91,27 @@ fn advise_with_four_bits_compares_with_dense_or_says_what_is_missing() {
 }
 
 #[test]
+fn advise_takes_8_bit_floats_on_a_gpu_only() {
+    let dir = tempfile::tempdir().unwrap();
+    for dtype in ["e4m3", "e5m2"] {
+        let advise =
+            |more: &[&str]| run(dir.path(), &[&["advise", "--shape", "256x512", "--dtype", dtype], more].concat());
+        let on_a_cpu = advise(&[]);
+        assert_eq!(on_a_cpu.code, Some(2), "{}", on_a_cpu.stderr);
+        assert!(on_a_cpu.stderr.contains(dtype) && on_a_cpu.stderr.contains("--device cuda"), "{}", on_a_cpu.stderr);
+        let ran = advise(&["--device", "cuda", "--tokens", "1,512", "--json"]);
+        if !has_device() {
+            assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+            continue;
+        }
+        let answer = ran.good().json();
+        let timings = answer["shapes"][0]["timings"].as_array().unwrap();
+        assert_eq!(timings.len(), 2, "{answer}");
+        assert!(timings.iter().all(|t| t["sparse_bytes"] == 256 * 512 * 5 / 8 && t["dense_us"].as_f64() > Some(0.0)));
+    }
+}
+
+#[test]
 fn an_unknown_architecture_is_asked_wrongly() {
     let dir = tempfile::tempdir().unwrap();
     let ran = run(dir.path(), &["kernels", "--arch", "sm_75"]);

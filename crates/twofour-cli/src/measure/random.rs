@@ -23,11 +23,15 @@ impl Random {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
+    /// A whole number below `bound`, for bounds far below 2^32: the remainder favours none that matters.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.bits() >> 32) as usize % bound
+    }
+
     /// Puts `items` in an order that depends on the numbers so far (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            // Orders of a few contenders are far fewer than 2^32, so that the remainder favours none that matters.
-            items.swap(last, (self.bits() >> 32) as usize % (last + 1));
+            items.swap(last, self.below(last + 1));
         }
     }
 }

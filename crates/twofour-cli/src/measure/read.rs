@@ -20,9 +20,6 @@ type Line = [u64; 8];
 
 const LINE: usize = size_of::<Line>();
 
-/// Time spent on finding the best variant.
-const BUDGET: Duration = Duration::from_millis(1500);
-
 /// How threads share a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
@@ -118,8 +115,8 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Fills a buffer with random numbers and finds the best way of reading it.
-    pub(crate) fn new() -> Result<(Self, ReadBandwidth)> {
+    /// Fills a buffer with random numbers and finds the best way of reading it, by measuring for about `budget`.
+    pub(crate) fn new(budget: Duration) -> Result<(Self, ReadBandwidth)> {
         let mut random = Random::new();
         let count = rotation_bytes() / LINE;
         let lines: Vec<Line> = (0..count).map(|_| std::array::from_fn(|_| random.bits())).collect();
@@ -133,7 +130,7 @@ impl Reader {
             })
             .collect();
         let mut turns: Vec<&mut dyn FnMut() -> Result<()>> = runs.iter_mut().map(|run| run as _).collect();
-        let times = alternate(&mut turns, BUDGET)?;
+        let times = alternate(&mut turns, budget)?;
         let mut best = 0;
         for (which, time) in times.iter().enumerate() {
             let gb_per_s = gb_per_s(count * LINE, time.median);

@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    alternate::{Times, alternate},
+    alternate::{LEAST_ROUNDS, Stake, Times, Turn, alternate, rounds},
     contender::{Contender, Weights, expect_agreement, single, weights},
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, WeightDType, Work},
@@ -31,15 +31,43 @@ pub(crate) struct Request {
     pub(crate) works: Vec<Work>,
     /// Time for each.
     pub(crate) budget: Duration,
+    /// Rounds that are made even when the budget is used up.
+    pub(crate) least_rounds: usize,
     pub(crate) bandwidth: Bandwidth,
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) single: Single,
 }
 
-/// Whether reading is measured too.
+impl Request {
+    /// Times the contenders and nothing else.
+    pub(crate) fn new(works: Vec<Work>, budget: Duration) -> Self {
+        Request {
+            works,
+            budget,
+            least_rounds: LEAST_ROUNDS,
+            bandwidth: Bandwidth::Skip,
+            arithmetic: Arithmetic::Skip,
+            single: Single::Skip,
+        }
+    }
+}
+
+/// Whether read bandwidth is measured too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Bandwidth {
     /// Before everything, and in turns with the contenders where decoding is measured.
-    Measure,
+    Beside,
+    /// Before everything only.
+    Before,
+    /// No.
+    Skip,
+}
+
+/// Whether the arithmetic throughput of the dense contenders is measured before everything, on a GEMM that suits them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Arithmetic {
+    /// For this dtype.
+    Before(WeightDType),
     /// No.
     Skip,
 }
@@ -59,10 +87,12 @@ pub(crate) enum Single {
 pub(crate) enum Message {
     /// How fast memory is read.
     Bandwidth(ReadBandwidth),
+    /// The arithmetic throughput of the fastest dense contender, 10^9 operations a second (a multiplication and an addition are two).
+    Arithmetic(f64),
     /// A work begins.
     Begun(Work),
-    /// A work is done: a row for each contender.
-    Done(Vec<Row>),
+    /// A work is done: a row for each contender, and the time of each of its rounds in microseconds.
+    Done { rows: Vec<Row>, rounds_us: Vec<Vec<f64>> },
     /// Nothing more comes: an error, cause by cause.
     Failed(Vec<String>),
 }
@@ -163,17 +193,22 @@ pub(crate) fn work(input: impl io::Read, mut output: impl Write) -> Result<()> {
     }
 }
 
+/// Time spent on finding the best way of reading, where it is measured in one process only.
+const READ_BUDGET: Duration = Duration::from_millis(1500);
+
 fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Result<()> {
     // A wrong engine is told before gigabytes are filled.
     twofour::kernel::Engine::best()?;
-    let mut reader = match request.bandwidth {
-        Bandwidth::Measure => {
-            let (reader, bandwidth) = Reader::new()?;
-            tell(&Message::Bandwidth(bandwidth))?;
-            Some(reader)
-        }
-        Bandwidth::Skip => None,
-    };
+    let mut reader = None;
+    if request.bandwidth != Bandwidth::Skip {
+        let budget = if request.bandwidth == Bandwidth::Beside { READ_BUDGET } else { READ_BUDGET / 3 };
+        let (found, bandwidth) = Reader::new(budget)?;
+        tell(&Message::Bandwidth(bandwidth))?;
+        reader = (request.bandwidth == Bandwidth::Beside).then_some(found);
+    }
+    if let Arithmetic::Before(dtype) = request.arithmetic {
+        tell(&Message::Arithmetic(arithmetic(dtype)?))?;
+    }
     let mut kept: Option<(Shape, WeightDType, Box<dyn Weights>)> = None;
     for &work in &request.works {
         tell(&Message::Begun(work))?;
@@ -183,33 +218,57 @@ fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Re
             kept = Some((work.shape, work.dtype, weights(work.shape, work.dtype)?));
         }
         if let Some((_, _, weights)) = &kept {
-            tell(&Message::Done(rows(work, weights.as_ref(), reader.as_mut(), request)?))?;
+            tell(&take_turns(work, weights.as_ref(), reader.as_mut(), request)?)?;
         }
     }
     Ok(())
 }
 
+/// A GEMM whose arithmetic takes far longer than reading its weight, and time to run it.
+const ARITHMETIC: (Shape, usize) = (Shape { out: 1024, inputs: 1024 }, 512);
+const ARITHMETIC_BUDGET: Duration = Duration::from_millis(200);
+
+/// 10^9 operations a second of the fastest dense contender on [`ARITHMETIC`], by its fastest sample: what others add to a time is no part of
+/// the limit.
+fn arithmetic(dtype: WeightDType) -> Result<f64> {
+    let (shape, tokens) = ARITHMETIC;
+    let mut contenders = weights(shape, dtype)?.contenders(tokens)?;
+    contenders.retain(|contender| contender.who().is_dense());
+    let mut runs: Vec<_> = contenders.iter_mut().map(|contender| || contender.multiply()).collect();
+    let mut turns: Vec<&mut dyn FnMut() -> Result<()>> = runs.iter_mut().map(|run| run as _).collect();
+    let times = alternate(&mut turns, ARITHMETIC_BUDGET)?;
+    let fastest = times.iter().map(|times| times.min).min().unwrap_or_default();
+    Ok((2 * shape.out * shape.inputs * tokens) as f64 / fastest.as_secs_f64() / 1e9)
+}
+
+/// One unit of a contender's work.
+type Run<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
 /// Lets the contenders take turns at one piece of work.
-fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Vec<Row>> {
+fn take_turns(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Message> {
     let mut contenders = weights.contenders(work.tokens)?;
     if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != WeightDType::F32 {
         contenders.push(single(work.shape, work.tokens)?);
     }
     let mut bytes_read = 0;
-    let times = {
-        let mut runs: Vec<Box<dyn FnMut() -> Result<()> + '_>> = Vec::with_capacity(contenders.len() + 1);
+    let samples = {
+        let mut runs: Vec<(Stake, Run<'_>)> = Vec::with_capacity(contenders.len() + 1);
         for contender in &mut contenders {
-            runs.push(Box::new(|| contender.multiply()));
+            let stake = if contender.who().is_dense() { Stake::Rival } else { Stake::Own };
+            runs.push((stake, Box::new(|| contender.multiply())));
         }
         if let Some(reader) = reader.filter(|_| work.kind() == Kind::Decode) {
-            runs.push(Box::new(|| {
+            let read = || {
                 bytes_read = reader.read(weights.dense_bytes());
                 Ok(())
-            }));
+            };
+            runs.push((Stake::Own, Box::new(read)));
         }
-        let mut turns: Vec<&mut dyn FnMut() -> Result<()>> = runs.iter_mut().map(|run| run.as_mut() as _).collect();
-        alternate(&mut turns, request.budget)?
+        let mut turns: Vec<Turn<'_>> =
+            runs.iter_mut().map(|(stake, run)| Turn { stake: *stake, run: run.as_mut() }).collect();
+        rounds(&mut turns, request.budget, request.least_rounds)?
     };
+    let times: Vec<Times> = samples.iter().map(|samples| Times::of(samples)).collect();
     expect_agreement(&contenders, work.shape.inputs)?;
     let read_gb_per_s = times.get(contenders.len()).map(|times| gb_per_s(bytes_read, times.median));
     let us = |time: Duration| time.as_secs_f64() * 1e6;
@@ -233,7 +292,8 @@ fn rows(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request:
             read_share: read_gb_per_s.map(|read| gb_per_s / read),
         }
     };
-    Ok(contenders.iter().map(Box::as_ref).zip(&times).map(row).collect())
+    let rounds_us = samples.iter().take(contenders.len()).map(|of| of.iter().copied().map(us).collect()).collect();
+    Ok(Message::Done { rows: contenders.iter().map(Box::as_ref).zip(&times).map(row).collect(), rounds_us })
 }
 
 #[cfg(test)]
@@ -251,11 +311,13 @@ mod tests {
     fn works_are_answered_in_turn() {
         let shape = Shape { out: 32, inputs: 64 };
         let works = [1, 2].map(|tokens| Work { shape, dtype: WeightDType::F32, tokens }).to_vec();
-        let request =
-            Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip, single: Single::Skip };
+        let request = Request::new(works, Duration::from_millis(1));
         let told = answers(&serde_json::to_vec(&request).unwrap());
         assert_eq!(told.len(), 4);
-        let (Message::Begun(work), Message::Done(rows)) = (&told[2], &told[3]) else { panic!("{told:?}") };
+        let (Message::Begun(work), Message::Done { rows, rounds_us }) = (&told[2], &told[3]) else {
+            panic!("{told:?}")
+        };
+        assert!(rows.iter().zip(rounds_us).all(|(row, rounds)| row.rounds == rounds.len()), "{told:?}");
         assert_eq!((work.tokens, rows.len()), (2, 4));
         assert!(rows.iter().all(|r| r.what() == *work && r.median_us > 0.0 && r.min_us <= r.median_us));
         assert!((rows[0].byte_limit - 32.0 / 17.0).abs() < 1e-9, "{}", rows[0].byte_limit);
@@ -266,9 +328,9 @@ mod tests {
         let shape = Shape { out: 32, inputs: 64 };
         let of = |dtype, tokens, single| {
             let works = vec![Work { shape, dtype, tokens }];
-            let request = Request { works, budget: Duration::from_millis(1), bandwidth: Bandwidth::Skip, single };
+            let request = Request { single, ..Request::new(works, Duration::from_millis(1)) };
             let told = answers(&serde_json::to_vec(&request).unwrap());
-            let Some(Message::Done(rows)) = told.into_iter().nth(1) else { panic!("no rows") };
+            let Some(Message::Done { rows, .. }) = told.into_iter().nth(1) else { panic!("no rows") };
             let single = rows.iter().filter(|row| row.contender == Who::SparseF32).count();
             let outcome = Outcome::of(&rows).unwrap();
             assert!(outcome.sparse.contender == Who::Sparse && outcome.best_dense.contender.is_dense());

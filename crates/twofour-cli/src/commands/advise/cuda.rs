@@ -6,25 +6,46 @@ use anyhow::{Context, Result, bail};
 use twofour::int4::Granularity;
 use twofour_cuda::{
     DataType, Device,
-    dispatch::{Dispatcher, MeasuredChoice},
+    dispatch::Dispatcher,
+    engine::Engine,
     gemm::{
         Order, Problem,
         int4::{self, Decode},
     },
-    measure::{Int4Trial, RandomInt4, Timer, Trial},
+    measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Timer, Trial},
 };
 
 use super::{
-    Machinery, ShapeAnswer, Timing,
+    answer::{Machinery, ShapeAnswer, Side, Timing, medians, settled},
     dtype::{DType, OnGpu},
 };
 use crate::{
-    measure::{Shape, cuda},
+    interrupt,
+    measure::{Pass, Shape, cuda},
     present::{Screen, units},
 };
 
-/// What every shape takes on the first GPU, by the engines that are there: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for 2:4
-/// ones. What was measured before is remembered.
+/// Rounds of a pass. The median of a pass counts as one sample.
+const ROUNDS: u32 = 7;
+
+/// What is measured with.
+struct Bench<'a> {
+    device: &'a Device,
+    dispatcher: &'a Dispatcher,
+    limits: Option<Limits>,
+}
+
+/// The best rates of the dense library on a shape that suits it.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// At one token.
+    bytes_per_us: f64,
+    /// At many tokens; a multiplication and an addition are two.
+    operations_per_us: f64,
+}
+
+/// Measures every shape on the first GPU with the engines that are found: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for
+/// 2:4 ones. Which of their kernels are the fastest is remembered; times are not.
 pub(super) fn measure(
     screen: &Screen,
     dtype: DType,
@@ -40,8 +61,13 @@ pub(super) fn measure(
              TWOFOUR_CUBLASLT"
         );
     }
+    let mut bench = Bench { device: &device, dispatcher: &dispatcher, limits: None };
     let mut progress = screen.progress();
     let all = (shapes.len() * tokens.len()) as u64;
+    if tokens.iter().any(|count| *count > 1) {
+        progress.steps("limits of the dense library", 0, all);
+        bench.limits = Some(bench.limits(weights.dense()).context("measuring the limits of the dense library")?);
+    }
     let mut answers = Vec::new();
     for (place, (shape, &layers)) in shapes.iter().enumerate() {
         let mut timings = Vec::new();
@@ -49,8 +75,8 @@ pub(super) fn measure(
             let what = format!("{shape}, {}", units::plural(count as usize, "token"));
             progress.steps(&what, (place * tokens.len() + i) as u64, all);
             let timing = match weights {
-                OnGpu::Plain(element) => plain(&dispatcher, element, *shape, count as usize),
-                OnGpu::FourBits => four_bits(&device, &dispatcher, *shape, count as usize),
+                OnGpu::Plain { sparse, dense } => bench.plain([dense, sparse], *shape, count as usize),
+                OnGpu::FourBits => bench.four_bits(*shape, count as usize),
             };
             timings.push(timing.with_context(|| what)?);
         }
@@ -60,70 +86,109 @@ pub(super) fn measure(
     Ok((Machinery::Gpu(cuda::gpu(&device)?), answers))
 }
 
-fn plain(dispatcher: &Dispatcher, element: DataType, shape: Shape, tokens: usize) -> Result<Timing> {
-    let output = if element == DataType::I8 { DataType::BF16 } else { element };
-    let choice = dispatcher.choose(Problem::plain(element, output, shape.out, tokens, shape.inputs))?;
-    tracing::info!(%choice, "chosen");
-    timing(&choice)
+/// A problem whose result is bf16 where the library can have that.
+fn problem(element: DataType, shape: Shape, tokens: usize) -> Problem {
+    let output = if element == DataType::F16 { DataType::F16 } else { DataType::BF16 };
+    Problem::plain(element, output, shape.out, tokens, shape.inputs)
 }
 
-/// Rounds of the best dense product and the best with four bits, by turns.
-const ROUNDS: u32 = 21;
+impl Bench<'_> {
+    fn trial(&self, problem: Problem) -> Result<Trial> {
+        Ok(Trial::random(self.device, self.dispatcher.libraries(), problem)?)
+    }
 
-/// The best with four bits against the best dense one in bf16.
-fn four_bits(device: &Device, dispatcher: &Dispatcher, shape: Shape, tokens: usize) -> Result<Timing> {
-    let (element, output) = (DataType::BF16, DataType::BF16);
-    let dense = Trial::random(
-        device,
-        dispatcher.libraries(),
-        Problem::plain(element, output, shape.out, tokens, shape.inputs),
-    )?;
-    let choice = dispatcher.choose_by(&dense)?;
-    let best = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {:?}", choice.problem()))?;
-    let problem = int4::Problem {
-        element,
-        output,
-        granularity: Granularity::Group,
-        features: shape.out,
-        tokens,
-        reduction: shape.inputs,
-        order: Order::TokensFirst,
-    };
-    let weight = RandomInt4::new(dense.stream(), shape.out, shape.inputs, problem.granularity)?;
-    let sparse = Int4Trial::with_weight(device, problem, dense.stream(), Arc::new(weight))?;
-    let choice = dispatcher.choose_int4_by(&sparse)?;
-    tracing::info!(%choice, "chosen");
-    let product = dense.product(best.how)?;
-    let decode = Decode::with(device, problem, choice.best().how)?;
-    let mut contenders = [dense.contender(&product), sparse.contender(&decode)];
-    let times = Timer::new(device, dense.stream())?.alternate(&mut contenders, ROUNDS)?;
-    Ok(Timing {
-        tokens,
-        dense_us: times[0].us,
-        dense_contender: format!("cublaslt, {}", times[0].kernel),
-        sparse_us: times[1].us,
-        sparse_contender: format!("twofour, {}", times[1].kernel),
-        dense_bytes: shape.out * shape.inputs * element.bytes(),
-        sparse_bytes: problem.weight_bytes(),
-        speed_up: times[0].us / times[1].us,
-    })
-}
+    /// Of the dense library, by the first choice of its heuristics: a large weight with one token and with many.
+    fn limits(&self, element: DataType) -> Result<Limits> {
+        const WEIGHT: Shape = Shape { out: 28672, inputs: 4096 };
+        const TOKENS: usize = 4096;
+        let one = self.trial(problem(element, WEIGHT, 1))?;
+        let stream = one.stream();
+        let weight = Arc::new(RandomWeight::new(stream, element, WEIGHT.out, WEIGHT.inputs)?);
+        let libraries = self.dispatcher.libraries();
+        let many = Trial::with_weight(self.device, libraries, problem(element, WEIGHT, TOKENS), stream, weight)?;
+        let (engine, elements) = (Engine::CublasLt(0), WEIGHT.out * WEIGHT.inputs);
+        let products = [one.product(engine)?, many.product(engine)?];
+        let mut contenders = [one.contender(&products[0]), many.contender(&products[1])];
+        let times = Timer::new(self.device, stream)?.alternate(&mut contenders, ROUNDS)?;
+        Ok(Limits {
+            bytes_per_us: (elements * element.bytes()) as f64 / times[0].us,
+            operations_per_us: (2 * elements * TOKENS) as f64 / times[1].us,
+        })
+    }
 
-fn timing(choice: &MeasuredChoice) -> Result<Timing> {
-    let problem = choice.problem();
-    let dense = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {problem:?}"))?;
-    let sparse = choice.measured().iter().find(|measured| measured.how.name() != "cublaslt");
-    let sparse = sparse.with_context(|| format!("there is no 2:4 kernel for {problem:?}"))?;
-    let elements = problem.features * problem.reduction;
-    let width = problem.element.bytes();
-    Ok(Timing {
-        tokens: problem.tokens,
-        dense_us: dense.us,
-        dense_contender: format!("cublaslt, {}", dense.kernel),
-        sparse_us: sparse.us,
-        sparse_contender: format!("{}, {}", sparse.how.name(), sparse.kernel),
-        dense_bytes: elements * width,
-        sparse_bytes: elements / 2 * width + elements / 8,
-        speed_up: dense.us / sparse.us,
-    })
+    /// The best 2:4 kernel against the best dense one; element types of dense and 2:4.
+    fn plain(&self, [dense, sparse]: [DataType; 2], shape: Shape, tokens: usize) -> Result<Timing> {
+        let trial = self.trial(problem(sparse, shape, tokens))?;
+        let choice = self.dispatcher.choose_by(&trial)?;
+        tracing::info!(%choice, "chosen");
+        let best = choice.measured().iter().find(|measured| measured.how.name() != "cublaslt");
+        let best = best.with_context(|| format!("there is no 2:4 kernel for {:?}", choice.problem()))?;
+        let product = trial.product(best.how)?;
+        let elements = shape.out * shape.inputs;
+        let width = sparse.bytes();
+        let sparse_side = Side {
+            us: 0.0,
+            contender: format!("{}, {}", best.how.name(), best.kernel),
+            bytes: elements / 2 * width + elements / 8,
+        };
+        if dense == sparse {
+            return self.against(&trial, trial.contender(&product), sparse_side, tokens);
+        }
+        let weight = Arc::new(RandomWeight::new(trial.stream(), dense, shape.out, shape.inputs)?);
+        let libraries = self.dispatcher.libraries();
+        let other = problem(dense, shape, tokens);
+        let dense = Trial::with_weight(self.device, libraries, other, trial.stream(), weight)?;
+        self.against(&dense, trial.contender(&product), sparse_side, tokens)
+    }
+
+    /// The best int4 kernel against the best dense one in bf16.
+    fn four_bits(&self, shape: Shape, tokens: usize) -> Result<Timing> {
+        let element = DataType::BF16;
+        let dense = self.trial(problem(element, shape, tokens))?;
+        let problem = int4::Problem {
+            element,
+            output: element,
+            granularity: Granularity::Group,
+            features: shape.out,
+            tokens,
+            reduction: shape.inputs,
+            order: Order::TokensFirst,
+        };
+        let weight = RandomInt4::new(dense.stream(), shape.out, shape.inputs, problem.granularity)?;
+        let sparse = Int4Trial::with_weight(self.device, problem, dense.stream(), Arc::new(weight))?;
+        let choice = self.dispatcher.choose_int4_by(&sparse)?;
+        tracing::info!(%choice, "chosen");
+        let best = choice.best();
+        let decode = Decode::with(self.device, problem, best.how)?;
+        let side = Side { us: 0.0, contender: format!("twofour, {}", best.kernel), bytes: problem.weight_bytes() };
+        self.against(&dense, sparse.contender(&decode), side, tokens)
+    }
+
+    /// Measures a 2:4 contender against the best dense one of a trial, in passes until the spread is known.
+    fn against(&self, dense: &Trial, sparse: Contender<'_>, sparse_side: Side, tokens: usize) -> Result<Timing> {
+        let choice = self.dispatcher.choose_by(dense)?;
+        let problem = choice.problem();
+        let best = choice.of("cublaslt").with_context(|| format!("cuBLASLt has no kernel for {problem:?}"))?;
+        let product = dense.product(best.how)?;
+        let mut contenders = [dense.contender(&product), sparse];
+        let mut timer = Timer::new(self.device, dense.stream())?;
+        let mut passes = Vec::new();
+        let found = loop {
+            interrupt::check()?;
+            let times = timer.alternate(&mut contenders, ROUNDS)?;
+            passes.push(Pass { sparse: vec![times[1].us], dense: vec![vec![times[0].us]] });
+            if let Some(found) = settled(&passes) {
+                break found;
+            }
+        };
+        let [dense_us, sparse_us] = medians(&passes, found.dense);
+        let bytes = problem.features * problem.reduction * problem.element.bytes();
+        let dense_side = Side { us: dense_us, contender: format!("cublaslt, {}", best.kernel), bytes };
+        let least_us = self.limits.map(|limits| {
+            let operations = 2.0 * problem.features as f64 * problem.reduction as f64 * tokens as f64;
+            (bytes as f64 / limits.bytes_per_us).max(operations / limits.operations_per_us)
+        });
+        let sides = [dense_side, Side { us: sparse_us, ..sparse_side }];
+        Ok(Timing::new(tokens, sides, found.interval, &passes, least_us))
+    }
 }

@@ -97,7 +97,7 @@ impl Cpu {
         }
         let mut answer = Answer::new(self.told(), *threads.iter().max().unwrap_or(&1))?;
         let all = (works.len() * threads.len()) as u64;
-        let request = Request { works, budget, bandwidth: Bandwidth::Measure, single: Single::Beside };
+        let request = Request { bandwidth: Bandwidth::Beside, single: Single::Beside, ..Request::new(works, budget) };
         let mut progress = screen.progress();
         let mut done = 0;
         for threads in threads {
@@ -107,12 +107,12 @@ impl Cpu {
                 match message {
                     Message::Bandwidth(bandwidth) => answer.read_bandwidth.push(bandwidth),
                     Message::Begun(work) => progress.steps(&format!("{work}, {with}"), done, all),
-                    Message::Done(rows) => {
+                    Message::Done { rows, .. } => {
                         tracing::info!(?rows, "measured");
                         answer.rows.extend(rows);
                         done += 1;
                     }
-                    Message::Failed(_) => {}
+                    Message::Arithmetic(_) | Message::Failed(_) => {}
                 }
                 Ok(())
             })?;

@@ -1,0 +1,132 @@
+//! Names of the crates' items in README.md and docs exist: each is compiled here, and none is missing from this list.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Imports each path, which fails to compile once an item is gone, and returns all of them as text.
+macro_rules! items {
+    ($($path:path),* $(,)?) => {{
+        $( #[allow(unused_imports)] use $path as _; )*
+        [$(stringify!($path)),*]
+    }};
+}
+
+/// The same for methods, which cannot be imported: they are evaluated as values.
+macro_rules! methods {
+    ($($path:expr),* $(,)?) => {{
+        $( let _ = $path; )*
+        [$(stringify!($path)),*]
+    }};
+}
+
+fn compiled() -> BTreeSet<String> {
+    let items = items![
+        twofour::Compressed,
+        twofour::MatrixRef,
+        twofour::Result,
+        twofour::estimate,
+        twofour::file,
+        twofour::file::Reader,
+        twofour::int4,
+        twofour::kernel,
+        twofour::kernel::SparseWeight,
+        twofour::kernel::share,
+        twofour::layout::lanes,
+        twofour::select,
+        twofour::verify,
+        twofour_candle::gpt,
+        twofour_candle::linear,
+        twofour_candle::train,
+        twofour_cuda::adamw,
+        twofour_cuda::cache,
+        twofour_cuda::compress,
+        twofour_cuda::dispatch,
+        twofour_cuda::gemm,
+        twofour_cuda::gemm::int4,
+        twofour_cuda::prune,
+    ];
+    let methods = methods![
+        twofour::Compressed::<f32>::from_pruned,
+        twofour::Mask::density,
+        twofour::Mask::flip_rate,
+        twofour::Mask::of_nonzeros::<f32>,
+        twofour::Mask::kept_l1::<f32>,
+        twofour::Mask::kept_l2::<f32>,
+        twofour::MatrixRef::<f32>::new,
+        twofour::kernel::SparseWeight::<f32>::pack,
+        twofour_candle::linear::SparseLinear::flip_rate,
+    ];
+    items.into_iter().chain(methods).map(|name| name.replace(' ', "").replace("::<f32>", "")).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// README.md and every document below docs.
+fn documents() -> Vec<PathBuf> {
+    let mut found = vec![root().join("README.md")];
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Paths such as `twofour_cuda::gemm` in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let words = text.split(|c| !is_path(c)).map(|word| word.trim_matches(':'));
+    let ours =
+        |word: &&str| ["twofour::", "twofour_cuda::", "twofour_candle::"].iter().any(|name| word.starts_with(name));
+    words.filter(ours).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_name_in_the_documents_exists() {
+    let known = compiled();
+    let documents = documents();
+    assert!(documents.len() > 5, "{documents:?}");
+    let mut unknown = Vec::new();
+    for path in documents {
+        for name in named(&fs::read_to_string(&path).unwrap()) {
+            if !known.contains(&name) {
+                unknown.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "not in this test's list, which compiles what it lists: {unknown:#?}");
+}
+
+#[test]
+fn names_are_found_in_text_tables_and_code() {
+    let text =
+        "| train | | `twofour_candle::sparsify` |\ntwofour::file::Reader; my_twofour::no, `twofour_cuda::a::b(c)`";
+    let expected = ["twofour::file::Reader", "twofour_candle::sparsify", "twofour_cuda::a::b"];
+    assert_eq!(named(text), expected.map(str::to_owned).into());
+}
+
+/// Paths in backticks and links that begin with a folder of the repository.
+#[test]
+fn every_file_that_documents_link_to_exists() {
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !file.contains("://") {
+                let linked = path.parent().unwrap().join(file);
+                assert!(linked.exists(), "{}: {target}", path.display());
+            }
+        }
+    }
+}
