@@ -6,6 +6,7 @@ use super::{
     Engine, Epilogue, KernelElement,
     arguments::{expect_bias, expect_len, widen},
     decode, reference,
+    remask::Selection,
     strips::Strips,
 };
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +14,7 @@ use super::{
     amx,
     prefill::{Many, Prefill},
 };
-use crate::{Compressed, Mask, MatrixRef, Result};
+use crate::{Compressed, Element, Mask, MatrixRef, Result};
 
 /// A 2:4 weight `[out_features, in_features]` in the layout of the kernels: strips of sixteen rows.
 ///
@@ -57,6 +58,20 @@ impl<T: KernelElement> SparseWeight<T> {
     /// weight's contents are then unspecified.
     pub fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
         self.weight.repack(matrix, mask)
+    }
+
+    /// Chooses the mask of a matrix of the same shape, writes it to `mask`, packs what it keeps into this weight's memory, and
+    /// returns how many mask elements changed: one pass.
+    ///
+    /// # Errors
+    /// Those of [`Strips::remask`].
+    pub(crate) fn remask<M: Element>(
+        &mut self,
+        matrix: MatrixRef<'_, M>,
+        selection: Selection,
+        mask: &mut Mask,
+    ) -> Result<u64> {
+        self.weight.remask(matrix, selection, mask)
     }
 
     /// The engine that multiplies.
