@@ -148,6 +148,10 @@ pub enum Error {
         m: usize,
     },
 
+    /// A packed transpose of a mask that is 2:4 along rows only.
+    #[error("a packed transpose requires a mask that is 2:4 along columns too: choose a transposable mask rule")]
+    NotTransposable,
+
     /// A metadata code that is none of the six legal ones.
     #[error(
         "row {row}, group {group}: metadata code {code:#x} is not one of 0x4 0x8 0x9 0xC 0xD 0xE; the file is damaged or not of this format"

@@ -14,6 +14,7 @@
 //! | what GPUs want instead | [`layout`] |
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
+//! | a layer that trains or runs with it | [`layer`] |
 //!
 //! It needs no machine-learning framework and no GPU.
 
@@ -26,6 +27,7 @@ pub mod file;
 mod first_error;
 pub mod int4;
 pub mod kernel;
+pub mod layer;
 pub mod layout;
 pub mod mask;
 pub mod matrix;

@@ -89,6 +89,11 @@ impl Mask {
         if len < 64 { bits & ((1 << len) - 1) } else { bits }
     }
 
+    /// Words of a row.
+    pub(crate) fn words_per_row(&self) -> usize {
+        stride(self.cols)
+    }
+
     /// The words of one row.
     pub fn row_words(&self, row: usize) -> &[u64] {
         let s = stride(self.cols);
@@ -140,14 +145,21 @@ impl Mask {
         Ok(Retained::total(&rows))
     }
 
+    /// How many elements differ between the two masks.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub fn flips(&self, other: &Mask) -> Result<u64> {
+        self.expect_shape("the other mask", other.rows, other.cols)?;
+        Ok(self.words.iter().zip(&other.words).map(|(a, b)| u64::from((a ^ b).count_ones())).sum())
+    }
+
     /// The flip rate: the share of elements whose fate differs between the two masks (FST, Hu et al., ICML 2024).
     ///
     /// # Errors
     /// [`Error::Shape`] where the shapes differ.
     pub fn flip_rate(&self, other: &Mask) -> Result<f64> {
-        self.expect_shape("the other mask", other.rows, other.cols)?;
-        let flips: usize = self.words.iter().zip(&other.words).map(|(a, b)| (a ^ b).count_ones() as usize).sum();
-        Ok(ratio(flips as f64, (self.rows * self.cols) as f64))
+        Ok(ratio(self.flips(other)? as f64, (self.rows * self.cols) as f64))
     }
 
     /// The first group that keeps more than the pattern allows, as an error; the groups of a last, shorter one count

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
-use twofour::kernel::{SparseWeightI8, quantize};
-use twofour::{Compressed, Mask, MatrixRef};
+use twofour::Compressed;
+use twofour::kernel::Activation;
+use twofour::layer::PackedLinear;
 
 use super::{
     LinearOperand,
     operand::bias_values,
-    weight::{Packed, Stored, Weight},
+    weight::{Stored, Weight},
 };
 use crate::{Error, Result};
 
@@ -75,8 +76,8 @@ impl CompressedLinear {
     /// # Errors
     /// A bias that does not fit.
     pub fn new<T: CompressedElement>(weight: Compressed<T>, bias: Option<&Tensor>) -> Result<Self> {
-        let (rows, cols) = (weight.rows(), weight.cols());
-        Self::from_weight(T::wrap(Arc::new(Packed::from_compressed(weight)?)), (rows, cols), bias, T::STORED)
+        let values = checked_bias(bias, weight.rows())?;
+        Ok(Self::from_packed(PackedLinear::new(weight, values, Activation::Identity)?, T::STORED))
     }
 
     /// Takes over a weight quantized to i8 with a scale for each row, and a bias `[out]`.
@@ -84,43 +85,31 @@ impl CompressedLinear {
     /// # Errors
     /// Scales or a bias that do not fit.
     pub fn from_quantized(weight: Compressed<i8>, scales: Vec<f32>, bias: Option<&Tensor>) -> Result<Self> {
-        let dims = (weight.rows(), weight.cols());
-        let packed = Weight::I8(Arc::new(SparseWeightI8::pack(weight, scales)?));
-        Self::from_weight(packed, dims, bias, CompressedDType::I8)
+        let values = checked_bias(bias, weight.rows())?;
+        let layer = PackedLinear::new_i8(weight, scales, values, Activation::Identity)?;
+        Ok(Self::from_packed(layer, CompressedDType::I8))
     }
 
-    /// Quantizes and compresses what the mask keeps of a matrix: symmetric, one scale for each row.
-    pub(super) fn quantized(matrix: MatrixRef<'_, f32>, mask: &Mask, bias: Option<&Tensor>) -> Result<Self> {
-        // The pruned elements must not set the scale.
-        let kept = mask.apply(matrix)?;
-        let (values, scales) = quantize(MatrixRef::new(matrix.rows(), matrix.cols(), &kept)?)?;
-        let values = MatrixRef::new(matrix.rows(), matrix.cols(), &values)?;
-        Self::from_quantized(Compressed::from_masked(values, mask)?, scales, bias)
+    /// Quantizes a compressed weight: symmetric, one scale for each row.
+    pub(super) fn quantized<T: CompressedElement>(weight: &Compressed<T>, bias: Option<&Tensor>) -> Result<Self> {
+        let values = checked_bias(bias, weight.rows())?;
+        let layer = PackedLinear::quantized(weight, values, Activation::Identity)?;
+        Ok(Self::from_packed(layer, CompressedDType::I8))
     }
 
-    /// Compresses what the mask keeps of a matrix.
-    pub(super) fn from_masked<T: CompressedElement>(
-        matrix: MatrixRef<'_, T>,
-        mask: &Mask,
-        bias: Option<&Tensor>,
-    ) -> Result<Self> {
-        Self::new(Compressed::from_masked(matrix, mask)?, bias)
+    fn from_packed(layer: PackedLinear, dtype: CompressedDType) -> Self {
+        let (out_features, in_features) = (layer.out_features(), layer.in_features());
+        let product = Weight::Packed(Arc::new(layer));
+        // The packed layer adds its bias itself.
+        let operand = LinearOperand { product, bias_values: None, out_features, in_features, weight: None, bias: None };
+        CompressedLinear { operand, dtype }
     }
 
-    fn from_weight(
-        product: Weight,
-        (out_features, in_features): (usize, usize),
-        bias: Option<&Tensor>,
-        dtype: CompressedDType,
-    ) -> Result<Self> {
-        let bias_values = bias_values(bias)?;
-        if let Some(bias) = bias.filter(|b| b.dims() != [out_features]) {
-            let expected = format!("[{out_features}]");
-            return Err(Error::Shape { what: "the bias", found: bias.dims().to_vec(), expected });
+    fn layer(&self) -> Option<&PackedLinear> {
+        match &self.operand.product {
+            Weight::Packed(layer) => Some(layer),
+            _ => None,
         }
-        let operand =
-            LinearOperand { product, bias_values, keep: None, out_features, in_features, weight: None, bias: None };
-        Ok(CompressedLinear { operand, dtype })
     }
 
     /// Number of outputs and number of inputs.
@@ -140,17 +129,26 @@ impl CompressedLinear {
 
     /// The bias values.
     pub fn bias(&self) -> Option<&[f32]> {
-        self.operand.bias_values.as_deref()
+        self.layer().and_then(PackedLinear::bias)
     }
 
     /// The compressed weight, made anew, where its values are stored as `T`.
     pub fn to_compressed<T: CompressedElement>(&self) -> Option<Compressed<T>> {
-        T::packed(&self.operand.product).map(|packed| packed.to_compressed())
+        self.layer().and_then(PackedLinear::to_compressed)
     }
 
     pub(super) fn operand(&self) -> LinearOperand {
         self.operand.clone()
     }
+}
+
+/// The bias as f32 values, if it is `[out_features]`.
+fn checked_bias(bias: Option<&Tensor>, out_features: usize) -> Result<Option<Vec<f32>>> {
+    if let Some(bias) = bias.filter(|b| b.dims() != [out_features]) {
+        let expected = format!("[{out_features}]");
+        return Err(Error::Shape { what: "the bias", found: bias.dims().to_vec(), expected });
+    }
+    Ok(bias_values(bias)?.map(|values| values.to_vec()))
 }
 
 /// A float that a [`CompressedLinear`] stores: f32, bf16 or f16.

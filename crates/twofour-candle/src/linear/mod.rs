@@ -13,7 +13,7 @@
 //! |---|---|---|---|
 //! | forward | dense | through the packed weight | through the packed weight |
 //! | input gradient | dense | through the packed weight | through the packed weight (floats) |
-//! | weight gradient | dense | dense, to the master | none |
+//! | weight gradient | dense | dense, masked or sparse by MVUE, to the master | none |
 //!
 //! [`LinearOperand`] is the same layer on slices, for operators that span more than one layer. For models whose layers
 //! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
@@ -44,9 +44,10 @@ pub use named::{
 };
 pub use operand::LinearOperand;
 pub use prune_on_load::{PruneOnLoad, prune_on_load};
-pub use sparse::{InputGradient, MaskRule, Mode, Refresh, SparseLinear, SparseSettings, WeightGradient};
+pub use sparse::{Mode, Refresh, SparseLinear, SparseSettings};
 pub(crate) use state::check_masks;
 pub use state::{load_masks, masks};
+pub use twofour::layer::{InputGradient, MaskRule, WeightGradient};
 
 /// A linear layer, `y = x·Wᵀ + bias`, in one of its forms. `x` is `[.., in]`, `y` is `[.., out]`.
 ///
@@ -224,10 +225,10 @@ impl AnyLinear {
         };
         let bias = sparse.bias();
         Ok(AnyLinear::Compressed(match dtype {
-            CompressedDType::F32 => sparse.pruned::<f32, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
-            CompressedDType::Bf16 => sparse.pruned::<bf16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
-            CompressedDType::F16 => sparse.pruned::<f16, _>(|w, m| CompressedLinear::from_masked(w, m, bias))?,
-            CompressedDType::I8 => sparse.pruned::<f32, _>(|w, m| CompressedLinear::quantized(w, m, bias))?,
+            CompressedDType::F32 => CompressedLinear::new(sparse.compressed_weight::<f32>()?, bias)?,
+            CompressedDType::Bf16 => CompressedLinear::new(sparse.compressed_weight::<bf16>()?, bias)?,
+            CompressedDType::F16 => CompressedLinear::new(sparse.compressed_weight::<f16>()?, bias)?,
+            CompressedDType::I8 => CompressedLinear::quantized(&sparse.compressed_weight::<f32>()?, bias)?,
         }))
     }
 
@@ -258,7 +259,6 @@ fn dense_operand(linear: &Linear) -> Result<LinearOperand> {
     Ok(LinearOperand {
         product: weight::Weight::Dense(weight.clone()),
         bias_values: operand::bias_values(linear.bias())?,
-        keep: None,
         out_features,
         in_features,
         weight: Some(weight),

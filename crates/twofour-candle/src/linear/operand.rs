@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use twofour::Mask;
 use twofour::kernel::{Activation, Epilogue};
+use twofour::layer::{self, Accumulate};
 
 use super::{
     float::{expect_length, with_elements},
@@ -24,7 +24,6 @@ use crate::Result;
 pub struct LinearOperand {
     pub(super) product: Weight,
     pub(super) bias_values: Option<Arc<[f32]>>,
-    pub(super) keep: Option<Arc<Mask>>,
     pub(super) out_features: usize,
     pub(super) in_features: usize,
     pub(super) weight: Option<Tensor>,
@@ -71,12 +70,13 @@ impl LinearOperand {
         self.product.input_gradient(dy, self.dims(tokens), dx)
     }
 
-    /// `dw = dyᵀ·x`: dense, for the dense master too (straight-through), unless the layer asks for it to be masked.
+    /// `dw = dyᵀ·x`: dense, or what a sparse layer's [`WeightGradient`](super::WeightGradient) asks for.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where a slice does not fit.
+    /// [`Error::Length`](crate::Error::Length) where a slice does not fit; [`Error::TwoFour`](crate::Error::TwoFour) for a NaN or an
+    /// infinity that is to be estimated.
     pub fn weight_gradient(&self, dy: &[f32], x: &[f32], tokens: usize, dw: &mut [f32]) -> Result<()> {
-        weight::weight_gradient(dy, x, self.dims(tokens), self.keep.as_deref(), dw)
+        self.product.weight_gradient(dy, x, self.dims(tokens), dw)
     }
 
     /// `db = Σ dy` over tokens.
@@ -86,7 +86,7 @@ impl LinearOperand {
     pub fn bias_gradient(&self, dy: &[f32], tokens: usize, db: &mut [f32]) -> Result<()> {
         expect_length("the bias gradient", db.len(), Some(self.out_features))?;
         expect_length("the output gradient", dy.len(), tokens.checked_mul(self.out_features))?;
-        weight::bias_gradient(dy, db)
+        Ok(layer::bias_gradient(dy, tokens, Accumulate::Overwrite, db)?)
     }
 
     fn dims(&self, tokens: usize) -> weight::Dims {

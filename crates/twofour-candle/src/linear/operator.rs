@@ -2,11 +2,12 @@
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor, WithDType, bail};
 use twofour::kernel::{Activation, Epilogue};
+use twofour::layer::{self, Accumulate};
 
 use super::{
     LinearOperand, dense_product,
     float::{Float, expect_cpu, for_float, with_elements},
-    weight::{Weight, bias_gradient, weight_gradient},
+    weight::Weight,
 };
 use crate::{Error, Result};
 
@@ -87,13 +88,13 @@ impl LinearOperator {
             if let Some(weight) = wanted.weight.filter(|w| w.track_op()) {
                 let mut dw = vec![T::zero(); weight.elem_count()];
                 with_elements::<T, _>("the input of a linear layer", x, |x| {
-                    weight_gradient(dy, x, dims, operand.keep.as_deref(), &mut dw)
+                    operand.product.weight_gradient(dy, x, dims, &mut dw)
                 })?;
                 gradients.weight = Some(Tensor::from_vec(dw, weight.shape(), weight.device())?);
             }
             if let Some(bias) = wanted.bias.filter(|b| b.track_op()) {
                 let mut db = vec![0f32; operand.out_features];
-                bias_gradient(dy, &mut db)?;
+                layer::bias_gradient(dy, tokens, Accumulate::Overwrite, &mut db)?;
                 gradients.bias = Some(Tensor::from_vec(db, bias.shape(), bias.device())?.to_dtype(bias.dtype())?);
             }
             Ok(gradients)

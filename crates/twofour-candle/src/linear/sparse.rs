@@ -1,49 +1,30 @@
-//! The trainable 2:4 layer: a dense master, a mask, and the packed weight that computes.
+//! The trainable 2:4 layer on candle's tensors: a dense master weight, and the [`layer::SparseLinear`] that computes.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::Tensor;
-use twofour::{Axis, Mask, MatrixRef, Pattern, select, select::Transposable};
+use twofour::layer::{self, InputGradient, MaskRule, SparseLinearSettings, WeightGradient};
+use twofour::{Arithmetic, Compressed, Element, Mask, MatrixRef};
 
 use super::{
     LinearOperand,
     float::{Float, expect_cpu, for_float, with_elements},
     operand::bias_values,
-    weight::{Packed, Stored, Weight},
+    weight::{Stored, Weight, for_layer},
 };
 use crate::{Error, Result};
 
-/// How the mask is chosen from the dense master.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum MaskRule {
-    /// The two largest magnitudes of each group of four along a row; ties to the lower index.
-    #[default]
-    Magnitude,
-    /// 2:4 along rows and along columns at once, chosen tile by tile.
-    Transposable(Transposable),
-}
-
-/// What the input gradient `dy·W` is multiplied through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum InputGradient {
-    /// The packed rows of the weight, whatever the mask.
-    #[default]
-    PackedRows,
-    /// A packed transpose, kept beside the packed rows and packed anew at every forward pass. Needs a
-    /// [`MaskRule::Transposable`]. Made for engines that cannot multiply by packed columns; on a CPU the rows serve both
-    /// products, and packing twice has to be won back: `cargo bench --bench training` measures both here.
-    PackedTranspose,
-}
-
-/// When a training forward pass chooses the mask anew. Its values follow the master at every forward pass in any case.
+/// What a training forward pass does with the mask and the packed weight before it multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refresh {
-    /// At the first forward pass and at every `k`-th after it.
+    /// The first forward pass and every `k`-th after it chooses the mask anew; all others pack the present values of the master.
     Every(NonZeroU64),
-    /// Only when [`SparseLinear::refresh_mask`] is called.
+    /// Every forward pass packs the present values; the mask changes only when [`SparseLinear::refresh_mask`] is called.
     OnRequest,
+    /// Nothing: mask and values change only when [`SparseLinear::refresh_mask`] or [`SparseLinear::repack`] is called, once per
+    /// optimizer step, and all micro-steps of a step use the same packed weight.
+    ByCaller,
 }
 
 impl Default for Refresh {
@@ -52,23 +33,14 @@ impl Default for Refresh {
     }
 }
 
-/// What the weight gradient is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WeightGradient {
-    /// Dense, to kept and pruned elements alike, so that pruned ones can grow back (straight-through estimator).
-    #[default]
-    StraightThrough,
-    /// Zero where the mask keeps nothing.
-    Masked,
-}
-
 /// Whether forward passes count as training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Forward passes advance the schedule of [`Refresh`].
     #[default]
     Train,
-    /// The mask stays as it is.
+    /// The mask stays as it is, and the weight is packed once: at the first forward pass after
+    /// [`SparseLinear::set_mode`] or after a training forward pass.
     Evaluate,
 }
 
@@ -81,25 +53,26 @@ pub struct SparseSettings {
     pub refresh: Refresh,
     /// What the weight gradient is.
     pub weight_gradient: WeightGradient,
-    /// What the input gradient is multiplied through.
+    /// Which product computes the input gradient. On a CPU the packed rows serve both products, and a packed transpose has to be
+    /// won back: `cargo bench --bench training` measures both.
     pub input_gradient: InputGradient,
 }
 
 impl SparseSettings {
-    /// The mask of the transpose, where it is to be packed.
-    fn transposed(&self, mask: &Mask) -> Option<Mask> {
-        (self.input_gradient == InputGradient::PackedTranspose).then(|| mask.transposed())
+    fn of_layer(self) -> SparseLinearSettings {
+        let SparseSettings { rule, weight_gradient, input_gradient, .. } = self;
+        SparseLinearSettings { rule, weight_gradient, input_gradient }
     }
 }
 
 /// A trainable 2:4 linear layer, `y = x·(mask ⊙ W)ᵀ + bias`.
 ///
-/// `W`, the dense master, is a tensor (usually of a `Var`) that the optimizer updates and that the layer never changes. The
-/// forward product and the input gradient run through the packed 2:4 weight; the weight gradient is dense and goes
-/// straight to the master. f32, bf16 and f16, on the CPU.
+/// `W`, the dense master weight, is a tensor (usually of a `Var`) that the optimizer updates and that the layer never changes.
+/// Mask, packed weight and products are those of [`twofour::layer::SparseLinear`]. f32, bf16 and f16, on the CPU.
 ///
-/// Every forward pass packs the master's present values: the layer is never stale, but a pass over few tokens pays for it.
-/// To generate text, compress the layer first ([`AnyLinear::compressed`](super::AnyLinear::compressed)).
+/// In [`Mode::Train`] a forward pass chooses the mask and packs the master's values in one pass, as [`Refresh`] says. In
+/// [`Mode::Evaluate`] nothing is packed after the first forward pass: after changing the master weight in that mode, call
+/// [`SparseLinear::set_mode`] again.
 ///
 /// A clone shares the master, the mask and the count of forward passes.
 #[derive(Debug, Clone)]
@@ -113,10 +86,10 @@ pub struct SparseLinear {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    mask: Arc<Mask>,
-    /// The mask of the transpose, where that is packed too.
-    transposed: Option<Mask>,
-    packed: Weight,
+    /// Mask and packed weight; shared with forward passes that wait for their backward pass.
+    layer: Weight,
+    /// Whether the packed values are known to be the master's.
+    is_current: bool,
     forwards: u64,
     flip_rate: Option<f64>,
 }
@@ -125,32 +98,21 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Saved {
     mask: Mask,
-    transposed: Option<Mask>,
     forwards: u64,
 }
 
 impl SparseLinear {
-    /// A layer over a master `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
+    /// A layer over a master weight `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
     ///
     /// # Errors
     /// A weight that is not on the CPU, not f32, bf16 or f16, not a matrix; a bias that does not fit; a NaN in the master; a
     /// packed transpose without a transposable mask.
     pub fn new(weight: Tensor, bias: Option<Tensor>, settings: SparseSettings) -> Result<Self> {
         check_parameters(&weight, bias.as_ref())?;
-        if settings.input_gradient == InputGradient::PackedTranspose && settings.rule == MaskRule::Magnitude {
-            return Err(Error::Setting {
-                what: "the input gradient through a packed transpose",
-                found: "a mask that is 2:4 along rows only".to_owned(),
-                expected: "a transposable mask",
-            });
-        }
-        let state = for_float!("the weight", weight.dtype(), T => with_master::<T, _>(&weight, |matrix| {
-            let mask = choose(settings.rule, matrix)?;
-            let transposed = settings.transposed(&mask);
-            let packed = T::wrap(Arc::new(Packed::new(matrix, &mask, transposed.as_ref())?));
-            let mask = Arc::new(mask);
-            Ok(State { mode: Mode::Train, mask, transposed, packed, forwards: 0, flip_rate: None })
+        let layer = for_float!("the weight", weight.dtype(), T => with_master::<T, _>(&weight, |matrix| {
+            Ok(T::wrap(Arc::new(layer::SparseLinear::new(matrix, settings.of_layer())?)))
         }))?;
+        let state = State { mode: Mode::Train, layer, is_current: false, forwards: 0, flip_rate: None };
         Ok(SparseLinear { weight, bias, settings, state: Arc::new(Mutex::new(state)) })
     }
 
@@ -171,7 +133,9 @@ impl SparseLinear {
 
     /// The present mask, `[out, in]`.
     pub fn mask(&self) -> Arc<Mask> {
-        self.state().mask.clone()
+        let state = self.state();
+        let mask = for_layer!(&state.layer, layer => layer.mask().clone(), _ => Mask::empty(0, 0));
+        Arc::new(mask)
     }
 
     /// How many training forward passes there were.
@@ -186,32 +150,58 @@ impl SparseLinear {
 
     /// Bytes of the packed weight: values and metadata.
     pub fn packed_bytes(&self) -> usize {
-        self.state().packed.bytes()
+        self.state().layer.bytes()
     }
 
-    /// The master with its pruned elements zero, under the present mask; detached.
+    /// The weight that products see, dense: what the present mask keeps of the present master weight, with its pruned
+    /// elements zero. Detached.
     ///
     /// # Errors
     /// candle's own.
     pub fn effective_weight(&self) -> Result<Tensor> {
         for_float!("the weight", self.weight.dtype(), T => {
-            let kept = self.pruned::<T, _>(|matrix, mask| Ok(mask.apply(matrix)?))?;
+            let kept = self.current::<T>()?.to_dense();
             Ok(Tensor::from_vec(kept, self.weight.shape(), self.weight.device())?)
+        })
+    }
+
+    /// The same, compressed, its values rounded to `B`.
+    ///
+    /// # Errors
+    /// candle's own.
+    pub fn compressed_weight<B: Arithmetic>(&self) -> Result<Compressed<B>> {
+        for_float!("the weight", self.weight.dtype(), T => {
+            let kept = self.current::<T>()?.to_dense();
+            let values: Vec<B> = kept.iter().map(|v| B::from_f32(Element::to_f32(*v))).collect();
+            let (rows, cols) = self.weight.dims2()?;
+            Ok(Compressed::from_masked(MatrixRef::new(rows, cols, &values)?, &self.mask())?)
         })
     }
 
     /// Says whether the forward passes to come count as training.
     pub fn set_mode(&self, mode: Mode) {
-        self.state().mode = mode;
+        let mut state = self.state();
+        state.mode = mode;
+        state.is_current = false;
     }
 
-    /// Chooses the mask anew from the master as it is now; returns the flip rate.
+    /// Chooses the mask anew from the master as it is now and packs what it keeps; returns the flip rate.
     ///
     /// # Errors
     /// A NaN in the master, with its place.
     pub fn refresh_mask(&self) -> Result<f64> {
         for_float!("the weight", self.weight.dtype(), T => {
-            with_master::<T, _>(&self.weight, |matrix| self.state().refresh(&self.settings, matrix))
+            with_master::<T, _>(&self.weight, |matrix| self.state().remask(matrix))
+        })
+    }
+
+    /// Packs the master's present values under the mask as it is.
+    ///
+    /// # Errors
+    /// candle's own; with [`MaskRule::SoftThreshold`] a NaN or an infinity in the master, with its place.
+    pub fn repack(&self) -> Result<()> {
+        for_float!("the weight", self.weight.dtype(), T => {
+            with_master::<T, _>(&self.weight, |matrix| self.state().repack(matrix))
         })
     }
 
@@ -220,8 +210,7 @@ impl SparseLinear {
     /// # Errors
     /// A mask of another shape, or one that is not 2:4 along rows (and along columns, where the transpose is packed).
     pub fn restore(&self, mask: Mask, forwards: u64) -> Result<()> {
-        self.put_back(self.check_saved(mask, forwards)?);
-        Ok(())
+        self.put_back(self.check_saved(mask, forwards)?)
     }
 
     /// What [`SparseLinear::restore`] puts back, if it may; changes nothing.
@@ -231,28 +220,41 @@ impl SparseLinear {
             let found = vec![mask.rows(), mask.cols()];
             return Err(Error::Shape { what: "the mask", found, expected: format!("[{rows}, {cols}]") });
         }
-        mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
-        let transposed = self.settings.transposed(&mask);
-        if let Some(transposed) = &transposed {
-            transposed.verify(Pattern::TWO_FOUR, Axis::Row)?;
-        }
-        Ok(Saved { mask, transposed, forwards })
+        for_layer!(&self.state().layer, layer => layer.check_mask(&mask)?, _ => ());
+        Ok(Saved { mask, forwards })
     }
 
     /// Puts back what was checked for this layer.
-    pub(super) fn put_back(&self, saved: Saved) {
-        let mut state = self.state();
-        state.transposed = saved.transposed;
-        state.mask = Arc::new(saved.mask);
-        state.forwards = saved.forwards;
-        state.flip_rate = None;
+    pub(super) fn put_back(&self, saved: Saved) -> Result<()> {
+        let Saved { mask, forwards } = saved;
+        for_float!("the weight", self.weight.dtype(), T => with_master::<T, _>(&self.weight, |matrix| {
+            let mut state = self.state();
+            if let Some(layer) = T::layer_mut(&mut state.layer) {
+                Arc::make_mut(layer).set_mask(matrix, mask)?;
+            }
+            state.is_current = false;
+            state.forwards = forwards;
+            state.flip_rate = None;
+            Ok(())
+        }))
     }
 
-    /// What the mask keeps of the master as it is now, packed: shared with nobody.
-    pub(super) fn pruned<T: Float, R>(&self, f: impl FnOnce(MatrixRef<'_, T>, &Mask) -> Result<R>) -> Result<R> {
-        let mask = self.mask();
-        let weight = self.weight.to_dtype(<T as candle_core::WithDType>::DTYPE)?;
-        with_master::<T, _>(&weight, |matrix| f(matrix, &mask))
+    /// What the present mask keeps of the master as it is now: shared with nobody.
+    fn current<T: Stored>(&self) -> Result<Compressed<T>> {
+        let state = self.state();
+        // The layer's dtype does not change, so there is one.
+        let Some(mut layer) = T::layer(&state.layer).cloned() else {
+            return Err(Error::DType {
+                what: "the weight",
+                found: self.weight.dtype(),
+                expected: format!("{:?}", <T as candle_core::WithDType>::DTYPE),
+            });
+        };
+        drop(state);
+        with_master::<T, _>(&self.weight, |matrix| {
+            layer.repack(matrix)?;
+            Ok(layer.packed())
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -264,23 +266,35 @@ impl SparseLinear {
     /// refresh the mask.
     pub(super) fn operand(&self) -> Result<LinearOperand> {
         let (out_features, in_features) = self.weight.dims2()?;
-        let (product, mask) = for_float!("the weight", self.weight.dtype(), T => {
+        let product = for_float!("the weight", self.weight.dtype(), T => {
             with_master::<T, _>(&self.weight, |matrix| {
                 let mut state = self.state();
-                if state.mode == Mode::Train {
-                    if let Refresh::Every(k) = self.settings.refresh && state.forwards % k == 0 {
-                        state.refresh(&self.settings, matrix)?;
+                match (state.mode, self.settings.refresh) {
+                    (Mode::Evaluate, _) => {
+                        if !state.is_current && self.settings.refresh != Refresh::ByCaller {
+                            state.repack(matrix)?;
+                        }
+                        state.is_current = true;
                     }
-                    state.forwards += 1;
+                    (Mode::Train, refresh) => {
+                        match refresh {
+                            Refresh::Every(k) if state.forwards % k == 0 => {
+                                state.remask(matrix)?;
+                            }
+                            Refresh::Every(_) | Refresh::OnRequest => state.repack(matrix)?,
+                            Refresh::ByCaller => {}
+                        }
+                        state.forwards += 1;
+                        // The optimizer's step will follow.
+                        state.is_current = false;
+                    }
                 }
-                state.repack(matrix)?;
-                Ok((state.packed.clone(), state.mask.clone()))
+                Ok(state.layer.clone())
             })
         })?;
         Ok(LinearOperand {
             product,
             bias_values: bias_values(self.bias.as_ref())?,
-            keep: (self.settings.weight_gradient == WeightGradient::Masked).then_some(mask),
             out_features,
             in_features,
             weight: Some(self.weight.clone()),
@@ -290,31 +304,22 @@ impl SparseLinear {
 }
 
 impl State {
-    fn refresh<T: Float>(&mut self, settings: &SparseSettings, master: MatrixRef<'_, T>) -> Result<f64> {
-        let mask = choose(settings.rule, master)?;
-        let rate = mask.flip_rate(&self.mask)?;
-        self.transposed = settings.transposed(&mask);
-        self.mask = Arc::new(mask);
-        self.flip_rate = Some(rate);
-        Ok(rate)
+    fn remask<T: Stored>(&mut self, master: MatrixRef<'_, T>) -> Result<f64> {
+        // The layer's dtype does not change, so there is one.
+        let Some(layer) = T::layer_mut(&mut self.layer) else { return Ok(0.0) };
+        // In place unless an earlier forward pass still waits for its backward pass.
+        let layer = Arc::make_mut(layer);
+        layer.remask(master)?;
+        self.flip_rate = Some(layer.flip_rate());
+        Ok(layer.flip_rate())
     }
 
-    /// Packs the master's present values, in place unless an earlier forward pass still waits for its backward.
     fn repack<T: Stored>(&mut self, master: MatrixRef<'_, T>) -> Result<()> {
-        match T::packed_mut(&mut self.packed) {
-            Some(packed) => Arc::make_mut(packed).repack(master, &self.mask, self.transposed.as_ref())?,
-            // The layer's dtype does not change, so this arm is for a `Weight` of a kind that `new` never makes.
-            None => self.packed = T::wrap(Arc::new(Packed::new(master, &self.mask, self.transposed.as_ref())?)),
+        if let Some(layer) = T::layer_mut(&mut self.layer) {
+            Arc::make_mut(layer).repack(master)?;
         }
         Ok(())
     }
-}
-
-fn choose<T: Float>(rule: MaskRule, master: MatrixRef<'_, T>) -> Result<Mask> {
-    Ok(match rule {
-        MaskRule::Magnitude => select::magnitude(master, Pattern::TWO_FOUR, Axis::Row)?,
-        MaskRule::Transposable(rule) => select::transposable(master, rule)?,
-    })
 }
 
 fn with_master<T: Float, R>(weight: &Tensor, f: impl FnOnce(MatrixRef<'_, T>) -> Result<R>) -> Result<R> {

@@ -56,7 +56,7 @@ impl SavedMasks {
         let mut saved = self.0.into_iter();
         model.visit_linears(&mut |_, linear| {
             if let AnyLinear::Sparse(linear) = linear {
-                saved.next().into_iter().for_each(|saved| linear.put_back(saved));
+                saved.next().map_or(Ok(()), |saved| linear.put_back(saved))?;
             }
             Ok(())
         })

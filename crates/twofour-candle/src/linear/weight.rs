@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use half::{bf16, f16};
-use twofour::kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8};
-use twofour::{Compressed, Mask, MatrixRef};
+use twofour::kernel::Epilogue;
+use twofour::layer::{Accumulate, Forward, PackedElement, PackedLinear, SparseLinear};
 
 use super::{
     dense_product,
@@ -13,97 +13,45 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// A packed 2:4 weight and, where the mask is transposable and it was asked for, its packed transpose.
-#[derive(Debug, Clone)]
-pub(crate) struct Packed<T: KernelElement> {
-    rows: SparseWeight<T>,
-    transposed: Option<SparseWeight<T>>,
-}
-
-impl<T: Float> Packed<T> {
-    /// Packs what `mask` keeps of `weight`. With `transposed_mask`, the transpose is packed too.
-    pub(super) fn new(weight: MatrixRef<'_, T>, mask: &Mask, transposed_mask: Option<&Mask>) -> Result<Self> {
-        let rows = SparseWeight::pack(Compressed::from_masked(weight, mask)?)?;
-        let transposed = match transposed_mask {
-            None => None,
-            Some(mask) => {
-                let data = weight.transposed();
-                let matrix = MatrixRef::new(weight.cols(), weight.rows(), &data)?;
-                Some(SparseWeight::pack(Compressed::from_masked(matrix, mask)?)?)
-            }
-        };
-        Ok(Packed { rows, transposed })
-    }
-
-    /// Takes over a weight that is compressed already.
-    pub(super) fn from_compressed(weight: Compressed<T>) -> Result<Self> {
-        Ok(Packed { rows: SparseWeight::pack(weight)?, transposed: None })
-    }
-
-    /// Packs new values under a (new) mask in the memory of the old ones.
-    pub(super) fn repack(
-        &mut self,
-        weight: MatrixRef<'_, T>,
-        mask: &Mask,
-        transposed_mask: Option<&Mask>,
-    ) -> Result<()> {
-        self.rows.repack(weight, mask)?;
-        if let (Some(transposed), Some(mask)) = (&mut self.transposed, transposed_mask) {
-            let data = weight.transposed();
-            transposed.repack(MatrixRef::new(weight.cols(), weight.rows(), &data)?, mask)?;
-        }
-        Ok(())
-    }
-
-    /// The weight in canonical form, made anew.
-    pub(super) fn to_compressed(&self) -> Compressed<T> {
-        self.rows.to_compressed()
-    }
-
-    fn bytes(&self) -> usize {
-        self.rows.bytes() + self.transposed.as_ref().map_or(0, SparseWeight::bytes)
-    }
-}
-
 /// A weight `[out, in]` as the products below take it.
 #[derive(Debug, Clone)]
 pub(crate) enum Weight {
     /// A dense f32 tensor on the CPU.
     Dense(Tensor),
-    /// Compressed, f32.
-    F32(Arc<Packed<f32>>),
-    /// Compressed, bf16.
-    Bf16(Arc<Packed<bf16>>),
-    /// Compressed, f16.
-    F16(Arc<Packed<f16>>),
-    /// Compressed, i8 with a scale for each row.
-    I8(Arc<SparseWeightI8>),
+    /// 2:4 and trainable, f32.
+    F32(Arc<SparseLinear<f32>>),
+    /// 2:4 and trainable, bf16.
+    Bf16(Arc<SparseLinear<bf16>>),
+    /// 2:4 and trainable, f16.
+    F16(Arc<SparseLinear<f16>>),
+    /// 2:4 for inference, with the bias.
+    Packed(Arc<PackedLinear>),
 }
 
-/// A float whose packed weight is one of [`Weight`]'s kinds.
-pub(super) trait Stored: Float {
-    fn wrap(packed: Arc<Packed<Self>>) -> Weight;
-    fn packed(weight: &Weight) -> Option<&Packed<Self>>;
-    fn packed_mut(weight: &mut Weight) -> Option<&mut Arc<Packed<Self>>>;
+/// A float whose trainable weight is one of [`Weight`]'s kinds.
+pub(super) trait Stored: Float + PackedElement {
+    fn wrap(layer: Arc<SparseLinear<Self>>) -> Weight;
+    fn layer(weight: &Weight) -> Option<&SparseLinear<Self>>;
+    fn layer_mut(weight: &mut Weight) -> Option<&mut Arc<SparseLinear<Self>>>;
 }
 
 macro_rules! stored {
     ($float:ty, $kind:ident) => {
         impl Stored for $float {
-            fn wrap(packed: Arc<Packed<Self>>) -> Weight {
-                Weight::$kind(packed)
+            fn wrap(layer: Arc<SparseLinear<Self>>) -> Weight {
+                Weight::$kind(layer)
             }
 
-            fn packed(weight: &Weight) -> Option<&Packed<Self>> {
+            fn layer(weight: &Weight) -> Option<&SparseLinear<Self>> {
                 match weight {
-                    Weight::$kind(packed) => Some(packed),
+                    Weight::$kind(layer) => Some(layer),
                     _ => None,
                 }
             }
 
-            fn packed_mut(weight: &mut Weight) -> Option<&mut Arc<Packed<Self>>> {
+            fn layer_mut(weight: &mut Weight) -> Option<&mut Arc<SparseLinear<Self>>> {
                 match weight {
-                    Weight::$kind(packed) => Some(packed),
+                    Weight::$kind(layer) => Some(layer),
                     _ => None,
                 }
             }
@@ -115,22 +63,36 @@ stored!(f32, F32);
 stored!(bf16, Bf16);
 stored!(f16, F16);
 
+/// Runs `$body` with `$layer` bound to the trainable layer of a weight, whatever its type; `$other` for other weights.
+macro_rules! for_layer {
+    ($weight:expr, $layer:ident => $body:expr, $other:pat => $otherwise:expr) => {
+        match $weight {
+            $crate::linear::weight::Weight::F32($layer) => $body,
+            $crate::linear::weight::Weight::Bf16($layer) => $body,
+            $crate::linear::weight::Weight::F16($layer) => $body,
+            $other => $otherwise,
+        }
+    };
+}
+pub(super) use for_layer;
+
 /// `(tokens, out, in)`.
 pub(crate) type Dims = (usize, usize, usize);
 
 impl Weight {
     /// `y = act(x·Wᵀ + bias)`; `x` is `[tokens, in]`, `y` is `[tokens, out]`. Where `T` is not the weight's type, `x` is
-    /// converted to it and `y` from it.
+    /// converted to it and `y` from it. A packed weight has its own bias.
     pub(crate) fn forward<T: Float>(&self, x: &[T], dims: Dims, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
-        fn packed<T: Float, B: Float>(
-            weight: &Packed<B>,
+        fn sparse<T: Float, B: Float>(
+            layer: &SparseLinear<B>,
             x: &[T],
             (tokens, ..): Dims,
-            epilogue: Epilogue<'_>,
+            Epilogue { bias, activation }: Epilogue<'_>,
             y: &mut [T],
         ) -> Result<()> {
             let x = convert::<T, B>(x);
-            write_as::<T, B>(y, |y| Ok(weight.rows.linear(&x, tokens, epilogue, y)?))
+            let forward = Forward { bias, activation, pre_activation: None };
+            write_as::<T, B>(y, |y| Ok(layer.forward(&x, tokens, forward, y)?))
         }
         check_lengths("the input", x, dims.0, dims.2)?;
         check_lengths("the output", y, dims.0, dims.1)?;
@@ -141,27 +103,23 @@ impl Weight {
                     with_elements("the weight", w, |w| dense_product::forward(&x, w, dims, epilogue, y))
                 })
             }
-            Weight::F32(w) => packed(w, x, dims, epilogue, y),
-            Weight::Bf16(w) => packed(w, x, dims, epilogue, y),
-            Weight::F16(w) => packed(w, x, dims, epilogue, y),
-            Weight::I8(w) => {
-                let x = convert::<T, f32>(x);
-                write_as::<T, f32>(y, |y| Ok(w.linear(&x, dims.0, epilogue, y)?))
-            }
+            Weight::Packed(layer) => Ok(layer.forward_with(x, dims.0, epilogue.activation, y)?),
+            Weight::F32(layer) => sparse(layer, x, dims, epilogue, y),
+            Weight::Bf16(layer) => sparse(layer, x, dims, epilogue, y),
+            Weight::F16(layer) => sparse(layer, x, dims, epilogue, y),
         }
     }
 
     /// `dx = dy·W`; `dy` is `[tokens, out]`, `dx` is `[tokens, in]`.
     pub(crate) fn input_gradient<T: Float>(&self, dy: &[T], dims: Dims, dx: &mut [T]) -> Result<()> {
-        fn packed<T: Float, B: Float>(weight: &Packed<B>, dy: &[T], (tokens, ..): Dims, dx: &mut [T]) -> Result<()> {
+        fn sparse<T: Float, B: Float>(
+            layer: &SparseLinear<B>,
+            dy: &[T],
+            (tokens, ..): Dims,
+            dx: &mut [T],
+        ) -> Result<()> {
             let dy = convert::<T, B>(dy);
-            write_as::<T, B>(dx, |dx| {
-                match &weight.transposed {
-                    Some(transposed) => transposed.linear(&dy, tokens, Epilogue::default(), dx)?,
-                    None => weight.rows.input_gradient(&dy, tokens, dx)?,
-                }
-                Ok(())
-            })
+            write_as::<T, B>(dx, |dx| Ok(layer.input_gradient(&dy, tokens, dx)?))
         }
         check_lengths("the output gradient", dy, dims.0, dims.1)?;
         check_lengths("the input gradient", dx, dims.0, dims.2)?;
@@ -172,13 +130,44 @@ impl Weight {
                     with_elements("the weight", w, |w| dense_product::input_gradient(&dy, w, dims, dx))
                 })
             }
-            Weight::F32(w) => packed(w, dy, dims, dx),
-            Weight::Bf16(w) => packed(w, dy, dims, dx),
-            Weight::F16(w) => packed(w, dy, dims, dx),
-            Weight::I8(_) => Err(Error::WrongForm {
-                found: "compressed to i8",
-                remedy: "gradients pass through dense, sparse and float-compressed layers only",
-            }),
+            Weight::Packed(layer) => match layer.input_gradient(dy, dims.0, dx) {
+                Err(twofour::Error::UnsupportedDType { .. }) => Err(Error::WrongForm {
+                    found: "compressed to i8",
+                    remedy: "gradients pass through dense, sparse and float-compressed layers only",
+                }),
+                done => Ok(done?),
+            },
+            Weight::F32(layer) => sparse(layer, dy, dims, dx),
+            Weight::Bf16(layer) => sparse(layer, dy, dims, dx),
+            Weight::F16(layer) => sparse(layer, dy, dims, dx),
+        }
+    }
+
+    /// The weight gradient `dW = dyᵀ·x`, of a sparse layer as its settings have it; `dw` is `[out, in]`.
+    pub(crate) fn weight_gradient<T: Float>(&self, dy: &[T], x: &[T], dims: Dims, dw: &mut [T]) -> Result<()> {
+        fn sparse<T: Float, B: Float>(
+            layer: &SparseLinear<B>,
+            (dy, x): (&[T], &[T]),
+            (tokens, ..): Dims,
+            dw: &mut [T],
+        ) -> Result<()> {
+            let (dy, x) = (convert::<T, B>(dy), convert::<T, B>(x));
+            Ok(layer.weight_gradient(&dy, &x, tokens, Accumulate::Overwrite, dw)?)
+        }
+        check_lengths("the output gradient", dy, dims.0, dims.1)?;
+        check_lengths("the input", x, dims.0, dims.2)?;
+        check_lengths("the weight gradient", dw, dims.1, dims.2)?;
+        match self {
+            Weight::Dense(_) | Weight::Packed(_) => {
+                let (dy, x) = (convert::<T, f32>(dy), convert::<T, f32>(x));
+                write_as::<T, f32>(dw, |dw| {
+                    dense_product::weight_gradient(&dy, &x, dims, dw);
+                    Ok(())
+                })
+            }
+            Weight::F32(layer) => sparse(layer, (dy, x), dims, dw),
+            Weight::Bf16(layer) => sparse(layer, (dy, x), dims, dw),
+            Weight::F16(layer) => sparse(layer, (dy, x), dims, dw),
         }
     }
 
@@ -186,71 +175,14 @@ impl Weight {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Weight::Dense(w) => w.elem_count() * w.dtype().size_in_bytes(),
-            Weight::F32(w) => w.bytes(),
-            Weight::Bf16(w) => w.bytes(),
-            Weight::F16(w) => w.bytes(),
-            Weight::I8(w) => w.bytes(),
+            Weight::Packed(layer) => layer.bytes(),
+            Weight::F32(layer) => layer.bytes(),
+            Weight::Bf16(layer) => layer.bytes(),
+            Weight::F16(layer) => layer.bytes(),
         }
     }
-}
-
-/// `dW = dyᵀ·x`, and zero where `keep` keeps nothing; `dw` is `[out, in]`.
-pub(crate) fn weight_gradient<T: Float>(
-    dy: &[T],
-    x: &[T],
-    dims: Dims,
-    keep: Option<&Mask>,
-    dw: &mut [T],
-) -> Result<()> {
-    check_lengths("the output gradient", dy, dims.0, dims.1)?;
-    check_lengths("the input", x, dims.0, dims.2)?;
-    check_lengths("the weight gradient", dw, dims.1, dims.2)?;
-    let (dy, x) = (convert::<T, f32>(dy), convert::<T, f32>(x));
-    write_as::<T, f32>(dw, |dw| {
-        dense_product::weight_gradient(&dy, &x, dims, dw);
-        if let Some(mask) = keep {
-            zero_unkept(mask, dw);
-        }
-        Ok(())
-    })
-}
-
-/// The sums of `dy`'s columns; `db` has `out` elements.
-pub(crate) fn bias_gradient<T: Float>(dy: &[T], db: &mut [f32]) -> Result<()> {
-    use rayon::prelude::*;
-    // Columns that one task sums: a few cache lines of each row.
-    const BLOCK: usize = 256;
-    let outputs = db.len();
-    if outputs == 0 {
-        return expect_length("the output gradient", dy.len(), Some(0));
-    }
-    if !dy.len().is_multiple_of(outputs) {
-        return Err(Error::Length { what: "the output gradient", expected: outputs, found: dy.len() });
-    }
-    db.par_chunks_mut(BLOCK).enumerate().for_each(|(block, sums)| {
-        sums.fill(0.0);
-        for row in dy.chunks_exact(outputs) {
-            for (sum, value) in sums.iter_mut().zip(&row[block * BLOCK..]) {
-                *sum += twofour::Element::to_f32(*value);
-            }
-        }
-    });
-    Ok(())
 }
 
 fn check_lengths<T>(what: &'static str, slice: &[T], rows: usize, cols: usize) -> Result<()> {
     expect_length(what, slice.len(), rows.checked_mul(cols))
-}
-
-fn zero_unkept(mask: &Mask, dw: &mut [f32]) {
-    use rayon::prelude::*;
-    dw.par_chunks_mut(mask.cols().max(1)).enumerate().for_each(|(row, values)| {
-        for (word, values) in mask.row_words(row).iter().zip(values.chunks_mut(64)) {
-            for (bit, value) in values.iter_mut().enumerate() {
-                if word >> bit & 1 == 0 {
-                    *value = 0.0;
-                }
-            }
-        }
-    });
 }

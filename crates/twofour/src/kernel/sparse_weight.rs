@@ -14,9 +14,10 @@ use super::{
     engine::{Cpu, Engine},
     epilogue::Epilogue,
     reference,
+    remask::Selection,
     strips::Strips,
 };
-use crate::{Compressed, Mask, MatrixRef, Result};
+use crate::{Compressed, Element, Mask, MatrixRef, Result};
 
 /// A 2:4 weight `[out_features, in_features]` in the layout of the kernels: strips of sixteen rows.
 ///
@@ -60,6 +61,20 @@ impl<T: KernelElement> SparseWeight<T> {
     /// weight's contents are then unspecified.
     pub fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
         self.weight.repack(matrix, mask)
+    }
+
+    /// Chooses the mask of a matrix of the same shape, writes it to `mask`, packs what it keeps into this weight's memory, and
+    /// returns how many mask elements changed: one pass.
+    ///
+    /// # Errors
+    /// Those of [`Strips::remask`].
+    pub(crate) fn remask<M: Element>(
+        &mut self,
+        matrix: MatrixRef<'_, M>,
+        selection: Selection,
+        mask: &mut Mask,
+    ) -> Result<u64> {
+        self.weight.remask(matrix, selection, mask)
     }
 
     /// The engine that multiplies.

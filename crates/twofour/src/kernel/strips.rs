@@ -211,6 +211,13 @@ impl<T: Order> Strips<T> {
         })
     }
 
+    /// The memory of each strip, block after block, for filling in parallel.
+    pub(super) fn par_strips_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [u8]> {
+        // A weight without columns would make empty chunks; there is then nothing to fill.
+        let bytes = self.strip_bytes().max(1);
+        self.bytes.par_chunks_mut(bytes)
+    }
+
     /// Stores for each group of each row the code and values that `kept` gives.
     fn fill(&mut self, kept: impl Fn(usize, usize) -> Result<(u8, [T; 2])> + Sync) -> Result<()> {
         if self.bytes.is_empty() {

@@ -93,6 +93,11 @@ impl Tile {
     }
 }
 
+/// The mask of a tile of `values`, of which the elements in `inside` exist: bit `4 * row + col` of both.
+pub(crate) fn select(values: [f32; 16], inside: u16, rule: Transposable) -> u16 {
+    Tile { values, inside }.select(rule)
+}
+
 /// A mask that is 2:4 along rows and along columns, chosen tile by tile.
 ///
 /// `matrix` may have any shape. The result is the same on every engine and with any number of threads.
