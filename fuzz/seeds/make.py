@@ -20,6 +20,10 @@ def manifest(dtype, shape):
     return {"twofour": json.dumps({"version": 1, "weights": {"w": {"shape": shape, "dtype": dtype, "pattern": "2:4"}}})}
 
 
+# The metadata of a model, and of a checkpoint of the trainer in the fuzz target.
+SIZES = b'{"layers":1,"width":8,"heads":1,"context":4,"feed_forward":8}'
+STATE = b'{"model":' + SIZES + b',"training":{},"step":1,"corpus":0,"sparse_layers":[]}'
+
 SEEDS = {
     "reader/empty": safetensors([], {}),
     "reader/plain": safetensors(
@@ -51,6 +55,18 @@ SEEDS = {
     "pattern/large": b"64:64",
     "compressed/f32": bytes([0, 1, 1, 8]) + struct.pack("<4f", 5, 6, 7, 0) + struct.pack("<I", 0x4D),
     "compressed/bf16-odd": bytes([1, 1, 2, 6]) + bytes(16) + struct.pack("<2I", 0x44, 0x44),
+    "layout/sm80-16": bytes([0, 4, 1, 1]) + struct.pack("<64H", *[0x4444] * 64),
+    "layout/sm80-8": bytes([1, 2, 1, 2]) + struct.pack("<32I", *[0xEEEEEEEE] * 32),
+    "layout/sm90-16": bytes([2, 8, 1, 1]) + struct.pack("<128H", *[0x9999] * 128),
+    "layout/sm90-8": bytes([3, 8, 1, 1]) + struct.pack("<64I", *[0xDDDDDDDD] * 64),
+    "layout/bitmask": bytes([4, 1, 1, 1]) + bytes([0x33] * 32),
+    "layout/lanes": bytes([5, 2, 1, 4]) + bytes(range(1, 255, 2)) * 4 + bytes([0x99] * 256) + struct.pack("<8I", *[0x3C003C00] * 8),
+    "layout/large": bytes([2, 0]) + struct.pack("<2Q", 1 << 60, 64),
+    "gpt/dense": bytes([0, 1]),
+    "gpt/compressed": bytes([1, 1]),
+    "gpt/sizes": bytes([0, 2]) + SIZES.replace(b'"', b'\\"'),
+    "checkpoint/valid": bytes([1]),
+    "checkpoint/state": bytes([2]) + STATE.replace(b'"', b'\\"'),
     "compressed/large": bytes([2, 0]) + struct.pack("<2Q", 1 << 60, 0),
 }
 

@@ -99,9 +99,15 @@ impl Trainer {
     /// No checkpoint, a damaged one, or [`Error::State`] where it belongs to another run or a tensor does not fit. The
     /// trainer is unchanged then.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
-        let path = directory.as_ref().join(CHECKPOINT_FILE);
-        let reader = Reader::open(&path)?;
-        let saved = saved_state(&reader)?;
+        self.resume_from_reader(&Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?)
+    }
+
+    /// [`Trainer::resume`], from a checkpoint's file that is open already.
+    ///
+    /// # Errors
+    /// As for [`Trainer::resume`].
+    pub fn resume_from_reader(&mut self, reader: &Reader) -> Result<()> {
+        let saved = saved_state(reader)?;
         let own = self.state();
         let differing = [
             ("sizes of the model", saved.model == own.model),
@@ -110,14 +116,14 @@ impl Trainer {
             ("sparse layers", saved.sparse_layers == own.sparse_layers),
         ];
         if let Some((what, _)) = differing.iter().find(|(_, same)| !same) {
-            let reason = format!("{}: it was saved with other {what}", path.display());
+            let reason = format!("{}: it was saved with other {what}", reader.path().display());
             return Err(Error::State { reason });
         }
         // Everything is read and checked before anything is changed.
         let variables = self.model.variables()?;
         let mut values = vec![];
         for (name, var) in &variables {
-            let tensor = read(&reader, &format!("{MODEL}{name}"))?;
+            let tensor = read(reader, &format!("{MODEL}{name}"))?;
             if tensor.dims() != var.dims() || tensor.dtype() != var.dtype() {
                 let reason = format!(
                     "`{name}` is {:?} {:?}, not {:?} {:?}",
@@ -130,8 +136,8 @@ impl Trainer {
             }
             values.push(tensor);
         }
-        let masks = check_masks(&mut self.model, &read_all(&reader, MASKS)?)?;
-        self.optimizer.load_state(&read_all(&reader, OPTIMIZER)?)?;
+        let masks = check_masks(&mut self.model, &read_all(reader, MASKS)?)?;
+        self.optimizer.load_state(&read_all(reader, OPTIMIZER)?)?;
         masks.put_back(&mut self.model)?;
         for ((_, var), value) in variables.iter().zip(&values) {
             var.set(value)?;

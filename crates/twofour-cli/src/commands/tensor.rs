@@ -5,7 +5,6 @@ use half::{bf16, f16};
 use twofour::{
     DType, Element, F8E4M3, F8E5M2, MatrixRef,
     file::{CompressedInfo, Reader, StoredElement, TensorInfo},
-    verify::{self, Census},
 };
 
 /// Code over a matrix of any element type.
@@ -57,16 +56,4 @@ pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInf
         DType::F8E4M3 => typed::<F8E4M3, C>(reader, weight, code),
         DType::F8E5M2 => typed::<F8E5M2, C>(reader, weight, code),
     }
-}
-
-/// Counts a plain tensor's zeros and special elements; of one that twofour does not know, nothing.
-pub(crate) fn census(reader: &Reader, tensor: &TensorInfo) -> Result<Census> {
-    struct Count;
-    impl OnMatrix for Count {
-        type Output = Census;
-        fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Census {
-            verify::census(matrix.data())
-        }
-    }
-    Ok(on_plain(reader, tensor, Count)?.unwrap_or_default())
 }

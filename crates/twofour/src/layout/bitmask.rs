@@ -48,6 +48,8 @@ pub fn decode(rows: usize, cols: usize, bytes: &[u8]) -> Result<Mask> {
 
 /// The upper left corners of the 8x8 blocks.
 fn blocks(rows: usize, cols: usize) -> impl Iterator<Item = (usize, usize)> {
+    // A shape may have any number of empty rows.
+    let rows = if cols == 0 { 0 } else { rows };
     (0..rows).step_by(8).flat_map(move |row| (0..cols).step_by(8).map(move |col| (row, col)))
 }
 

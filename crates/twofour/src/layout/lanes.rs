@@ -14,7 +14,7 @@
 
 use half::f16;
 
-use super::{expect_multiple, expect_words};
+use super::{elements, expect_multiple, expect_words};
 use crate::{
     Compressed, Result,
     int4::{GROUP, Granularity, Int4},
@@ -127,6 +127,7 @@ pub fn decode(rows: usize, cols: usize, granularity: Granularity, lanes: &Lanes)
 fn expect(rows: usize, cols: usize, granularity: Granularity) -> Result<usize> {
     expect_multiple("rows of the weight", rows, ROWS)?;
     expect_multiple("columns of the weight", cols, GROUP)?;
+    elements(rows, cols)?;
     Ok(granularity.scales_per_row(cols))
 }
 

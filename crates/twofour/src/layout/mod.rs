@@ -49,7 +49,12 @@ fn gather<W: Copy>(words: &[W], place: impl Fn(usize) -> usize) -> Vec<W> {
     (0..words.len()).map(|i| words[place(i)]).collect()
 }
 
-/// An error unless there are as many words as the shape asks for.
+/// The number of elements of a shape, or an error where it overflows.
+fn elements(rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols).ok_or_else(|| Error::TooLarge { shape: vec![rows, cols] })
+}
+
+/// An error unless there are as many words as the shape requires.
 fn expect_words<W>(words: &[W], expected: usize) -> Result<()> {
     if words.len() == expected {
         Ok(())
@@ -112,5 +117,23 @@ mod tests {
         assert!(sm90::encode_16(&weight(64, 64), sm90::TileK::K128).is_err());
         assert!(sm80::decode_16(32, 32, &[0; 63]).is_err());
         assert!(bitmask::encode(&crate::Mask::empty(4, 8)).is_err());
+    }
+
+    #[test]
+    fn shapes_that_overflow_are_refused() {
+        let huge = 1usize << (usize::BITS - 4);
+        let none = lanes::Lanes { values: vec![], meta: vec![], scales: vec![] };
+        for error in [
+            sm80::decode_16(huge, 64, &[]).unwrap_err(),
+            sm80::decode_8(huge, 64, &[]).unwrap_err(),
+            sm90::decode_16(huge, 64, sm90::TileK::K64, &[]).unwrap_err(),
+            sm90::decode_8(huge, 64, sm90::TileK::K64, &[]).unwrap_err(),
+            bitmask::decode(huge, 64, &[]).unwrap_err(),
+            lanes::decode(huge, 128, crate::int4::Granularity::Row, &none).unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        }
+        // Rows without elements take no time.
+        assert!(bitmask::encode(&bitmask::decode(huge, 0, &[]).unwrap()).unwrap().is_empty());
     }
 }

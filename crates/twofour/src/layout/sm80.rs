@@ -6,7 +6,7 @@
 //! - 16-bit: `(c/2)·2·rows + (m/32)·64 + (m%8)·8 + (m%32/16)·4 + (c%2)·2 + m%16/8`
 //! - 8-bit: `(c/2)·2·rows + (m/16)·32 + (m%8)·4 + (c%2)·2 + m%16/8`
 
-use super::{canonical_from_halves, expect_multiple, expect_words, gather, halves, scatter};
+use super::{canonical_from_halves, elements, expect_multiple, expect_words, gather, halves, scatter};
 use crate::{Compressed, Element, Result};
 
 /// Place of the element of row `m` and column `c`.
@@ -35,7 +35,7 @@ pub fn encode_16<T: Element>(weight: &Compressed<T>) -> Result<Vec<u16>> {
 /// [`crate::Error::Multiple`] unless rows and columns are multiples of 32, [`crate::Error::Length`] where the words do not fit them.
 pub fn decode_16(rows: usize, cols: usize, words: &[u16]) -> Result<Vec<u32>> {
     expect_16(rows, cols)?;
-    expect_words(words, rows * cols / 16)?;
+    expect_words(words, elements(rows, cols)? / 16)?;
     let per_row = cols / 16;
     Ok(canonical_from_halves(&gather(words, |i| place_16(rows, i / per_row, i % per_row)), cols))
 }
@@ -57,7 +57,7 @@ pub fn encode_8<T: Element>(weight: &Compressed<T>) -> Result<Vec<u32>> {
 /// them.
 pub fn decode_8(rows: usize, cols: usize, words: &[u32]) -> Result<Vec<u32>> {
     expect_8(rows, cols)?;
-    expect_words(words, rows * cols / 32)?;
+    expect_words(words, elements(rows, cols)? / 32)?;
     let per_row = cols / 32;
     Ok(gather(words, |i| place_8(rows, i / per_row, i % per_row)))
 }

@@ -9,7 +9,7 @@
 //!
 //! Metadata made for one T is wrong for another: hence [`TileK`].
 
-use super::{canonical_from_halves, expect_multiple, expect_words, gather, halves, scatter};
+use super::{canonical_from_halves, elements, expect_multiple, expect_words, gather, halves, scatter};
 use crate::{Compressed, Element, Result};
 
 /// Rows of an atom.
@@ -73,7 +73,7 @@ pub fn encode_16<T: Element>(weight: &Compressed<T>, tile_k: TileK) -> Result<Ve
 /// As [`encode_16`], and [`crate::Error::Length`] where the words do not fit the shape.
 pub fn decode_16(rows: usize, cols: usize, tile_k: TileK, words: &[u16]) -> Result<Vec<u32>> {
     expect(rows, cols, tile_k)?;
-    expect_words(words, rows * cols / 16)?;
+    expect_words(words, elements(rows, cols)? / 16)?;
     let per_row = cols / 16;
     let ordered = gather(words, |i| place_16(rows, tile_k.columns(), i / per_row, i % per_row));
     Ok(canonical_from_halves(&ordered, cols))
@@ -95,7 +95,7 @@ pub fn encode_8<T: Element>(weight: &Compressed<T>, tile_k: TileK) -> Result<Vec
 /// As [`encode_8`], and [`crate::Error::Length`] where the words do not fit the shape.
 pub fn decode_8(rows: usize, cols: usize, tile_k: TileK, words: &[u32]) -> Result<Vec<u32>> {
     expect(rows, cols, tile_k)?;
-    expect_words(words, rows * cols / 32)?;
+    expect_words(words, elements(rows, cols)? / 32)?;
     let per_row = cols / 32;
     Ok(gather(words, |i| place_8(rows, tile_k.columns(), i / per_row, i % per_row)))
 }
