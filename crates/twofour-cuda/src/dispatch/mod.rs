@@ -101,7 +101,7 @@ struct Inner {
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 11;
+const VERSION: u32 = 12;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.

@@ -4,7 +4,7 @@
 //! Loops run in rounds of as many CTAs as the device holds at once. A step of a loop takes as long as a kernel takes by itself, or as L2 takes to give all CTAs
 //! their operands. Split-K adds the exchange of accumulators.
 //!
-//! Coefficients were fitted to 15 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md says how well it chooses).
+//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md says how well it chooses).
 
 use super::{Method, Problem};
 
