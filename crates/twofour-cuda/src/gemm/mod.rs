@@ -140,6 +140,8 @@ impl Gemm {
     /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+        // The model takes no empty problem.
+        problem.expect_known()?;
         Self::with(device, problem, Method::best(problem, device.architecture(), device.multiprocessors()))
     }
 
