@@ -64,6 +64,17 @@ pub enum Error {
         element: DataType,
     },
 
+    /// An operation has no kernel for a data type.
+    #[error("{operation}: no kernel for {dtype}; supported: {supported}")]
+    DataType {
+        /// What was to be done.
+        operation: &'static str,
+        /// The data type.
+        dtype: DataType,
+        /// Those that there are kernels for.
+        supported: &'static str,
+    },
+
     /// No kernel multiplies these types.
     #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
              bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]

@@ -1,11 +1,15 @@
 //! The list of this crate's kernels, for compiling them ahead of time.
 
-use crate::{adamw, compress, gemm, measure, prune, source::Source};
+use crate::{
+    adamw, column_sums, compress, elementwise, gemm, measure, prune, quantize, soft_threshold, source::Source, unpack,
+};
 
 /// Returns every source that a program may need.
 pub fn all() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
-    weights.chain([measure::read::source()]).chain(gemm::sources()).collect()
+    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(quantize::sources());
+    let layers = layers.chain(unpack::sources()).chain(soft_threshold::sources());
+    weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
 }
 
 #[cfg(test)]
