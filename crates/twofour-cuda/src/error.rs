@@ -57,6 +57,12 @@ pub enum Error {
         output: DataType,
     },
 
+    /// A mask along rows has no compressed transpose.
+    #[error(
+        "the compressed transpose of a weight whose mask is 2:4 along rows only: choose a transposable mask, or leave the transpose out"
+    )]
+    NoTranspose,
+
     /// The optimizer has no kernel for such gradients.
     #[error("an AdamW step with gradients of {element}: there is f32, f16 and bf16; bring them to one of those first")]
     Gradient {

@@ -1,7 +1,8 @@
 // From dense tensors of type IN to compressed ones of type OUT, in one direction: along rows, or along columns, which gives the compressed transpose. By a rule for
 // groups of four or by a mask that is there. The same bits as crate twofour: select/nm.rs, estimate.
 //
-// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each.
+// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines beyond the tensor's, and groups beyond the end of a line, are
+// padding: zeros with a legal code.
 //
 // Defined outside: IN, OUT.
 
@@ -11,13 +12,15 @@ struct OneWay {
     const void* dense;   // [rows, cols]
     void* values;        // of each line, two for each group, where lines are rows or columns
     MetaOrder meta;
-    const u16* tiles;    // [rows / 4, cols / 4]: read by GIVEN
+    const u16* tiles;    // [ceil(rows / 4), ceil(cols / 4)]: read by GIVEN
     const float* factor; // for all values, or null
     u64* wrong;          // the least index of what is not a number or, but for MAGNITUDE, not finite; or all ones
     u64 seed;
     const u64* seed_at;  // added to the seed, or null
     u32 rows, cols;
     u32 groups;          // of a line's values: those past its end are of zeros
+    u32 lines;           // of the compressed form: those past the tensor's are of zeros
+    u32 aligned;         // whether four elements of a row, or two where lines are columns, are aligned in every row
 };
 
 // ---- one direction -----------------------------------------------------------------------------------------------------------------
@@ -79,7 +82,8 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, flo
         if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
         if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
         if (RULE == GIVEN && group < own_groups) {
-            const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
+            const u32 tile_cols = (p.cols + 3) / 4;
+            const u32 tile = p.tiles[COLUMNS ? (u64)group * tile_cols + line / 4 : (u64)(line / 4) * tile_cols + group];
             kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
         }
         Two two;
@@ -123,8 +127,14 @@ __device__ __forceinline__ void store_values(const OneWay& p, u32 line, u32 firs
 template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) {
     const u32 words = (p.groups + 7) / 8;
     const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= (u64)p.rows * words) return;
+    if (index >= (u64)p.lines * words) return;
     const u32 row = index <= 0xFFFFFFFFu ? (u32)index / words : (u32)(index / words), word = (u32)index - row * words;
+    if (row >= p.rows) {
+        #pragma unroll 1
+        for (u32 half = 0; half < 2; half++) store_values(p, row, 8 * word + 4 * half, FourBoth{});
+        store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, NO_VALUES);
+        return;
+    }
     const auto place = [&](u32 along) { return (u64)row * p.cols + along; };
     const float factor = p.factor ? *p.factor : 1.0f;
     const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
@@ -135,7 +145,7 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
         const Raw* from = (const Raw*)p.dense + place(start);
         // All loads first, so that many are under way.
         FourRaw raw[4] = {};
-        if (p.cols % 4 == 0) {
+        if (p.aligned) {
             unrolled<4>([&](auto g) {
                 if (start + 4 * g.value < p.cols) raw[g.value] = ((const FourRaw*)from)[g.value];
             });
@@ -157,7 +167,7 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
         store_values(p, row, start / 4, out.values);
         codes |= out.codes << (16 * half);
     }
-    store_meta<sizeof(Stored)>(p.meta, p.rows, words, row, word, codes);
+    store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, codes);
 }
 
 // A block takes 64 columns and 128 elements of each; a thread 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come
@@ -173,7 +183,7 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
     const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
     Neighbours raw[16] = {};
-    if (p.cols % 2 == 0 && start + 16 <= p.rows) {
+    if (p.aligned && start + 16 <= p.rows) {
         if (col < p.cols) unrolled<16>([&](auto i) { raw[i.value] = *(const Neighbours*)(from + (u64)i.value * p.cols); });
     } else {
         unrolled<16>([&](auto i) {
@@ -185,8 +195,12 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     }
     const HalfPlaces places = half_places<sizeof(Stored)>(p.meta.order, own_line, own_half);
     unrolled<2>([&](auto c) {
-        const u32 line = col + c.value;
-        if (line >= p.cols) return;
+        const u32 line = col + c.value, half = own_half ^ own_line / 2 % HALVES_OF_BLOCK;
+        if (line >= p.cols) {
+            values[own_line + c.value][half] = FourBoth{};
+            ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)NO_VALUES;
+            return;
+        }
         const auto place = [&](u32 along) { return (u64)along * p.cols + line; };
         const auto lying = [&](auto g) {
             return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value), halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
@@ -198,7 +212,7 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
             out = four_groups<RULE, true>(p, seed, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
         }
         // Neighbouring pairs of lines begin in different banks.
-        values[own_line + c.value][own_half ^ own_line / 2 % HALVES_OF_BLOCK] = out.values;
+        values[own_line + c.value][half] = out.values;
         ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)out.codes;
     });
     __syncthreads();
@@ -206,9 +220,9 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const u32 half = threadIdx.x % HALVES_OF_BLOCK, place_there = half ^ threadIdx.x / HALVES_OF_BLOCK / 2 % HALVES_OF_BLOCK;
     unrolled<ROWS_OF_BLOCK / AT_ONCE>([&](auto i) {
         const u32 line = AT_ONCE * i.value + threadIdx.x / HALVES_OF_BLOCK;
-        if (first_line + line < p.cols) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
+        if (first_line + line < p.lines) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
     });
-    store_meta_of_block(p.meta, p.cols, (p.groups + 7) / 8, first_line, first_half / 2, meta);
+    store_meta_of_block(p.meta, p.lines, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
 // So many blocks at once along rows and along columns as registers let. Before sm_100 the compiler finds room for three of MVUE along rows.

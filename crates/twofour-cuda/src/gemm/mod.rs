@@ -38,7 +38,7 @@ use crate::{
 
 pub use epilogue::{Activation, Epilogue};
 use epilogue::{RawOutput, expect_epilogue};
-pub use problem::{Operands, Order, Problem, XOrder};
+pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
 use problem::{TYPES, is_hopper, tile_k};
 
 /// Every source.
