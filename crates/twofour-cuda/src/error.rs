@@ -57,11 +57,28 @@ pub enum Error {
         output: DataType,
     },
 
+    /// A mask along rows has no compressed transpose.
+    #[error(
+        "the compressed transpose of a weight whose mask is 2:4 along rows only: choose a transposable mask, or leave the transpose out"
+    )]
+    NoTranspose,
+
     /// The optimizer has no kernel for such gradients.
     #[error("an AdamW step with gradients of {element}: there is f32, f16 and bf16; bring them to one of those first")]
     Gradient {
         /// What the gradients are made of.
         element: DataType,
+    },
+
+    /// An operation has no kernel for a data type.
+    #[error("{operation}: no kernel for {dtype}; supported: {supported}")]
+    DataType {
+        /// What was to be done.
+        operation: &'static str,
+        /// The data type.
+        dtype: DataType,
+        /// Those that there are kernels for.
+        supported: &'static str,
     },
 
     /// No kernel multiplies these types.

@@ -2,12 +2,16 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::{adamw, compress, gemm, measure, prune, source::Source};
+use crate::{
+    adamw, column_sums, compress, elementwise, gemm, measure, prune, quantize, soft_threshold, source::Source, unpack,
+};
 
 /// Returns every source that a program may need.
 pub fn all() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
-    weights.chain([measure::read::source()]).chain(gemm::sources()).collect()
+    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(quantize::sources());
+    let layers = layers.chain(unpack::sources()).chain(soft_threshold::sources());
+    weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
 }
 
 /// Returns the first 64 bits of the SHA-256 of the GEMM's sources, in hexadecimal: times of kernels with another digest are those of other kernels.

@@ -11,6 +11,11 @@
 //! | weights to masks and compressed weights, both ways | [`prune`] |
 //! | tensors to compressed ones, one way | [`compress`] |
 //! | GEMM with compressed weights | [`gemm`] |
+//! | activations and their gradients, element by element | [`elementwise`] |
+//! | a bias gradient | [`column_sums`] |
+//! | quantization to 8 bits | [`quantize`] |
+//! | packed weights to dense ones | [`unpack`] |
+//! | the scale of a soft threshold | [`soft_threshold`] |
 //! | a step of training's optimizer | [`adamw`] |
 //! | NVIDIA's libraries, beside our kernels | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
@@ -21,10 +26,12 @@ pub mod adamw;
 pub mod architecture;
 mod arguments;
 pub mod cache;
+pub mod column_sums;
 pub mod compiler;
 pub mod compress;
 pub mod device;
 pub mod dispatch;
+pub mod elementwise;
 pub mod engine;
 mod error;
 pub mod gemm;
@@ -35,8 +42,11 @@ pub mod libraries;
 pub mod measure;
 mod once_map;
 pub mod prune;
+pub mod quantize;
+pub mod soft_threshold;
 pub mod source;
 mod tensor_map;
+pub mod unpack;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};

@@ -5,7 +5,7 @@ mod support;
 use half::{bf16, f16};
 use support::{
     Bench, bench,
-    compressed::{self, Input, Output, same, tiles, transposed},
+    compressed::{self, Guarded, Input, Output, padded, same, tiles, transposed},
     numbers::{Random, adversarial},
 };
 use twofour::{
@@ -20,24 +20,6 @@ use twofour_cuda::{
     prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
 };
 
-/// The same with columns of zeros up to a multiple.
-fn completed<O: Output>(weight: &Compressed<O>, multiple: usize) -> Compressed<O> {
-    let cols = weight.cols().next_multiple_of(multiple);
-    let (mut values, mut meta) = (Vec::new(), Vec::new());
-    for row in 0..weight.rows() {
-        values.extend_from_slice(weight.values_row(row));
-        values.resize((row + 1) * cols / 2, O::ZERO);
-        meta.extend_from_slice(weight.meta_row(row));
-        // Groups of the last word that are not there have no code yet.
-        let groups = weight.cols().div_ceil(4);
-        if let Some(last) = meta.last_mut().filter(|_| !groups.is_multiple_of(8)) {
-            *last |= 0x4444_4444 << (groups % 8 * 4);
-        }
-        meta.resize((row + 1) * cols / 32, 0x4444_4444);
-    }
-    Compressed::from_parts(weight.rows(), cols, values, meta).unwrap()
-}
-
 struct Case<'a, I> {
     rows: usize,
     cols: usize,
@@ -45,40 +27,36 @@ struct Case<'a, I> {
     axis: Axis,
     order: MetaOrder,
     factor: Option<f32>,
+    /// Elements before the tensor: 1 takes its alignment away.
+    before: usize,
 }
 
 fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: CompressRule, expected: &Compressed<O>) {
-    let &Case { rows, cols, data, axis, order, factor } = case;
-    let what =
-        format!("[{rows}, {cols}] {:?} to {:?}, {axis:?}, {rule:?}, {order:?}, {factor:?}", I::ELEMENT, O::ELEMENT);
+    let &Case { rows, cols, data, axis, order, factor, before } = case;
+    let what = format!(
+        "[{rows}, {cols}] {:?} to {:?}, {axis:?}, {rule:?}, {order:?}, {factor:?}, {before} before",
+        I::ELEMENT,
+        O::ELEMENT
+    );
     let compressor = Compressor::new(&bench.device, I::ELEMENT, O::ELEMENT).unwrap();
-    let completed = match order {
-        MetaOrder::Canonical => expected.clone(),
-        MetaOrder::Sm90(tile) => completed(expected, tile.columns()),
-    };
-    let expected = &completed;
+    let expected = &padded(expected, order);
     let (values, meta) = (compressed::values(expected), compressed::meta(expected, order));
-    let (there, wrong) = (bench.up(data), bench.up(&[NO_NAN]));
+    let shifted: Vec<I> = vec![I::ZERO; before].into_iter().chain(data.iter().copied()).collect();
+    let (there, wrong) = (bench.up(&shifted), bench.up(&[NO_NAN]));
     let factor_there = bench.up(&[factor.unwrap_or(f32::NAN)]);
-    // Guards behind both: nothing is written beyond the end.
-    let (found_values, found_meta) =
-        (bench.poisoned(values.len() + 16, 0xA5u8), bench.poisoned(meta.len() + 16, 0xA5u8));
+    let (found_values, found_meta) = (Guarded::new(bench, values.len()), Guarded::new(bench, meta.len()));
     let to = CompressTarget {
-        packed: Packed { values: bench.at(&found_values), meta: bench.at(&found_meta) },
+        packed: Packed { values: found_values.at(bench), meta: found_meta.at(bench) },
         order,
         factor: factor.map(|_| bench.at(&factor_there)),
+        seed: None,
         wrong: bench.at(&wrong),
     };
-    let dense = DenseWeight { data: bench.at(&there), rows, cols };
+    let dense = DenseWeight { data: bench.at(&there) + (before * I::ELEMENT.bytes()) as u64, rows, cols };
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
     unsafe { compressor.run(bench.stream(), dense, axis, rule, to) }.unwrap();
-    let (found_values, found_meta) = (bench.down(&found_values), bench.down(&found_meta));
-    same(&format!("{what}: values"), &found_values, values);
-    assert!(found_meta[..meta.len()] == meta, "{what}: metadata");
-    assert!(
-        found_values[values.len()..].iter().chain(&found_meta[meta.len()..]).all(|b| *b == 0xA5),
-        "{what}: beyond the end"
-    );
+    same(&format!("{what}: values"), &found_values.found(bench, &what), values);
+    same(&format!("{what}: metadata"), &found_meta.found(bench, &what), &meta);
     assert_eq!(bench.down(&wrong), [NO_NAN], "{what}");
 }
 
@@ -112,7 +90,7 @@ fn check_one_axis<I: Input, O: Output>(
                 Axis::Column => MatrixRef::new(cols, rows, &other),
             };
             let expected = estimate::<I, O>(matrix.unwrap(), estimator, factor.unwrap_or(1.0)).unwrap();
-            let case = Case { rows, cols, data, axis, order, factor };
+            let case = Case { rows, cols, data, axis, order, factor, before: 0 };
             check(bench, &case, CompressRule::Estimate(estimator), &expected);
         }
     }
@@ -127,7 +105,7 @@ fn check_given<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize, dat
     let other = transposed(rows, cols, &rounded);
     let across = Compressed::from_masked(MatrixRef::new(cols, rows, &other).unwrap(), &mask.transposed()).unwrap();
     for (axis, expected) in [(Axis::Row, along), (Axis::Column, across)] {
-        let case = Case { rows, cols, data, axis, order, factor: Some(0.3) };
+        let case = Case { rows, cols, data, axis, order, factor: Some(0.3), before: (rows + cols) % 2 };
         check(bench, &case, CompressRule::Given(bench.at(&there)), &expected);
     }
 }
@@ -143,7 +121,7 @@ fn agree<I: Input, O: Output>() {
     for (i, (rows, cols)) in shapes.into_iter().enumerate() {
         check_estimators::<I, O>(&bench, rows, cols, &numbers(rows * cols, i as u64), MetaOrder::Canonical);
     }
-    for (rows, cols) in [(4, 4), (36, 68), (128, 256)] {
+    for (rows, cols) in [(4, 4), (36, 68), (128, 256), (1, 1), (7, 30), (65, 130)] {
         check_given::<I, O>(&bench, rows, cols, &numbers(rows * cols, 5), MetaOrder::Canonical);
     }
     for tile in sm90::TileK::ALL {
@@ -155,6 +133,30 @@ fn agree<I: Input, O: Output>() {
         check_estimators::<I, O>(&bench, 64, 192, &numbers(64 * 192, 11), MetaOrder::Sm90(tile));
         check_one_axis::<I, O>(&bench, 64, 101, &numbers(64 * 101, 12), Axis::Row, MetaOrder::Sm90(tile));
         check_one_axis::<I, O>(&bench, 77, 128, &numbers(77 * 128, 13), Axis::Column, MetaOrder::Sm90(tile));
+        // Lines, too, and masks that end within a tile.
+        for (rows, cols) in [(1, 1), (7, 30), (65, 130), (600, 12)] {
+            check_estimators::<I, O>(&bench, rows, cols, &numbers(rows * cols, 15), MetaOrder::Sm90(tile));
+            check_given::<I, O>(&bench, rows, cols, &numbers(rows * cols, 16), MetaOrder::Sm90(tile));
+        }
+    }
+    not_aligned::<I, O>(&bench, &numbers(64 * 128, 17));
+}
+
+/// A tensor that starts between the addresses that whole groups could be read from.
+fn not_aligned<I: Input, O: Output>(bench: &Bench, data: &[I]) {
+    let (rows, cols) = (64, 128);
+    let other = transposed(rows, cols, data);
+    for (axis, matrix) in [
+        (Axis::Row, MatrixRef::new(rows, cols, data).unwrap()),
+        (Axis::Column, MatrixRef::new(cols, rows, &other).unwrap()),
+    ] {
+        for estimator in ESTIMATORS {
+            let expected = estimate::<I, O>(matrix, estimator, 1.0).unwrap();
+            for before in [1, 2, 3] {
+                let case = Case { rows, cols, data, axis, order: MetaOrder::Canonical, factor: None, before };
+                check(bench, &case, CompressRule::Estimate(estimator), &expected);
+            }
+        }
     }
 }
 
@@ -227,6 +229,7 @@ fn a_soft_threshold_in_a_graph() {
         packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
         order: MetaOrder::Canonical,
         factor: Some(bench.at(&factor)),
+        seed: None,
         wrong: bench.at(&wrong),
     };
     let dense = DenseWeight { data: bench.at(&there), rows, cols };
@@ -238,6 +241,42 @@ fn a_soft_threshold_in_a_graph() {
     let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
     assert!(found == expected.values());
     assert_eq!(bench.down(&meta), expected.meta());
+}
+
+#[test]
+fn a_graph_draws_other_numbers_at_each_replay() {
+    let Some(bench) = bench() else { return };
+    let (rows, cols, first) = (96, 64, u64::from(u32::MAX) - 1);
+    let data: Vec<bf16> = adversarial(rows * cols, 5).into_iter().map(bf16::from_f32).collect();
+    let compressor = Compressor::new(&bench.device, DataType::BF16, DataType::BF16).unwrap();
+    for mvue in [|seed| Estimator::Mvue { seed }, |seed| Estimator::MvueApproximate { seed }] {
+        let (there, wrong, seed) = (bench.up(&data), bench.up(&[NO_NAN]), bench.up(&[first]));
+        let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, 0u32));
+        let to = CompressTarget {
+            packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
+            order: MetaOrder::Canonical,
+            factor: None,
+            seed: Some(bench.at(&seed)),
+            wrong: bench.at(&wrong),
+        };
+        let dense = DenseWeight { data: bench.at(&there), rows, cols };
+        let rule = CompressRule::Estimate(mvue(7));
+        bench.wait();
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        let graph = bench.captured(|| unsafe {
+            compressor.run(bench.stream(), dense, Axis::Row, rule, to).unwrap();
+            compressor.advance(bench.stream(), bench.at(&seed)).unwrap();
+        });
+        for replay in 0..3 {
+            graph.launch().unwrap();
+            let matrix = MatrixRef::new(rows, cols, &data).unwrap();
+            let expected = estimate::<bf16, bf16>(matrix, mvue(7 + first + replay), 1.0).unwrap();
+            assert_eq!(bench.down(&meta), expected.meta(), "replay {replay}");
+            let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
+            assert!(found == expected.values(), "replay {replay}");
+        }
+        assert_eq!(bench.down(&seed), [first + 3]);
+    }
 }
 
 fn the_first_that_is_wrong<I: Input>() {
@@ -255,7 +294,13 @@ fn the_first_that_is_wrong<I: Input>() {
         for estimator in ESTIMATORS {
             let wrong = bench.up(&[NO_NAN]);
             let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-            let to = CompressTarget { packed, order: MetaOrder::Canonical, factor: None, wrong: bench.at(&wrong) };
+            let to = CompressTarget {
+                packed,
+                order: MetaOrder::Canonical,
+                factor: None,
+                seed: None,
+                wrong: bench.at(&wrong),
+            };
             let dense = DenseWeight { data: bench.at(&there), rows, cols };
             // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
             unsafe { compressor.run(bench.stream(), dense, axis, CompressRule::Estimate(estimator), to) }.unwrap();
@@ -289,6 +334,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         packed: Packed { values: at, meta: at },
         order: MetaOrder::Canonical,
         factor: None,
+        seed: None,
         wrong: at,
     };
     let magnitude = CompressRule::Estimate(Estimator::Magnitude);
@@ -297,7 +343,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         compressor.run(bench.stream(), DenseWeight { data, rows, cols }, Axis::Row, rule, to)
     };
     assert!(matches!(run(0, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", address: 0, .. })));
-    assert!(matches!(run(at + 8, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", .. })));
+    assert!(matches!(run(at + 1, 4, 4, magnitude, to), Err(Error::Pointer { what: "tensor", alignment: 2, .. })));
     let meta = CompressTarget { packed: Packed { meta: at + 4, ..to.packed }, ..to };
     assert!(matches!(run(at, 4, 4, magnitude, meta), Err(Error::Pointer { what: "metadata", .. })));
     let factor = CompressTarget { factor: Some(at + 2), ..to };
@@ -306,9 +352,6 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         run(at, 4, 4, CompressRule::Given(at + 1), to),
         Err(Error::Pointer { what: "mask of tiles", .. })
     ));
-    assert!(matches!(run(at, 6, 4, CompressRule::Given(at), to), Err(Error::Multiple { multiple: 4, found: 6, .. })));
-    let sm90 = CompressTarget { order: MetaOrder::Sm90(sm90::TileK::K64), ..to };
-    assert!(matches!(run(at, 96, 64, magnitude, sm90), Err(Error::Multiple { multiple: 64, found: 96, .. })));
     assert!(matches!(run(at, usize::MAX, 4, magnitude, to), Err(Error::TooLarge { .. })));
     // Nothing to do is done.
     assert!(run(0, 0, 64, magnitude, CompressTarget { packed: Packed { values: 0, meta: 0 }, ..to }).is_ok());

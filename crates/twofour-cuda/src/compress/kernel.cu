@@ -1,7 +1,8 @@
 // From dense tensors of type IN to compressed ones of type OUT, in one direction: along rows, or along columns, which gives the compressed transpose. By a rule for
 // groups of four or by a mask that is there. The same bits as crate twofour: select/nm.rs, estimate.
 //
-// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each.
+// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines beyond the tensor's, and groups beyond the end of a line, are
+// padding: zeros with a legal code.
 //
 // Defined outside: IN, OUT.
 
@@ -11,12 +12,15 @@ struct OneWay {
     const void* dense;   // [rows, cols]
     void* values;        // of each line, two for each group, where lines are rows or columns
     MetaOrder meta;
-    const u16* tiles;    // [rows / 4, cols / 4]: read by GIVEN
+    const u16* tiles;    // [ceil(rows / 4), ceil(cols / 4)]: read by GIVEN
     const float* factor; // for all values, or null
     u64* wrong;          // the least index of what is not a number or, but for MAGNITUDE, not finite; or all ones
     u64 seed;
+    const u64* seed_at;  // added to the seed, or null
     u32 rows, cols;
     u32 groups;          // of a line's values: those past its end are of zeros
+    u32 lines;           // of the compressed form: those past the tensor's are of zeros
+    u32 aligned;         // whether four elements of a row, or two where lines are columns, are aligned in every row
 };
 
 // ---- one direction -----------------------------------------------------------------------------------------------------------------
@@ -43,6 +47,9 @@ template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float
     return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
 }
 
+// The seed of this run.
+__device__ __forceinline__ u64 seed_of(const OneWay& p) { return p.seed_at ? p.seed + *p.seed_at : p.seed; }
+
 // What becomes of a line's four groups.
 struct FourGroups {
     FourBoth values;
@@ -51,13 +58,13 @@ struct FourGroups {
 
 // The line's groups from `first_group` on. `place` tells where a line's element is in the tensor.
 template <int RULE, bool COLUMNS, class Place>
-__device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
+__device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
     // Four groups share one draw of random numbers, or two pairs of them one each.
     uint4 random = {}, more = {};
-    if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
+    if (RULE == MVUE) random = philox(seed, first_group / 4, line, 0);
     if (RULE == MVUE_APPROXIMATE) {
-        random = philox(p.seed, first_group / 2, line, 1);
-        more = philox(p.seed, first_group / 2 + 1, line, 1);
+        random = philox(seed, first_group / 2, line, 1);
+        more = philox(seed, first_group / 2 + 1, line, 1);
     }
     FourGroups out = {};
     unrolled<4>([&](auto g) {
@@ -75,7 +82,8 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&value
         if (RULE == MVUE_APPROXIMATE && g.value < 2) kept = mvue_approximate(v, g.value == 0 ? unit(random.x) : unit(random.z), g.value == 0 ? unit(random.y) : unit(random.w));
         if (RULE == MVUE_APPROXIMATE && g.value >= 2) kept = mvue_approximate(v, g.value == 2 ? unit(more.x) : unit(more.z), g.value == 2 ? unit(more.y) : unit(more.w));
         if (RULE == GIVEN && group < own_groups) {
-            const u32 tile = p.tiles[COLUMNS ? (u64)group * (p.cols / 4) + line / 4 : (u64)(line / 4) * (p.cols / 4) + group];
+            const u32 tile_cols = (p.cols + 3) / 4;
+            const u32 tile = p.tiles[COLUMNS ? (u64)group * tile_cols + line / 4 : (u64)(line / 4) * tile_cols + group];
             kept = COLUMNS ? (tile >> line % 4 & 0x1111) * 0x249 >> 9 & 15 : tile >> 4 * (line % 4) & 15;
         }
         Two two;
@@ -94,11 +102,11 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&value
 
 // The same by MVUE where values keep their type of 16 bits and all elements are of the tensor: `groups` has each as it lies there. False where it has to be done as above.
 template <int RULE, int E, class Groups, class Out>
-__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, Groups groups, u32 line, u32 first_group, Out& out) {
+__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
     if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
         uint2 lying[4];
         unrolled<4>([&](auto g) { lying[g.value] = groups(g); });
-        return !p.factor && drawn<E>(lying, philox(p.seed, first_group / 4, line, 0), out.values.of, out.codes);
+        return !p.factor && drawn<E>(lying, philox(seed, first_group / 4, line, 0), out.values.of, out.codes);
     }
     return false;
 }
@@ -119,10 +127,17 @@ __device__ __forceinline__ void store_values(const OneWay& p, u32 line, u32 firs
 template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) {
     const u32 words = (p.groups + 7) / 8;
     const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= (u64)p.rows * words) return;
+    if (index >= (u64)p.lines * words) return;
     const u32 row = index <= 0xFFFFFFFFu ? (u32)index / words : (u32)(index / words), word = (u32)index - row * words;
+    if (row >= p.rows) {
+        #pragma unroll 1
+        for (u32 half = 0; half < 2; half++) store_values(p, row, 8 * word + 4 * half, FourBoth{});
+        store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, NO_VALUES);
+        return;
+    }
     const auto place = [&](u32 along) { return (u64)row * p.cols + along; };
     const float factor = p.factor ? *p.factor : 1.0f;
+    const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
     u32 codes = 0;
     #pragma unroll 1
     for (u32 half = 0; half < 2; half++) {
@@ -130,7 +145,7 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
         const Raw* from = (const Raw*)p.dense + place(start);
         // All loads first, so that many are under way.
         FourRaw raw[4] = {};
-        if (p.cols % 4 == 0) {
+        if (p.aligned) {
             unrolled<4>([&](auto g) {
                 if (start + 4 * g.value < p.cols) raw[g.value] = ((const FourRaw*)from)[g.value];
             });
@@ -144,15 +159,15 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
             return make_uint2(of[0] | of[1] << 16, of[2] | of[3] << 16);
         };
         FourGroups out;
-        if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, lying, row, start / 4, out)) {
+        if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, seed, lying, row, start / 4, out)) {
             float values[4][4];
             unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
-            out = four_groups<RULE, false>(p, values, row, start / 4, (p.cols + 3) / 4, factor, place);
+            out = four_groups<RULE, false>(p, seed, values, row, start / 4, (p.cols + 3) / 4, factor, place);
         }
         store_values(p, row, start / 4, out.values);
         codes |= out.codes << (16 * half);
     }
-    store_meta<sizeof(Stored)>(p.meta, p.rows, words, row, word, codes);
+    store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, codes);
 }
 
 // A block takes 64 columns and 128 elements of each; a thread 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come
@@ -165,9 +180,10 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const u32 own_line = 2 * (threadIdx.x % 32), own_half = threadIdx.x / 32;
     const u32 col = first_line + own_line, start = 16 * (first_half + own_half);
     const float factor = p.factor ? *p.factor : 1.0f;
+    const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
     const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
     Neighbours raw[16] = {};
-    if (p.cols % 2 == 0 && start + 16 <= p.rows) {
+    if (p.aligned && start + 16 <= p.rows) {
         if (col < p.cols) unrolled<16>([&](auto i) { raw[i.value] = *(const Neighbours*)(from + (u64)i.value * p.cols); });
     } else {
         unrolled<16>([&](auto i) {
@@ -179,20 +195,24 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     }
     const HalfPlaces places = half_places<sizeof(Stored)>(p.meta.order, own_line, own_half);
     unrolled<2>([&](auto c) {
-        const u32 line = col + c.value;
-        if (line >= p.cols) return;
+        const u32 line = col + c.value, half = own_half ^ own_line / 2 % HALVES_OF_BLOCK;
+        if (line >= p.cols) {
+            values[own_line + c.value][half] = FourBoth{};
+            ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)NO_VALUES;
+            return;
+        }
         const auto place = [&](u32 along) { return (u64)along * p.cols + line; };
         const auto lying = [&](auto g) {
             return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value), halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
         };
         FourGroups out;
-        if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, lying, line, start / 4, out)) {
+        if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, seed, lying, line, start / 4, out)) {
             float wide[4][4];
             unrolled<16>([&](auto i) { wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value))); });
-            out = four_groups<RULE, true>(p, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
+            out = four_groups<RULE, true>(p, seed, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
         }
         // Neighbouring pairs of lines begin in different banks.
-        values[own_line + c.value][own_half ^ own_line / 2 % HALVES_OF_BLOCK] = out.values;
+        values[own_line + c.value][half] = out.values;
         ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)out.codes;
     });
     __syncthreads();
@@ -200,9 +220,9 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const u32 half = threadIdx.x % HALVES_OF_BLOCK, place_there = half ^ threadIdx.x / HALVES_OF_BLOCK / 2 % HALVES_OF_BLOCK;
     unrolled<ROWS_OF_BLOCK / AT_ONCE>([&](auto i) {
         const u32 line = AT_ONCE * i.value + threadIdx.x / HALVES_OF_BLOCK;
-        if (first_line + line < p.cols) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
+        if (first_line + line < p.lines) store_values(p, first_line + line, 4 * (first_half + half), values[line][place_there]);
     });
-    store_meta_of_block(p.meta, p.cols, (p.groups + 7) / 8, first_line, first_half / 2, meta);
+    store_meta_of_block(p.meta, p.lines, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
 // So many blocks at once along rows and along columns as registers let. Before sm_100 the compiler finds room for three of MVUE along rows.
@@ -219,3 +239,6 @@ ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3, 3)
 ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3, 3)
 ONE_WAY(mvue, MVUE, MVUE_ALONG_ROWS, 4)
 ONE_WAY(given, GIVEN, 3, 3)
+
+// Adds one to a seed, for the next run.
+extern "C" __global__ void advance_seed(u64* seed) { *seed += 1; }

@@ -14,7 +14,7 @@ use twofour::{Axis, estimate::Estimator};
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    arguments::{expect_multiple, expect_pointers},
+    arguments::expect_pointers,
     device::{Kernel, Launch},
     headers,
     prune::{
@@ -39,6 +39,7 @@ pub struct Compressor {
     output: DataType,
     /// Of each rule, along rows and along columns.
     kernels: [[Kernel; 2]; 5],
+    advance: Kernel,
 }
 
 /// As the kernels have it.
@@ -51,20 +52,26 @@ struct CompressParameters {
     factor: DevicePtr,
     wrong: DevicePtr,
     seed: u64,
+    seed_at: DevicePtr,
     rows: u32,
     cols: u32,
     groups: u32,
+    lines: u32,
+    aligned: u32,
 }
 
 /// Where the result goes.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressTarget {
-    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns.
+    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns; padded where [`CompressTarget::order`] is a product's ([`MetaOrder`]).
     pub packed: Packed,
     /// The metadata's order.
     pub order: MetaOrder,
     /// An f32 that values are multiplied by before they are rounded.
     pub factor: Option<DevicePtr>,
+    /// A u64 that is added to an estimator's seed when the kernel runs: so that a graph that captures the call draws other random numbers at each replay
+    /// ([`Compressor::advance`]).
+    pub seed: Option<DevicePtr>,
     /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
     /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`CompressRule::Given`] looks at none.
     pub wrong: DevicePtr,
@@ -96,15 +103,16 @@ impl Compressor {
         };
         let kernels =
             [rule("magnitude")?, rule("soft_threshold")?, rule("mvue_approximate")?, rule("mvue")?, rule("given")?];
-        Ok(Self { input, output, kernels })
+        Ok(Self { input, output, kernels, advance: device.kernel(&source, "advance_seed")? })
     }
 
-    /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do for canonical metadata; a last,
-    /// incomplete group is completed with zeros. In a product's order the compressed tensor has groups of zeros up to the next multiple of its columns. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
+    /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do, and any address that is a multiple of the
+    /// element's bytes; a last, incomplete group is completed with zeros. In a product's order the compressed tensor is padded ([`MetaOrder::Sm90`]): the padding is written, too. Random numbers are those of
+    /// [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (the place of what is wrong: 8; factor: 4; tiles: 2), [`Error::Multiple`] where the shape does not
-    /// fit the order, or a mask's tiles, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata not aligned to 16 bytes (the tensor: to its elements; the place of what is wrong: 8; factor: 4; tiles: 2),
+    /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
@@ -122,27 +130,20 @@ impl Compressor {
             Axis::Row => (dense.rows, dense.cols),
             Axis::Column => (dense.cols, dense.rows),
         };
-        let length = match to.order {
-            MetaOrder::Canonical => length,
-            MetaOrder::Sm90(tile) => length.checked_next_multiple_of(tile.columns()).unwrap_or(length),
-        };
-        let meta = RawMeta::new(to.packed.meta, to.order, lines, length)?;
+        let (padded_lines, padded_length) = to.order.padded(lines, length);
+        let meta = RawMeta::new(to.packed.meta, to.order);
         let (which, seed, tiles) = match rule {
             CompressRule::Estimate(Estimator::Magnitude) => (0, 0, 0),
             CompressRule::Estimate(Estimator::SoftThreshold) => (1, 0, 0),
             CompressRule::Estimate(Estimator::MvueApproximate { seed }) => (2, seed, 0),
             CompressRule::Estimate(Estimator::Mvue { seed }) => (3, seed, 0),
-            CompressRule::Given(tiles) => {
-                expect_multiple("rows of the tensor", dense.rows, 4)?;
-                expect_multiple("columns of the tensor", dense.cols, 4)?;
-                (4, 0, tiles)
-            }
+            CompressRule::Given(tiles) => (4, 0, tiles),
         };
         if rows == 0 || cols == 0 {
             return Ok(());
         }
         expect_pointers(&[
-            ("tensor", dense.data, 16),
+            ("tensor", dense.data, self.input.bytes() as u64),
             ("values", to.packed.values, 16),
             ("metadata", to.packed.meta, 16),
             ("place of what is wrong", to.wrong, 8),
@@ -153,6 +154,9 @@ impl Compressor {
         if let Some(factor) = to.factor {
             expect_pointers(&[("factor", factor, 4)])?;
         }
+        if let Some(seed) = to.seed {
+            expect_pointers(&[("seed", seed, 8)])?;
+        }
         let parameters = CompressParameters {
             dense: dense.data,
             values: to.packed.values,
@@ -161,22 +165,38 @@ impl Compressor {
             factor: to.factor.unwrap_or(0),
             wrong: to.wrong,
             seed,
+            seed_at: to.seed.unwrap_or(0),
             rows,
             cols,
-            groups: length.div_ceil(4) as u32,
+            groups: padded_length.div_ceil(4) as u32,
+            lines: padded_lines as u32,
+            aligned: u32::from(dense.is_aligned(self.input, if axis == Axis::Row { 4 } else { 2 })),
         };
-        let words = length.div_ceil(32);
+        let words = padded_length.div_ceil(32);
         let grid = match axis {
-            Axis::Row => (blocks(lines as u64 * words as u64, dense)?, 1),
+            Axis::Row => (blocks(padded_lines as u64 * words as u64, dense)?, 1),
             // A block takes four words of metadata of 64 columns.
             Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
-                (lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
+                (padded_lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
             }
             Axis::Column => return Err(Error::TooLarge { rows: dense.rows, cols: dense.cols }),
         };
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
+    }
+
+    /// Adds one to a seed on the device, after all that was launched before: for the next call's random numbers.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for one that is null or not aligned to 8 bytes, [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointer is valid for a u64 until the stream has come past this call, and nothing else writes there; the stream is of this device.
+    pub unsafe fn advance(&self, stream: Stream, seed: DevicePtr) -> Result<()> {
+        expect_pointers(&[("seed", seed, 8)])?;
+        // SAFETY: the kernel's parameter is the pointer, which is valid until the stream has passed this call, as this function requires.
+        unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &seed) }
     }
 
     /// What tensors are made of.

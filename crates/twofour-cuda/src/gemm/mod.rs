@@ -38,7 +38,7 @@ use crate::{
 
 pub use epilogue::{Activation, Epilogue};
 use epilogue::{RawOutput, expect_epilogue};
-pub use problem::{Operands, Order, Problem, XOrder};
+pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
 use problem::{TYPES, is_hopper, tile_k};
 
 /// Every source.
@@ -140,6 +140,8 @@ impl Gemm {
     /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+        // The model takes no empty problem.
+        problem.expect_known()?;
         Self::with(device, problem, Method::best(problem, device.architecture(), device.multiprocessors()))
     }
 

@@ -6,7 +6,7 @@ use twofour::layout::sm90::TileK;
 use crate::{
     Architecture, DataType, DevicePtr, Error, Result,
     arguments::{expect_dimension, expect_multiple},
-    prune::Packed,
+    prune::{MetaOrder, Packed},
 };
 
 /// What is to be multiplied.
@@ -95,6 +95,36 @@ impl Problem {
             XOrder::ReductionFirst => Err(Error::XOrder { element, epilogue }),
         }
     }
+}
+
+/// Bytes of a compressed weight on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedBytes {
+    /// Of the values.
+    pub values: usize,
+    /// Of the metadata.
+    pub meta: usize,
+}
+
+impl PackedBytes {
+    /// Of both.
+    pub fn total(self) -> usize {
+        self.values.saturating_add(self.meta)
+    }
+}
+
+/// Bytes that a compressed weight `[features, reduction]` takes in the order of products ([`super::Gemm::meta_order_of`]), padding included: rows are padded to a multiple of
+/// 64, columns to one of 64 for 16-bit elements and of 128 for 8-bit ones.
+///
+/// ```
+/// use twofour_cuda::{DataType, gemm::packed_bytes};
+/// let bytes = packed_bytes(DataType::BF16, 100, 70);
+/// assert_eq!((bytes.values, bytes.meta), (128 * 128 / 2 * 2, 128 * 128 / 8));
+/// ```
+pub fn packed_bytes(element: DataType, features: usize, reduction: usize) -> PackedBytes {
+    let (rows, cols) = MetaOrder::Sm90(tile_k(element)).padded(features, reduction);
+    let elements = rows.saturating_mul(cols);
+    PackedBytes { values: (elements / 2).saturating_mul(element.bytes()), meta: elements / 8 }
 }
 
 /// The largest dimension that kernels count.

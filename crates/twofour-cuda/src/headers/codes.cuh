@@ -9,6 +9,9 @@ __device__ __forceinline__ u32 code_of(u32 kept) {
     return ((kept & 8 ? high : low) >> (4 * (kept & 7))) & 15;
 }
 
+// The codes of eight groups without values.
+constexpr u32 NO_VALUES = 0x44444444u;
+
 // `order` is 0 for canonical metadata, otherwise the T of the sm_90 order: 32, 64 or 128.
 struct MetaOrder {
     u32* words;

@@ -3,7 +3,7 @@
 //! | wanted | call |
 //! |---|---|
 //! | 2:4 along rows or columns alone, by magnitude or by an estimator | [`crate::compress`] |
-//! | a transposable mask, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
+//! | a transposable mask, or one along rows, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
 //! | the same with a mask that is there already | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
 //! | zeros where a mask says so | [`Pruner::apply_mask`] |
 //!
@@ -14,7 +14,7 @@ use twofour::{layout::sm90::TileK, select::Transposable};
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    arguments::{expect_multiple, expect_pointers},
+    arguments::expect_pointers,
     device::{Kernel, Launch},
     headers,
     source::{File, Source, Support},
@@ -31,16 +31,38 @@ pub struct DenseWeight {
     pub cols: usize,
 }
 
-/// In which order metadata is stored.
+impl DenseWeight {
+    /// Whether so many neighbouring elements of a row, counted from its start, are aligned to their bytes in every row.
+    pub(crate) fn is_aligned(self, element: DataType, elements: usize) -> bool {
+        self.cols.is_multiple_of(elements) && self.data.is_multiple_of((elements * element.bytes()) as u64)
+    }
+}
+
+/// In which order metadata is stored, and how a compressed weight is padded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaOrder {
-    /// As on disk: `[rows, ceil(cols / 32)]` u32s.
+    /// As on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups that are not there are 0.
     Canonical,
-    /// For products ([`crate::gemm`]), as [`twofour::layout::sm90::encode_16`] and `encode_8`: `rows * cols / 8` bytes.
+    /// For products ([`crate::gemm`]), as [`twofour::layout::sm90::encode_16`] and `encode_8`. The weight is padded: rows to a multiple of 64, columns to a multiple of the
+    /// tile's. The padding has values of zero and legal codes. Values are `[padded rows, padded columns / 2]`, metadata takes `padded rows * padded columns / 8`
+    /// bytes; [`crate::gemm::packed_bytes`] has both in bytes.
     Sm90(TileK),
 }
 
-/// Where a compressed weight goes: `[rows, 2 * ceil(cols / 4)]` values and their metadata.
+impl MetaOrder {
+    /// Rows and columns of a compressed weight in this order, padding included; at most [`usize::MAX`].
+    pub fn padded(self, rows: usize, cols: usize) -> (usize, usize) {
+        match self {
+            MetaOrder::Canonical => (rows, cols),
+            MetaOrder::Sm90(tile) => {
+                let padded = |n: usize, multiple| n.checked_next_multiple_of(multiple).unwrap_or(usize::MAX);
+                (padded(rows, 64), padded(cols, tile.columns()))
+            }
+        }
+    }
+}
+
+/// Where a compressed weight goes: values and metadata, of as many bytes as [`MetaOrder`] says; both aligned to 16 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
     /// The values.
@@ -54,8 +76,11 @@ pub struct Packed {
 pub enum MaskChoice {
     /// It is chosen by a rule.
     Rule(Transposable),
-    /// It is read from [`BothWays::tiles`]. It must be 2:4 along rows and along columns: what it keeps too much of is lost.
+    /// It is read from [`BothWays::tiles`]. It must be 2:4 along rows, and along columns, too, where the transpose is wanted: what it keeps too much of is lost.
     Given,
+    /// Of each group of four along a row the two largest magnitudes, ties to the lower index: [`twofour::select::magnitude`] along rows. Such a mask has no
+    /// compressed transpose, so [`BothWays::transposed`] must be `None`.
+    Rows,
 }
 
 /// Where the results of a pass in both directions go; what is `None` is not made.
@@ -65,8 +90,8 @@ pub struct BothWays {
     pub packed: Option<Packed>,
     /// `Wᵀ`, compressed: of shape `[cols, rows]`.
     pub transposed: Option<Packed>,
-    /// The mask: a u16 for each 4x4 tile, `[rows / 4, cols / 4]`, bit `4 * row + col` set where the tile keeps the element. Written, but read by
-    /// [`MaskChoice::Given`].
+    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, bit `4 * row + col` set where the tile keeps the element; of a tile that the weight's edge cuts off, the
+    /// bits of elements that are not there are 0. Written, but read by [`MaskChoice::Given`].
     pub tiles: Option<DevicePtr>,
     /// An f32 that values are multiplied by before they are rounded to 8-bit floats, such as their largest number over the weight's largest magnitude. The mask is chosen
     /// without it; 16-bit values have none.
@@ -130,8 +155,15 @@ pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
 fn source(input: DataType, output: DataType) -> Source {
     let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
     let (definitions, support) = types(input, output);
+    let rules = File::new("prune/rules.cu", include_str!("rules.cu"));
     let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
-    Source::new(name, support).define(definitions).with([headers::COMMON, headers::CODES, headers::PAIRS, kernel])
+    Source::new(name, support).define(definitions).with([
+        headers::COMMON,
+        headers::CODES,
+        headers::PAIRS,
+        rules,
+        kernel,
+    ])
 }
 
 /// Every source.
@@ -157,8 +189,12 @@ pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, s
 pub struct Pruner {
     input: DataType,
     output: DataType,
-    rules: [Kernel; 5],
-    apply_mask: Kernel,
+    /// Of each rule, for shapes and addresses that whole tiles can be read from at once.
+    rules: [Kernel; 6],
+    /// By any rule, for any.
+    any: Kernel,
+    /// For rows of whole tiles, and for any.
+    apply_mask: [Kernel; 2],
 }
 
 /// As the kernels have it.
@@ -169,9 +205,12 @@ pub(crate) struct RawMeta {
 }
 
 impl RawMeta {
-    /// Of a compressed weight of that shape.
-    pub(crate) fn new(words: DevicePtr, order: MetaOrder, rows: usize, cols: usize) -> Result<Self> {
-        Ok(Self { words, order: raw_order(order, rows, cols)? })
+    pub(crate) fn new(words: DevicePtr, order: MetaOrder) -> Self {
+        let order = match order {
+            MetaOrder::Canonical => 0,
+            MetaOrder::Sm90(tile) => tile.columns() as u32,
+        };
+        Self { words, order }
     }
 
     const NONE: Self = Self { words: 0, order: 0 };
@@ -191,6 +230,25 @@ struct RawBothWays {
     rows: u32,
     cols: u32,
     factor: DevicePtr,
+    along: RawPadded,
+    across: RawPadded,
+    rule: u32,
+}
+
+/// Lines and groups of a compressed form, padding included, and how many of its groups have codes.
+#[repr(C)]
+struct RawPadded {
+    lines: u32,
+    groups: u32,
+    coded: u32,
+}
+
+impl RawPadded {
+    fn new(order: MetaOrder, rows: usize, cols: usize) -> Self {
+        let (lines, length) = order.padded(rows, cols);
+        let groups = length.div_ceil(4) as u32;
+        Self { lines: lines as u32, groups, coded: groups }
+    }
 }
 
 #[repr(C)]
@@ -220,26 +278,30 @@ impl Pruner {
     pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
         let source = source(input, output);
         expect_types(device, input, output, &source)?;
-        let rule = |rule| device.kernel(&source, rule);
+        let kernel = |name| device.kernel(&source, name);
         Ok(Self {
             input,
             output,
             rules: [
-                rule("both_ways_greedy")?,
-                rule("both_ways_greedy_signed")?,
-                rule("both_ways_causal1122")?,
-                rule("both_ways_optimal")?,
-                rule("both_ways_given")?,
+                kernel("both_ways_greedy")?,
+                kernel("both_ways_greedy_signed")?,
+                kernel("both_ways_causal1122")?,
+                kernel("both_ways_optimal")?,
+                kernel("both_ways_given")?,
+                kernel("both_ways_rows")?,
             ],
-            apply_mask: device.kernel(&source, "apply_mask_of_tiles")?,
+            any: kernel("both_ways_any")?,
+            apply_mask: [kernel("apply_mask_of_tiles")?, kernel("apply_mask_of_tiles_any")?],
         })
     }
 
-    /// Chooses a transposable mask ([`twofour::select::transposable`]) or takes one, and compresses `W` and `Wᵀ` from one read of `W`.
+    /// Chooses a transposable mask ([`twofour::select::transposable`]) or one along rows, or takes one, and compresses `W` and `Wᵀ` from one read of `W`. Any shape will do, and any
+    /// address that is a multiple of the element's bytes. In a product's order both compressed forms are padded ([`MetaOrder::Sm90`]): the padding is written, too. Shapes that are not multiples of 4, forms
+    /// that need padding and weights that are not aligned to four elements take kernels that read element by element.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (`nan`: 8; factor: 4; tiles: 2), [`Error::Multiple`] where rows or columns are no multiples of 4 or
-    /// do not fit the order, [`Error::Factor`] for one with 16-bit values, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata not aligned to 16 bytes (the weight: to its elements; `nan`: 8; factor: 4; tiles: 2), [`Error::Factor`] for
+    /// one with 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
@@ -254,15 +316,16 @@ impl Pruner {
         watch: Watch,
     ) -> Result<()> {
         let (rows, cols) = shape(weight)?;
-        expect_multiple("rows of the weight", weight.rows, 4)?;
-        expect_multiple("columns of the weight", weight.cols, 4)?;
+        if choice == MaskChoice::Rows && to.transposed.is_some() {
+            return Err(Error::NoTranspose);
+        }
         if to.factor.is_some() && self.output.bytes() > 1 {
             return Err(Error::Factor { output: self.output });
         }
         if rows == 0 || cols == 0 {
             return Ok(());
         }
-        expect_pointers(&[("weight", weight.data, 16), ("NaN's place", watch.nan, 8)])?;
+        expect_pointers(&[("weight", weight.data, self.input.bytes() as u64), ("NaN's place", watch.nan, 8)])?;
         if let Some(factor) = to.factor {
             expect_pointers(&[("factor", factor, 4)])?;
         }
@@ -275,13 +338,20 @@ impl Pruner {
         if let Some((before, flips)) = watch.flips {
             expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
         }
-        let raw = |packed: Option<Packed>, rows, cols| -> Result<(DevicePtr, RawMeta)> {
-            let Some(packed) = packed else { return Ok((0, RawMeta::NONE)) };
-            Ok((packed.values, RawMeta::new(packed.meta, order, rows, cols)?))
+        let raw = |packed: Option<Packed>| match packed {
+            Some(packed) => (packed.values, RawMeta::new(packed.meta, order)),
+            None => (0, RawMeta::NONE),
         };
-        let (values, meta) = raw(to.packed, weight.rows, weight.cols)?;
-        let (values_transposed, meta_transposed) = raw(to.transposed, weight.cols, weight.rows)?;
+        let ((values, meta), (values_transposed, meta_transposed)) = (raw(to.packed), raw(to.transposed));
         let (tiles_before, flips) = watch.flips.unwrap_or((0, 0));
+        let rule = match choice {
+            MaskChoice::Rule(Transposable::GreedyAbs) => 0,
+            MaskChoice::Rule(Transposable::GreedySigned) => 1,
+            MaskChoice::Rule(Transposable::Causal1122) => 2,
+            MaskChoice::Rule(Transposable::Optimal) => 3,
+            MaskChoice::Given => 4,
+            MaskChoice::Rows => 5,
+        };
         let parameter = RawBothWays {
             weight: weight.data,
             values,
@@ -295,14 +365,17 @@ impl Pruner {
             rows,
             cols,
             factor: to.factor.unwrap_or(0),
+            along: RawPadded::new(order, weight.rows, weight.cols),
+            across: RawPadded::new(order, weight.cols, weight.rows),
+            rule,
         };
-        let kernel = match choice {
-            MaskChoice::Rule(Transposable::GreedyAbs) => &self.rules[0],
-            MaskChoice::Rule(Transposable::GreedySigned) => &self.rules[1],
-            MaskChoice::Rule(Transposable::Causal1122) => &self.rules[2],
-            MaskChoice::Rule(Transposable::Optimal) => &self.rules[3],
-            MaskChoice::Given => &self.rules[4],
-        };
+        let is_whole =
+            |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);
+        let whole = weight.is_aligned(self.input, 4)
+            && weight.rows.is_multiple_of(4)
+            && is_whole(to.packed, weight.rows, weight.cols)
+            && is_whole(to.transposed, weight.cols, weight.rows);
+        let kernel = if whole { &self.rules[rule as usize] } else { &self.any };
         let grid_rows = weight.rows.div_ceil(SIDE);
         if grid_rows > MOST_GRID_ROWS {
             return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
@@ -313,7 +386,7 @@ impl Pruner {
     }
 
     /// Copies a dense tensor, of the weight's shape and of this pruner's input type, and writes zeros where the mask of tiles drops; `out` may be the tensor
-    /// itself.
+    /// itself. Any shape will do, and any addresses that are multiples of the element's bytes.
     ///
     /// # Errors
     /// Those of [`Pruner::both_ways`].
@@ -328,16 +401,17 @@ impl Pruner {
         out: DevicePtr,
     ) -> Result<()> {
         let (rows, cols) = shape(dense)?;
-        expect_multiple("rows of the tensor", dense.rows, 4)?;
-        expect_multiple("columns of the tensor", dense.cols, 4)?;
         if rows == 0 || cols == 0 {
             return Ok(());
         }
-        expect_pointers(&[("tensor", dense.data, 16), ("mask of tiles", tiles, 2), ("masked tensor", out, 16)])?;
+        let width = self.input.bytes() as u64;
+        expect_pointers(&[("tensor", dense.data, width), ("mask of tiles", tiles, 2), ("masked tensor", out, width)])?;
         let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
-        let threads = dense.rows as u64 * (dense.cols / 4) as u64;
+        let whole = dense.is_aligned(self.input, 4) && out.is_multiple_of(4 * width);
+        let threads = dense.rows as u64 * dense.cols.div_ceil(4) as u64;
+        let kernel = &self.apply_mask[usize::from(!whole)];
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { self.apply_mask.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
+        unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 
     /// What weights are made of.
@@ -349,13 +423,6 @@ impl Pruner {
     pub fn output(&self) -> DataType {
         self.output
     }
-}
-
-fn raw_order(order: MetaOrder, rows: usize, cols: usize) -> Result<u32> {
-    let MetaOrder::Sm90(tile) = order else { return Ok(0) };
-    expect_multiple("rows of the compressed weight", rows, 64)?;
-    expect_multiple("columns of the compressed weight", cols, tile.columns())?;
-    Ok(tile.columns() as u32)
 }
 
 pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {

@@ -64,6 +64,11 @@ impl Bench {
         self.stream.clone_htod(data).unwrap()
     }
 
+    /// Overwrites memory.
+    pub(crate) fn write<T: DeviceRepr>(&self, data: &[T], to: &mut CudaSlice<T>) {
+        self.stream.memcpy_htod(data, to).unwrap();
+    }
+
     pub(crate) fn down<T: DeviceRepr>(&self, data: &CudaSlice<T>) -> Vec<T> {
         let data = self.stream.clone_dtoh(data).unwrap();
         self.stream.synchronize().unwrap();
