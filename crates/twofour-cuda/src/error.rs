@@ -259,6 +259,59 @@ pub enum Error {
         col: usize,
     },
 
+    /// What the `twofour` crate refuses: settings that contradict each other, a mask that is not 2:4.
+    #[error(transparent)]
+    Core(#[from] twofour::Error),
+
+    /// A slice does not have the length that a call needs.
+    #[error("{what}: {expected} elements are needed, and there are {found}")]
+    Length {
+        /// Which slice.
+        what: &'static str,
+        /// The elements that are needed.
+        expected: usize,
+        /// The elements that there are.
+        found: usize,
+    },
+
+    /// A slice is of another type than a call needs.
+    #[error("{what}: {expected} is needed, and it is of {found}")]
+    SliceType {
+        /// Which slice.
+        what: &'static str,
+        /// The type that is needed.
+        expected: DataType,
+        /// The type that it has.
+        found: DataType,
+    },
+
+    /// A slice is in another device's memory.
+    #[error("{what} is on device {found}, and the layer is on device {expected}: copy it there first")]
+    OtherDevice {
+        /// Which slice.
+        what: &'static str,
+        /// The layer's device.
+        expected: usize,
+        /// The slice's device.
+        found: usize,
+    },
+
+    /// Something that a CUDA graph cannot hold was needed while the stream was being captured.
+    #[error(
+        "{action} while the stream is being captured: call `prepare` for the number of tokens before the capture, and run the step once"
+    )]
+    Capturing {
+        /// What was needed.
+        action: &'static str,
+    },
+
+    /// A setting of the `twofour` crate that this crate has no kernels for.
+    #[error("{what}: there is no CUDA kernel for it yet")]
+    NoMethod {
+        /// The setting.
+        what: String,
+    },
+
     /// A file of the cache could not be read or written.
     #[error("{path}: {action}: {source}")]
     Io {

@@ -19,6 +19,7 @@
 //! | a step of training's optimizer | [`adamw`] |
 //! | NVIDIA's libraries, beside our kernels | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
+//! | the sparse layer, over length-checked device memory | [`layer`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
@@ -37,6 +38,7 @@ mod error;
 pub mod gemm;
 mod headers;
 pub mod kernels;
+pub mod layer;
 pub mod libraries;
 #[doc(hidden)]
 pub mod measure;

@@ -260,12 +260,12 @@ fn a_graph_draws_other_numbers_at_each_replay() {
             wrong: bench.at(&wrong),
         };
         let dense = DenseWeight { data: bench.at(&there), rows, cols };
-        let rule = CompressRule::Estimate(mvue(7));
+        let (rule, seed_at) = (CompressRule::Estimate(mvue(7)), bench.at(&seed));
         bench.wait();
         // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
         let graph = bench.captured(|| unsafe {
             compressor.run(bench.stream(), dense, Axis::Row, rule, to).unwrap();
-            compressor.advance(bench.stream(), bench.at(&seed)).unwrap();
+            compressor.advance(bench.stream(), seed_at).unwrap();
         });
         for replay in 0..3 {
             graph.launch().unwrap();

@@ -24,9 +24,8 @@ __device__ __forceinline__ float cumulative(float x) { return 0.5f * (1.0f + erf
 
 template <int F> __device__ __forceinline__ float value(float x) {
     if (F == RELU) return x < 0.0f ? 0.0f : x;
-    // A tail that rounds to zero stays zero at infinity.
-    if (F == GELU) return cumulative(x) == 0.0f ? 0.0f : x * cumulative(x);
-    if (F == SILU) return sigmoid(x) == 0.0f ? 0.0f : x * sigmoid(x);
+    if (F == GELU) return x * cumulative(x);
+    if (F == SILU) return x * sigmoid(x);
     if (F == SQUARED_RELU) return x < 0.0f ? 0.0f : x * x;
     return x;
 }
@@ -88,10 +87,10 @@ FUNCTION(gelu, GELU)
 FUNCTION(silu, SILU)
 FUNCTION(squared_relu, SQUARED_RELU)
 
-// Adds an f32 tensor to one of ELEMENT, where a mask keeps the element. `input` is the f32 tensor, `out` the other.
+// Adds an f32 tensor to one of ELEMENT, where a mask keeps the element if there is one. `input` is the f32 tensor, `out` the other.
 extern "C" __global__ void __launch_bounds__(256) add_where_kept(const __grid_constant__ Elementwise p) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= p.count || !is_kept(p, at)) return;
+    if (at >= p.count || p.tiles && !is_kept(p, at)) return;
     Raw* out = (Raw*)p.out + at;
     *out = narrow<ELEMENT>(widen<ELEMENT>(*out) + ((const float*)p.input)[at]);
 }
