@@ -1,13 +1,15 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [sanitizers] [suites]     all three if none is named
+#   FOLDER/run OUT [tests] [sanitizers] [suites] [grid]     the first three if none is named
+#
+# grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
 #
 # Logs and each suite's JSON go to OUT, a line for each run to stdout. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT name the folders of the
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [sanitizers] [suites]}
+out=${1:?usage: run OUT [tests] [sanitizers] [suites] [grid]}
 shift
 mkdir -p "$out"
 parts=${*:-tests sanitizers suites}
@@ -64,11 +66,19 @@ suites() {
     done
 }
 
+# A part of the grid: whoever has a GPU for minutes calls again.
+grid() {
+    [ -e "$out/grid.json" ] || [ ! -e "$here/grid.json" ] || cp "$here/grid.json" "$out/grid.json" || exit 1
+    # It begins no cell in the last 20 seconds; a cell, and a weight's random numbers and kernels before it, may take some.
+    try suite-grid "$here/twofour" bench cuda --suite grid --limit $((${TWOFOUR_LIMIT:-300} - 20)) -o "$out/grid.json"
+    tail -n 4 "$out/suite-grid.log"
+}
+
 for part in $parts; do
     case $part in
-    tests | sanitizers | suites) ;;
+    tests | sanitizers | suites | grid) ;;
     *)
-        echo "run: $part is none of tests, sanitizers, suites" >&2
+        echo "run: $part is none of tests, sanitizers, suites, grid" >&2
         exit 2
         ;;
     esac

@@ -3,7 +3,7 @@
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
 of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
-result: `cpu.json`, and of GPUs `gemm.json`, `decode.json`, `train-linear.json`, `overhead.json` and `prune.json`
+result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `train-linear.json`, `overhead.json` and `prune.json`
 (`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
@@ -14,6 +14,8 @@ import os
 import pathlib
 import re
 import sys
+
+import grid_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -300,6 +302,15 @@ def short_gpu_table(_):
     return "\n".join((picture if heat_map.exists() else []) + head + lines) + "\n"
 
 
+def grid_table(path):
+    result = json.loads(path.read_text())
+    lines = [where(path, result)]
+    heat_map = ROOT / f"docs/grid-{path.parent.name}.svg"
+    if heat_map.exists():
+        lines += ["", f"![Heat map of the speedup over dense and over cuSPARSELt, by layer and number of tokens]({link(heat_map)})"]
+    return "\n".join(lines + [""] + grid_tables.grid_lines(result)) + "\n"
+
+
 # Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything), and how.
 DOCUMENTS = {
     "README.md": {
@@ -308,6 +319,7 @@ DOCUMENTS = {
     },
     "docs/benchmarks.md": {
         "cpu-table": ("cpu.json", table),
+        "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
         "train-table": ("train-linear.json", train_table),
@@ -329,7 +341,7 @@ def main():
         for marker, (file, make) in tables.items():
             marked = re.compile(f"(<!-- {marker} -->\\n).*?(<!-- /{marker} -->)", re.S)
             paths = sorted(ROOT.glob(f"bench/results/*/{file}")) if file else [None]
-            made = "\n".join(make(path) for path in paths)
+            made = "\n".join(make(path) for path in paths) or "No run has been recorded yet.\n"
             after, count = marked.subn(lambda m: m[1] + made + m[2], after)
             if count != 1:
                 sys.exit(f"{name} does not have exactly one pair of {marker} markers")
@@ -339,4 +351,5 @@ def main():
             sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/readme_tables.py")
 
 
-main()
+if __name__ == "__main__":
+    main()

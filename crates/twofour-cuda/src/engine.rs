@@ -68,6 +68,7 @@ fn dense_of(problem: Problem) -> DenseProblem {
         reduction: problem.reduction,
         a_transposed: true,
         b_transposed: false,
+        accumulate: false,
     }
 }
 
@@ -159,7 +160,7 @@ impl Product {
                         let dense = DenseWeight { data: weight.dense, rows: features, cols: reduction };
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
                         let wrong = nan.device_ptr(stream).0;
-                        let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, wrong };
+                        let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, seed: None, wrong };
                         // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
                         unsafe {
                             compressor.run(raw, dense, Axis::Row, CompressRule::Estimate(Estimator::Magnitude), to)

@@ -70,6 +70,17 @@ pub enum Error {
         element: DataType,
     },
 
+    /// An operation has no kernel for a data type.
+    #[error("{operation}: no kernel for {dtype}; supported: {supported}")]
+    DataType {
+        /// What was to be done.
+        operation: &'static str,
+        /// The data type.
+        dtype: DataType,
+        /// Those that there are kernels for.
+        supported: &'static str,
+    },
+
     /// No kernel multiplies these types.
     #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
              bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
@@ -248,6 +259,59 @@ pub enum Error {
         row: usize,
         /// Its column.
         col: usize,
+    },
+
+    /// What the `twofour` crate refuses: settings that contradict each other, a mask that is not 2:4.
+    #[error(transparent)]
+    Core(#[from] twofour::Error),
+
+    /// A slice does not have the length that a call needs.
+    #[error("{what}: {expected} elements are needed, and there are {found}")]
+    Length {
+        /// Which slice.
+        what: &'static str,
+        /// The elements that are needed.
+        expected: usize,
+        /// The elements that there are.
+        found: usize,
+    },
+
+    /// A slice is of another type than a call needs.
+    #[error("{what}: {expected} is needed, and it is of {found}")]
+    SliceType {
+        /// Which slice.
+        what: &'static str,
+        /// The type that is needed.
+        expected: DataType,
+        /// The type that it has.
+        found: DataType,
+    },
+
+    /// A slice is in another device's memory.
+    #[error("{what} is on device {found}, and the layer is on device {expected}: copy it there first")]
+    OtherDevice {
+        /// Which slice.
+        what: &'static str,
+        /// The layer's device.
+        expected: usize,
+        /// The slice's device.
+        found: usize,
+    },
+
+    /// Something that a CUDA graph cannot hold was needed while the stream was being captured.
+    #[error(
+        "{action} while the stream is being captured: call `prepare` for the number of tokens before the capture, and run the step once"
+    )]
+    Capturing {
+        /// What was needed.
+        action: &'static str,
+    },
+
+    /// A setting of the `twofour` crate that this crate has no kernels for.
+    #[error("{what}: there is no CUDA kernel for it yet")]
+    NoMethod {
+        /// The setting.
+        what: String,
     },
 
     /// A file of the cache could not be read or written.

@@ -1,11 +1,24 @@
 //! The list of this crate's kernels, for compiling them ahead of time.
 
-use crate::{adamw, compress, gemm, measure, prune, source::Source};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    adamw, column_sums, compress, elementwise, gemm, measure, prune, quantize, soft_threshold, source::Source, unpack,
+};
 
 /// Returns every source that a program may need.
 pub fn all() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
-    weights.chain([measure::read::source()]).chain(gemm::sources()).collect()
+    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(quantize::sources());
+    let layers = layers.chain(unpack::sources()).chain(soft_threshold::sources());
+    weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
+}
+
+/// Returns the first 64 bits of the SHA-256 of the GEMM's sources, in hexadecimal: times of kernels with another digest are those of other kernels.
+pub fn gemm_digest() -> String {
+    let mut digest = Sha256::new();
+    gemm::sources().iter().for_each(|source| digest.update(source.digest()));
+    digest.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -13,6 +26,12 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn the_digest_repeats() {
+        let digest = gemm_digest();
+        assert_eq!((digest.len(), &digest), (16, &gemm_digest()));
+    }
 
     #[test]
     fn names_and_texts_are_unique() {

@@ -11,9 +11,15 @@
 //! | weights to masks and compressed weights, both ways | [`prune`] |
 //! | tensors to compressed ones, one way | [`compress`] |
 //! | GEMM with compressed weights | [`gemm`] |
+//! | activations and their gradients, element by element | [`elementwise`] |
+//! | a bias gradient | [`column_sums`] |
+//! | quantization to 8 bits | [`quantize`] |
+//! | packed weights to dense ones | [`unpack`] |
+//! | the scale of a soft threshold | [`soft_threshold`] |
 //! | a step of training's optimizer | [`adamw`] |
 //! | NVIDIA's libraries, beside our kernels | [`libraries`] |
 //! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
+//! | the sparse layer, over length-checked device memory | [`layer`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.
 
@@ -21,22 +27,28 @@ pub mod adamw;
 pub mod architecture;
 mod arguments;
 pub mod cache;
+pub mod column_sums;
 pub mod compiler;
 pub mod compress;
 pub mod device;
 pub mod dispatch;
+pub mod elementwise;
 pub mod engine;
 mod error;
 pub mod gemm;
 mod headers;
 pub mod kernels;
+pub mod layer;
 pub mod libraries;
 #[doc(hidden)]
 pub mod measure;
 mod once_map;
 pub mod prune;
+pub mod quantize;
+pub mod soft_threshold;
 pub mod source;
 mod tensor_map;
+pub mod unpack;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};

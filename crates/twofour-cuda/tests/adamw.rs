@@ -8,15 +8,15 @@ use support::{Bench, bench, numbers::Random};
 use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
 use twofour_cuda::{
     DataType, Error,
-    adamw::{AdamW, AdamWSettings, AdamWState, AdamWStep, MaskedDecay},
+    adamw::{AdamW, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
 };
 
 const SETTINGS: AdamWSettings =
     AdamWSettings { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
 
 /// The optimizer of `twofour-candle`, after masked decay.
-fn on_the_cpu(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], number: u64) {
-    let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = SETTINGS;
+fn on_the_cpu(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], settings: AdamWSettings, number: u64) {
+    let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
     let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(number as f64))) as f32;
     for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
         *m = *m * beta1 as f32 + g * (1.0 - beta1) as f32;
@@ -51,7 +51,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usi
             cols,
         };
         let step = AdamWStep {
-            number,
+            number: StepNumber::Host(number),
             masked_decay: masked.then(|| MaskedDecay { tiles: bench.at(&tiles), strength }),
             gradient_scale: Some(bench.at(&scale_there)),
         };
@@ -65,7 +65,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usi
         }
         let mut g: Vec<f32> = g.into_iter().map(|g| g.to_f32() * scale).collect();
         masked_decay(&mut g, MatrixRef::new(rows, cols, &w).unwrap(), &mask, strength).unwrap();
-        on_the_cpu(&mut w, &g, &mut m, &mut v, number);
+        on_the_cpu(&mut w, &g, &mut m, &mut v, SETTINGS, number);
         for (name, found, expected) in [("weight", &w_there, &w), ("first", &m_there, &m), ("second", &v_there, &v)] {
             assert!(bench.down(found) == *expected, "{what}: {name} after step {number}");
         }
@@ -88,13 +88,52 @@ fn steps_are_those_of_the_cpu() {
 }
 
 #[test]
+fn a_graph_of_a_step_counts_and_follows_the_learning_rate() {
+    let Some(bench) = bench() else { return };
+    let (rows, cols, rates) = (20, 36, [1e-2, 7e-3, 3e-4, 1e-5]);
+    let mut random = Random(5);
+    let mut w: Vec<f32> = (0..rows * cols).map(|_| random.number()).collect();
+    let g: Vec<f32> = (0..rows * cols).map(|_| random.number()).collect();
+    let (mut m, mut v) = (vec![0f32; rows * cols], vec![0f32; rows * cols]);
+    let adamw = AdamW::new(&bench.device, DataType::F32).unwrap();
+    let (w_there, m_there, v_there, g_there) = (bench.up(&w), bench.up(&m), bench.up(&v), bench.up(&g));
+    let (steps, mut rate, numbers) = (bench.up(&[0u64]), bench.up(&[0f64]), bench.up(&[f32::NAN; 4]));
+    let schedule =
+        AdamWSchedule { step: bench.at(&steps), learning_rate: bench.at(&rate), numbers: bench.at(&numbers) };
+    let parameter = AdamWState {
+        weight: bench.at(&w_there),
+        gradient: bench.at(&g_there),
+        first: bench.at(&m_there),
+        second: bench.at(&v_there),
+        rows,
+        cols,
+    };
+    let step = AdamWStep { number: StepNumber::Device(schedule), masked_decay: None, gradient_scale: None };
+    // The learning rate of the settings is not read.
+    let settings = AdamWSettings { learning_rate: f64::NAN, ..SETTINGS };
+    bench.wait();
+    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+    let graph = bench.captured(|| unsafe {
+        adamw.advance(bench.stream(), schedule, settings).unwrap();
+        adamw.step(bench.stream(), parameter, settings, step).unwrap();
+    });
+    for (i, learning_rate) in rates.into_iter().enumerate() {
+        bench.write(&[learning_rate], &mut rate);
+        graph.launch().unwrap();
+        on_the_cpu(&mut w, &g, &mut m, &mut v, AdamWSettings { learning_rate, ..SETTINGS }, i as u64 + 1);
+        assert!(bench.down(&w_there) == w, "step {i}");
+    }
+    assert_eq!(bench.down(&steps), [rates.len() as u64]);
+}
+
+#[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = bench() else { return };
     let adamw = AdamW::new(&bench.device, DataType::BF16).unwrap();
     let memory = bench.poisoned(64, 0u32);
     let at = bench.at(&memory);
     let parameter = AdamWState { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
-    let step = AdamWStep { number: 1, masked_decay: None, gradient_scale: None };
+    let step = AdamWStep { number: StepNumber::Host(1), masked_decay: None, gradient_scale: None };
     // SAFETY: none of these calls launches anything.
     let run = |parameter, step| unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) };
     let masked = |tiles| AdamWStep { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };
@@ -104,7 +143,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     ));
     assert!(matches!(run(parameter, masked(0)), Err(Error::Pointer { what: "mask of tiles", .. })));
     assert!(matches!(run(AdamWState { rows: 3, ..parameter }, masked(at)), Err(Error::Multiple { found: 3, .. })));
-    assert!(matches!(run(parameter, AdamWStep { number: 0, ..step }), Err(Error::Dimension { .. })));
+    assert!(matches!(run(parameter, AdamWStep { number: StepNumber::Host(0), ..step }), Err(Error::Dimension { .. })));
     assert!(matches!(run(AdamWState { rows: usize::MAX, ..parameter }, step), Err(Error::TooLarge { .. })));
     assert!(run(AdamWState { rows: 0, weight: 0, ..parameter }, step).is_ok());
     assert!(matches!(AdamW::new(&bench.device, DataType::E4M3), Err(Error::Gradient { .. })));

@@ -49,6 +49,7 @@ fn check<I: Input, O: Output>(bench: &Bench, case: &Case<'_, I>, rule: CompressR
         packed: Packed { values: found_values.at(bench), meta: found_meta.at(bench) },
         order,
         factor: factor.map(|_| bench.at(&factor_there)),
+        seed: None,
         wrong: bench.at(&wrong),
     };
     let dense = DenseWeight { data: bench.at(&there) + (before * I::ELEMENT.bytes()) as u64, rows, cols };
@@ -228,6 +229,7 @@ fn a_soft_threshold_in_a_graph() {
         packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
         order: MetaOrder::Canonical,
         factor: Some(bench.at(&factor)),
+        seed: None,
         wrong: bench.at(&wrong),
     };
     let dense = DenseWeight { data: bench.at(&there), rows, cols };
@@ -239,6 +241,42 @@ fn a_soft_threshold_in_a_graph() {
     let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
     assert!(found == expected.values());
     assert_eq!(bench.down(&meta), expected.meta());
+}
+
+#[test]
+fn a_graph_draws_other_numbers_at_each_replay() {
+    let Some(bench) = bench() else { return };
+    let (rows, cols, first) = (96, 64, u64::from(u32::MAX) - 1);
+    let data: Vec<bf16> = adversarial(rows * cols, 5).into_iter().map(bf16::from_f32).collect();
+    let compressor = Compressor::new(&bench.device, DataType::BF16, DataType::BF16).unwrap();
+    for mvue in [|seed| Estimator::Mvue { seed }, |seed| Estimator::MvueApproximate { seed }] {
+        let (there, wrong, seed) = (bench.up(&data), bench.up(&[NO_NAN]), bench.up(&[first]));
+        let (values, meta) = (bench.poisoned(rows * cols / 2, 0u16), bench.poisoned(rows * cols / 32, 0u32));
+        let to = CompressTarget {
+            packed: Packed { values: bench.at(&values), meta: bench.at(&meta) },
+            order: MetaOrder::Canonical,
+            factor: None,
+            seed: Some(bench.at(&seed)),
+            wrong: bench.at(&wrong),
+        };
+        let dense = DenseWeight { data: bench.at(&there), rows, cols };
+        let (rule, seed_at) = (CompressRule::Estimate(mvue(7)), bench.at(&seed));
+        bench.wait();
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
+        let graph = bench.captured(|| unsafe {
+            compressor.run(bench.stream(), dense, Axis::Row, rule, to).unwrap();
+            compressor.advance(bench.stream(), seed_at).unwrap();
+        });
+        for replay in 0..3 {
+            graph.launch().unwrap();
+            let matrix = MatrixRef::new(rows, cols, &data).unwrap();
+            let expected = estimate::<bf16, bf16>(matrix, mvue(7 + first + replay), 1.0).unwrap();
+            assert_eq!(bench.down(&meta), expected.meta(), "replay {replay}");
+            let found: Vec<bf16> = bench.down(&values).into_iter().map(bf16::from_bits).collect();
+            assert!(found == expected.values(), "replay {replay}");
+        }
+        assert_eq!(bench.down(&seed), [first + 3]);
+    }
 }
 
 fn the_first_that_is_wrong<I: Input>() {
@@ -256,7 +294,13 @@ fn the_first_that_is_wrong<I: Input>() {
         for estimator in ESTIMATORS {
             let wrong = bench.up(&[NO_NAN]);
             let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-            let to = CompressTarget { packed, order: MetaOrder::Canonical, factor: None, wrong: bench.at(&wrong) };
+            let to = CompressTarget {
+                packed,
+                order: MetaOrder::Canonical,
+                factor: None,
+                seed: None,
+                wrong: bench.at(&wrong),
+            };
             let dense = DenseWeight { data: bench.at(&there), rows, cols };
             // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.
             unsafe { compressor.run(bench.stream(), dense, axis, CompressRule::Estimate(estimator), to) }.unwrap();
@@ -290,6 +334,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         packed: Packed { values: at, meta: at },
         order: MetaOrder::Canonical,
         factor: None,
+        seed: None,
         wrong: at,
     };
     let magnitude = CompressRule::Estimate(Estimator::Magnitude);

@@ -28,7 +28,13 @@ fn results(device: Device) -> Vec<Vec<u8>> {
     let values = bench.poisoned(FEATURES * REDUCTION, 0xA5u8);
     let meta = bench.poisoned(FEATURES * REDUCTION / 8, 0xA5u8);
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let to = CompressTarget { packed, order: Gemm::meta_order_of(element), factor: None, wrong: bench.at(&wrong) };
+    let to = CompressTarget {
+        packed,
+        order: Gemm::meta_order_of(element),
+        factor: None,
+        seed: None,
+        wrong: bench.at(&wrong),
+    };
     let dense = DenseWeight { data: bench.at(&there), rows: FEATURES, cols: REDUCTION };
     let rule = CompressRule::Estimate(Estimator::Mvue { seed: 9 });
     // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the stream has been waited for.

@@ -3,6 +3,11 @@
 //
 // Defined outside: GRADIENT.
 
+// What a step's number and learning rate come to.
+struct Numbers {
+    float decay, first_scale, second_scale, learning_rate;
+};
+
 struct Parameters {
     float* weight;
     const void* gradient;
@@ -10,9 +15,11 @@ struct Parameters {
     float* second;
     const u16* tiles;            // [rows / 4, cols / 4], or null
     const float* gradient_scale; // or null
+    const Numbers* numbers_at;   // read instead of `numbers`, or null
     u64 count;
     u32 cols;
-    float masked_decay, decay, beta1, rest1, beta2, rest2, first_scale, second_scale, epsilon, learning_rate;
+    float masked_decay, beta1, rest1, beta2, rest2, epsilon;
+    Numbers numbers;
 };
 
 typedef Bits<GRADIENT>::type Raw;
@@ -21,13 +28,13 @@ struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 
-__device__ __forceinline__ void update(const Parameters& p, float scale, bool kept, float& w, float g, float& m, float& v) {
+__device__ __forceinline__ void update(const Parameters& p, const Numbers& n, float scale, bool kept, float& w, float g, float& m, float& v) {
     g = times(g, scale);
     if (!kept) g = add(g, times(p.masked_decay, w));
     m = add(times(m, p.beta1), times(g, p.rest1));
     v = add(times(v, p.beta2), times(times(g, g), p.rest2));
-    const float step = __fdiv_rn(times(m, p.first_scale), add(__fsqrt_rn(times(v, p.second_scale)), p.epsilon));
-    w = add(times(w, p.decay), -times(step, p.learning_rate));
+    const float step = __fdiv_rn(times(m, n.first_scale), add(__fsqrt_rn(times(v, n.second_scale)), p.epsilon));
+    w = add(times(w, n.decay), -times(step, n.learning_rate));
 }
 
 // A thread takes four elements: of one row where there is a mask.
@@ -35,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant_
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count) return;
     const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
+    const Numbers n = p.numbers_at ? *p.numbers_at : p.numbers;
     u32 kept = 15;
     if (p.tiles) {
         const u64 row = at / p.cols;
@@ -44,16 +52,36 @@ extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant_
     if (at + 4 <= p.count) {
         float4 w = *(const float4*)(p.weight + at), m = *(const float4*)(p.first + at), v = *(const float4*)(p.second + at);
         const FourRaw g = *(const FourRaw*)((const Raw*)p.gradient + at);
-        update(p, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
-        update(p, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
-        update(p, scale, kept & 4, w.z, widen<GRADIENT>(g.of[2]), m.z, v.z);
-        update(p, scale, kept & 8, w.w, widen<GRADIENT>(g.of[3]), m.w, v.w);
+        update(p, n, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
+        update(p, n, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
+        update(p, n, scale, kept & 4, w.z, widen<GRADIENT>(g.of[2]), m.z, v.z);
+        update(p, n, scale, kept & 8, w.w, widen<GRADIENT>(g.of[3]), m.w, v.w);
         *(float4*)(p.weight + at) = w;
         *(float4*)(p.first + at) = m;
         *(float4*)(p.second + at) = v;
         return;
     }
     for (u64 i = at; i < p.count; i++) {
-        update(p, scale, kept >> (i - at) & 1, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
+        update(p, n, scale, kept >> (i - at) & 1, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
     }
+}
+
+// The schedule of the steps of a graph: the step's number and its learning rate, in device memory.
+struct Schedule {
+    u64* step;                   // the number of steps taken
+    const double* learning_rate;
+    Numbers* numbers;
+    double beta1, beta2, weight_decay;
+};
+
+// Counts a step and computes its numbers, as the host does for a step whose number it knows.
+extern "C" __global__ void advance(const __grid_constant__ Schedule p) {
+    const u64 step = ++*p.step;
+    const double rate = *p.learning_rate;
+    Numbers n;
+    n.decay = (float)(1.0 - __dmul_rn(rate, p.weight_decay));
+    n.first_scale = (float)(1.0 / (1.0 - pow(p.beta1, (double)step)));
+    n.second_scale = (float)(1.0 / (1.0 - pow(p.beta2, (double)step)));
+    n.learning_rate = (float)rate;
+    *p.numbers = n;
 }

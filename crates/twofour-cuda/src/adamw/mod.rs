@@ -1,7 +1,8 @@
 //! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; masked decay:
 //! [`twofour::estimate::masked_decay`]). The same bits as the `twofour-candle` crate's optimizer on a CPU.
 //!
-//! Calls only launch: they neither allocate nor wait. A step's bias corrections are numbers of the call, so a graph that captures one repeats them.
+//! Calls only launch: they neither allocate nor wait, and may be captured in a graph. A step's number and learning rate are either numbers of the call
+//! ([`StepNumber::Host`]), which a graph repeats, or read from device memory ([`StepNumber::Device`]), which [`AdamW::advance`] counts at each replay.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -53,11 +54,31 @@ pub struct AdamWState {
     pub cols: usize,
 }
 
+/// The number and learning rate of steps in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdamWSchedule {
+    /// A u64: how many steps have been taken; 0 to begin with.
+    pub step: DevicePtr,
+    /// An f64: the learning rate of the next step.
+    pub learning_rate: DevicePtr,
+    /// 16 bytes for [`AdamW::advance`] to write and [`AdamW::step`] to read, aligned to 16.
+    pub numbers: DevicePtr,
+}
+
+/// Where a step's number comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepNumber {
+    /// It is this, counted from 1; the learning rate is that of the [`AdamWSettings`].
+    Host(u64),
+    /// It and the learning rate are those of the last [`AdamW::advance`].
+    Device(AdamWSchedule),
+}
+
 /// A step of the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
-    /// Its number, counted from 1.
-    pub number: u64,
+    /// Its number.
+    pub number: StepNumber,
     /// Decay of what a mask drops.
     pub masked_decay: Option<MaskedDecay>,
     /// An f32 that gradients are multiplied by first: for clipping, or to undo a loss's scale. Masked decay is not.
@@ -69,6 +90,7 @@ pub struct AdamWStep {
 pub struct AdamW {
     gradient: DataType,
     kernel: Kernel,
+    advance: Kernel,
 }
 
 /// What gradients can be made of.
@@ -95,18 +117,55 @@ struct AdamWParameters {
     second: DevicePtr,
     tiles: DevicePtr,
     gradient_scale: DevicePtr,
+    numbers_at: DevicePtr,
     count: u64,
     cols: u32,
     masked_decay: f32,
-    decay: f32,
     beta1: f32,
     rest1: f32,
     beta2: f32,
     rest2: f32,
+    epsilon: f32,
+    numbers: AdamWNumbers,
+}
+
+/// What a step's number and learning rate come to, as the kernel has it.
+#[derive(Default)]
+#[repr(C)]
+struct AdamWNumbers {
+    decay: f32,
     first_scale: f32,
     second_scale: f32,
-    epsilon: f32,
     learning_rate: f32,
+}
+
+impl AdamWNumbers {
+    fn of(step: u64, settings: AdamWSettings) -> Self {
+        let AdamWSettings { learning_rate, beta1, beta2, weight_decay, .. } = settings;
+        let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(step as f64))) as f32;
+        Self {
+            decay: (1.0 - learning_rate * weight_decay) as f32,
+            first_scale: corrected(beta1),
+            second_scale: corrected(beta2),
+            learning_rate: learning_rate as f32,
+        }
+    }
+}
+
+/// As the kernel that counts steps has it.
+#[repr(C)]
+struct RawSchedule {
+    step: DevicePtr,
+    learning_rate: DevicePtr,
+    numbers: DevicePtr,
+    beta1: f64,
+    beta2: f64,
+    weight_decay: f64,
+}
+
+fn expect_schedule(schedule: AdamWSchedule) -> Result<()> {
+    let AdamWSchedule { step, learning_rate, numbers } = schedule;
+    expect_pointers(&[("number of the step", step, 8), ("learning rate", learning_rate, 8), ("numbers", numbers, 16)])
 }
 
 impl AdamW {
@@ -118,7 +177,25 @@ impl AdamW {
         if !GRADIENTS.contains(&gradient) {
             return Err(Error::Gradient { element: gradient });
         }
-        Ok(Self { gradient, kernel: device.kernel(&source(gradient), "step")? })
+        let source = source(gradient);
+        Ok(Self { gradient, kernel: device.kernel(&source, "step")?, advance: device.kernel(&source, "advance")? })
+    }
+
+    /// Counts a step on the device and computes from its number and learning rate what [`AdamW::step`] needs: once for each step, for all
+    /// parameters. Of the settings the learning rate is not read.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid until the stream has come past this call, and nothing else writes there; the stream is of this device.
+    pub unsafe fn advance(&self, stream: Stream, schedule: AdamWSchedule, settings: AdamWSettings) -> Result<()> {
+        expect_schedule(schedule)?;
+        let AdamWSchedule { step, learning_rate, numbers } = schedule;
+        let AdamWSettings { beta1, beta2, weight_decay, .. } = settings;
+        let parameters = RawSchedule { step, learning_rate, numbers, beta1, beta2, weight_decay };
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &parameters) }
     }
 
     /// Updates a parameter and its moments in place.
@@ -143,9 +220,16 @@ impl AdamW {
         let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
             return Err(too_large);
         };
-        if step.number == 0 {
-            return Err(Error::Dimension { what: "number of the step", size: 0, most: usize::MAX });
-        }
+        let (numbers, numbers_at) = match step.number {
+            StepNumber::Host(0) => {
+                return Err(Error::Dimension { what: "number of the step", size: 0, most: usize::MAX });
+            }
+            StepNumber::Host(number) => (AdamWNumbers::of(number, settings), 0),
+            StepNumber::Device(schedule) => {
+                expect_schedule(schedule)?;
+                (AdamWNumbers::default(), schedule.numbers)
+            }
+        };
         if step.masked_decay.is_some() {
             expect_multiple("rows of the parameter", rows, 4)?;
             expect_multiple("columns of the parameter", cols, 4)?;
@@ -165,8 +249,7 @@ impl AdamW {
         if let Some(scale) = step.gradient_scale {
             expect_pointers(&[("scale of the gradient", scale, 4)])?;
         }
-        let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
-        let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(step.number as f64))) as f32;
+        let AdamWSettings { beta1, beta2, epsilon, .. } = settings;
         let parameters = AdamWParameters {
             weight,
             gradient,
@@ -174,18 +257,16 @@ impl AdamW {
             second,
             tiles: step.masked_decay.map_or(0, |masked| masked.tiles),
             gradient_scale: step.gradient_scale.unwrap_or(0),
+            numbers_at,
             count,
             cols: cols as u32,
             masked_decay: step.masked_decay.map_or(0.0, |masked| masked.strength),
-            decay: (1.0 - learning_rate * weight_decay) as f32,
             beta1: beta1 as f32,
             rest1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
             rest2: (1.0 - beta2) as f32,
-            first_scale: corrected(beta1),
-            second_scale: corrected(beta2),
             epsilon: epsilon as f32,
-            learning_rate: learning_rate as f32,
+            numbers,
         };
         let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.

@@ -16,6 +16,7 @@ struct OneWay {
     const float* factor; // for all values, or null
     u64* wrong;          // the least index of what is not a number or, but for MAGNITUDE, not finite; or all ones
     u64 seed;
+    const u64* seed_at;  // added to the seed, or null
     u32 rows, cols;
     u32 groups;          // of a line's values: those past its end are of zeros
     u32 lines;           // of the compressed form: those past the tensor's are of zeros
@@ -46,6 +47,9 @@ template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float
     return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
 }
 
+// The seed of this run.
+__device__ __forceinline__ u64 seed_of(const OneWay& p) { return p.seed_at ? p.seed + *p.seed_at : p.seed; }
+
 // What becomes of a line's four groups.
 struct FourGroups {
     FourBoth values;
@@ -54,13 +58,13 @@ struct FourGroups {
 
 // The line's groups from `first_group` on. `place` tells where a line's element is in the tensor.
 template <int RULE, bool COLUMNS, class Place>
-__device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
+__device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
     // Four groups share one draw of random numbers, or two pairs of them one each.
     uint4 random = {}, more = {};
-    if (RULE == MVUE) random = philox(p.seed, first_group / 4, line, 0);
+    if (RULE == MVUE) random = philox(seed, first_group / 4, line, 0);
     if (RULE == MVUE_APPROXIMATE) {
-        random = philox(p.seed, first_group / 2, line, 1);
-        more = philox(p.seed, first_group / 2 + 1, line, 1);
+        random = philox(seed, first_group / 2, line, 1);
+        more = philox(seed, first_group / 2 + 1, line, 1);
     }
     FourGroups out = {};
     unrolled<4>([&](auto g) {
@@ -98,11 +102,11 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, float (&value
 
 // The same by MVUE where values keep their type of 16 bits and all elements are of the tensor: `groups` has each as it lies there. False where it has to be done as above.
 template <int RULE, int E, class Groups, class Out>
-__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, Groups groups, u32 line, u32 first_group, Out& out) {
+__device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
     if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
         uint2 lying[4];
         unrolled<4>([&](auto g) { lying[g.value] = groups(g); });
-        return !p.factor && drawn<E>(lying, philox(p.seed, first_group / 4, line, 0), out.values.of, out.codes);
+        return !p.factor && drawn<E>(lying, philox(seed, first_group / 4, line, 0), out.values.of, out.codes);
     }
     return false;
 }
@@ -133,6 +137,7 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
     }
     const auto place = [&](u32 along) { return (u64)row * p.cols + along; };
     const float factor = p.factor ? *p.factor : 1.0f;
+    const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
     u32 codes = 0;
     #pragma unroll 1
     for (u32 half = 0; half < 2; half++) {
@@ -154,10 +159,10 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
             return make_uint2(of[0] | of[1] << 16, of[2] | of[3] << 16);
         };
         FourGroups out;
-        if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, lying, row, start / 4, out)) {
+        if (start + 16 > p.cols || !four_groups_drawn<RULE, IN>(p, seed, lying, row, start / 4, out)) {
             float values[4][4];
             unrolled<16>([&](auto i) { values[i.value / 4][i.value % 4] = widen<IN>(raw[i.value / 4].of[i.value % 4]); });
-            out = four_groups<RULE, false>(p, values, row, start / 4, (p.cols + 3) / 4, factor, place);
+            out = four_groups<RULE, false>(p, seed, values, row, start / 4, (p.cols + 3) / 4, factor, place);
         }
         store_values(p, row, start / 4, out.values);
         codes |= out.codes << (16 * half);
@@ -175,6 +180,7 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     const u32 own_line = 2 * (threadIdx.x % 32), own_half = threadIdx.x / 32;
     const u32 col = first_line + own_line, start = 16 * (first_half + own_half);
     const float factor = p.factor ? *p.factor : 1.0f;
+    const u64 seed = RULE == MVUE || RULE == MVUE_APPROXIMATE ? seed_of(p) : 0;
     const Raw* from = (const Raw*)p.dense + (u64)start * p.cols + col;
     Neighbours raw[16] = {};
     if (p.aligned && start + 16 <= p.rows) {
@@ -200,10 +206,10 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
             return make_uint2(halves_of(raw[4 * g.value], raw[4 * g.value + 1], c.value), halves_of(raw[4 * g.value + 2], raw[4 * g.value + 3], c.value));
         };
         FourGroups out;
-        if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, lying, line, start / 4, out)) {
+        if (start + 16 > p.rows || !four_groups_drawn<RULE, IN>(p, seed, lying, line, start / 4, out)) {
             float wide[4][4];
             unrolled<16>([&](auto i) { wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value))); });
-            out = four_groups<RULE, true>(p, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
+            out = four_groups<RULE, true>(p, seed, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
         }
         // Neighbouring pairs of lines begin in different banks.
         values[own_line + c.value][half] = out.values;
@@ -233,3 +239,6 @@ ONE_WAY(soft_threshold, SOFT_THRESHOLD, 3, 3)
 ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3, 3)
 ONE_WAY(mvue, MVUE, MVUE_ALONG_ROWS, 4)
 ONE_WAY(given, GIVEN, 3, 3)
+
+// Adds one to a seed, for the next run.
+extern "C" __global__ void advance_seed(u64* seed) { *seed += 1; }

@@ -39,6 +39,7 @@ pub struct Compressor {
     output: DataType,
     /// Of each rule, along rows and along columns.
     kernels: [[Kernel; 2]; 5],
+    advance: Kernel,
 }
 
 /// As the kernels have it.
@@ -51,6 +52,7 @@ struct CompressParameters {
     factor: DevicePtr,
     wrong: DevicePtr,
     seed: u64,
+    seed_at: DevicePtr,
     rows: u32,
     cols: u32,
     groups: u32,
@@ -67,6 +69,9 @@ pub struct CompressTarget {
     pub order: MetaOrder,
     /// An f32 that values are multiplied by before they are rounded.
     pub factor: Option<DevicePtr>,
+    /// A u64 that is added to an estimator's seed when the kernel runs: so that a graph that captures the call draws other random numbers at each replay
+    /// ([`Compressor::advance`]).
+    pub seed: Option<DevicePtr>,
     /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
     /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`CompressRule::Given`] looks at none.
     pub wrong: DevicePtr,
@@ -98,7 +103,7 @@ impl Compressor {
         };
         let kernels =
             [rule("magnitude")?, rule("soft_threshold")?, rule("mvue_approximate")?, rule("mvue")?, rule("given")?];
-        Ok(Self { input, output, kernels })
+        Ok(Self { input, output, kernels, advance: device.kernel(&source, "advance_seed")? })
     }
 
     /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do, and any address that is a multiple of the
@@ -149,6 +154,9 @@ impl Compressor {
         if let Some(factor) = to.factor {
             expect_pointers(&[("factor", factor, 4)])?;
         }
+        if let Some(seed) = to.seed {
+            expect_pointers(&[("seed", seed, 8)])?;
+        }
         let parameters = CompressParameters {
             dense: dense.data,
             values: to.packed.values,
@@ -157,6 +165,7 @@ impl Compressor {
             factor: to.factor.unwrap_or(0),
             wrong: to.wrong,
             seed,
+            seed_at: to.seed.unwrap_or(0),
             rows,
             cols,
             groups: padded_length.div_ceil(4) as u32,
@@ -175,6 +184,19 @@ impl Compressor {
         let kernel = &self.kernels[which][usize::from(axis == Axis::Column)];
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
+    }
+
+    /// Adds one to a seed on the device, after all that was launched before: for the next call's random numbers.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for one that is null or not aligned to 8 bytes, [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointer is valid for a u64 until the stream has come past this call, and nothing else writes there; the stream is of this device.
+    pub unsafe fn advance(&self, stream: Stream, seed: DevicePtr) -> Result<()> {
+        expect_pointers(&[("seed", seed, 8)])?;
+        // SAFETY: the kernel's parameter is the pointer, which is valid until the stream has passed this call, as this function requires.
+        unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &seed) }
     }
 
     /// What tensors are made of.

@@ -146,6 +146,8 @@ impl Gemm {
     /// [`Error::Unsupported`] for the device, [`Error::Product`] and [`Error::MixedElements`] for a combination of types that no kernel has, [`Error::Dimension`] for a dimension that is 0 or more than
     /// kernels count; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+        // The model takes no empty problem.
+        problem.expect_known()?;
         Self::with(device, problem, Method::best(problem, device.architecture(), device.multiprocessors()))
     }
 

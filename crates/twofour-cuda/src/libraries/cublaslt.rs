@@ -145,6 +145,8 @@ pub struct DenseProblem {
     pub a_transposed: bool,
     /// Whether B is `[reduction, cols]` row-major; else column-major.
     pub b_transposed: bool,
+    /// Whether the result is added to what D holds.
+    pub accumulate: bool,
 }
 
 impl CublasLt {
@@ -207,6 +209,7 @@ impl CublasLt {
             parts: parts.clone(),
             algorithm: found.algorithm,
             i32_sums: dense.element == DataType::I8,
+            accumulate: dense.accumulate,
         };
         Ok(found.iter().take(count as usize).map(plan).collect())
     }
@@ -253,7 +256,7 @@ struct Parts {
 
 impl Parts {
     fn new(functions: &Functions, dense: DenseProblem) -> Result<Self> {
-        let DenseProblem { element, output, rows, cols, reduction, a_transposed, b_transposed } = dense;
+        let DenseProblem { element, output, rows, cols, reduction, a_transposed, b_transposed, accumulate: _ } = dense;
         let describing = "describing the product";
         let (compute, scale) =
             if element == DataType::I8 { (COMPUTE_32I, output) } else { (COMPUTE_32F, DataType::F32) };
@@ -290,6 +293,7 @@ pub struct CublasLtPlan {
     parts: Arc<Parts>,
     algorithm: Algorithm,
     i32_sums: bool,
+    accumulate: bool,
 }
 
 impl fmt::Debug for CublasLtPlan {
@@ -315,7 +319,8 @@ impl CublasLtPlan {
         d: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<()> {
-        let (float, int) = ([1f32, 0.0], [1i32, 0]);
+        let beta = i32::from(self.accumulate);
+        let (float, int) = ([1f32, beta as f32], [1i32, beta]);
         let scales: [*const c_void; 2] = std::array::from_fn(|i| {
             if self.i32_sums { ptr::from_ref(&int[i]).cast() } else { ptr::from_ref(&float[i]).cast() }
         });
@@ -422,6 +427,7 @@ mod tests {
             reduction: 64,
             a_transposed: true,
             b_transposed: false,
+            accumulate: false,
         };
         // Four objects and two attributes.
         for left in 0..6 {

@@ -13,15 +13,27 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 pub use int4::Int4Trial;
 pub use measured::Measured;
 pub use tensors::{RandomInt4, RandomWeight, random};
-pub use timer::{Contender, Time, Timer};
+pub use timer::{Contender, REST, Time, Timer};
 
 use crate::{
     Device, Error, Result, Stream,
+    arguments::expect_dimension,
     engine::{Engine, Product, Weight, dense_output},
     gemm::Problem,
     libraries::Libraries,
     prune::Packed,
 };
+
+/// Random tensors in device memory for one weight and any number of tokens up to one: trials of several numbers of tokens share them.
+#[derive(Debug)]
+pub struct TrialTensors {
+    stream: Arc<CudaStream>,
+    /// The problem of the most tokens.
+    largest: Problem,
+    weight: Arc<RandomWeight>,
+    x: CudaSlice<u8>,
+    outs: [CudaSlice<u8>; 3],
+}
 
 /// A problem with random tensors, for engines to be compared on.
 #[derive(Debug)]
@@ -29,14 +41,32 @@ pub struct Trial {
     device: Device,
     libraries: Libraries,
     problem: Problem,
-    stream: Arc<CudaStream>,
-    weight: Arc<RandomWeight>,
-    x: CudaSlice<u8>,
-    outs: [CudaSlice<u8>; 3],
+    tensors: Arc<TrialTensors>,
 }
 
 fn failed(error: cudarc::driver::DriverError) -> Error {
     Error::driver("comparing engines", error)
+}
+
+impl TrialTensors {
+    /// Returns the tensors of a problem, which has the most tokens, with a weight of its own.
+    ///
+    /// # Errors
+    /// [`Error::Multiple`] for a shape that kernels do not take; [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn random(stream: &Arc<CudaStream>, largest: Problem) -> Result<Self> {
+        let weight = RandomWeight::new(stream, largest.element, largest.features, largest.reduction)?;
+        Self::with_weight(stream, largest, Arc::new(weight))
+    }
+
+    fn with_weight(stream: &Arc<CudaStream>, largest: Problem, weight: Arc<RandomWeight>) -> Result<Self> {
+        let Problem { element, features, tokens, reduction, .. } = largest;
+        let x = random(stream, element, tokens * reduction, 1)?;
+        // Theirs may be wider than ours.
+        let bytes = features * tokens * dense_output(largest).bytes();
+        let out = || stream.alloc_zeros::<u8>(bytes).map_err(failed);
+        let outs = [out()?, out()?, out()?];
+        Ok(Self { stream: stream.clone(), largest, weight, x, outs })
+    }
 }
 
 impl Trial {
@@ -46,8 +76,8 @@ impl Trial {
     /// [`Error::Multiple`] for a shape that kernels do not take; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn random(device: &Device, libraries: &Libraries, problem: Problem) -> Result<Self> {
         let stream = device.context().new_stream().map_err(failed)?;
-        let weight = RandomWeight::new(&stream, problem.element, problem.features, problem.reduction)?;
-        Self::with_weight(device, libraries, problem, &stream, Arc::new(weight))
+        let tensors = Arc::new(TrialTensors::random(&stream, problem)?);
+        Self::with_tensors(device, libraries, &tensors, problem.tokens)
     }
 
     /// With a weight that was made for that stream, element type and shape.
@@ -61,14 +91,24 @@ impl Trial {
         stream: &Arc<CudaStream>,
         weight: Arc<RandomWeight>,
     ) -> Result<Self> {
-        let Problem { element, features, tokens, reduction, .. } = problem;
-        let x = random(stream, element, tokens * reduction, 1)?;
-        // Theirs may be wider than ours.
-        let bytes = features * tokens * dense_output(problem).bytes();
-        let out = || stream.alloc_zeros::<u8>(bytes).map_err(failed);
-        let outs = [out()?, out()?, out()?];
-        let (device, libraries, stream) = (device.clone(), libraries.clone(), stream.clone());
-        Ok(Self { device, libraries, problem, stream, weight, x, outs })
+        let tensors = Arc::new(TrialTensors::with_weight(stream, problem, weight)?);
+        Self::with_tensors(device, libraries, &tensors, problem.tokens)
+    }
+
+    /// With tensors that other trials share: the problem that they were made for, with so many tokens. Trials that share tensors overwrite each
+    /// other's results.
+    ///
+    /// # Errors
+    /// [`Error::Dimension`] for no tokens, or more than the tensors have.
+    pub fn with_tensors(
+        device: &Device,
+        libraries: &Libraries,
+        tensors: &Arc<TrialTensors>,
+        tokens: usize,
+    ) -> Result<Self> {
+        expect_dimension("tokens", tokens, tensors.largest.tokens)?;
+        let problem = Problem { tokens, ..tensors.largest };
+        Ok(Self { device: device.clone(), libraries: libraries.clone(), problem, tensors: tensors.clone() })
     }
 
     /// The problem.
@@ -78,25 +118,26 @@ impl Trial {
 
     /// The stream that everything is launched on.
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        &self.tensors.stream
     }
 
     /// The weight.
     pub fn weight(&self) -> &RandomWeight {
-        &self.weight
+        &self.tensors.weight
     }
 
-    /// The activations, `[tokens, reduction]`.
+    /// The activations, `[tokens, reduction]`; with shared tensors more rows follow.
     pub fn x(&self) -> &CudaSlice<u8> {
-        &self.x
+        &self.tensors.x
     }
 
-    /// The memory that an engine's product writes its result to.
+    /// The memory that an engine's product writes its result to; with shared tensors it is longer than the result.
     pub fn out(&self, engine: Engine) -> &CudaSlice<u8> {
+        let [ours, sparse, dense] = &self.tensors.outs;
         match engine {
-            Engine::TwoFour(_) => &self.outs[0],
-            Engine::CusparseLt(_) => &self.outs[1],
-            Engine::CublasLt(_) => &self.outs[2],
+            Engine::TwoFour(_) => ours,
+            Engine::CusparseLt(_) => sparse,
+            Engine::CublasLt(_) => dense,
         }
     }
 
@@ -105,19 +146,21 @@ impl Trial {
     /// # Errors
     /// Those of [`Product::new`].
     pub fn product(&self, engine: Engine) -> Result<Product> {
-        let at = |memory: &CudaSlice<u8>| memory.device_ptr(&self.stream).0;
-        let packed = Packed { values: at(&self.weight.values), meta: at(&self.weight.meta) };
-        let weight = Weight { dense: at(&self.weight.dense), packed: Some(packed) };
+        let (stream, weight) = (self.stream(), self.weight());
+        let at = |memory: &CudaSlice<u8>| memory.device_ptr(stream).0;
+        let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
+        let weight = Weight { dense: at(&weight.dense), packed: Some(packed) };
         // SAFETY: the weight is 2:4 and lives as long as the trial, which contenders borrow.
-        unsafe { Product::new(&self.device, &self.libraries, &self.stream, self.problem, engine, weight) }
+        unsafe { Product::new(&self.device, &self.libraries, stream, self.problem, engine, weight) }
     }
 
     /// A product of this trial as a contender.
     pub fn contender<'a>(&'a self, product: &'a Product) -> Contender<'a> {
-        let x = self.x.device_ptr(&self.stream).0;
-        let out = self.out(product.engine()).device_ptr(&self.stream).0;
-        let raw = Stream(self.stream.cu_stream());
-        // SAFETY: all memory is the trial's, as long as the problem asks for, and lives until the stream has been waited for.
+        let stream = self.stream();
+        let x = self.x().device_ptr(stream).0;
+        let out = self.out(product.engine()).device_ptr(stream).0;
+        let raw = Stream(stream.cu_stream());
+        // SAFETY: all memory is the trial's, at least as long as the problem asks for, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run(raw, x, out) };
         Contender::new(product.engine().name(), product.kernel(), launch)
     }
@@ -135,7 +178,7 @@ impl Trial {
         // A library may list what it does not take.
         let product = |engine: &Engine| Some((*engine, self.product(*engine).ok()?));
         let kinds = all.chunk_by(are_alike).map(|engines| Ok(engines.iter().filter_map(product).collect()));
-        let mut best = best_of_kinds(&mut Timer::new(&self.device, &self.stream)?, self, Trial::contender, kinds)?;
+        let mut best = best_of_kinds(&mut Timer::new(&self.device, self.stream())?, self, Trial::contender, kinds)?;
         // Of our kinds only the best.
         best.sort_by(|a, b| a.us.total_cmp(&b.us));
         let mut engines = HashSet::new();

@@ -26,7 +26,7 @@ const TRIAL_ROUNDS: u32 = 3;
 const FINAL_ROUNDS: u32 = 9;
 
 /// How long the device rests before contenders take turns: what it can do for a moment, not what its power lets it keep up.
-const REST: Duration = Duration::from_millis(200);
+pub const REST: Duration = Duration::from_millis(200);
 
 /// Something that can be launched. Its errors are of the caller's type, this crate's among them.
 pub struct Contender<'a, E = Error> {
@@ -132,15 +132,24 @@ impl<'a> Timer<'a> {
         rounds: u32,
     ) -> Result<Vec<Time>, E> {
         std::thread::sleep(REST);
-        self.take_turns(contenders, rounds)
+        self.interleave(contenders, WARM_UP, rounds)
     }
 
-    fn take_turns<E: From<Error>>(&mut self, contenders: &mut [Contender<'_, E>], rounds: u32) -> Result<Vec<Time>, E> {
+    /// Lets contenders take turns without a rest, and tells their medians over so many rounds, at least one, after others that do not count.
+    ///
+    /// # Errors
+    /// Those of [`Timer::time`].
+    pub fn interleave<E: From<Error>>(
+        &mut self,
+        contenders: &mut [Contender<'_, E>],
+        warm_up: u32,
+        rounds: u32,
+    ) -> Result<Vec<Time>, E> {
         let mut times = vec![Vec::new(); contenders.len()];
-        for round in 0..rounds + WARM_UP {
+        for round in 0..rounds.max(1) + warm_up {
             for which in order(round, contenders.len()) {
                 let us = self.time(&mut contenders[which].launch)?;
-                if round >= WARM_UP {
+                if round >= warm_up {
                     times[which].push(us);
                 }
             }
@@ -168,7 +177,7 @@ impl<'a> Timer<'a> {
         let mut fastest = None;
         for rounds in [TRIAL_ROUNDS, FINAL_ROUNDS] {
             let (places, mut contenders): (Vec<_>, Vec<_>) = left.into_iter().unzip();
-            let times = self.take_turns(&mut contenders, rounds)?;
+            let times = self.interleave(&mut contenders, WARM_UP, rounds)?;
             let least = times.iter().map(|time| time.us).fold(f64::INFINITY, f64::min);
             let entries = places.iter().copied().zip(contenders).zip(&times);
             left = entries.filter(|(_, time)| time.us <= 1.1 * least).map(|(entry, _)| entry).collect();

@@ -64,6 +64,11 @@ impl Bench {
         self.stream.clone_htod(data).unwrap()
     }
 
+    /// Overwrites memory.
+    pub(crate) fn write<T: DeviceRepr>(&self, data: &[T], to: &mut CudaSlice<T>) {
+        self.stream.memcpy_htod(data, to).unwrap();
+    }
+
     pub(crate) fn down<T: DeviceRepr>(&self, data: &CudaSlice<T>) -> Vec<T> {
         let data = self.stream.clone_dtoh(data).unwrap();
         self.stream.synchronize().unwrap();
@@ -87,10 +92,7 @@ impl Bench {
 
     /// What is launched meanwhile, as a graph.
     pub(crate) fn captured(&self, launch: impl FnOnce()) -> CudaGraph {
-        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-        launch();
-        let flags = CUgraphInstantiate_flags(0);
-        self.stream.end_capture(flags).unwrap().unwrap()
+        captured_on(&self.stream, launch).unwrap()
     }
 
     /// Waits until everything launched is done.
@@ -110,4 +112,11 @@ impl Bench {
     pub(crate) fn stream(&self) -> Stream {
         Stream(self.stream.cu_stream())
     }
+}
+
+/// What is launched on a stream meanwhile, as a graph; `None` where that is nothing.
+pub(crate) fn captured_on(stream: &Arc<CudaStream>, launch: impl FnOnce()) -> Option<CudaGraph> {
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    launch();
+    stream.end_capture(CUgraphInstantiate_flags(0)).unwrap()
 }

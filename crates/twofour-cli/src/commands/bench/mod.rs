@@ -3,6 +3,8 @@
 mod answer;
 mod cpu;
 mod cuda;
+mod draw;
+mod grid;
 mod latency;
 mod output;
 mod suite;
@@ -27,6 +29,7 @@ pub(crate) struct Bench {
 enum What {
     Cpu(cpu::Cpu),
     Cuda(cuda::Cuda),
+    Draw(draw::Draw),
     /// Measure what a request on stdin asks for; other commands start this
     #[command(hide = true)]
     Worker,
@@ -38,6 +41,7 @@ impl Bench {
         match self.what {
             What::Cpu(cpu) => cpu.run(screen),
             What::Cuda(cuda) => cuda.run(screen),
+            What::Draw(draw) => draw.run(screen),
             What::Worker => {
                 measure::work(std::io::stdin().lock(), std::io::stdout().lock())?;
                 Ok(Verdict::Yes)

@@ -28,15 +28,20 @@ impl Output {
     /// Minutes of measuring shall not end at a file that cannot be written.
     pub(super) fn expect_writable(&self) -> Result<()> {
         let Some(path) = self.file.as_deref() else { return Ok(()) };
-        let shown = path.display();
-        if path.is_dir() {
-            bail!(Usage(format!("-o {shown}: is a directory; name a file")));
+        if path.exists() && !path.is_dir() && !self.force {
+            bail!(Usage(format!("{} exists; replace it with --force", path.display())));
         }
-        if path.exists() && !self.force {
-            bail!(Usage(format!("{shown} exists; replace it with --force")));
-        }
-        NamedTempFile::new_in(directory(path)).with_context(|| shown.to_string())?;
-        Ok(())
+        expect_file(path)
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Whether an existing file is to be replaced.
+    pub(super) fn is_forced(&self) -> bool {
+        self.force
     }
 
     /// Writes all of the file or nothing.
@@ -48,16 +53,37 @@ impl Output {
     }
 
     fn persist(&self, path: &Path, text: &[u8]) -> Result<()> {
+        if self.force {
+            return replace(path, text);
+        }
         let mut file = NamedTempFile::new_in(directory(path))?;
         file.write_all(text)?;
         file.as_file().sync_all()?;
-        if self.force {
-            file.persist(path)?;
-        } else {
-            file.persist_noclobber(path)?;
-        }
+        file.persist_noclobber(path)?;
         Ok(())
     }
+}
+
+/// An error unless a file can be written there.
+pub(super) fn expect_file(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if path.is_dir() {
+        bail!(Usage(format!("-o {shown}: is a directory; name a file")));
+    }
+    NamedTempFile::new_in(directory(path)).with_context(|| shown.to_string())?;
+    Ok(())
+}
+
+/// Replaces a file in one step: a reader, and whoever comes after a kill, finds the whole of the old text or of the new one.
+pub(super) fn replace(path: &Path, text: &[u8]) -> Result<()> {
+    let write = || -> Result<()> {
+        let mut file = NamedTempFile::new_in(directory(path))?;
+        file.write_all(text)?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| path.display().to_string())
 }
 
 fn directory(path: &Path) -> &Path {

@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, ensure};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use half::{bf16, f16};
 use serde::Serialize;
 use twofour::int4::Granularity;
 use twofour_cuda::{
@@ -18,6 +17,8 @@ use twofour_cuda::{
     libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
 };
+
+use super::sample::read;
 
 /// One contender's time for one product.
 #[derive(Debug, Serialize)]
@@ -218,36 +219,21 @@ impl<'a> Layer<'a> {
     fn expect_alike(&self, trial: &Trial, engines: &[Engine], int4: Option<&CudaSlice<u8>>) -> Result<()> {
         let Some(dense) = engines.iter().find(|engine| matches!(engine, Engine::CublasLt(_))) else { return Ok(()) };
         let problem = trial.problem();
+        // Every kernel computes the first results in the first of its rounds and with all of its parts.
         let sample = problem.tokens.min(64) * problem.features;
-        let dense = read(&self.stream, trial.out(*dense), sample, dense_output(problem))?;
+        let dense = read(&self.stream, trial.out(*dense), 0..sample, dense_output(problem))?;
         let size = dense.iter().map(|v| v.abs()).sum::<f64>() / dense.len() as f64;
         for engine in engines.iter().filter(|engine| !matches!(engine, Engine::CublasLt(_))) {
-            let found = read(&self.stream, trial.out(*engine), sample, problem.output)?;
+            let found = read(&self.stream, trial.out(*engine), 0..sample, problem.output)?;
             let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             let name = engine.name();
             ensure!(apart < 0.05 * size, "{name} and cublaslt differ by {apart} where results are {size} on average");
         }
         if let Some(int4) = int4 {
-            let found = read(&self.stream, int4, sample, problem.output)?;
+            let found = read(&self.stream, int4, 0..sample, problem.output)?;
             let apart = found.iter().zip(&dense).map(|(a, b)| (a - b).abs()).sum::<f64>() / dense.len() as f64;
             ensure!(apart < 0.25 * size, "{INT4} and cublaslt differ by {apart} on average where results are {size}");
         }
         Ok(())
-    }
-}
-
-/// The first results: every kernel computes them in the first of its rounds and with all of its parts.
-fn read(stream: &Arc<CudaStream>, out: &CudaSlice<u8>, len: usize, output: DataType) -> Result<Vec<f64>> {
-    let bytes = stream.clone_dtoh(&out.slice(..len * output.bytes()))?;
-    stream.synchronize()?;
-    Ok(bytes.chunks_exact(output.bytes()).map(|bytes| value(bytes, output)).collect())
-}
-
-fn value(bytes: &[u8], output: DataType) -> f64 {
-    match output {
-        DataType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
-        DataType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
-        DataType::I32 => f64::from(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
-        _ => f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
     }
 }

@@ -1,21 +1,26 @@
 //! Device time of GPU kernels: contenders by turns, between two events, after the second-level cache was flushed.
 
 mod gemm;
+mod grid;
 mod overhead;
 mod prune;
+mod sample;
 mod train;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use twofour_cuda::{Device, compiler::Compiler};
 
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
+pub(crate) use grid::{
+    CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
+};
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
 
 /// The GPU that figures belong to.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Gpu {
     /// Its name, as the driver tells it.
     pub(crate) gpu: String,

@@ -89,8 +89,16 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
         row(tokens, "twofour", gemm.kernel(), &mut call)?;
 
         let (rows, cols) = (features, tokens);
-        let dense =
-            DenseProblem { element, output: element, rows, cols, reduction, a_transposed: true, b_transposed: false };
+        let dense = DenseProblem {
+            element,
+            output: element,
+            rows,
+            cols,
+            reduction,
+            a_transposed: true,
+            b_transposed: false,
+            accumulate: false,
+        };
         let plans = libraries.dense.plans(dense, 1)?;
         let plan = plans.first().context("cuBLASLt has no algorithm for a small product")?;
         // SAFETY: as above.

@@ -79,6 +79,7 @@ pub(crate) fn train_linear(
         reduction,
         a_transposed,
         b_transposed,
+        accumulate: false,
     };
     let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
         let plans = libraries.dense.plans(dense, engine::HEURISTICS)?;
@@ -120,7 +121,7 @@ pub(crate) fn train_linear(
     let compressor = Compressor::new(device, element, element)?;
     let estimator = Estimator::Mvue { seed: 1 };
     let gradient = DenseWeight { data: dy, rows: tokens, cols: outputs };
-    let to = CompressTarget { packed: estimate, order, factor: None, wrong: nan.device_ptr(&stream).0 };
+    let to = CompressTarget { packed: estimate, order, factor: None, seed: None, wrong: nan.device_ptr(&stream).0 };
     // SAFETY: as above.
     let estimate_gradient =
         || unsafe { compressor.run(raw, gradient, Axis::Column, CompressRule::Estimate(estimator), to) };

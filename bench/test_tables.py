@@ -1,0 +1,157 @@
+"""Tests of the tables' arithmetic on made-up results: `python3 bench/test_tables.py`."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+import grid_tables
+import readme_tables
+
+MACHINE = {"gpu": "a GPU", "architecture": "sm_90a", "multiprocessors": 132, "driver": "13.0", "nvrtc": None}
+
+LARGE, MEDIUM, SMALL = (4096, 4096), (1024, 1024), (768, 768)
+
+
+def cell(dtype, weight, tokens, dense, sparse, ours, dispatch, over_best):
+    """The rows of a cell from its times; None is a contender without a kernel."""
+    times = {"cublaslt": dense, "cusparselt": sparse, "twofour": ours, "dispatch": dispatch}
+    rows = []
+    for contender, us in times.items():
+        if us is None:
+            continue
+        row = {"dtype": dtype, "output": "bf16", "shape": [tokens, weight[1], weight[0]], "contender": contender, "kernel": "k", "us": us}
+        if contender == "twofour":
+            row["unmeasured"] = {"kernel": "k", "us": us * over_best, "over_best": over_best}
+        rows.append(row)
+    return rows
+
+
+def result(*cells, unsupported=(), faults=()):
+    rows = [row for cell in cells for row in cell]
+    libraries = {"cublaslt": "13.1.0", "cusparselt": "0.8.0"}
+    return {
+        "machine": MACHINE, "libraries": libraries, "command": "a command", "rows": rows, "unsupported": list(unsupported), "faults": list(faults),
+    }
+
+
+def clauses(found, dtype):
+    return {clause.text: clause for clause in grid_tables.floors(found) if clause.dtype == dtype}
+
+
+class Groups(unittest.TestCase):
+    def test_weights_are_grouped_by_millions_of_elements(self):
+        groups = [grid_tables.group_of(n) for n in (4096 * 4096, 16_000_000, 15_999_999, 1024 * 1024, 999_999)]
+        self.assertEqual(groups, ["16 M or more", "16 M or more", "1 to 16 M", "1 to 16 M", "less than 1 M"])
+
+
+class Summary(unittest.TestCase):
+    def test_worst_mean_and_selection(self):
+        found = result(
+            cell("bf16", LARGE, 1, 18.0, None, 10.0, 10.0, 1.0),
+            cell("bf16", LARGE, 64, 20.0, 25.0, 10.0, 10.0, 1.2),
+            cell("bf16", SMALL, 64, 5.0, 20.0, 10.0, 5.0, 1.0),
+        )
+        lines = grid_tables.summary_lines(found)
+        self.assertEqual(len(lines), 2 + 2)
+        large = [text.strip() for text in lines[2].strip("|").split("|")]
+        self.assertEqual(large[:3], ["16 M or more", "bf16", "2"])
+        # The geometric mean of 1.8 and 2.
+        self.assertEqual(large[3:5], ["1.80x: [4096, 4096], 1 token", "1.90x"])
+        self.assertEqual(large[5:7], ["2.50x: [4096, 4096], 64 tokens", "2.50x"])
+        self.assertEqual(large[7], "1.80x: [4096, 4096], 1 token")
+        self.assertEqual(large[8:], ["50.0 %", "1.20x the time: [4096, 4096], 64 tokens"])
+        self.assertIn("| less than 1 M | bf16 | 1 | 0.50x", lines[3])
+
+
+class Floors(unittest.TestCase):
+    def every(self, dtype, large, medium, many, dispatch):
+        """A result with one cell for each clause: speedups of large weights, of medium ones with few and with many tokens, and the dispatcher's time."""
+        return result(
+            cell(dtype, LARGE, 1, 10.0 * large[0], None, 10.0, 10.0, 1.0),
+            cell(dtype, LARGE, 8, 10.0 * large[1], None, 10.0, 10.0, 1.0),
+            cell(dtype, MEDIUM, 8, 10.0 * medium, None, 10.0, dispatch, 1.0),
+            cell(dtype, MEDIUM, 1024, 10.0 * many, None, 10.0, 10.0, 1.0),
+        )
+
+    def test_every_clause_of_every_data_type_is_computed(self):
+        found = grid_tables.floors(self.every("bf16", (1.3, 1.7), 0.9, 1.1, 9.0))
+        self.assertEqual(len(found), 4 * 5)
+        self.assertEqual({clause.dtype for clause in found}, {"bf16", "f16", "e4m3", "i8"})
+        # What was not measured does not hold.
+        self.assertTrue(all(clause.holds is not True for clause in found if clause.dtype != "bf16"))
+
+    def test_floors_hold_at_their_figure_and_not_below(self):
+        for dtype, worst, mean in [("bf16", 1.25, 1.45), ("f16", 1.25, 1.45), ("e4m3", 1.15, 1.35), ("i8", 1.15, 1.35)]:
+            other = mean * mean / worst + 1e-9
+            held = clauses(self.every(dtype, (worst, other), 0.9, 1.0, 9.0 * 1.03), dtype)
+            names = [f"16 M or more: worst at least {worst:.2f}x", f"16 M or more: mean at least {mean:.2f}x"]
+            names += ["1 to 16 M: dispatcher at most 3 % slower"]
+            names += ["1 to 16 M, from 1024 tokens: this project's kernels at least 1.00x"]
+            self.assertEqual([held[name].holds for name in names], [True] * 4, dtype)
+            alone = held["1 to 16 M: this project's kernels alone, worst"]
+            self.assertEqual((alone.measured, alone.holds), (0.9, None))
+            fallen = clauses(self.every(dtype, (worst - 0.01, other), 0.9, 0.99, 9.0 * 1.04), dtype)
+            self.assertEqual([fallen[name].holds for name in names], [False] * 4, dtype)
+
+    def test_a_cell_without_a_kernel_breaks_the_floor(self):
+        found = result(cell("i8", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0), cell("i8", LARGE, 8, 20.0, 12.0, None, 12.0, 1.0))
+        clause = clauses(found, "i8")["16 M or more: worst at least 1.15x"]
+        self.assertEqual((clause.measured, clause.holds), (2.0, False))
+        self.assertIn("1 cells without both kernels", clause.where)
+
+    def test_the_document_says_what_was_not_measured(self):
+        found = result(
+            cell("i8", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0),
+            unsupported=[{"dtype": "i8", "weight": [1600, 1600], "reason": "1600 is not a multiple of 128"}],
+            faults=[{"dtype": "i8", "shape": [8, 64, 128], "contender": "cusparselt", "kernel": "algorithm 3", "difference": "up to 2"}],
+        )
+        text = "\n".join(grid_tables.grid_lines(found))
+        self.assertIn("Not measured: i8 [1600, 1600]: 1600 is not a multiple of 128.", text)
+        self.assertIn("Excluded: i8 [128, 64], 8 tokens: cusparselt (algorithm 3): results differ, up to 2.", text)
+        self.assertIn("**no**", text)
+
+
+class Readme(unittest.TestCase):
+    """The README's table takes what it can from grid.json, and the rest from the other suites."""
+
+    def setUp(self):
+        self.root, self.document = readme_tables.ROOT, readme_tables.document
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        readme_tables.ROOT = pathlib.Path(folder.name)
+        readme_tables.document = readme_tables.ROOT / "README.md"
+        results = readme_tables.ROOT / "bench/results/h200"
+        results.mkdir(parents=True)
+        for name in ("gemm.json", "decode.json"):
+            (results / name).write_text((self.root / "bench/results/h200" / name).read_text())
+        self.results = results
+
+    def tearDown(self):
+        readme_tables.ROOT, readme_tables.document = self.root, self.document
+
+    def test_a_grid_goes_before_other_results(self):
+        grid = result(cell("bf16", (28672, 4096), 1, 77.7, None, 33.3, 33.3, 1.0))
+        (self.results / "grid.json").write_text(json.dumps(grid))
+        (readme_tables.ROOT / "docs").mkdir()
+        (readme_tables.ROOT / "docs/grid-h200.svg").write_text("<svg/>")
+        table = readme_tables.short_gpu_table(None)
+        self.assertIn("| 1 | [28672, 4096] | bf16 | 77.7 µs | - | 33.3 µs | 2.33x | - |", table)
+        self.assertIn("[grid.json](bench/results/h200/grid.json)", table)
+        self.assertTrue(table.startswith("![") and "(docs/grid-h200.svg)" in table)
+        self.assertEqual(len([line for line in table.splitlines() if line.startswith("| ")]), 1 + len(readme_tables.GPU_ROWS))
+
+    def test_without_a_grid_there_is_no_picture(self):
+        table = readme_tables.short_gpu_table(None)
+        self.assertNotIn("grid", table)
+
+    def test_the_grid_table_names_its_source(self):
+        path = self.results / "grid.json"
+        path.write_text(json.dumps(result(cell("bf16", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0))))
+        table = readme_tables.grid_table(path)
+        self.assertTrue(table.startswith("**a GPU**, sm_90a, measured by `a command` ([raw](bench/results/h200/grid.json))"))
+        self.assertIn("2.00x", table)
+
+
+if __name__ == "__main__":
+    unittest.main()

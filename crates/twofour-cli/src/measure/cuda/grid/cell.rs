@@ -1,0 +1,356 @@
+//! The times of one cell of the grid.
+//!
+//! Every kernel of a contender runs once or twice; those that come close take turns; the best of every contender then take turns in a shuffled order, first in rounds
+//! that a dispatcher would choose by, then in rounds that count. The number of rounds follows from a cell's budget of time, so that a launch of
+//! 20 ms is measured less often than one of 10 µs.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use cudarc::driver::CudaStream;
+use rayon::prelude::*;
+use twofour_cuda::{
+    Device, Error,
+    engine::{Engine, Product, dense_output},
+    gemm::{Gemm, Method},
+    libraries::Libraries,
+    measure::{Contender, REST, Time, Timer, Trial, TrialTensors},
+};
+
+use super::{
+    super::sample::read,
+    layers::GridCell,
+    row::{Fault, GridRow, Unmeasured},
+};
+
+/// What a round of one contender takes besides its launch: the L2 flush and the wait for the result.
+const BETWEEN_US: f64 = 130.0;
+
+/// A kernel whose first launch takes longer is not launched a second time before it is compared: loading it takes far less.
+const LONG_US: f64 = 2000.0;
+
+/// A kernel that takes longer than so many times the fastest of its contender's is out after its first launches.
+const CLOSE: f64 = 1.3;
+
+/// A stage of a cell: what it may take, and how many rounds it has at least and at most.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    budget_us: f64,
+    least: u32,
+    most: u32,
+}
+
+/// Kernels of one contender against each other.
+const SCREENING: Stage = Stage { budget_us: 30e3, least: 3, most: 7 };
+
+/// Finalists against each other, as a dispatcher would choose by.
+const CHOOSING: Stage = Stage { budget_us: 30e3, least: 5, most: 11 };
+
+/// Rounds that count; the most is the command's.
+const FINAL: Stage = Stage { budget_us: 80e3, least: 7, most: 0 };
+
+impl Stage {
+    /// How many rounds there are for contenders that take so long.
+    fn rounds(self, times_us: impl Iterator<Item = f64>) -> u32 {
+        let round_us: f64 = times_us.map(|us| us + BETWEEN_US).sum();
+        ((self.budget_us / round_us) as u32).clamp(self.least, self.most.max(self.least))
+    }
+}
+
+/// How many of a contender's kernels are compared with each other, and how many with those of others.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    screened: usize,
+    finalists: usize,
+}
+
+const OURS: Kept = Kept { screened: 12, finalists: 2 };
+const DENSE: Kept = Kept { screened: 8, finalists: 2 };
+const SPARSE: Kept = Kept { screened: 8, finalists: 1 };
+
+/// What was measured in a cell.
+#[derive(Debug, Default)]
+pub(crate) struct CellTimes {
+    /// One for each contender, and one for the dispatcher's choice.
+    pub(crate) rows: Vec<GridRow>,
+    /// Kernels that were excluded.
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// A product that is compared, and its time so far.
+struct Candidate {
+    engine: Engine,
+    product: Product,
+    us: f64,
+}
+
+/// Measures cells on one stream.
+#[derive(Debug)]
+pub(crate) struct GridTimer<'a> {
+    device: &'a Device,
+    libraries: &'a Libraries,
+    timer: Timer<'a>,
+    stream: &'a Arc<CudaStream>,
+    /// Rounds that count, at most.
+    rounds: u32,
+    /// How long kernels have kept the device busy since it last rested.
+    busy_us: f64,
+}
+
+impl<'a> GridTimer<'a> {
+    /// With at most so many rounds that count.
+    pub(crate) fn new(
+        device: &'a Device,
+        libraries: &'a Libraries,
+        stream: &'a Arc<CudaStream>,
+        rounds: u32,
+    ) -> Result<Self> {
+        let timer = Timer::new(device, stream)?;
+        Ok(Self { device, libraries, timer, stream, rounds, busy_us: 0.0 })
+    }
+
+    /// Returns random tensors for the weight of a cell, once the kernels that may be measured for that weight's cells are loaded. Those that are not in
+    /// the cache are compiled on all cores.
+    ///
+    /// # Errors
+    /// Those of [`TrialTensors::random`].
+    pub(crate) fn tensors(&self, first: &GridCell<'_>, cells: &[GridCell<'_>]) -> Result<TrialTensors, Error> {
+        let tensors = TrialTensors::random(self.stream, first.problem(first.most_tokens))?;
+        let likely = |cell: &GridCell<'_>| {
+            let problem = cell.problem(cell.tokens);
+            let methods = Method::likely(problem, self.device.architecture());
+            methods.into_iter().map(|method| (problem, method)).collect::<Vec<_>>()
+        };
+        let methods: Vec<_> = cells.iter().flat_map(likely).collect();
+        // Errors come up again where the kernel is to run.
+        methods.par_iter().for_each(|(problem, method)| drop(Gemm::with(self.device, *problem, *method)));
+        Ok(tensors)
+    }
+
+    /// Measures a cell with the tensors of its weight.
+    pub(crate) fn cell(&mut self, cell: &GridCell<'_>, tensors: &Arc<TrialTensors>) -> Result<CellTimes> {
+        let trial = &Trial::with_tensors(self.device, self.libraries, tensors, cell.tokens)?;
+        let problem = trial.problem();
+        let engines = self.libraries.engines(self.device, problem);
+        let of = |name: &'static str| engines.iter().copied().filter(move |engine| engine.name() == name);
+        let mut finalists = self.fastest(trial, of("twofour"), OURS)?;
+        let unmeasured =
+            Engine::TwoFour(Method::best(problem, self.device.architecture(), self.device.multiprocessors()));
+        if !finalists.iter().any(|candidate| candidate.engine == unmeasured) {
+            let product = trial.product(unmeasured)?;
+            let us = self.first_launches(trial, &product)?;
+            finalists.push(Candidate { engine: unmeasured, product, us });
+        }
+        finalists.extend(self.fastest(trial, of("cublaslt"), DENSE)?);
+        finalists.extend(self.fastest(trial, of("cusparselt"), SPARSE)?);
+        let faults = self.exclude_different(cell, trial, &mut finalists)?;
+
+        std::thread::sleep(Duration::from_secs_f64(self.busy_us * 1e-6).min(REST));
+        self.busy_us = 0.0;
+        let chosen_by = self.interleave(trial, &finalists, CHOOSING)?;
+        let times = self.interleave(trial, &finalists, Stage { most: self.rounds, ..FINAL })?;
+        let rows = rows(cell, &finalists, &times, &chosen_by, unmeasured);
+        Ok(CellTimes { rows, faults })
+    }
+
+    /// The fastest of a contender's kernels. What a library refuses is left out.
+    fn fastest(
+        &mut self,
+        trial: &Trial,
+        engines: impl Iterator<Item = Engine>,
+        kept: Kept,
+    ) -> Result<Vec<Candidate>, Error> {
+        let mut candidates = Vec::new();
+        for engine in engines {
+            let tried = trial.product(engine).and_then(|product| {
+                let us = self.first_launches(trial, &product)?;
+                Ok(Candidate { engine, product, us })
+            });
+            match tried {
+                Ok(candidate) => candidates.push(candidate),
+                Err(Error::Vendor { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let fastest_first = |a: &Candidate, b: &Candidate| a.us.total_cmp(&b.us);
+        candidates.sort_by(fastest_first);
+        let least = candidates.first().map_or(0.0, |candidate| candidate.us);
+        candidates.retain(|candidate| candidate.us <= CLOSE * least);
+        candidates.truncate(kept.screened);
+        if candidates.len() > kept.finalists {
+            let times = self.interleave(trial, &candidates, SCREENING)?;
+            candidates.iter_mut().zip(times).for_each(|(candidate, time)| candidate.us = time.us);
+            candidates.sort_by(fastest_first);
+            candidates.truncate(kept.finalists);
+        }
+        Ok(candidates)
+    }
+
+    /// Microseconds of a product's second launch, or of its first if that takes long.
+    fn first_launches(&mut self, trial: &Trial, product: &Product) -> Result<f64, Error> {
+        let mut contenders = [trial.contender(product)];
+        let mut us = self.timer.interleave(&mut contenders, 0, 1)?[0].us;
+        self.busy_us += us;
+        if us < LONG_US {
+            us = self.timer.interleave(&mut contenders, 0, 1)?[0].us;
+            self.busy_us += us;
+        }
+        Ok(us)
+    }
+
+    fn interleave(&mut self, trial: &Trial, candidates: &[Candidate], stage: Stage) -> Result<Vec<Time>, Error> {
+        let rounds = stage.rounds(candidates.iter().map(|candidate| candidate.us));
+        let mut contenders: Vec<Contender<'_>> = candidates.iter().map(|c| trial.contender(&c.product)).collect();
+        let times = self.timer.interleave(&mut contenders, 0, rounds)?;
+        self.busy_us += f64::from(rounds) * times.iter().map(|time| time.us).sum::<f64>();
+        Ok(times)
+    }
+
+    /// Removes candidates whose results differ from the dense ones, or from the first candidate's where there is no dense one.
+    fn exclude_different(
+        &mut self,
+        cell: &GridCell<'_>,
+        trial: &Trial,
+        candidates: &mut Vec<Candidate>,
+    ) -> Result<Vec<Fault>> {
+        let mut results = Vec::new();
+        for candidate in candidates.iter() {
+            self.first_launches(trial, &candidate.product)?;
+            results.push(self.sample(trial, candidate.engine)?);
+        }
+        let is_dense = |candidate: &Candidate| matches!(candidate.engine, Engine::CublasLt(_));
+        let reference = candidates.iter().position(is_dense).unwrap_or(0);
+        let tolerance = Tolerance::of(cell);
+        let mut faults = Vec::new();
+        let mut place = 0;
+        candidates.retain(|candidate| {
+            let found = &results[place];
+            place += 1;
+            let Some(difference) = tolerance.difference(found, &results[reference]) else { return true };
+            faults.push(Fault {
+                dtype: cell.element.to_string(),
+                shape: cell.shape(),
+                contender: candidate.engine.name().to_owned(),
+                kernel: candidate.product.kernel(),
+                difference,
+            });
+            false
+        });
+        Ok(faults)
+    }
+
+    /// The first and the last results of an engine's last launch.
+    fn sample(&self, trial: &Trial, engine: Engine) -> Result<Vec<f64>> {
+        const PART: usize = 1 << 16;
+        let problem = trial.problem();
+        let output = if matches!(engine, Engine::CublasLt(_)) { dense_output(problem) } else { problem.output };
+        let all = problem.features * problem.tokens;
+        let part = all.min(PART);
+        let mut sample = read(self.stream, trial.out(engine), 0..part, output)?;
+        sample.extend(read(self.stream, trial.out(engine), all - part..all, output)?);
+        Ok(sample)
+    }
+}
+
+/// How far apart results of different kernels may be, by the mean magnitude of results.
+#[derive(Debug, Clone, Copy)]
+struct Tolerance(f64);
+
+impl Tolerance {
+    /// Hopper accumulates 8-bit floats with fewer bits than f32 has, so kernels that add in another order differ more.
+    fn of(cell: &GridCell<'_>) -> Self {
+        let is_float = !matches!(cell.element, twofour_cuda::DataType::I8);
+        Self(if cell.element.bytes() == 1 && is_float { 0.3 } else { 0.05 })
+    }
+
+    /// Says how far apart results are that differ by more; `None` for those that are alike.
+    fn difference(self, found: &[f64], expected: &[f64]) -> Option<String> {
+        let size = expected.iter().map(|v| v.abs()).sum::<f64>() / expected.len().max(1) as f64;
+        // A comparison with NaN is false: such a result is a difference.
+        let alike = |(a, b): (&f64, &f64)| (a - b).abs() <= self.0 * size;
+        if found.iter().zip(expected).all(alike) {
+            return None;
+        }
+        let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        let most = apart.fold(0.0, |most: f64, apart| if most.is_nan() || apart < most { most } else { apart });
+        Some(format!("up to {most:.4} where results are {size:.4} on average"))
+    }
+}
+
+/// The rows of a cell: each contender's fastest kernel by the times that count, and the dispatcher's choice with its own.
+fn rows(
+    cell: &GridCell<'_>,
+    finalists: &[Candidate],
+    times: &[Time],
+    chosen_by: &[Time],
+    unmeasured: Engine,
+) -> Vec<GridRow> {
+    let best_of = |name: &str| times.iter().filter(|time| time.contender == name).min_by(|a, b| a.us.total_cmp(&b.us));
+    let model = finalists.iter().position(|candidate| candidate.engine == unmeasured).map(|place| &times[place]);
+    let mut rows = Vec::new();
+    for name in ["cublaslt", "cusparselt", "twofour"] {
+        let Some(time) = best_of(name) else { continue };
+        let unmeasured = model.filter(|_| name == "twofour").map(|model| Unmeasured {
+            kernel: model.kernel.clone(),
+            us: thousandths(model.us),
+            over_best: thousandths(model.us / time.us),
+        });
+        rows.push(GridRow { unmeasured, ..row(cell, name, time) });
+    }
+    let places = 0..times.len();
+    if let Some(place) = places.min_by(|a, b| chosen_by[*a].us.total_cmp(&chosen_by[*b].us)) {
+        rows.push(row(cell, "dispatch", &times[place]));
+    }
+    rows
+}
+
+fn row(cell: &GridCell<'_>, contender: &str, time: &Time) -> GridRow {
+    let problem = cell.problem(cell.tokens);
+    let (elements, width) = (cell.layer.elements(), cell.element.bytes());
+    let is_dense = time.contender == "cublaslt";
+    let bytes = if is_dense { elements * width } else { elements * width / 2 + elements / 8 };
+    GridRow {
+        dtype: cell.element.to_string(),
+        output: if is_dense { dense_output(problem) } else { problem.output }.to_string(),
+        shape: cell.shape(),
+        contender: contender.to_owned(),
+        kernel: time.kernel.clone(),
+        us: thousandths(time.us),
+        min_us: thousandths(time.min_us),
+        max_us: thousandths(time.max_us),
+        tflops: thousandths(2.0 * elements as f64 * cell.tokens as f64 / time.us * 1e-6),
+        gb_per_s: thousandths(bytes as f64 / time.us * 1e-3),
+        unmeasured: None,
+        layers: cell.layer.names.clone(),
+    }
+}
+
+/// Rounded to three decimals: more are noise, and twice the file.
+fn thousandths(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_follow_from_the_budget() {
+        let stage = Stage { budget_us: 30e3, least: 3, most: 7 };
+        assert_eq!(stage.rounds([10.0; 24].into_iter()), 7);
+        assert_eq!(stage.rounds([500.0; 10].into_iter()), 4);
+        assert_eq!(stage.rounds([20e3; 24].into_iter()), 3);
+        // The command's most may be less than a stage's least.
+        assert_eq!(Stage { most: 5, ..FINAL }.rounds([10.0].into_iter()), FINAL.least);
+        assert_eq!(Stage { most: 30, ..FINAL }.rounds([10.0; 6].into_iter()), 30);
+    }
+
+    #[test]
+    fn different_results_are_told_apart_from_rounding() {
+        let tolerance = Tolerance(0.05);
+        assert_eq!(tolerance.difference(&[1.0, -1.01, 0.0], &[1.0, -1.0, 0.01]), None);
+        let text = tolerance.difference(&[1.0, 1.0], &[1.0, -1.0]).unwrap();
+        assert!(text.contains("2.0000") && text.contains("1.0000 on average"), "{text}");
+        assert!(tolerance.difference(&[f64::NAN, 1.0], &[1.0, 1.0]).unwrap().contains("NaN"));
+    }
+}

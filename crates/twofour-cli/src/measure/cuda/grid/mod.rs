@@ -1,0 +1,15 @@
+//! The suite `grid`: the linear layers of models in use, at token counts from decode to prefill.
+//!
+//! | file | what |
+//! |---|---|
+//! | `layers` | weights of models, and the cells: a weight, a data type and a number of tokens |
+//! | `cell` | the times of one cell |
+//! | `row` | what is recorded of a cell |
+
+mod cell;
+mod layers;
+mod row;
+
+pub(crate) use cell::{CellTimes, GridTimer};
+pub(crate) use layers::{GridCell, GridLayer, grid_cells, grid_layers};
+pub(crate) use row::{Fault, GridRow, Unsupported};

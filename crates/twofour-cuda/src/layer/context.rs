@@ -1,0 +1,266 @@
+//! What the layers of one device share: its libraries, planned GEMMs, kernels, and memory to work in.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
+
+use crate::{
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    column_sums::ColumnSums,
+    dispatch::Dispatcher,
+    elementwise::Elementwise,
+    engine::Engine,
+    gemm::{Gemm, Problem},
+    libraries::{
+        Libraries,
+        cublaslt::{self, CublasLtPlan, DenseProblem},
+    },
+    prune::Pruner,
+};
+
+/// A stream of a device, with the plans and the memory of the layers that work on it. Clones share everything; any thread may use one.
+///
+/// Every call of a layer launches its work on this stream. Memory that a call is passed must have been written by earlier work on the stream, or the
+/// stream must have been made to wait for that work.
+#[derive(Clone)]
+pub struct LayerContext {
+    shared: Arc<Shared>,
+    stream: Arc<CudaStream>,
+    workspace: Arc<Mutex<Workspace>>,
+}
+
+struct Shared {
+    device: Device,
+    libraries: Libraries,
+    /// Where kernels are chosen by measuring them.
+    dispatcher: Option<Dispatcher>,
+    gemms: Plans<Problem, Gemm>,
+    dense: Plans<DenseProblem, CublasLtPlan>,
+    pruners: Plans<(DataType, DataType), Pruner>,
+    elementwise: Plans<DataType, Elementwise>,
+    column_sums: Plans<DataType, ColumnSums>,
+}
+
+impl fmt::Debug for LayerContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stream = self.stream.cu_stream();
+        f.debug_struct("LayerContext").field("device", &self.shared.device).field("stream", &stream).finish()
+    }
+}
+
+/// What has been planned or loaded, by what it is for.
+struct Plans<K, V>(Mutex<HashMap<K, V>>);
+
+impl<K, V> Default for Plans<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Plans<K, V> {
+    /// What is there, or else what `plan` returns. Two threads may plan the same at once: both plans are as good.
+    fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
+        if let Some(found) = self.lock().get(&key) {
+            return Ok(found.clone());
+        }
+        let planned = plan()?;
+        self.lock().insert(key, planned.clone());
+        Ok(planned)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, V>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory that the calls of a stream work in, one after the other. What it has outgrown stays: captured graphs may use it.
+#[derive(Default)]
+struct Workspace {
+    memory: Option<(CudaSlice<u8>, DevicePtr)>,
+    outgrown: Vec<CudaSlice<u8>>,
+}
+
+/// The workspace of a stream, while a call that uses it is being launched.
+pub(super) struct Work<'a> {
+    context: &'a LayerContext,
+    workspace: MutexGuard<'a, Workspace>,
+}
+
+impl Work<'_> {
+    /// Memory for several purposes, so many bytes each; aligned to 256 bytes. It lasts for this call.
+    pub(super) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
+        let mut total = 0usize;
+        let mut offsets = [0u64; N];
+        for (offset, bytes) in offsets.iter_mut().zip(bytes) {
+            *offset = total as u64;
+            total = bytes.checked_next_multiple_of(256).and_then(|bytes| total.checked_add(bytes)).ok_or(TOO_LARGE)?;
+        }
+        let have = self.workspace.memory.as_ref().map_or(0, |(memory, _)| memory.len());
+        if have < total {
+            // Twice as much, so that what has been outgrown is no more than what there is.
+            let memory = self.context.allocate(total.max(2 * have))?;
+            let address = memory.device_ptr(&self.context.stream).0;
+            let outgrown = self.workspace.memory.replace((memory, address));
+            self.workspace.outgrown.extend(outgrown.map(|(memory, _)| memory));
+        }
+        let first = self.workspace.memory.as_ref().map_or(0, |(_, address)| *address);
+        Ok(offsets.map(|offset| first + offset))
+    }
+}
+
+const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
+
+impl LayerContext {
+    /// A context with a new stream of its own. GEMMs are chosen by the model of the device's time.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn new(device: &Device) -> Result<Self> {
+        let stream = device.context().new_stream().map_err(|error| Error::driver("creating a stream", error))?;
+        Ok(Self::with(device, stream, None))
+    }
+
+    /// The same on an existing stream of the device.
+    pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
+        Self::with(device, stream, None)
+    }
+
+    /// A context whose GEMMs are the fastest of this crate's as the dispatcher has measured or measures them: planning takes a second or so for a shape
+    /// that it does not know yet.
+    pub fn measured(device: &Device, stream: Arc<CudaStream>, dispatcher: Dispatcher) -> Self {
+        Self::with(device, stream, Some(dispatcher))
+    }
+
+    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>) -> Self {
+        let shared = Shared {
+            device: device.clone(),
+            libraries: Libraries::found(device),
+            dispatcher,
+            gemms: Plans::default(),
+            dense: Plans::default(),
+            pruners: Plans::default(),
+            elementwise: Plans::default(),
+            column_sums: Plans::default(),
+        };
+        Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
+    }
+
+    /// A context for another stream of the same device, with the same plans and a workspace of its own.
+    #[must_use]
+    pub fn for_stream(&self, stream: Arc<CudaStream>) -> Self {
+        Self { shared: self.shared.clone(), stream, workspace: Arc::default() }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Waits until everything launched on the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize().map_err(|error| Error::driver("waiting for the stream", error))
+    }
+
+    /// Bytes of device memory that calls on this stream work in.
+    pub fn workspace_bytes(&self) -> usize {
+        let workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        workspace
+            .memory
+            .iter()
+            .map(|(memory, _)| memory.len())
+            .chain(workspace.outgrown.iter().map(CudaSlice::len))
+            .sum()
+    }
+
+    pub(super) fn ordinal(&self) -> usize {
+        self.shared.device.context().ordinal()
+    }
+
+    pub(super) fn raw(&self) -> Stream {
+        Stream(self.stream.cu_stream())
+    }
+
+    /// The workspace, locked: kernels of two calls must not come between each other.
+    pub(super) fn work(&self) -> Work<'_> {
+        Work { context: self, workspace: self.workspace.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// An error while the stream is being captured: for what cannot be part of a graph.
+    pub(super) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
+        self.shared.device.bind()?;
+        // SAFETY: the stream is valid for as long as this context holds it.
+        let status = unsafe { result::stream::is_capturing(self.stream.cu_stream()) };
+        match status.map_err(|error| Error::driver("asking whether the stream is captured", error))? {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            _ => Err(Error::Capturing { action }),
+        }
+    }
+
+    /// Memory of zeros, at least 16 bytes.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
+        self.expect_not_capturing("allocating memory")?;
+        let allocated = self.stream.alloc_zeros::<u8>(bytes.max(16));
+        allocated.map_err(|error| Error::driver("allocating device memory", error))
+    }
+
+    /// The GEMM for a problem.
+    pub(super) fn gemm(&self, problem: Problem) -> Result<Gemm> {
+        self.shared.gemms.of(problem, || {
+            self.expect_not_capturing("planning a GEMM")?;
+            let ours = |engine: Engine| match engine {
+                Engine::TwoFour(method) => Some(method),
+                _ => None,
+            };
+            let measured = match &self.shared.dispatcher {
+                Some(dispatcher) => dispatcher.choose(problem)?.measured().iter().find_map(|m| ours(m.how)),
+                None => None,
+            };
+            match measured {
+                Some(method) => Gemm::with(&self.shared.device, problem, method),
+                None => Gemm::new(&self.shared.device, problem),
+            }
+        })
+    }
+
+    /// The dense GEMM for a problem.
+    pub(super) fn dense(&self, problem: DenseProblem) -> Result<CublasLtPlan> {
+        self.shared.dense.of(problem, || {
+            self.expect_not_capturing("planning a dense GEMM")?;
+            let library = self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
+            let mut plans = library.plans(problem, 1)?;
+            let none = Error::Vendor { library: "cuBLASLt", action: "planning a dense GEMM", status: 15 };
+            plans.pop().ok_or(none)
+        })
+    }
+
+    pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {
+        self.shared.pruners.of((input, output), || self.load(|device| Pruner::new(device, input, output)))
+    }
+
+    pub(super) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
+        self.shared.elementwise.of(dtype, || self.load(|device| Elementwise::new(device, dtype)))
+    }
+
+    pub(super) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
+        self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
+    }
+
+    /// Loads kernels, which cannot be done during a capture.
+    fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
+        self.expect_not_capturing("loading kernels")?;
+        load(&self.shared.device)
+    }
+}

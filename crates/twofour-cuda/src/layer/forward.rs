@@ -1,0 +1,172 @@
+//! The forward pass and the input gradient of a sparse layer.
+
+use twofour::layer::Activation;
+
+use super::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements};
+use crate::{
+    DataType, DevicePtr, Result,
+    elementwise::{ElementFunction, FunctionGradient},
+    gemm::{Epilogue, Operands, Problem},
+    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    prune::Packed,
+};
+
+/// What a forward pass adds to the product, and what it stores besides the output.
+#[derive(Debug, Default)]
+pub struct Forward<'a> {
+    /// One value per output feature, of the activations' type.
+    pub bias: Option<DeviceSlice<'a>>,
+    /// The activation.
+    pub activation: Activation,
+    /// Where the pre-activation goes, `[tokens, out_features]`, which [`activation_gradient`] requires. The activation is then applied to what is stored,
+    /// rounded to its type.
+    pub pre_activation: Option<DeviceSliceMut<'a>>,
+}
+
+impl SparseLinear {
+    /// Launches `y = activation(x · Wᵀ + bias)` with the packed weight, for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. Products
+    /// accumulate in f32.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and [`Error::OtherDevice`](crate::Error::OtherDevice) where a
+    /// slice does not fit; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the stream is captured.
+    pub fn forward(
+        &self,
+        x: DeviceSlice<'_>,
+        tokens: usize,
+        forward: Forward<'_>,
+        y: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        let Forward { bias, activation, pre_activation } = forward;
+        let x = x.expect("the input", context, dtype, elements(tokens, self.in_features)?)?;
+        let outputs = elements(tokens, self.out_features)?;
+        let y = y.expect("the output", context, dtype, outputs)?;
+        let bias = bias.map(|bias| bias.expect("the bias", context, dtype, self.out_features)).transpose()?;
+        let problem = Problem::plain(dtype, dtype, self.out_features, tokens, self.in_features);
+        let Some(pre) = pre_activation else {
+            return linear(
+                context,
+                problem,
+                self.packed.packed(),
+                x,
+                Epilogue { bias, activation, ..Epilogue::default() },
+                y,
+            );
+        };
+        let pre = pre.expect("the pre-activation", context, dtype, outputs)?;
+        linear(context, problem, self.packed.packed(), x, Epilogue { bias, ..Epilogue::default() }, pre)?;
+        let function = ElementFunction::Activation(activation);
+        // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
+        unsafe { context.elementwise(dtype)?.apply(context.raw(), function, pre, y, outputs) }
+    }
+
+    /// Launches `dx = dy · W` with the packed weight, for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`.
+    /// The packed transpose multiplies where there is one, otherwise a dense GEMM with the unpacked weight.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`](crate::Error::NoLibrary) where the GEMM is dense and cuBLASLt is not installed.
+    pub fn input_gradient(&self, dy: DeviceSlice<'_>, tokens: usize, dx: DeviceSliceMut<'_>) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
+        let dx = dx.expect("the input gradient", context, dtype, elements(tokens, self.in_features)?)?;
+        if let Some(transposed) = &self.transposed {
+            let problem = Problem::plain(dtype, dtype, self.in_features, tokens, self.out_features);
+            return linear(context, problem, transposed.packed(), dy, Epilogue::default(), dx);
+        }
+        let weight = self.unpacked.as_ref().map_or(0, |(_, address)| *address);
+        dense(context, dense_input_gradient(self, tokens), weight, dy, dx)
+    }
+}
+
+/// The input gradient as a dense GEMM: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
+fn dense_input_gradient(layer: &SparseLinear, tokens: usize) -> DenseProblem {
+    DenseProblem {
+        element: layer.dtype,
+        output: layer.dtype,
+        rows: layer.in_features,
+        cols: tokens,
+        reduction: layer.out_features,
+        a_transposed: false,
+        b_transposed: false,
+        accumulate: false,
+    }
+}
+
+/// Plans what the forward pass and the input gradient of so many tokens need.
+pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
+    if tokens == 0 || layer.out_features == 0 || layer.in_features == 0 {
+        return Ok(());
+    }
+    let (context, dtype) = (&layer.context, layer.dtype);
+    let problem = Problem::plain(dtype, dtype, layer.out_features, tokens, layer.in_features);
+    context.elementwise(dtype)?;
+    for epilogue in [false, true] {
+        context.gemm(Problem { epilogue, ..problem })?;
+    }
+    if layer.transposed.is_some() {
+        context.gemm(Problem::plain(dtype, dtype, layer.in_features, tokens, layer.out_features))?;
+    } else {
+        context.dense(dense_input_gradient(layer, tokens))?;
+        context.work().parts([WORKSPACE_BYTES])?;
+    }
+    Ok(())
+}
+
+/// Launches a GEMM with a packed weight; of a product without elements nothing, and of one whose reduction is empty zeros.
+pub(super) fn linear(
+    context: &LayerContext,
+    problem: Problem,
+    weight: Packed,
+    x: DevicePtr,
+    epilogue: Epilogue,
+    out: DevicePtr,
+) -> Result<()> {
+    if problem.features == 0 || problem.tokens == 0 || problem.reduction == 0 {
+        return Ok(());
+    }
+    let gemm = context.gemm(Problem { epilogue: epilogue != Epilogue::default(), ..problem })?;
+    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    unsafe { gemm.run(context.raw(), Operands { weight, x, out }, epilogue) }
+}
+
+/// Launches a dense GEMM.
+pub(super) fn dense(
+    context: &LayerContext,
+    problem: DenseProblem,
+    a: DevicePtr,
+    b: DevicePtr,
+    d: DevicePtr,
+) -> Result<()> {
+    if problem.rows == 0 || problem.cols == 0 || problem.reduction == 0 {
+        return Ok(());
+    }
+    let plan = context.dense(problem)?;
+    let mut work = context.work();
+    let [workspace] = work.parts([WORKSPACE_BYTES])?;
+    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    unsafe { plan.run(context.raw(), a, b, d, workspace) }
+}
+
+/// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16: turns the gradient of a layer's output into that of its
+/// pre-activation, which the other gradients are computed from.
+///
+/// # Errors
+/// Those of [`SparseLinear::forward`].
+pub fn activation_gradient(
+    context: &LayerContext,
+    activation: Activation,
+    pre: DeviceSlice<'_>,
+    dy: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len): (DataType, usize) = (dy.dtype(), dy.len());
+    let input = pre.expect("the pre-activation", context, dtype, len)?;
+    let gradient = dy.expect("the output gradient", context, dtype, len)?;
+    if activation == Activation::Identity {
+        return Ok(());
+    }
+    let tensors = FunctionGradient { input, gradient, out: gradient, tiles: None };
+    let function = ElementFunction::Activation(activation);
+    // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
+    unsafe { context.elementwise(dtype)?.gradient(context.raw(), function, tensors, len, 1) }
+}

@@ -1,0 +1,252 @@
+//! Gradients of a sparse layer's parameters.
+
+use twofour::{
+    Axis,
+    estimate::Estimator,
+    layer::{Accumulate, WeightGradient},
+};
+
+use super::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements, forward::dense};
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    column_sums::ColumnSumsTarget,
+    compress::{CompressRule, CompressTarget},
+    gemm::{Epilogue, Gemm, Operands, Order, Problem, XOrder, packed_bytes},
+    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    prune::{DenseWeight, Packed},
+};
+
+impl SparseLinear {
+    /// Launches the weight gradient that the settings ask for, `dyᵀ · x`, for the gradient `dy` `[tokens, out_features]` of the pre-activation, `x`
+    /// `[tokens, in_features]` and `dw` `[out_features, in_features]`, of f32 or of the activations' type. With an MVUE each call takes a seed of its own
+    /// ([`SparseLinear::set_seed`]).
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`] where the GEMM is dense and cuBLASLt is not installed.
+    pub fn weight_gradient(
+        &self,
+        dy: DeviceSlice<'_>,
+        x: DeviceSlice<'_>,
+        tokens: usize,
+        accumulate: Accumulate,
+        dw: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (context, dtype, output) = (&self.context, self.dtype, dw.dtype());
+        expect_gradient(output, dtype)?;
+        let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
+        let x = x.expect("the input", context, dtype, elements(tokens, self.in_features)?)?;
+        let dw = dw.expect("the weight gradient", context, output, elements(self.out_features, self.in_features)?)?;
+        if tokens == 0 {
+            return zero(context, accumulate, dw, self.out_features * self.in_features * output.bytes());
+        }
+        match self.settings.weight_gradient {
+            WeightGradient::Dense => dense(context, dense_weight_gradient(self, tokens, accumulate, output), x, dy, dw),
+            WeightGradient::Masked => self.masked_weight_gradient(dy, x, tokens, accumulate, (dw, output)),
+            WeightGradient::Mvue => {
+                self.sampled(Estimator::Mvue { seed: 0 }, (dy, x), tokens, accumulate, (dw, output))
+            }
+            WeightGradient::MvueApproximate => {
+                self.sampled(Estimator::MvueApproximate { seed: 0 }, (dy, x), tokens, accumulate, (dw, output))
+            }
+            other => Err(Error::NoMethod { what: format!("the weight gradient {other:?}") }),
+        }
+    }
+
+    fn masked_weight_gradient(
+        &self,
+        dy: DevicePtr,
+        x: DevicePtr,
+        tokens: usize,
+        accumulate: Accumulate,
+        (dw, output): (DevicePtr, DataType),
+    ) -> Result<()> {
+        let (context, rows, cols) = (&self.context, self.out_features, self.in_features);
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let tiles = self.mask.tiles();
+        if accumulate == Accumulate::Overwrite {
+            dense(context, dense_weight_gradient(self, tokens, accumulate, output), x, dy, dw)?;
+            let gradient = DenseWeight { data: dw, rows, cols };
+            // SAFETY: gradient and mask are as long as the weight asks for, and the stream is of their device.
+            return unsafe { context.pruner(output, self.dtype)?.apply_mask(context.raw(), gradient, tiles, dw) };
+        }
+        let problem = dense_weight_gradient(self, tokens, Accumulate::Overwrite, DataType::F32);
+        let (plan, elementwise) = (context.dense(problem)?, context.elementwise(output)?);
+        let mut work = context.work();
+        let [product, workspace] = work.parts([4 * rows * cols, WORKSPACE_BYTES])?;
+        // SAFETY: the slices have been found to be as long as the weight and the tokens ask for, the workspace has been allocated for the product, and the
+        // stream is of their device.
+        unsafe {
+            plan.run(context.raw(), x, dy, product, workspace)?;
+            elementwise.add_where_kept(context.raw(), product, Some(tiles), dw, rows, cols)
+        }
+    }
+
+    /// The weight gradient from the 2:4 estimate of the output gradient along tokens.
+    fn sampled(
+        &self,
+        estimator: Estimator,
+        (dy, x): (DevicePtr, DevicePtr),
+        tokens: usize,
+        accumulate: Accumulate,
+        (dw, output): (DevicePtr, DataType),
+    ) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        if self.out_features == 0 || self.in_features == 0 {
+            return Ok(());
+        }
+        let adds = accumulate == Accumulate::Add;
+        let gemm = context.gemm(sampled_problem(self, tokens, if adds { DataType::F32 } else { output }))?;
+        let elementwise = context.elementwise(output)?;
+        let [values, meta, product] = sampled_bytes(self, tokens, accumulate);
+        let mut work = context.work();
+        let [values, meta, product] = work.parts([values, meta, product])?;
+        let weight = Packed { values, meta };
+        let to = CompressTarget {
+            packed: weight,
+            order: Gemm::meta_order_of(dtype),
+            factor: None,
+            seed: Some(self.seed_at()),
+            wrong: self.wrong_at(),
+        };
+        let gradient = DenseWeight { data: dy, rows: tokens, cols: self.out_features };
+        let (stream, rule) = (context.raw(), CompressRule::Estimate(estimator));
+        // SAFETY: the slices have been found to be as long as the weight and the tokens ask for, the workspace has been allocated for the estimate, and
+        // the stream is of their device.
+        unsafe {
+            self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
+            self.compressor.advance(stream, self.seed_at())?;
+            let out = if adds { product } else { dw };
+            gemm.run(stream, Operands { weight, x, out }, Epilogue::default())?;
+            if adds {
+                elementwise.add_where_kept(stream, product, None, dw, self.out_features, self.in_features)?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Launches the bias gradient: the sums of the columns of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]` of f32, f16 or bf16.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::forward`].
+    pub fn bias_gradient(
+        &self,
+        dy: DeviceSlice<'_>,
+        tokens: usize,
+        accumulate: Accumulate,
+        db: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let dy_len = elements(tokens, self.out_features)?;
+        dy.expect("the output gradient", &self.context, self.dtype, dy_len)?;
+        bias_gradient(&self.context, dy, tokens, accumulate, db)
+    }
+}
+
+/// Launches the sums of the columns of `dy` `[tokens, features]`, in f32, to `db` `[features]`; both are of f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`SparseLinear::forward`].
+pub fn bias_gradient(
+    context: &LayerContext,
+    dy: DeviceSlice<'_>,
+    tokens: usize,
+    accumulate: Accumulate,
+    db: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let features = db.len();
+    let matrix = dy.expect("the output gradient", context, dy.dtype(), elements(tokens, features)?)?;
+    let sums = db.expect("the bias gradient", context, db.dtype(), features)?;
+    let kernel = context.column_sums(dy.dtype())?;
+    let mut work = context.work();
+    let [workspace] = work.parts([kernel.workspace_bytes(tokens, features)])?;
+    let accumulate = accumulate == Accumulate::Add;
+    let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate, workspace };
+    // SAFETY: the slices have been found to be as long as the tokens and features ask for, and the stream is of their device.
+    unsafe { kernel.run(context.raw(), matrix, tokens, features, to) }
+}
+
+/// Plans what the gradients of so many tokens need.
+pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> Result<()> {
+    let (context, dtype) = (&layer.context, layer.dtype);
+    let (rows, cols) = (layer.out_features, layer.in_features);
+    expect_gradient(output, dtype)?;
+    if tokens == 0 || rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let sums = context.column_sums(dtype)?.workspace_bytes(tokens, rows);
+    context.work().parts([sums])?;
+    match layer.settings.weight_gradient {
+        WeightGradient::Mvue | WeightGradient::MvueApproximate => {
+            let adds = accumulate == Accumulate::Add;
+            context.gemm(sampled_problem(layer, tokens, if adds { DataType::F32 } else { output }))?;
+            context.elementwise(output)?;
+            context.work().parts(sampled_bytes(layer, tokens, accumulate))?;
+        }
+        WeightGradient::Masked if accumulate == Accumulate::Add => {
+            context.dense(dense_weight_gradient(layer, tokens, Accumulate::Overwrite, DataType::F32))?;
+            context.elementwise(output)?;
+            context.work().parts([4 * rows * cols, WORKSPACE_BYTES])?;
+        }
+        _ => {
+            context.dense(dense_weight_gradient(layer, tokens, accumulate, output))?;
+            context.pruner(output, dtype)?;
+            context.work().parts([WORKSPACE_BYTES])?;
+        }
+    }
+    Ok(())
+}
+
+/// The weight gradient as a dense GEMM: row-major `[out_features, in_features]` is column-major `[in_features, out_features]`.
+fn dense_weight_gradient(
+    layer: &SparseLinear,
+    tokens: usize,
+    accumulate: Accumulate,
+    output: DataType,
+) -> DenseProblem {
+    DenseProblem {
+        element: layer.dtype,
+        output,
+        rows: layer.in_features,
+        cols: layer.out_features,
+        reduction: tokens,
+        a_transposed: false,
+        b_transposed: true,
+        accumulate: accumulate == Accumulate::Add,
+    }
+}
+
+/// The weight gradient as a GEMM whose packed operand is the estimate of the transposed output gradient.
+fn sampled_problem(layer: &SparseLinear, tokens: usize, output: DataType) -> Problem {
+    Problem {
+        x: XOrder::ReductionFirst,
+        order: Order::FeaturesFirst,
+        ..Problem::plain(layer.dtype, output, layer.out_features, layer.in_features, tokens)
+    }
+}
+
+/// Bytes of the estimate's values and metadata, and of a product that is added to the gradient.
+fn sampled_bytes(layer: &SparseLinear, tokens: usize, accumulate: Accumulate) -> [usize; 3] {
+    let bytes = packed_bytes(layer.dtype, layer.out_features, tokens);
+    let product = if accumulate == Accumulate::Add { 4 * layer.out_features * layer.in_features } else { 0 };
+    [bytes.values, bytes.meta, product]
+}
+
+fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
+    if output == DataType::F32 || output == dtype {
+        return Ok(());
+    }
+    let (operation, supported) = ("the weight gradient", "f32 and the activations' type");
+    Err(Error::DataType { operation, dtype: output, supported })
+}
+
+/// Zeros a gradient that nothing is added to.
+pub(super) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
+    if accumulate == Accumulate::Add || bytes == 0 {
+        return Ok(());
+    }
+    context.device().bind()?;
+    // SAFETY: the memory has been found to be as long, and the stream is of its device.
+    let set = unsafe { cudarc::driver::result::memset_d8_async(at, 0, bytes, context.stream().cu_stream()) };
+    set.map_err(|error| Error::driver("zeroing a gradient", error))
+}

@@ -1,0 +1,132 @@
+//! The mask of a weight in device memory: a u16 for each 4x4 tile.
+
+use cudarc::driver::{CudaSlice, DevicePtr as _, result};
+use half::{bf16, f16};
+use twofour::{Element, Mask, MatrixRef};
+
+use super::LayerContext;
+use crate::{DataType, DevicePtr, Error, Result, prune::DenseWeight};
+
+/// A mask, and the one before it.
+#[derive(Debug)]
+pub(super) struct TileMask {
+    rows: usize,
+    cols: usize,
+    tiles: CudaSlice<u16>,
+    before: CudaSlice<u16>,
+    tiles_at: DevicePtr,
+    before_at: DevicePtr,
+}
+
+impl TileMask {
+    /// A mask that keeps nothing.
+    pub(super) fn new(context: &LayerContext, rows: usize, cols: usize) -> Result<Self> {
+        context.expect_not_capturing("allocating memory")?;
+        let len = (rows.div_ceil(4) * cols.div_ceil(4)).max(1);
+        let zeros = || {
+            let zeros = context.stream().alloc_zeros::<u16>(len);
+            zeros.map_err(|error| Error::driver("allocating a mask", error))
+        };
+        let (tiles, before) = (zeros()?, zeros()?);
+        let (tiles_at, before_at) = (tiles.device_ptr(context.stream()).0, before.device_ptr(context.stream()).0);
+        Ok(Self { rows, cols, tiles, before, tiles_at, before_at })
+    }
+
+    /// Where it is.
+    pub(super) fn tiles(&self) -> DevicePtr {
+        self.tiles_at
+    }
+
+    /// Where the one before is.
+    pub(super) fn before(&self) -> DevicePtr {
+        self.before_at
+    }
+
+    /// Bytes of both.
+    pub(super) fn bytes(&self) -> usize {
+        self.tiles.num_bytes() + self.before.num_bytes()
+    }
+
+    /// Launches keeping the mask as the one before.
+    pub(super) fn keep_before(&self, context: &LayerContext) -> Result<()> {
+        context.device().bind()?;
+        // SAFETY: both masks are as long, and the stream is of their device.
+        let copied = unsafe {
+            result::memcpy_dtod_async(
+                self.before_at,
+                self.tiles_at,
+                self.tiles.num_bytes(),
+                context.stream().cu_stream(),
+            )
+        };
+        copied.map_err(|error| Error::driver("copying a mask", error))
+    }
+
+    /// Overwrites it with one of host memory, of the same shape.
+    pub(super) fn write(&mut self, context: &LayerContext, mask: &Mask) -> Result<()> {
+        let failed = |error| Error::driver("copying a mask to the device", error);
+        context.stream().memcpy_htod(&tiles(mask), &mut self.tiles).map_err(failed)?;
+        context.synchronize()
+    }
+
+    /// A copy in host memory; waits for it.
+    pub(super) fn read(&self, context: &LayerContext) -> Result<Mask> {
+        let failed = |error| Error::driver("copying a mask from the device", error);
+        let tiles = context.stream().clone_dtoh(&self.tiles).map_err(failed)?;
+        context.synchronize()?;
+        let per_row = self.cols.div_ceil(4);
+        Ok(Mask::from_fn(self.rows, self.cols, |row, col| {
+            tiles[row / 4 * per_row + col / 4] >> (row % 4 * 4 + col % 4) & 1 == 1
+        }))
+    }
+}
+
+/// The tiles of a mask, row by row; at least one. What lies beyond its edges is not kept.
+fn tiles(mask: &Mask) -> Vec<u16> {
+    let per_row = mask.cols().div_ceil(4);
+    let mut tiles = vec![0u16; (mask.rows().div_ceil(4) * per_row).max(1)];
+    for row in 0..mask.rows() {
+        for col in 0..mask.cols() {
+            tiles[row / 4 * per_row + col / 4] |= u16::from(mask.is_kept(row, col)) << (row % 4 * 4 + col % 4);
+        }
+    }
+    tiles
+}
+
+/// The mask of a weight's nonzeros, in host memory; waits for the weight.
+pub(super) fn tiles_of_nonzeros(context: &LayerContext, weight: DenseWeight, dtype: DataType) -> Result<Mask> {
+    match dtype {
+        DataType::F32 => nonzeros::<f32>(context, weight),
+        DataType::F16 => nonzeros::<f16>(context, weight),
+        DataType::BF16 => nonzeros::<bf16>(context, weight),
+        _ => {
+            let (operation, supported) = ("the mask of a weight's nonzeros", "f32, f16, bf16");
+            Err(Error::DataType { operation, dtype, supported })
+        }
+    }
+}
+
+fn nonzeros<T: Element>(context: &LayerContext, weight: DenseWeight) -> Result<Mask> {
+    let failed = |error| Error::driver("copying a weight from the device", error);
+    let mut values = vec![T::ZERO; weight.rows * weight.cols];
+    if !values.is_empty() {
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut values);
+        context.device().bind()?;
+        // SAFETY: the weight is valid for its shape, and the stream is waited for before its copy is read.
+        unsafe { result::memcpy_dtoh_async(bytes, weight.data, context.stream().cu_stream()) }.map_err(failed)?;
+        context.synchronize()?;
+    }
+    Ok(Mask::of_nonzeros(MatrixRef::new(weight.rows, weight.cols, &values)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_hold_four_bits_of_each_of_four_rows_and_nothing_beyond_the_edges() {
+        let mask = Mask::from_fn(5, 6, |row, col| row == 4 || row == 1 && col % 4 == 1);
+        assert_eq!(tiles(&mask), [1 << 5, 1 << 5, 0xF, 0x3]);
+        assert_eq!(tiles(&Mask::empty(0, 8)), [0]);
+    }
+}

@@ -1,0 +1,224 @@
+//! Device memory whose length and data type are known: what a layer reads and writes.
+
+use std::marker::PhantomData;
+
+use cudarc::driver::{CudaSlice, DevicePtr as _};
+use twofour::Element;
+
+use super::LayerContext;
+use crate::{DataType, Device, DevicePtr, Error, Result};
+
+/// Elements in device memory that a call reads.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceSlice<'a> {
+    address: DevicePtr,
+    len: usize,
+    dtype: DataType,
+    ordinal: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+/// Elements in device memory that a call writes.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a> {
+    address: DevicePtr,
+    len: usize,
+    dtype: DataType,
+    ordinal: usize,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+/// Elements in device memory that their owner frees, after all work that was launched on the stream of its [`LayerContext`] before.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: LayerContext,
+    memory: CudaSlice<u8>,
+    address: DevicePtr,
+    len: usize,
+    dtype: DataType,
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// Memory that belongs to somebody else, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's
+    /// size.
+    ///
+    /// # Safety
+    /// The memory is on the device, and valid and not written, until the streams of the contexts of all calls that it is passed to have come past those
+    /// calls.
+    pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
+        let ordinal = device.context().ordinal();
+        Self { address, len, dtype, ordinal, memory: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The data type.
+    pub fn dtype(&self) -> DataType {
+        self.dtype
+    }
+
+    /// The address, after the slice has been found to be on the device, of a type, and of a length. Of an empty slice it may be null.
+    pub(super) fn expect(
+        &self,
+        what: &'static str,
+        context: &LayerContext,
+        dtype: DataType,
+        len: usize,
+    ) -> Result<DevicePtr> {
+        expect(what, (self.ordinal, self.dtype, self.len), context, dtype, len)?;
+        Ok(self.address)
+    }
+}
+
+impl<'a> DeviceSliceMut<'a> {
+    /// Memory that belongs to somebody else: `len` elements from an address on, which is a multiple of an element's size.
+    ///
+    /// # Safety
+    /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of the contexts of all calls that it is passed to
+    /// have come past those calls.
+    pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
+        let ordinal = device.context().ordinal();
+        Self { address, len, dtype, ordinal, memory: PhantomData }
+    }
+
+    /// The same memory for a shorter time.
+    pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
+        DeviceSliceMut { memory: PhantomData, ..*self }
+    }
+
+    /// The same memory, to be read.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        let Self { address, len, dtype, ordinal, .. } = *self;
+        DeviceSlice { address, len, dtype, ordinal, memory: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The data type.
+    pub fn dtype(&self) -> DataType {
+        self.dtype
+    }
+
+    pub(super) fn expect(
+        &self,
+        what: &'static str,
+        context: &LayerContext,
+        dtype: DataType,
+        len: usize,
+    ) -> Result<DevicePtr> {
+        self.as_slice().expect(what, context, dtype, len)
+    }
+}
+
+impl DeviceBuffer {
+    /// Zeros.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
+    pub fn zeros(context: &LayerContext, dtype: DataType, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(dtype.bytes()).ok_or(Error::OutOfMemory { action: "allocating a buffer" })?;
+        let memory = context.allocate(bytes)?;
+        let address = memory.device_ptr(context.stream()).0;
+        Ok(Self { context: context.clone(), memory, address, len, dtype })
+    }
+
+    /// A copy of host memory; waits for it.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::zeros`].
+    pub fn from_host<T: Element>(context: &LayerContext, values: &[T]) -> Result<Self> {
+        let mut buffer = Self::zeros(context, T::DTYPE.into(), values.len())?;
+        buffer.write(values)?;
+        Ok(buffer)
+    }
+
+    /// Overwrites the elements with those of host memory; waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] and [`Error::SliceType`] where they do not fit, [`Error::Driver`].
+    pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
+        self.as_slice().expect("the buffer", &self.context, T::DTYPE.into(), values.len())?;
+        let bytes = bytemuck::cast_slice::<T, u8>(values);
+        let stream = self.context.stream().clone();
+        let failed = |error| Error::driver("copying to the device", error);
+        stream.memcpy_htod(bytes, &mut self.memory.slice_mut(..bytes.len())).map_err(failed)?;
+        stream.synchronize().map_err(failed)
+    }
+
+    /// A copy in host memory; waits for all work on the stream.
+    ///
+    /// # Errors
+    /// [`Error::SliceType`] where the elements are of another type, [`Error::Driver`].
+    pub fn to_host<T: Element>(&self) -> Result<Vec<T>> {
+        self.as_slice().expect("the buffer", &self.context, T::DTYPE.into(), self.len)?;
+        let mut values = vec![T::ZERO; self.len];
+        let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut values);
+        let (len, stream) = (bytes.len(), self.context.stream());
+        let failed = |error| Error::driver("copying from the device", error);
+        stream.memcpy_dtoh(&self.memory.slice(..len), bytes).map_err(failed)?;
+        stream.synchronize().map_err(failed)?;
+        Ok(values)
+    }
+
+    /// The elements, to be read.
+    pub fn as_slice(&self) -> DeviceSlice<'_> {
+        let Self { address, len, dtype, .. } = *self;
+        DeviceSlice { address, len, dtype, ordinal: self.context.ordinal(), memory: PhantomData }
+    }
+
+    /// The elements, to be written.
+    pub fn as_slice_mut(&mut self) -> DeviceSliceMut<'_> {
+        let Self { address, len, dtype, .. } = *self;
+        DeviceSliceMut { address, len, dtype, ordinal: self.context.ordinal(), memory: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The data type.
+    pub fn dtype(&self) -> DataType {
+        self.dtype
+    }
+}
+
+fn expect(
+    what: &'static str,
+    (found_ordinal, found_dtype, found_len): (usize, DataType, usize),
+    context: &LayerContext,
+    dtype: DataType,
+    len: usize,
+) -> Result<()> {
+    if found_ordinal != context.ordinal() {
+        return Err(Error::OtherDevice { what, expected: context.ordinal(), found: found_ordinal });
+    }
+    if found_dtype != dtype {
+        return Err(Error::SliceType { what, expected: dtype, found: found_dtype });
+    }
+    if found_len != len {
+        return Err(Error::Length { what, expected: len, found: found_len });
+    }
+    Ok(())
+}

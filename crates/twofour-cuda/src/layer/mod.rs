@@ -1,0 +1,38 @@
+//! The 2:4 sparse linear layer over device memory.
+//!
+//! When a mask is chosen, what is packed and reused, and which GEMM computes which gradient is decided here, and in [`twofour::layer`] for slices on the
+//! CPU, under the same names and with the same enums. Front ends call one of the two. Below it are kernels over raw pointers ([`crate::raw`]).
+//!
+//! | type | for |
+//! |---|---|
+//! | [`LayerContext`] | the device, the stream, plans and workspace of all layers |
+//! | [`SparseLinear`] | training with a 2:4 weight and a dense master weight |
+//! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
+//!
+//! Calls launch work on the context's stream and return. Results are the same bits at every run. After [`SparseLinear::prepare`] calls can be captured in a
+//! CUDA graph: what changes from step to step, seeds, step numbers and learning rates, is in device memory.
+
+mod context;
+mod forward;
+mod gradient;
+mod mask;
+mod memory;
+mod sparse_linear;
+mod weight;
+
+use crate::{Error, Result};
+
+pub use context::LayerContext;
+pub use forward::{Forward, activation_gradient};
+pub use gradient::bias_gradient;
+pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+pub use sparse_linear::SparseLinear;
+pub use twofour::layer::{
+    Accumulate, Activation, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
+    SparseLinearSettings, WeightGradient,
+};
+
+/// `rows * cols`, checked.
+fn elements(rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols).ok_or(Error::TooLarge { rows, cols })
+}

@@ -1,0 +1,91 @@
+//! A packed weight in device memory that a layer owns.
+
+use cudarc::driver::{CudaSlice, DevicePtr as _};
+use twofour::{
+    Compressed, Element,
+    layout::sm90::{decode_8, decode_16},
+};
+
+use super::LayerContext;
+use crate::{
+    DataType, Error, Result,
+    gemm::{Gemm, packed_bytes},
+    prune::{MetaOrder, Packed},
+};
+
+/// Values and metadata of a `[rows, cols]` weight in the order of products, padded as they need it.
+#[derive(Debug)]
+pub(super) struct PackedBuffer {
+    values: CudaSlice<u8>,
+    meta: CudaSlice<u8>,
+    packed: Packed,
+    rows: usize,
+    cols: usize,
+    dtype: DataType,
+}
+
+impl PackedBuffer {
+    /// Zeros; to be written before they are read.
+    pub(super) fn new(context: &LayerContext, dtype: DataType, rows: usize, cols: usize) -> Result<Self> {
+        let bytes = packed_bytes(dtype, rows, cols);
+        let (values, meta) = (context.allocate(bytes.values)?, context.allocate(bytes.meta)?);
+        let stream = context.stream();
+        let packed = Packed { values: values.device_ptr(stream).0, meta: meta.device_ptr(stream).0 };
+        Ok(Self { values, meta, packed, rows, cols, dtype })
+    }
+
+    /// Where it is.
+    pub(super) fn packed(&self) -> Packed {
+        self.packed
+    }
+
+    /// Its metadata's order.
+    pub(super) fn order(&self) -> MetaOrder {
+        Gemm::meta_order_of(self.dtype)
+    }
+
+    /// Rows and columns, without padding.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Bytes of values and metadata.
+    pub(super) fn bytes(&self) -> usize {
+        self.values.len() + self.meta.len()
+    }
+
+    /// The weight in canonical form, as a copy in host memory; waits for all work on the stream.
+    pub(super) fn to_compressed<T: Element>(&self, context: &LayerContext) -> Result<Compressed<T>> {
+        let found: DataType = T::DTYPE.into();
+        if found != self.dtype {
+            return Err(Error::SliceType { what: "the packed weight", expected: self.dtype, found });
+        }
+        let failed = |error| Error::driver("copying a packed weight", error);
+        let stream = context.stream();
+        let (values, meta) =
+            (stream.clone_dtoh(&self.values).map_err(failed)?, stream.clone_dtoh(&self.meta).map_err(failed)?);
+        stream.synchronize().map_err(failed)?;
+        let MetaOrder::Sm90(tile) = self.order() else { unreachable!("products have an order of their own") };
+        let (rows, cols) = (self.rows.next_multiple_of(64), self.cols.next_multiple_of(tile.columns()));
+        let bytes = packed_bytes(self.dtype, self.rows, self.cols);
+        let meta = &meta[..bytes.meta];
+        let words = if self.dtype.bytes() == 2 {
+            decode_16(rows, cols, tile, &bytemuck::pod_collect_to_vec::<u8, u16>(meta))?
+        } else {
+            decode_8(rows, cols, tile, &bytemuck::pod_collect_to_vec::<u8, u32>(meta))?
+        };
+        let values = bytemuck::pod_collect_to_vec::<u8, T>(&values[..bytes.values]);
+        // Without the padding.
+        let (groups, words_per_row) = (self.cols.div_ceil(4), self.cols.div_ceil(32));
+        let values =
+            values.chunks_exact(cols / 2).take(self.rows).flat_map(|row| &row[..2 * groups]).copied().collect();
+        let mut kept = Vec::with_capacity(self.rows * words_per_row);
+        for row in words.chunks_exact(cols.div_ceil(32)).take(self.rows) {
+            kept.extend_from_slice(&row[..words_per_row]);
+            if let (Some(last), 1..) = (kept.last_mut(), groups % 8) {
+                *last &= (1 << (4 * (groups % 8))) - 1;
+            }
+        }
+        Ok(Compressed::from_parts(self.rows, self.cols, values, kept)?)
+    }
+}

@@ -1,0 +1,98 @@
+// Quantization of matrices `[rows, cols]` of ELEMENT: to 8-bit integers with a scale for each row, as crate twofour's kernel/quantize.rs does bit for
+// bit; and to 8-bit floats with one scale for the whole matrix.
+//
+// Defined outside: ELEMENT.
+
+typedef Bits<ELEMENT>::type Raw;
+
+struct Rows {
+    const void* matrix;
+    u8* out;       // [rows, cols]
+    float* scales; // [rows]
+    u32 rows, cols;
+};
+
+// A block takes a row: `scale = amax / 127`, values rounded to nearest even. A row with a NaN or an infinity gets a scale of NaN.
+extern "C" __global__ void __launch_bounds__(256) rows_to_i8(const __grid_constant__ Rows p) {
+    __shared__ u32 most[8];
+    const u64 first = (u64)blockIdx.x * p.cols;
+    const Raw* from = (const Raw*)p.matrix + first;
+    u32 amax = 0;
+    #pragma unroll 4
+    for (u32 col = threadIdx.x; col < p.cols; col += 256) amax = max(amax, __float_as_uint(fabsf(widen<ELEMENT>(from[col]))));
+    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = amax;
+    __syncthreads();
+    for (u32 warp = 0; warp < 8; warp++) amax = max(amax, most[warp]);
+    const float scale = __fdiv_rn(__uint_as_float(amax), 127.0f);
+    const bool finite = amax < 0x7F800000u;
+    if (threadIdx.x == 0) p.scales[blockIdx.x] = finite ? scale : __uint_as_float(0x7FC00000u);
+    for (u32 col = threadIdx.x; col < p.cols; col += 256) {
+        u8 q = 0;
+        // Dividing, as the inverse of a subnormal scale is infinite.
+        if (finite && scale != 0.0f) q = (u8)(int)rintf(fminf(fmaxf(__fdiv_rn(widen<ELEMENT>(from[col]), scale), -127.0f), 127.0f));
+        p.out[first + col] = q;
+    }
+}
+
+// What quantization to 8-bit floats reads and writes.
+struct Whole {
+    const void* matrix;
+    u8* out;
+    u32* amax;       // the bits of the largest magnitude; zero before
+    float* inverse;  // what values are multiplied by
+    float* scales;   // [count_scales]: what sums of products are multiplied by, the same number so many times
+    u64 count;
+    u32 count_scales;
+    u32 output;      // E4M3 or E5M2
+};
+
+extern "C" __global__ void __launch_bounds__(256) largest_magnitude(const __grid_constant__ Whole p) {
+    __shared__ u32 most;
+    if (threadIdx.x == 0) most = 0;
+    __syncthreads();
+    u32 amax = 0;
+    const u64 stride = (u64)gridDim.x * 256;
+    #pragma unroll 4
+    for (u64 at = (u64)blockIdx.x * 256 + threadIdx.x; at < p.count; at += stride) amax = max(amax, __float_as_uint(fabsf(widen<ELEMENT>(((const Raw*)p.matrix)[at]))));
+    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
+    if (threadIdx.x % 32 == 0) atomicMax(&most, amax);
+    __syncthreads();
+    if (threadIdx.x == 0 && most) atomicMax(p.amax, most);
+}
+
+// The largest finite number of the output over the largest magnitude, and its inverse; one for a matrix of zeros, NaN where anything is not finite.
+extern "C" __global__ void __launch_bounds__(256) scales_of_magnitude(const __grid_constant__ Whole p) {
+    const u32 at = blockIdx.x * 256 + threadIdx.x;
+    const float amax = __uint_as_float(*p.amax), largest = p.output == E4M3 ? 448.0f : 57344.0f;
+    const bool finite = *p.amax < 0x7F800000u;
+    float inverse = 1.0f, scale = 1.0f;
+    if (!finite) inverse = scale = __uint_as_float(0x7FC00000u);
+    else if (amax > 0.0f) {
+        // The inverse of the smallest magnitudes would be infinite.
+        inverse = fminf(__fdiv_rn(largest, amax), 1.7014118e38f);
+        scale = __fdiv_rn(1.0f, inverse);
+    }
+    if (at == 0) *p.inverse = inverse;
+    if (at < p.count_scales) p.scales[at] = scale;
+}
+
+#if __CUDA_ARCH__ >= 890
+template <int E> __device__ __forceinline__ void quantize(const Whole& p) {
+    const u64 at = 4 * ((u64)blockIdx.x * 256 + threadIdx.x);
+    const float inverse = *p.inverse;
+    const Raw* from = (const Raw*)p.matrix + at;
+    if (at + 4 <= p.count && (u64)p.matrix % (4 * sizeof(Raw)) == 0 && (u64)p.out % 4 == 0) {
+        struct __align__(4 * sizeof(Raw)) Four { Raw of[4]; };
+        const Four four = *(const Four*)from;
+        u32 bytes = 0;
+        unrolled<4>([&](auto i) { bytes |= (u32)narrow<E>(widen<ELEMENT>(four.of[i.value]) * inverse) << (8 * i.value); });
+        *(u32*)(p.out + at) = bytes;
+        return;
+    }
+    for (u32 i = 0; i < 4 && at + i < p.count; i++) p.out[at + i] = narrow<E>(widen<ELEMENT>(from[i]) * inverse);
+}
+
+extern "C" __global__ void __launch_bounds__(256) to_e4m3(const __grid_constant__ Whole p) { quantize<E4M3>(p); }
+extern "C" __global__ void __launch_bounds__(256) to_e5m2(const __grid_constant__ Whole p) { quantize<E5M2>(p); }
+#endif

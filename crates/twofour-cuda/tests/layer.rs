@@ -1,0 +1,277 @@
+//! On a device: the sparse layer over device memory passes the conformance tests that the one over slices passes, and can be captured in a graph.
+//! Without a device the tests skip.
+
+#[path = "../../twofour/tests/layer/conformance.rs"]
+mod conformance;
+mod support;
+
+use std::marker::PhantomData;
+
+use conformance::{Dims, Engine, Forward, Outputs};
+use half::{bf16, f16};
+use support::bench;
+use twofour::{Arithmetic, Compressed, Mask, kernel::Activation, select::Transposable};
+use twofour_cuda::{
+    DataType, Device, Error,
+    layer::{
+        self, Accumulate, DeviceBuffer, InputGradient, LayerContext, MaskRule, SparseLinear, SparseLinearSettings,
+        WeightGradient,
+    },
+};
+
+struct Cuda<T> {
+    context: LayerContext,
+    element: PhantomData<T>,
+}
+
+impl<T: Arithmetic> Cuda<T> {
+    fn new(device: &Device) -> Self {
+        Self { context: LayerContext::new(device).unwrap(), element: PhantomData }
+    }
+
+    fn up<E: twofour::Element>(&self, values: &[E]) -> DeviceBuffer {
+        DeviceBuffer::from_host(&self.context, values).unwrap()
+    }
+
+    fn zeros(&self, len: usize) -> DeviceBuffer {
+        // Every byte is overwritten.
+        self.up(&vec![T::from_f32(f32::NAN); len])
+    }
+}
+
+impl<T: Arithmetic> Engine for Cuda<T> {
+    type Element = T;
+    type Layer = SparseLinear;
+
+    fn shapes(&self) -> Vec<Dims> {
+        vec![(64, 128, 5), (128, 64, 100), (256, 192, 136)]
+    }
+
+    fn layer(
+        &self,
+        (out, inputs, _): Dims,
+        master: &[f32],
+        settings: SparseLinearSettings,
+    ) -> Result<SparseLinear, String> {
+        SparseLinear::new(&self.context, self.up(master).as_slice(), (out, inputs), T::DTYPE.into(), settings)
+            .map_err(|e| e.to_string())
+    }
+
+    fn remask(&self, layer: &mut SparseLinear, master: &[f32]) -> u64 {
+        layer.remask(self.up(master).as_slice()).unwrap();
+        layer.check().unwrap();
+        layer.flips().unwrap()
+    }
+
+    fn repack(&self, layer: &mut SparseLinear, master: &[f32]) {
+        layer.repack(self.up(master).as_slice()).unwrap();
+    }
+
+    fn set_mask(&self, layer: &mut SparseLinear, master: &[f32], mask: &Mask) -> Result<u64, String> {
+        layer.set_mask(self.up(master).as_slice(), mask).map_err(|e| e.to_string())?;
+        Ok(layer.flips().unwrap())
+    }
+
+    fn mask(&self, layer: &SparseLinear) -> Mask {
+        layer.mask().unwrap()
+    }
+
+    fn packed(&self, layer: &SparseLinear) -> Compressed<T> {
+        layer.packed().unwrap()
+    }
+
+    fn packed_transpose(&self, layer: &SparseLinear) -> Option<Compressed<T>> {
+        layer.packed_transpose().unwrap()
+    }
+
+    fn scale(&self, layer: &SparseLinear) -> Option<f32> {
+        layer.scale().unwrap()
+    }
+
+    fn forward(&self, layer: &SparseLinear, x: &[T], forward: Forward<'_>) -> Outputs<T> {
+        let Forward { tokens, bias, activation, stores_pre_activation } = forward;
+        let outputs = tokens * layer.out_features();
+        let bias: Option<Vec<T>> = bias.map(|bias| bias.iter().map(|b| T::from_f32(*b)).collect());
+        let (x, bias, mut y) = (self.up(x), bias.map(|bias| self.up(&bias)), self.zeros(outputs));
+        let mut pre = stores_pre_activation.then(|| self.zeros(outputs));
+        let forward = layer::Forward {
+            bias: bias.as_ref().map(DeviceBuffer::as_slice),
+            activation,
+            pre_activation: pre.as_mut().map(DeviceBuffer::as_slice_mut),
+        };
+        layer.forward(x.as_slice(), tokens, forward, y.as_slice_mut()).unwrap();
+        Outputs { y: y.to_host().unwrap(), pre_activation: pre.map(|pre| pre.to_host().unwrap()) }
+    }
+
+    fn input_gradient(&self, layer: &SparseLinear, dy: &[T], tokens: usize) -> Vec<T> {
+        let mut dx = self.zeros(tokens * layer.in_features());
+        layer.input_gradient(self.up(dy).as_slice(), tokens, dx.as_slice_mut()).unwrap();
+        dx.to_host().unwrap()
+    }
+
+    fn weight_gradient(
+        &self,
+        layer: &SparseLinear,
+        (dy, x): (&[T], &[T]),
+        tokens: usize,
+        accumulate: Accumulate,
+        dw: &mut Vec<f32>,
+    ) {
+        let mut there = self.up(dw);
+        let (dy, x) = (self.up(dy), self.up(x));
+        layer.weight_gradient(dy.as_slice(), x.as_slice(), tokens, accumulate, there.as_slice_mut()).unwrap();
+        *dw = there.to_host().unwrap();
+    }
+
+    fn bias_gradient(&self, layer: &SparseLinear, dy: &[T], tokens: usize, accumulate: Accumulate, db: &mut Vec<f32>) {
+        let mut there = self.up(db);
+        layer.bias_gradient(self.up(dy).as_slice(), tokens, accumulate, there.as_slice_mut()).unwrap();
+        *db = there.to_host().unwrap();
+    }
+
+    fn activation_gradient(&self, activation: Activation, pre: &[T], dy: &mut Vec<T>) {
+        let (pre, mut there) = (self.up(pre), self.up(dy));
+        layer::activation_gradient(&self.context, activation, pre.as_slice(), there.as_slice_mut()).unwrap();
+        *dy = there.to_host().unwrap();
+    }
+
+    fn seed(&self, layer: &SparseLinear) -> u64 {
+        layer.seed().unwrap()
+    }
+
+    fn set_seed(&self, layer: &SparseLinear, seed: u64) {
+        layer.set_seed(seed).unwrap();
+    }
+}
+
+#[test]
+fn the_layer_conforms_in_bf16() {
+    let Some(bench) = bench() else { return };
+    conformance::run(&Cuda::<bf16>::new(&bench.device));
+}
+
+#[test]
+fn the_layer_conforms_in_f16() {
+    let Some(bench) = bench() else { return };
+    conformance::run(&Cuda::<f16>::new(&bench.device));
+}
+
+fn numbers<T: Arithmetic>(len: usize, seed: usize) -> Vec<T> {
+    (0..len).map(|i| T::from_f32(((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0)).collect()
+}
+
+/// A step of training as one graph: replays give the bits that the calls themselves give, and draw new seeds.
+#[test]
+fn a_training_step_is_captured_in_a_graph() {
+    let Some(bench) = bench() else { return };
+    for rule in [MaskRule::Magnitude, MaskRule::Transposable(Transposable::GreedyAbs), MaskRule::SoftThreshold] {
+        for weight_gradient in [WeightGradient::Dense, WeightGradient::Masked, WeightGradient::Mvue] {
+            let engine = Cuda::<bf16>::new(&bench.device);
+            let (out, inputs, tokens) = (128, 192, 72);
+            let settings = SparseLinearSettings { rule, weight_gradient, ..Default::default() };
+            let (mut master, x, dy) = (
+                engine.up(&numbers::<f32>(out * inputs, 1)),
+                engine.up(&numbers::<bf16>(tokens * inputs, 2)),
+                engine.up(&numbers::<bf16>(tokens * out, 3)),
+            );
+            let bias = engine.up(&numbers::<bf16>(out, 4));
+            let new = || SparseLinear::new(&engine.context, master.as_slice(), (out, inputs), DataType::BF16, settings);
+            let (mut layer, mut plain) = (new().unwrap(), new().unwrap());
+            let (mut y, mut dx, mut dw, mut db) = (
+                engine.zeros(tokens * out),
+                engine.zeros(tokens * inputs),
+                engine.zeros(out * inputs),
+                engine.zeros(out),
+            );
+            let step = |layer: &mut SparseLinear,
+                        master: &DeviceBuffer,
+                        (y, dx, dw, db): (
+                &mut DeviceBuffer,
+                &mut DeviceBuffer,
+                &mut DeviceBuffer,
+                &mut DeviceBuffer,
+            )| {
+                layer.remask(master.as_slice())?;
+                let (bias, activation) = (Some(bias.as_slice()), Activation::Gelu);
+                let forward = layer::Forward { bias, activation, pre_activation: None };
+                layer.forward(x.as_slice(), tokens, forward, y.as_slice_mut())?;
+                layer.input_gradient(dy.as_slice(), tokens, dx.as_slice_mut())?;
+                for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+                    layer.weight_gradient(dy.as_slice(), x.as_slice(), tokens, accumulate, dw.as_slice_mut())?;
+                }
+                layer.bias_gradient(dy.as_slice(), tokens, Accumulate::Overwrite, db.as_slice_mut())
+            };
+            layer.prepare(tokens, DataType::BF16).unwrap();
+            engine.context.synchronize().unwrap();
+            let graph = support::captured_on(engine.context.stream(), || {
+                step(&mut layer, &master, (&mut y, &mut dx, &mut dw, &mut db)).unwrap();
+            })
+            .unwrap();
+            let mut seen = Vec::new();
+            for replay in 0..3 {
+                master.write(&numbers::<f32>(out * inputs, 10 + replay)).unwrap();
+                graph.launch().unwrap();
+                let bits = |buffers: [&DeviceBuffer; 4]| buffers.map(|b| b.to_host::<bf16>().unwrap());
+                let found = bits([&y, &dx, &dw, &db]);
+                let flips = layer.flips().unwrap();
+                step(&mut plain, &master, (&mut y, &mut dx, &mut dw, &mut db)).unwrap();
+                let what = format!("{rule:?}, {weight_gradient:?}, replay {replay}");
+                assert!(found == bits([&y, &dx, &dw, &db]), "{what}");
+                assert_eq!((flips, layer.mask().unwrap()), (plain.flips().unwrap(), plain.mask().unwrap()), "{what}");
+                assert_eq!(layer.seed().unwrap(), plain.seed().unwrap(), "{what}");
+                seen.push(found[2].clone());
+            }
+            assert!(seen[0] != seen[1] || weight_gradient == WeightGradient::Dense, "{rule:?}, {weight_gradient:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_graph_cannot_hold_is_refused_with_what_to_do() {
+    let Some(bench) = bench() else { return };
+    let engine = Cuda::<bf16>::new(&bench.device);
+    let (out, inputs, tokens) = (64, 64, 16);
+    let master = engine.up(&numbers::<f32>(out * inputs, 1));
+    let settings = SparseLinearSettings::default();
+    let layer = SparseLinear::new(&engine.context, master.as_slice(), (out, inputs), DataType::BF16, settings).unwrap();
+    let (x, mut y) = (engine.up(&numbers::<bf16>(tokens * inputs, 2)), engine.zeros(tokens * out));
+    engine.context.synchronize().unwrap();
+    let mut error = None;
+    support::captured_on(engine.context.stream(), || {
+        error = layer.forward(x.as_slice(), tokens, layer::Forward::default(), y.as_slice_mut()).err();
+    });
+    let error = error.unwrap();
+    assert!(matches!(error, Error::Capturing { .. }), "{error}");
+    assert!(error.to_string().contains("prepare"), "{error}");
+}
+
+#[test]
+fn slices_that_do_not_fit_are_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let engine = Cuda::<bf16>::new(&bench.device);
+    let (out, inputs, tokens) = (64, 128, 8);
+    let master = engine.up(&numbers::<f32>(out * inputs, 1));
+    let settings = SparseLinearSettings { input_gradient: InputGradient::Automatic, ..Default::default() };
+    let mut layer =
+        SparseLinear::new(&engine.context, master.as_slice(), (out, inputs), DataType::BF16, settings).unwrap();
+    let short = engine.up(&numbers::<f32>(out * inputs - 1, 1));
+    let halves = engine.up(&numbers::<f16>(tokens * inputs, 1));
+    let x = engine.up(&numbers::<bf16>(tokens * inputs, 1));
+    let mut y = engine.zeros(tokens * out);
+    assert!(matches!(
+        layer.remask(short.as_slice()),
+        Err(Error::Length { what: "the master weight", expected: 8192, found: 8191 })
+    ));
+    let mut forward = |x: &DeviceBuffer, tokens| {
+        layer.forward(x.as_slice(), tokens, layer::Forward::default(), y.as_slice_mut()).unwrap_err()
+    };
+    assert!(matches!(
+        forward(&halves, tokens),
+        Error::SliceType { what: "the input", expected: DataType::BF16, found: DataType::F16 }
+    ));
+    assert!(matches!(forward(&x, tokens - 1), Error::Length { what: "the input", .. }));
+    assert!(matches!(forward(&x, usize::MAX), Error::TooLarge { .. }));
+    let error =
+        SparseLinear::new(&engine.context, master.as_slice(), (out, inputs), DataType::F32, settings).unwrap_err();
+    assert!(matches!(error, Error::DataType { dtype: DataType::F32, .. }), "{error}");
+}

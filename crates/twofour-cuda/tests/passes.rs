@@ -1,0 +1,291 @@
+//! On a device: the passes around a layer's GEMMs against the CPU and f64, at odd shapes and unaligned addresses. Without a device the tests skip.
+
+mod support;
+
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+use support::{Bench, bench, numbers::Random};
+use twofour::{
+    Arithmetic, Element, F8E4M3, F8E5M2, MatrixRef,
+    kernel::{Activation, quantize},
+};
+use twofour_cuda::{
+    DataType, Error,
+    column_sums::{ColumnSums, ColumnSumsTarget},
+    elementwise::{ElementFunction, Elementwise, FunctionGradient},
+    quantize::{Quantizer, TensorScale},
+};
+
+/// Elements behind each result, which nothing may write.
+const GUARD: usize = 16;
+
+fn numbers<T: Arithmetic>(len: usize, seed: u64) -> Vec<T> {
+    let mut random = Random(seed);
+    (0..len).map(|_| T::from_f32(4.0 * random.number())).collect()
+}
+
+/// Sums are those of f64 within what f32 sums lose, and the same bits at every run.
+fn check_sums<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {
+    let what = format!("[{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
+    let kernel = ColumnSums::new(&bench.device, T::DTYPE.into()).unwrap();
+    let matrix = numbers::<T>(offset + rows * cols, 3);
+    let (there, sums) = (bench.up(&matrix), bench.poisoned(cols + GUARD, 7.0f32));
+    let workspace = bench.poisoned(kernel.workspace_bytes(rows, cols) / 4, f32::NAN);
+    let from = bench.at(&there) + (offset * size_of::<T>()) as u64;
+    let run = |accumulate| {
+        let to = ColumnSumsTarget {
+            sums: bench.at(&sums),
+            dtype: DataType::F32,
+            accumulate,
+            workspace: bench.at(&workspace),
+        };
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        unsafe { kernel.run(bench.stream(), from, rows, cols, to) }.unwrap();
+        bench.down(&sums)
+    };
+    let first = run(false);
+    let matrix = &matrix[offset..];
+    for (col, found) in first[..cols].iter().enumerate() {
+        let column = (0..rows).map(|row| f64::from(matrix[row * cols + col].to_f32()));
+        let (sum, size) = column.fold((0.0, 0.0), |(sum, size), v| (sum + v, size + v.abs()));
+        assert!(
+            (f64::from(*found) - sum).abs() <= 1e-6 * size + 1e-12,
+            "{what}: column {col}: {found}, expected {sum}"
+        );
+    }
+    assert_eq!(run(false), first, "{what}: another run");
+    let twice = run(true);
+    assert!(twice[..cols].iter().zip(&first).all(|(twice, once)| *twice == once + once), "{what}: accumulated");
+    assert!(twice[cols..].iter().all(|guard| *guard == 7.0), "{what}: beyond the end");
+}
+
+#[test]
+fn column_sums_are_those_of_f64() {
+    let Some(bench) = bench() else { return };
+    for shape in [(0, 5), (1, 1), (7, 130), (64, 64), (1000, 33), (13_008, 72), (70_000, 1), (3, 5000)] {
+        for offset in [0, 1] {
+            check_sums::<f32>(&bench, shape, offset);
+            check_sums::<f16>(&bench, shape, offset);
+            check_sums::<bf16>(&bench, shape, offset);
+        }
+    }
+}
+
+const FUNCTIONS: [ElementFunction; 5] = [
+    ElementFunction::Activation(Activation::Identity),
+    ElementFunction::Activation(Activation::Relu),
+    ElementFunction::Activation(Activation::Gelu),
+    ElementFunction::Activation(Activation::Silu),
+    ElementFunction::SquaredRelu,
+];
+
+fn value(function: ElementFunction, x: f32) -> f32 {
+    match function {
+        ElementFunction::Activation(activation) => activation.apply(x),
+        ElementFunction::SquaredRelu => x.max(0.0) * x.max(0.0),
+    }
+}
+
+/// The derivative, by the CPU's functions; of squared ReLU by hand.
+fn slope(function: ElementFunction, x: f32) -> f32 {
+    match function {
+        ElementFunction::Activation(activation) => {
+            let mut dy = [1.0f32];
+            twofour::layer::activation_gradient(activation, &[x], &mut dy).unwrap();
+            dy[0]
+        }
+        ElementFunction::SquaredRelu => 2.0 * x.max(0.0),
+    }
+}
+
+fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {
+    let kernels = Elementwise::new(&bench.device, T::DTYPE.into()).unwrap();
+    let count = rows * cols;
+    let mut x = numbers::<T>(offset + count, 5);
+    for (at, special) in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, -30.0, 30.0].into_iter().enumerate() {
+        if let Some(x) = x.get_mut(offset + at) {
+            *x = T::from_f32(special);
+        }
+    }
+    let dy = numbers::<T>(count, 6);
+    let mut random = Random(7);
+    let tiles: Vec<u16> = (0..rows.div_ceil(4) * cols.div_ceil(4)).map(|_| random.bits() as u16).collect();
+    let (x_there, dy_there, tiles_there) = (bench.up(&x), bench.up(&dy), bench.up(&tiles));
+    let x = &x[offset..];
+    let from = bench.at(&x_there) + (offset * size_of::<T>()) as u64;
+    let half = match T::DTYPE {
+        twofour::DType::F32 => 2e-6,
+        twofour::DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-11),
+    };
+    let close = |what: String, found: &[T], expected: &dyn Fn(usize) -> f32| {
+        for (i, found) in found[..count].iter().enumerate() {
+            let (found, expected) = (f64::from(found.to_f32()), f64::from(T::from_f32(expected(i)).to_f32()));
+            let same = found == expected || found.is_nan() && expected.is_nan();
+            assert!(
+                same || (found - expected).abs() <= 2.0 * half * expected.abs() + 2e-6,
+                "{what}: element {i}: {found}, expected {expected}"
+            );
+        }
+        assert!(found[count..].iter().all(|guard| guard.to_f32() == 7.0), "{what}: beyond the end");
+    };
+    for function in FUNCTIONS {
+        let what = format!("{function:?} of [{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
+        let out = bench.poisoned(count + GUARD, T::from_f32(7.0));
+        // SAFETY: here and below, all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        unsafe { kernels.apply(bench.stream(), function, from, bench.at(&out), count) }.unwrap();
+        close(what.clone(), &bench.down(&out), &|i| value(function, x[i].to_f32()));
+        for masked in [false, true] {
+            let out = bench.poisoned(count + GUARD, T::from_f32(7.0));
+            let tensors = FunctionGradient {
+                input: from,
+                gradient: bench.at(&dy_there),
+                out: bench.at(&out),
+                tiles: masked.then(|| bench.at(&tiles_there)),
+            };
+            // SAFETY: as above.
+            unsafe { kernels.gradient(bench.stream(), function, tensors, rows, cols) }.unwrap();
+            let kept = |i: usize| {
+                let (row, col) = (i / cols, i % cols);
+                !masked || tiles[row / 4 * cols.div_ceil(4) + col / 4] >> (row % 4 * 4 + col % 4) & 1 == 1
+            };
+            close(format!("the gradient of {what}, masked {masked}"), &bench.down(&out), &|i| {
+                if kept(i) { dy[i].to_f32() * slope(function, x[i].to_f32()) } else { 0.0 }
+            });
+        }
+    }
+}
+
+#[test]
+fn functions_and_their_gradients_are_those_of_the_cpu() {
+    let Some(bench) = bench() else { return };
+    for shape in [(1, 1), (7, 30), (64, 72), (129, 131)] {
+        for offset in [0, 1] {
+            check_functions::<f32>(&bench, shape, offset);
+            check_functions::<f16>(&bench, shape, offset);
+            check_functions::<bf16>(&bench, shape, offset);
+        }
+    }
+}
+
+#[test]
+fn rows_of_integers_are_those_of_the_cpu_bit_for_bit() {
+    let Some(bench) = bench() else { return };
+    let quantizer = Quantizer::new(&bench.device, DataType::F32).unwrap();
+    for (rows, cols) in [(1, 1), (5, 30), (64, 1024), (3, 5001)] {
+        let mut values = numbers::<f32>(rows * cols, 9);
+        // Ties, a row of zeros, subnormals.
+        values.iter_mut().take(cols).enumerate().for_each(|(i, v)| *v = (i % 9) as f32 - 4.5);
+        if rows > 2 {
+            values[cols..2 * cols].fill(-0.0);
+            values[2 * cols..3 * cols].iter_mut().enumerate().for_each(|(i, v)| *v = f32::from_bits(i as u32 % 50));
+        }
+        let (expected, scales) = quantize(MatrixRef::new(rows, cols, &values).unwrap()).unwrap();
+        if rows > 4 {
+            values[4 * cols + 3] = f32::NAN;
+        }
+        let there = bench.up(&values);
+        let (out, scales_there) = (bench.poisoned(rows * cols + GUARD, 7i8), bench.poisoned(rows + GUARD, 7.0f32));
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        unsafe {
+            quantizer.rows_to_i8(
+                bench.stream(),
+                bench.at(&there),
+                (rows, cols),
+                bench.at(&out),
+                bench.at(&scales_there),
+            )
+        }
+        .unwrap();
+        let (found, found_scales) = (bench.down(&out), bench.down(&scales_there));
+        for row in 0..rows {
+            if row == 4 {
+                assert!(found_scales[row].is_nan());
+                continue;
+            }
+            assert_eq!(found_scales[row].to_bits(), scales[row].to_bits(), "[{rows}, {cols}], row {row}");
+            let range = row * cols..(row + 1) * cols;
+            assert_eq!(found[range.clone()], expected[range], "[{rows}, {cols}], row {row}");
+        }
+        assert!(found[rows * cols..].iter().all(|guard| *guard == 7) && found_scales[rows..].iter().all(|g| *g == 7.0));
+    }
+}
+
+fn check_floats<T: Arithmetic + DeviceRepr, O: Element + Arithmetic>(bench: &Bench, count: usize, largest: f32) {
+    let quantizer = Quantizer::new(&bench.device, T::DTYPE.into()).unwrap();
+    let output = O::DTYPE.into();
+    for (special, at) in [(0.0f32, 0), (-100.0, count / 2), (f32::NAN, count - 1), (f32::INFINITY, 0)] {
+        let mut values = if special == 0.0 { vec![T::from_f32(0.0); count] } else { numbers::<T>(count, 11) };
+        values[at] = T::from_f32(special);
+        let there = bench.up(&values);
+        let (amax, inverse, scales) = (bench.up(&[0u32]), bench.up(&[0f32]), bench.poisoned(3 + GUARD, 7.0f32));
+        let out = bench.poisoned(count + GUARD, 7u8);
+        let scale =
+            TensorScale { amax: bench.at(&amax), inverse: bench.at(&inverse), scales: bench.at(&scales), count: 3 };
+        // SAFETY: all memory is allocated above, as long as the count asks for, and lives until the stream has been waited for.
+        unsafe {
+            quantizer.scale_to_floats(bench.stream(), bench.at(&there), count, output, scale).unwrap();
+            quantizer.to_floats(bench.stream(), bench.at(&there), count, output, scale, bench.at(&out)).unwrap();
+        }
+        let (found, scales) = (bench.down(&out), bench.down(&scales));
+        assert!(found[count..].iter().all(|guard| *guard == 7) && scales[3..].iter().all(|guard| *guard == 7.0));
+        let amax = values.iter().fold(0f32, |most, v| most.max(v.to_f32().abs()));
+        let expected = if special == 0.0 { 1.0 } else { largest / amax };
+        assert!(scales[..3].iter().all(|s| s.to_bits() == scales[0].to_bits()));
+        if !special.is_finite() {
+            assert!(scales[0].is_nan(), "{special}");
+            continue;
+        }
+        assert_eq!(bench.down(&inverse), [expected]);
+        assert_eq!(scales[0], 1.0 / expected);
+        for (i, (found, value)) in found[..count].iter().zip(&values).enumerate() {
+            let expected = O::from_f32(value.to_f32() * expected);
+            assert_eq!(bytemuck::bytes_of(&expected), [*found], "element {i} of {special}");
+        }
+    }
+}
+
+#[test]
+fn tensors_of_8_bit_floats_use_their_whole_range() {
+    let Some(bench) = bench() else { return };
+    if bench.device.architecture().capability() < (8, 9) {
+        eprintln!("skipped: no 8-bit floats");
+        return;
+    }
+    for count in [1, 63, 4096, 100_003] {
+        check_floats::<bf16, F8E4M3>(&bench, count, 448.0);
+        check_floats::<f32, F8E5M2>(&bench, count, 57344.0);
+        check_floats::<f16, F8E4M3>(&bench, count, 448.0);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = bench() else { return };
+    let memory = bench.poisoned(64, 0u32);
+    let at = bench.at(&memory);
+    for wrong in [DataType::E4M3, DataType::I8] {
+        assert!(matches!(Elementwise::new(&bench.device, wrong), Err(Error::DataType { .. })));
+        assert!(matches!(ColumnSums::new(&bench.device, wrong), Err(Error::DataType { .. })));
+        assert!(matches!(Quantizer::new(&bench.device, wrong), Err(Error::DataType { .. })));
+    }
+    let kernels = Elementwise::new(&bench.device, DataType::BF16).unwrap();
+    let relu = ElementFunction::Activation(Activation::Relu);
+    // SAFETY: none of these calls launches anything.
+    unsafe {
+        let apply = |input, out, count| kernels.apply(bench.stream(), relu, input, out, count);
+        assert!(matches!(apply(0, at, 4), Err(Error::Pointer { what: "input", .. })));
+        assert!(matches!(apply(at, at + 1, 4), Err(Error::Pointer { what: "output", .. })));
+        assert!(matches!(apply(at, at, usize::MAX), Err(Error::TooLarge { .. })));
+        assert!(apply(0, 0, 0).is_ok());
+        let quantizer = Quantizer::new(&bench.device, DataType::BF16).unwrap();
+        let scale = TensorScale { amax: at, inverse: at, scales: at, count: 1 };
+        assert!(matches!(
+            quantizer.scale_to_floats(bench.stream(), at, 4, DataType::I8, scale),
+            Err(Error::DataType { .. })
+        ));
+        let sums = ColumnSums::new(&bench.device, DataType::BF16).unwrap();
+        let to = ColumnSumsTarget { sums: at, dtype: DataType::I8, accumulate: false, workspace: at };
+        assert!(matches!(sums.run(bench.stream(), at, 4, 4, to), Err(Error::DataType { .. })));
+    }
+}
