@@ -212,7 +212,7 @@ impl Product {
         match &self.plan {
             ProductPlan::TwoFour { gemm, packed, .. } => {
                 // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-                unsafe { gemm.run(stream, Operands { weight: *packed, x, out }, Epilogue::default()) }
+                unsafe { gemm.run(stream, Operands { weight: *packed, x, out, workspace: 0 }, Epilogue::default()) }
             }
             ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);

@@ -93,13 +93,15 @@ pub enum Error {
         epilogue: bool,
     },
 
-    /// There are no kernels for X with the reduction first.
-    #[error("X as [reduction, tokens] is there for f16 and bf16 elements without an epilogue; this product has {element} elements{}", if *epilogue { " and an epilogue" } else { "" })]
-    XOrder {
-        /// What was to be multiplied.
+    /// No kernel multiplies a weight of one type with an X of the other.
+    #[error(
+        "a weight of {element} elements and X of {x_element} elements: they must be of the same type, or one of e4m3 and the other of e5m2"
+    )]
+    MixedElements {
+        /// What the weight is made of.
         element: DataType,
-        /// Whether accumulators were to be scaled, biased or activated.
-        epilogue: bool,
+        /// What X is made of.
+        x_element: DataType,
     },
 
     /// A problem is not computed that way.

@@ -1,8 +1,8 @@
 //! Descriptions of matrices for TMA.
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUtensorMapDataType as Type};
 
-use crate::{DevicePtr, Error, Result};
+use crate::{DataType, DevicePtr, Error, Result};
 
 /// A matrix and the tile of it that one copy takes.
 #[derive(Clone, Copy)]
@@ -33,7 +33,6 @@ impl TensorMap {
         tile: (u32, u32),
         swizzle: Swizzle,
     ) -> Result<Self> {
-        use sys::{CUtensorMapDataType as Type, CUtensorMapSwizzle as Swizzled};
         // Bits are copied as they are: only the width of elements counts.
         let kind = match width {
             1 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
@@ -41,6 +40,35 @@ impl TensorMap {
             4 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT32,
             _ => Type::CU_TENSOR_MAP_DATA_TYPE_UINT64,
         };
+        Self::encode(data, (kind, width), (rows, cols), tile, swizzle)
+    }
+
+    /// Of f16 or bf16 results, which may be added to what is there.
+    ///
+    /// # Errors
+    /// Those of [`TensorMap::new`].
+    pub(crate) fn of_results(
+        data: DevicePtr,
+        element: DataType,
+        shape: (usize, usize),
+        tile: (u32, u32),
+        swizzle: Swizzle,
+    ) -> Result<Self> {
+        let kind = match element {
+            DataType::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            _ => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        };
+        Self::encode(data, (kind, element.bytes()), shape, tile, swizzle)
+    }
+
+    fn encode(
+        data: DevicePtr,
+        (kind, width): (Type, usize),
+        (rows, cols): (usize, usize),
+        tile: (u32, u32),
+        swizzle: Swizzle,
+    ) -> Result<Self> {
+        use sys::CUtensorMapSwizzle as Swizzled;
         let swizzle = match swizzle {
             Swizzle::None => Swizzled::CU_TENSOR_MAP_SWIZZLE_NONE,
             Swizzle::Bytes32 => Swizzled::CU_TENSOR_MAP_SWIZZLE_32B,

@@ -47,7 +47,7 @@ fn results(device: Device) -> Vec<Vec<u8>> {
         let x: Vec<bf16> = (0..tokens * REDUCTION).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&x);
         let out = bench.poisoned(tokens * FEATURES * 2, 0xFFu8);
-        let operands = Operands { weight: packed, x: bench.at(&x), out: bench.at(&out) };
+        let operands = Operands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
         // SAFETY: as above.
         unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         all.push(bench.down(&out));

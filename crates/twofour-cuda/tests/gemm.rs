@@ -8,13 +8,15 @@ use std::collections::BTreeSet;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
-    Bench, bench, hopper,
+    Bench, bench,
+    compressed::Guarded,
+    hopper,
     numbers::{GUARD, Random, result},
 };
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
     Architecture, DataType, Error,
-    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma, stream},
+    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma, packed_bytes, stream},
     prune::Packed,
 };
 
@@ -128,14 +130,33 @@ struct Case {
     order: Order,
     method: Option<Method>,
     activation: Option<Activation>,
+    /// Elements between an aligned address and X, and results between one and the result.
+    before: usize,
+    accumulate: bool,
 }
 
 impl Case {
-    /// Of elements of that type.
-    fn problem(&self, element: DataType) -> Problem {
-        let &Case { features, tokens, reduction, output, x_order, order, activation, .. } = self;
-        let epilogue = activation.is_some();
-        Problem { element, output, features, tokens, reduction, x: x_order, order, epilogue }
+    /// The plain product of that shape.
+    fn plain((features, tokens, reduction): (usize, usize, usize), output: DataType) -> Self {
+        Self {
+            features,
+            tokens,
+            reduction,
+            output,
+            x_order: XOrder::TokensFirst,
+            order: Order::TokensFirst,
+            method: None,
+            activation: None,
+            before: 0,
+            accumulate: false,
+        }
+    }
+
+    /// Of a weight and an X of those types.
+    fn problem(&self, element: DataType, x_element: DataType) -> Problem {
+        let &Case { features, tokens, reduction, output, x_order, order, activation, accumulate, .. } = self;
+        let plain = Problem::plain(element, output, features, tokens, reduction);
+        Problem { x_element, x: x_order, order, epilogue: activation.is_some(), accumulate, ..plain }
     }
 }
 
@@ -149,53 +170,59 @@ fn planned(bench: &Bench, problem: Problem, method: Option<Method>) -> Gemm {
 }
 
 fn check<T: Number>(bench: &Bench, case: &Case) {
-    Given::<T>::new(bench, case).check(case.method);
+    Given::<T, T>::new(bench, case).check(case.method);
 }
 
 /// What a case's product is made of, on the device, and what is expected of it: made once for all methods.
-struct Given<'a, T> {
+struct Given<'a, T, X> {
     bench: &'a Bench,
     problem: Problem,
+    before: usize,
     weight: [CudaSlice<u8>; 2],
     x: CudaSlice<u8>,
     factors: [CudaSlice<f32>; 2],
-    bias: CudaSlice<u8>,
+    biases: [CudaSlice<u8>; 2],
     activation: Option<Activation>,
     /// Token, feature, result, and how far from it a sum in f32 may be.
     expected: Vec<(usize, usize, f64, f64)>,
-    element: std::marker::PhantomData<T>,
+    elements: std::marker::PhantomData<(T, X)>,
 }
 
 const ALPHA: f32 = 0.0625;
 
-impl<'a, T: Number> Given<'a, T> {
+impl<'a, T: Number, X: Number> Given<'a, T, X> {
     fn new(bench: &'a Bench, case: &Case) -> Self {
-        let &Case { features, tokens, reduction, output, x_order, activation, .. } = case;
-        let problem = case.problem(T::ELEMENT);
+        let &Case { features, tokens, reduction, output, x_order, activation, before, .. } = case;
+        let problem = case.problem(T::ELEMENT, X::ELEMENT);
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
-        // Where X has the reduction first the weight is completed; what stands there meets no X.
-        let depth = if x_order == XOrder::ReductionFirst { reduction.next_multiple_of(64) } else { reduction };
-        let w = weight::<T>(&mut random, features, depth);
-        let x: Vec<T> = (0..tokens * reduction).map(|_| T::of(random.number())).collect();
+        // The weight is padded; what stands in the padding meets no X, and its results are not stored.
+        let (rows, depth) = Gemm::meta_order_of(T::ELEMENT).padded(features, reduction);
+        let w = weight::<T>(&mut random, rows, depth);
+        let bytes = packed_bytes(T::ELEMENT, features, reduction);
+        assert_eq!((bytes_of(w.values()).len(), T::meta(&w).len()), (bytes.values, bytes.meta));
+        let x: Vec<X> = (0..tokens * reduction).map(|_| X::of(random.number())).collect();
         let scales =
             |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.number() / 4.0 + 1.0).collect() };
         let (by_feature, by_token) = (scales(&mut random, features), scales(&mut random, tokens));
-        let bias: Vec<f32> = (0..features).map(|_| bf16::from_f32(random.number()).to_f32()).collect();
-        let bias_bytes: Vec<u8> = match output {
-            DataType::F16 => bias.iter().flat_map(|b| f16::from_f32(*b).to_le_bytes()).collect(),
-            DataType::BF16 => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
-            _ => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+        let biases = |random: &mut Random, n: usize| -> Vec<f32> {
+            (0..n).map(|_| bf16::from_f32(random.number()).to_f32()).collect()
         };
+        let (bias, token_bias) = (biases(&mut random, features), biases(&mut random, tokens));
+        let bias_bytes =
+            |bias: &[f32]| -> Vec<u8> { bias.iter().flat_map(|b| result_bytes(output, f64::from(*b))).collect() };
         let x_there = match x_order {
-            XOrder::TokensFirst => bench.up(&bytes_of(&x)),
+            XOrder::TokensFirst => bytes_of(&x),
             XOrder::ReductionFirst => {
                 let at = |i: usize| x[i % tokens * reduction + i / tokens];
-                bench.up(&bytes_of(&(0..x.len()).map(at).collect::<Vec<T>>()))
+                bytes_of(&(0..x.len()).map(at).collect::<Vec<X>>())
             }
         };
+        // Numbers around X that no result may depend on: NaN in every floating-point type.
+        let around = |elements: usize| vec![0xFFu8; elements * X::ELEMENT.bytes()];
+        let x_there = bench.up(&[around(before), x_there, around(64)].concat());
 
         let dense: Vec<f64> = w.to_dense().into_iter().map(T::value).collect();
-        let x: Vec<f64> = x.into_iter().map(T::value).collect();
+        let x: Vec<f64> = x.into_iter().map(X::value).collect();
         // Sums are in f32, and less exact for 8-bit floats on Hopper.
         let of_sums = match T::ELEMENT {
             DataType::E4M3 | DataType::E5M2 => 2e-3,
@@ -216,7 +243,7 @@ impl<'a, T: Number> Given<'a, T> {
                 let mut finishing = 0.0;
                 if let Some(activation) = activation {
                     let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
-                    (sum, size) = (sum * scale + f64::from(bias[f]), size * scale.abs());
+                    (sum, size) = (sum * scale + f64::from(bias[f]) + f64::from(token_bias[t]), size * scale.abs());
                     sum = activated(activation, sum);
                     finishing = 4e-7 * (sum.abs() + 1.0);
                 }
@@ -226,13 +253,14 @@ impl<'a, T: Number> Given<'a, T> {
         Self {
             bench,
             problem,
+            before,
             weight: [bench.up(&bytes_of(w.values())), bench.up(&T::meta(&w))],
             x: x_there,
             factors: [bench.up(&by_feature), bench.up(&by_token)],
-            bias: bench.up(&bias_bytes),
+            biases: [bench.up(&bias_bytes(&bias)), bench.up(&bias_bytes(&token_bias))],
             activation,
             expected,
-            element: std::marker::PhantomData,
+            elements: std::marker::PhantomData,
         }
     }
 
@@ -241,35 +269,75 @@ impl<'a, T: Number> Given<'a, T> {
     }
 
     fn check_plan(&self, gemm: &Gemm) {
-        let (bench, problem) = (self.bench, self.problem);
-        let Problem { features, tokens, output, order, .. } = problem;
-        let what = format!("{} for {problem:?}", gemm.kernel());
-        let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
-        let packed = Packed { values: bench.at(&self.weight[0]), meta: bench.at(&self.weight[1]) };
-        let operands = Operands { weight: packed, x: bench.at(&self.x), out: bench.at(&out) };
-        let after = self.activation.map_or(Epilogue::default(), |activation| Epilogue {
-            alpha: ALPHA,
-            feature_scales: Some(bench.at(&self.factors[0])),
-            token_scales: Some(bench.at(&self.factors[1])),
-            bias: Some(bench.at(&self.bias)),
-            activation,
-        });
-        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
-        unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
-        let found = bench.down(&out);
-        assert!(found[found.len() - GUARD..].iter().all(|byte| *byte == 0xFF), "{what}: written beyond the end");
+        let Problem { features, tokens, output, order, accumulate, .. } = self.problem;
+        let what = format!("{} for {:?}, {} before", gemm.kernel(), self.problem, self.before);
+        let width = output.bytes();
+        // What is there before: small whole numbers, or bits that no result has.
+        let there: Vec<u8> = match accumulate {
+            true => (0..features * tokens).flat_map(|i| result_bytes(output, (i % 7) as f64 - 3.0)).collect(),
+            false => vec![0xFF; features * tokens * width],
+        };
+        let found = self.run(gemm, &there, &what);
         for &(t, f, sum, inexact) in &self.expected {
             let at = match order {
                 Order::TokensFirst => t * features + f,
                 Order::FeaturesFirst => f * tokens + t,
             };
-            let (value, rounding) = result(&found[at * output.bytes()..][..output.bytes()], output, sum);
-            let allowed = rounding + inexact;
+            let before = if accumulate { (at % 7) as f64 - 3.0 } else { 0.0 };
+            let (_, first_rounding) = result(&found[at * width..][..width], output, sum);
+            let (value, rounding) = result(&found[at * width..][..width], output, sum + before);
+            let allowed = rounding + inexact + if accumulate { 1.01 * first_rounding } else { 0.0 };
             assert!(
-                (value - sum).abs() <= allowed,
-                "{what}: token {t}, feature {f}: {value}, expected {sum} ± {allowed}"
+                (value - sum - before).abs() <= allowed,
+                "{what}: token {t}, feature {f}: {value}, expected {sum} + {before} ± {allowed}"
             );
         }
+        if accumulate {
+            assert!(found == self.run(gemm, &there, &what), "{what}: not the same bits again");
+        }
+    }
+
+    /// The bytes of the result, of which `there` were before.
+    fn run(&self, gemm: &Gemm, there: &[u8], what: &str) -> Vec<u8> {
+        let (bench, problem) = (self.bench, self.problem);
+        let guard = vec![0xA5u8; GUARD + self.before * problem.output.bytes()];
+        let out = bench.up(&[&guard, there, &guard].concat());
+        let packed = Packed { values: bench.at(&self.weight[0]), meta: bench.at(&self.weight[1]) };
+        let bytes = if self.before == 0 { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() };
+        let workspace = Guarded::new(bench, bytes);
+        let operands = Operands {
+            weight: packed,
+            x: bench.at(&self.x) + (self.before * problem.x_element.bytes()) as u64,
+            out: bench.at(&out) + guard.len() as u64,
+            workspace: if bytes == 0 { 0 } else { workspace.at(bench) },
+        };
+        let after = self.activation.map_or(Epilogue::default(), |activation| Epilogue {
+            alpha: ALPHA,
+            feature_scales: Some(bench.at(&self.factors[0])),
+            token_scales: Some(bench.at(&self.factors[1])),
+            bias: Some(bench.at(&self.biases[0])),
+            token_bias: Some(bench.at(&self.biases[1])),
+            activation,
+        });
+        // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
+        unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
+        let found = bench.down(&out);
+        workspace.found(bench, &format!("{what}: workspace"));
+        let (before, rest) = found.split_at(guard.len());
+        let (found, after) = rest.split_at(there.len());
+        assert!(before == guard, "{what}: written before the start");
+        assert!(after == guard, "{what}: written beyond the end");
+        found.to_vec()
+    }
+}
+
+/// The bytes of a result.
+fn result_bytes(output: DataType, value: f64) -> Vec<u8> {
+    match output {
+        DataType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+        DataType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+        DataType::F32 => (value as f32).to_le_bytes().to_vec(),
+        _ => (value as i32).to_le_bytes().to_vec(),
     }
 }
 
@@ -317,18 +385,9 @@ fn products<T: Number>(outputs: &[DataType], few: bool) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
     let tiles = mma::Tile::all(T::ELEMENT, architecture);
-    let case = |(features, tokens, reduction), output, order, activation| Case {
-        features,
-        tokens,
-        reduction,
-        output,
-        x_order: XOrder::TokensFirst,
-        order,
-        method: None,
-        activation,
-    };
+    let case = |shape, output, order, activation| Case { order, activation, ..Case::plain(shape, output) };
     let by_all_methods = |case: Case| {
-        let mut methods = Method::all(case.problem(T::ELEMENT), architecture);
+        let mut methods = Method::all(case.problem(T::ELEMENT, T::ELEMENT), architecture);
         if case.x_order == XOrder::TokensFirst {
             methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
         }
@@ -336,7 +395,7 @@ fn products<T: Number>(outputs: &[DataType], few: bool) {
         if methods.is_empty() {
             return;
         }
-        let given = Given::<T>::new(&bench, &case);
+        let given = Given::<T, T>::new(&bench, &case);
         for method in methods.into_iter().map(Some).chain([None]) {
             given.check(method);
         }
@@ -388,15 +447,16 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method)
     let mut seen = BTreeSet::new();
     let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130, 136] } else { &[136] };
     for &tokens in tokens {
-        let case = |reduction| Case { features, tokens, reduction, output, x_order, order, method: None, activation };
+        let case =
+            |reduction| Case { x_order, order, activation, ..Case::plain((features, tokens, reduction), output) };
         // Two steps of clusters, for methods of two blocks to be among them.
-        let mut methods = Method::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT), architecture);
+        let mut methods = Method::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT, T::ELEMENT), architecture);
         if x_order == XOrder::TokensFirst {
             methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
         }
         methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
         for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
-            let given = Given::<T>::new(&bench, &case(reduction));
+            let given = Given::<T, T>::new(&bench, &case(reduction));
             for method in methods.iter().filter(|method| columns(method) == reduction) {
                 let gemm = planned(&bench, given.problem, Some(*method));
                 if seen.insert(gemm.kernel()) {
@@ -485,16 +545,8 @@ fn products_by_mma() {
         let method = Some(Method::Mma(tile));
         for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
             for order in [Order::TokensFirst, Order::FeaturesFirst] {
-                let case = Case {
-                    features,
-                    tokens,
-                    reduction,
-                    output: DataType::BF16,
-                    x_order: XOrder::TokensFirst,
-                    order,
-                    method,
-                    activation: Some(Activation::Relu),
-                };
+                let plain = Case::plain((features, tokens, reduction), DataType::BF16);
+                let case = Case { order, method, activation: Some(Activation::Relu), ..plain };
                 check::<bf16>(&bench, &case);
             }
         }
@@ -510,8 +562,8 @@ fn products_across<T: Number>() {
         for order in [Order::TokensFirst, Order::FeaturesFirst] {
             for output in [T::ELEMENT, DataType::F32] {
                 let x_order = XOrder::ReductionFirst;
-                let case = Case { features, tokens, reduction, output, x_order, order, method: None, activation: None };
-                let given = Given::<T>::new(&bench, &case);
+                let case = Case { x_order, order, ..Case::plain((features, tokens, reduction), output) };
+                let given = Given::<T, T>::new(&bench, &case);
                 for method in
                     Method::all(given.problem, bench.device.architecture()).into_iter().map(Some).chain([None])
                 {
@@ -535,17 +587,7 @@ fn bf16_products_across() {
 #[test]
 fn a_long_product_with_many_rounds_of_tiles() {
     let Some(bench) = hopper() else { return };
-    let case = Case {
-        features: 4096,
-        tokens: 13008,
-        reduction: 64,
-        output: DataType::BF16,
-        x_order: XOrder::TokensFirst,
-        order: Order::TokensFirst,
-        method: None,
-        activation: None,
-    };
-    check::<bf16>(&bench, &case);
+    check::<bf16>(&bench, &Case::plain((4096, 13008, 64), DataType::BF16));
 }
 
 /// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of them.
@@ -558,17 +600,8 @@ fn every_tile_takes_several_turns() {
         (Order::TokensFirst, Some(Activation::Relu)),
         (Order::FeaturesFirst, Some(Activation::Relu)),
     ] {
-        let case = Case {
-            features: 4672,
-            tokens: 3300,
-            reduction: 448,
-            output: DataType::BF16,
-            x_order: XOrder::TokensFirst,
-            order,
-            method: None,
-            activation,
-        };
-        let given = Given::<bf16>::new(&bench, &case);
+        let case = Case { order, activation, ..Case::plain((4672, 3300, 448), DataType::BF16) };
+        let given = Given::<bf16, bf16>::new(&bench, &case);
         for method in Method::all(given.problem, bench.device.architecture()) {
             given.check(Some(method));
         }
@@ -594,7 +627,7 @@ fn calls_can_be_captured_in_a_graph() {
         let places = [bench.at(&outs[0]), bench.at(&outs[1])];
         let x_place = bench.at(&x);
         let run = |out| {
-            let operands = Operands { weight: packed, x: x_place, out };
+            let operands = Operands { weight: packed, x: x_place, out, workspace: 0 };
             // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
             unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         };
@@ -616,23 +649,140 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let few = Method::all(problem, bench.device.architecture())[0];
     assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
     assert!(matches!(plan(Problem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
-    assert!(matches!(plan(Problem { features: 96, ..problem }), Err(Error::Multiple { found: 96, multiple: 64, .. })));
-    assert!(matches!(plan(Problem { reduction: 32, ..problem }), Err(Error::Multiple { found: 32, multiple: 64, .. })));
     assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
     assert!(matches!(plan(Problem { tokens: usize::MAX, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let across = Problem { x: XOrder::ReductionFirst, ..problem };
-    assert!(matches!(plan(Problem { tokens: 12, ..across }), Err(Error::Multiple { found: 12, multiple: 8, .. })));
-    assert!(matches!(plan(Problem { epilogue: true, ..across }), Err(Error::XOrder { epilogue: true, .. })));
-    let eight_bits = Problem { element: DataType::E4M3, ..across };
-    assert!(matches!(plan(eight_bits), Err(Error::XOrder { element: DataType::E4M3, .. })));
+    let mixed = Problem { x_element: DataType::F16, ..problem };
+    assert!(matches!(plan(mixed), Err(Error::MixedElements { element: DataType::BF16, x_element: DataType::F16 })));
     let gemm = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
-    let operands = Operands { weight: Packed { values: at, meta: at }, x: at, out: at };
+    let operands = Operands { weight: Packed { values: at, meta: at }, x: at, out: at, workspace: 0 };
     // SAFETY: none of these calls launches anything.
     let run = |operands, epilogue| unsafe { gemm.run(bench.stream(), operands, epilogue) };
     let plain = Epilogue::default();
-    assert!(matches!(run(Operands { x: at + 8, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
+    assert!(matches!(run(Operands { x: at + 1, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
+    // What would have to be copied has nowhere to go.
+    assert_eq!(gemm.workspace_bytes(), 0);
+    for unaligned in [Operands { x: at + 2, ..operands }, Operands { x: at + 8, ..operands }] {
+        assert!(matches!(run(unaligned, plain), Err(Error::Pointer { what: "workspace", .. })));
+    }
     assert!(matches!(run(Operands { out: 0, ..operands }, plain), Err(Error::Pointer { what: "result", .. })));
     assert!(matches!(run(operands, Epilogue { alpha: 2.0, ..plain }), Err(Error::Epilogue)));
+}
+
+/// Shapes that no tile divides.
+const ANY_SHAPES: [(usize, usize, usize); 9] = [
+    (1, 1, 1),
+    (7, 3, 30),
+    (36, 17, 52),
+    (65, 130, 130),
+    (600, 3, 12),
+    (12, 600, 600),
+    (130, 17, 1000),
+    (72, 264, 88),
+    (200, 1, 4100),
+];
+
+/// By every method, for every output, in every order, with and without an epilogue, from aligned addresses and others, stored or added.
+fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
+    let Some(bench) = bench_for(T::ELEMENT) else { return };
+    let architecture = bench.device.architecture();
+    let mut turn = 0;
+    for &shape in &ANY_SHAPES {
+        for &output in outputs {
+            for (x_order, order) in [
+                (XOrder::TokensFirst, Order::TokensFirst),
+                (XOrder::TokensFirst, Order::FeaturesFirst),
+                (XOrder::ReductionFirst, Order::TokensFirst),
+                (XOrder::ReductionFirst, Order::FeaturesFirst),
+            ] {
+                // Each case has another of these, so that all of them meet all shapes and orders in turn.
+                turn += 1;
+                let (before, accumulate) = (turn % 2, turn / 2 % 2 == 1);
+                let activation = [None, Some(Activation::Gelu)][turn / 4 % 2].filter(|_| output != DataType::I32);
+                let plain = Case::plain(shape, output);
+                let case = Case { x_order, order, before, accumulate, activation, ..plain };
+                let given = Given::<T, X>::new(&bench, &case);
+                let mut methods = Method::likely(given.problem, architecture);
+                assert!(!methods.is_empty(), "{:?}", given.problem);
+                methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
+                let mut kinds = BTreeSet::new();
+                for method in methods {
+                    // Some of each kind: two shapes of the same kernel family read and store alike.
+                    let Ok(gemm) = Gemm::with(&bench.device, given.problem, method) else {
+                        assert!(matches!(method, Method::Mma(_)) && x_order == XOrder::ReductionFirst, "{method:?}");
+                        continue;
+                    };
+                    let kind = format!("{:?}", std::mem::discriminant(&method));
+                    if kinds.insert((kind.clone(), 0)) || kinds.insert((kind, 1)) {
+                        given.check_plan(&gemm);
+                    }
+                }
+            }
+        }
+    }
+}
+
+macro_rules! any_problem {
+    ($($name:ident: $weight:ty, $x:ty, $outputs:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            any_problem::<$weight, $x>(&$outputs);
+        }
+    )*};
+}
+
+any_problem! {
+    any_f16_problem: f16, f16, [DataType::F16, DataType::F32];
+    any_bf16_problem: bf16, bf16, [DataType::BF16, DataType::F32];
+    any_e4m3_problem: F8E4M3, F8E4M3, [DataType::BF16];
+    any_i8_problem: i8, i8, [DataType::F16, DataType::I32];
+    e4m3_weights_with_e5m2_x: F8E4M3, F8E5M2, [DataType::BF16, DataType::F16, DataType::F32];
+    e5m2_weights_with_e4m3_x: F8E5M2, F8E4M3, [DataType::BF16, DataType::F32];
+}
+
+/// As many features as a vocabulary has words.
+#[test]
+fn a_vocabulary() {
+    let Some(bench) = bench() else { return };
+    for tokens in [1, 3, 130] {
+        check::<bf16>(&bench, &Case::plain((50257, tokens, 64), DataType::BF16));
+    }
+}
+
+/// What is added is what would be stored, bit for bit: by tiles that TMA stores and adds, one by one, and by kernels for few tokens.
+#[test]
+fn accumulation_adds_what_would_be_stored() {
+    let Some(bench) = bench() else { return };
+    let architecture = bench.device.architecture();
+    for (shape, order) in [
+        ((256, 264, 192), Order::TokensFirst),
+        ((256, 264, 192), Order::FeaturesFirst),
+        ((64, 5, 128), Order::TokensFirst),
+        ((100, 40, 128), Order::TokensFirst),
+    ] {
+        for output in [DataType::BF16, DataType::F32] {
+            let stored = Given::<bf16, bf16>::new(&bench, &Case { order, ..Case::plain(shape, output) });
+            let added = Given::<bf16, bf16> {
+                problem: Problem { accumulate: true, ..stored.problem },
+                ..Given::new(&bench, &Case { order, accumulate: true, ..Case::plain(shape, output) })
+            };
+            let width = output.bytes();
+            let number = |bytes: &[u8]| result(bytes, output, 0.0).0;
+            let there: Vec<u8> =
+                (0..shape.0 * shape.1).flat_map(|i| result_bytes(output, (i % 11) as f64 / 8.0 - 0.5)).collect();
+            for method in Method::likely(stored.problem, architecture) {
+                let plan = |given: &Given<'_, bf16, bf16>| planned(&bench, given.problem, Some(method));
+                let results = stored.run(&plan(&stored), &there, "stored");
+                let sums = added.run(&plan(&added), &there, "added");
+                let sum = |(a, b): (&[u8], &[u8])| match output {
+                    DataType::F32 => f64::from((number(a) + number(b)) as f32),
+                    _ => bf16::from_f64(number(a) + number(b)).to_f64(),
+                };
+                let expected = results.chunks(width).zip(there.chunks(width)).map(sum);
+                let found = sums.chunks(width).map(number);
+                assert!(expected.eq(found), "{method:?} for {:?}", added.problem);
+            }
+        }
+    }
 }

@@ -137,6 +137,7 @@ impl<'a> Given<'a> {
                 feature_scales: Some(bench.at(&self.factors[0])),
                 token_scales: Some(bench.at(&self.factors[1])),
                 bias: Some(bench.at(&self.bias)),
+                token_bias: None,
                 activation: Activation::Relu,
             }
         } else {

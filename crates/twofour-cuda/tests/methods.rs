@@ -12,17 +12,20 @@ const MULTIPROCESSORS: [u32; 4] = [1, 20, 132, 1000];
 
 fn sizes() -> impl Strategy<Value = (usize, usize, usize)> {
     let tokens = prop_oneof![1usize..=8, 1usize..=64, 1usize..=16384];
-    (1usize..=512, tokens, 1usize..=256)
+    (1usize..=32768, tokens, 1usize..=32768)
 }
 
 proptest! {
     #[test]
-    fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool) {
+    fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool, accumulate: bool, across: bool, by_feature: bool) {
         use DataType::{BF16, E4M3, E5M2, F16, I8};
         for (element, architecture) in [F16, BF16, E4M3, E5M2, I8].into_iter().flat_map(|e| Architecture::ALL.map(|a| (e, a))) {
             let problem = Problem {
                 epilogue,
-                ..Problem::plain(element, BF16, 64 * features, tokens, 128 * reduction)
+                accumulate,
+                x: if across { XOrder::ReductionFirst } else { XOrder::TokensFirst },
+                order: if by_feature { Order::FeaturesFirst } else { Order::TokensFirst },
+                ..Problem::plain(element, BF16, features, tokens, reduction)
             };
             let all = Method::all(problem, architecture);
             // Ampere has no 8-bit floats: an error of its own.
@@ -38,12 +41,14 @@ proptest! {
     }
 
     #[test]
-    fn x_with_the_reduction_first_has_a_method_on_hopper((features, tokens, reduction) in sizes()) {
-        let plain = Problem::plain(DataType::BF16, DataType::BF16, 64 * features, 8 * tokens, reduction);
-        let problem = Problem { x: XOrder::ReductionFirst, ..plain };
-        let all = Method::all(problem, Architecture::SM_90);
-        prop_assert!(all.contains(&Method::best(problem, Architecture::SM_90, 132)), "{problem:?}");
-        prop_assert!(Method::all(problem, Architecture::SM_80).is_empty());
+    fn two_8_bit_floats_have_a_method((features, tokens, reduction) in sizes(), epilogue: bool, swapped: bool) {
+        use DataType::{BF16, E4M3, E5M2};
+        let (element, x_element) = if swapped { (E5M2, E4M3) } else { (E4M3, E5M2) };
+        let problem = Problem { x_element, epilogue, ..Problem::plain(element, BF16, features, tokens, reduction) };
+        for architecture in [Architecture::SM_89, Architecture::SM_90] {
+            let best = Method::best(problem, architecture, 132);
+            prop_assert!(Method::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on {architecture}");
+        }
     }
 
     #[test]
@@ -53,9 +58,9 @@ proptest! {
             element: DataType::F16,
             output: DataType::F32,
             granularity,
-            features: 16 * features,
+            features: 16 * (features % 512 + 1),
             tokens,
-            reduction: 128 * reduction,
+            reduction: 128 * (reduction % 256 + 1),
             order: Order::TokensFirst,
         };
         for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {

@@ -2,7 +2,7 @@
 
 pub use twofour::kernel::Activation;
 
-use super::problem::Order;
+use super::problem::{Order, Problem};
 use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
 
 /// The epilogue: what is done to accumulators before they are stored.
@@ -16,14 +16,23 @@ pub struct Epilogue {
     pub token_scales: Option<DevicePtr>,
     /// A summand for each feature, of the result's type; after the factors.
     pub bias: Option<DevicePtr>,
-    /// A function; after the bias.
+    /// A summand for each token, of the result's type; after the factors. It is the bias of a layer whose operands are exchanged.
+    pub token_bias: Option<DevicePtr>,
+    /// A function; after the biases.
     pub activation: Activation,
 }
 
 impl Default for Epilogue {
     /// The accumulators as they are.
     fn default() -> Self {
-        Self { alpha: 1.0, feature_scales: None, token_scales: None, bias: None, activation: Activation::Identity }
+        Self {
+            alpha: 1.0,
+            feature_scales: None,
+            token_scales: None,
+            bias: None,
+            token_bias: None,
+            activation: Activation::Identity,
+        }
     }
 }
 
@@ -39,9 +48,24 @@ pub(super) struct RawOutput {
     alpha: f32,
     activation: u32,
     plain: u32,
+    token_bias: DevicePtr,
+    accumulate: u32,
 }
 
 impl RawOutput {
+    /// Of a problem's results.
+    pub(super) fn of(problem: Problem, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let Problem { features, tokens, order, accumulate, .. } = problem;
+        let mut output = Self::new((features, tokens), order, data, epilogue);
+        output.accumulate = u32::from(accumulate);
+        // Eight 16-bit results, or four others, can be stored at once where each token's begin at a multiple of 16 bytes.
+        if output.plain != 0 && (accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16)) {
+            output.plain = 2;
+        }
+        output
+    }
+
+    /// Of results that begin at a multiple of 16 bytes, and of which each token has a multiple of eight.
     pub(super) fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
         let (stride_feature, stride_token) = match order {
             Order::TokensFirst => (1, features as u64),
@@ -62,6 +86,8 @@ impl RawOutput {
                 Activation::Silu => 3,
             },
             plain: u32::from(epilogue == Epilogue::default()),
+            token_bias: epilogue.token_bias.unwrap_or(0),
+            accumulate: 0,
         }
     }
 }
@@ -72,6 +98,7 @@ pub(super) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()
         ("scales of features", epilogue.feature_scales, 4),
         ("scales of tokens", epilogue.token_scales, 4),
         ("bias", epilogue.bias, output.bytes() as u64),
+        ("bias of tokens", epilogue.token_bias, output.bytes() as u64),
     ];
     for (what, pointer, alignment) in optional {
         if let Some(pointer) = pointer {

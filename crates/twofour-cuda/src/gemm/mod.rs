@@ -18,6 +18,7 @@
 //!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
 
+mod copies;
 mod cost;
 pub mod direct;
 mod epilogue;
@@ -27,6 +28,7 @@ mod panels;
 mod problem;
 pub mod rings;
 pub mod sm90;
+mod staging;
 pub mod stream;
 mod wgmma;
 
@@ -40,6 +42,7 @@ pub use epilogue::{Activation, Epilogue};
 use epilogue::{RawOutput, expect_epilogue};
 pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
 use problem::{TYPES, is_hopper, tile_k};
+use staging::Staging;
 
 /// Every source.
 pub(crate) fn sources() -> Vec<Source> {
@@ -49,7 +52,7 @@ pub(crate) fn sources() -> Vec<Source> {
     let mma = mma::Variant::all().into_iter().map(|variant| variant.source());
     let direct = direct::Variant::all().into_iter().map(|variant| variant.source());
     let int4 = int4::Variant::all().into_iter().map(|variant| variant.source());
-    tiled.chain(streamed).chain(rings).chain(mma).chain(direct).chain(int4).collect()
+    tiled.chain([copies::source()]).chain(streamed).chain(rings).chain(mma).chain(direct).chain(int4).collect()
 }
 
 /// How a GEMM is computed.
@@ -74,16 +77,17 @@ const MOST_LIKELY: usize = 24;
 impl Method {
     /// Those that compute a problem.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+        let problem = problem.computed(architecture);
         let direct = direct::Shape::all(problem, architecture).into_iter().map(Method::Direct);
         if !is_hopper(architecture) {
-            if problem.x == XOrder::ReductionFirst {
-                return Vec::new();
-            }
             let tiles = mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma);
             return direct.chain(tiles).collect();
         }
         let tiled = sm90::Tile::all(problem).into_iter().map(Method::Tiled);
         if problem.x == XOrder::ReductionFirst {
+            return tiled.collect();
+        }
+        if problem.is_mixed() {
             return tiled.collect();
         }
         let streamed = stream::Shape::all(problem).into_iter().map(Method::Streamed);
@@ -107,6 +111,7 @@ impl Method {
 
     /// The one that takes the least time by a model of the device.
     pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
+        let problem = problem.computed(architecture);
         if is_hopper(architecture) {
             let time = |method: &Method| cost::microseconds(*method, problem);
             let best = Self::all(problem, architecture).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
@@ -122,6 +127,7 @@ impl Method {
 pub struct Gemm {
     problem: Problem,
     plan: GemmPlan,
+    staging: Staging,
 }
 
 #[derive(Debug, Clone)]
@@ -137,8 +143,8 @@ impl Gemm {
     /// Plans with the method that a model of the device's time finds best.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
-    /// [`Error::Dimension`] for a shape; those of compiling and loading.
+    /// [`Error::Unsupported`] for the device, [`Error::Product`] and [`Error::MixedElements`] for a combination of types that no kernel has, [`Error::Dimension`] for a dimension that is 0 or more than
+    /// kernels count; those of compiling and loading.
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
         // The model takes no empty problem.
         problem.expect_known()?;
@@ -152,58 +158,72 @@ impl Gemm {
     pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
         problem.expect_known()?;
         let architecture = device.architecture();
-        if problem.x == XOrder::ReductionFirst && !is_hopper(architecture) {
-            let (major, minor) = architecture.capability();
-            let operation = "a product with X as [reduction, tokens]";
-            return Err(Error::Unsupported { operation, major, minor, needs: "9.0 (Hopper)" });
-        }
+        let computed = problem.computed(architecture);
         let known = match method {
             // What the architecture lacks is an error of its own.
-            Method::Mma(_) => problem.x == XOrder::TokensFirst,
-            Method::Direct(shape) => direct::Shape::all(problem, architecture).contains(&shape),
+            Method::Mma(_) => computed.x == XOrder::TokensFirst,
+            Method::Direct(shape) => direct::Shape::all(computed, architecture).contains(&shape),
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";
                 return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
             }
-            _ => Method::all(problem, architecture).contains(&method),
+            _ => Method::all(computed, architecture).contains(&method),
         };
         if !known {
             return Err(Error::Method { method, problem });
         }
         let plan = match method {
-            Method::Tiled(tile) => GemmPlan::Tiled(sm90::Plan::new(device, problem, tile)?),
-            Method::Streamed(shape) => GemmPlan::Streamed(stream::Plan::new(device, problem, shape)?),
-            Method::Rings(shape) => GemmPlan::Rings(rings::Plan::new(device, problem, shape)?),
-            Method::Direct(shape) => GemmPlan::Direct(direct::Plan::new(device, problem, shape)?),
-            Method::Mma(tile) => GemmPlan::Mma(mma::Plan::new(device, problem, tile)?),
+            Method::Tiled(tile) => GemmPlan::Tiled(sm90::Plan::new(device, computed, tile)?),
+            Method::Streamed(shape) => GemmPlan::Streamed(stream::Plan::new(device, computed, shape)?),
+            Method::Rings(shape) => GemmPlan::Rings(rings::Plan::new(device, computed, shape)?),
+            Method::Direct(shape) => GemmPlan::Direct(direct::Plan::new(device, computed, shape)?),
+            Method::Mma(tile) => GemmPlan::Mma(mma::Plan::new(device, computed, tile)?),
         };
-        Ok(Self { problem, plan })
+        let (x_row, stores_by_tma) = match &plan {
+            GemmPlan::Tiled(plan) => (computed.x_row_by_tma(), plan.stores_by_tma()),
+            GemmPlan::Streamed(_) | GemmPlan::Rings(_) => (computed.x_row_by_tma(), false),
+            // They read whole steps.
+            GemmPlan::Direct(_) | GemmPlan::Mma(_) => (computed.padded().1, false),
+        };
+        let staging = Staging::new(device, (problem, computed), x_row, stores_by_tma)?;
+        Ok(Self { problem, plan, staging })
+    }
+
+    /// Bytes of workspace that a call needs whose X and result are aligned to 16 bytes: those of a copy of X where its rows cannot be read as they are, otherwise 0.
+    pub fn workspace_bytes(&self) -> usize {
+        self.staging.bytes()
+    }
+
+    /// Bytes of workspace that a call needs whose X or result is aligned to its elements only.
+    pub fn unaligned_workspace_bytes(&self) -> usize {
+        self.staging.unaligned_bytes()
     }
 
     /// Multiplies.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales and bias: to their elements), [`Error::Epilogue`] where one is
+    /// [`Error::Pointer`] for pointers that are null, or values, metadata and workspace not aligned to 16 bytes, or others not to their elements; [`Error::Epilogue`] where one is
     /// asked for that was not planned, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the
-    /// metadata's codes are six of the sixteen, as compressing makes them; the stream is of the plan's device.
+    /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the weight is padded
+    /// ([`packed_bytes`]), and its padding's values are zeros; the workspace has as many bytes as [`Gemm::workspace_bytes`] or, where X or the result is not aligned to 16 bytes,
+    /// [`Gemm::unaligned_workspace_bytes`] says, and calls that may run at once on several streams have one each; the metadata's codes are six of the sixteen, as compressing makes them; the stream is of the plan's device.
     pub unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Operands { weight, x, out } = operands;
+        let Operands { weight, x, out, .. } = operands;
+        let problem = self.problem;
         expect_pointers(&[
             ("values", weight.values, 16),
             ("metadata", weight.meta, 16),
-            ("X", x, 16),
-            ("result", out, 16),
+            ("X", x, problem.x_element.bytes() as u64),
+            ("result", out, problem.output.bytes() as u64),
         ])?;
-        let problem = self.problem;
         if !problem.epilogue && epilogue != Epilogue::default() {
             return Err(Error::Epilogue);
         }
         expect_epilogue(epilogue, problem.output)?;
-        match &self.plan {
+        let kernel = |operands| match &self.plan {
             // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
@@ -214,7 +234,9 @@ impl Gemm {
             GemmPlan::Direct(plan) => unsafe { plan.run(stream, operands, epilogue) },
             // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Mma(plan) => unsafe { plan.run(stream, operands, epilogue) },
-        }
+        };
+        // SAFETY: operands and workspace are valid, and the stream is of the device, as this function requires.
+        unsafe { self.staging.run(stream, operands, kernel) }
     }
 
     /// The problem.

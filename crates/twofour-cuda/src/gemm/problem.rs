@@ -5,16 +5,18 @@ use twofour::layout::sm90::TileK;
 
 use crate::{
     Architecture, DataType, DevicePtr, Error, Result,
-    arguments::{expect_dimension, expect_multiple},
+    arguments::expect_dimension,
     prune::{MetaOrder, Packed},
 };
 
 /// What is to be multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Problem {
-    /// What W and X are made of.
+    /// What W is made of.
     pub element: DataType,
-    /// What the result and the bias are made of.
+    /// What X is made of: `element`, or of the two 8-bit floats the other one.
+    pub x_element: DataType,
+    /// What the result and the biases are made of.
     pub output: DataType,
     /// Rows of W.
     pub features: usize,
@@ -28,6 +30,10 @@ pub struct Problem {
     pub order: Order,
     /// Whether accumulators are scaled, biased or activated before they are stored ([`super::Epilogue`]): a kernel of its own.
     pub epilogue: bool,
+    /// Whether the result is added to what is there, `out += result`: each result is rounded to the output's type, and then the sum is. As every result is added once, the same operands give the
+    /// same bits.
+    #[serde(default)]
+    pub accumulate: bool,
 }
 
 /// Which of the result's axes is contiguous.
@@ -44,8 +50,8 @@ pub enum Order {
 pub enum XOrder {
     /// `[tokens, reduction]`, as layers have it.
     TokensFirst,
-    /// `[reduction, tokens]`: for the gradient of a weight, whose reduction is over the tokens of a layer. For f16 and bf16 on Hopper. The reduction may then be any
-    /// number; the weight has groups of zeros up to the next multiple of 64 columns, as [`crate::compress`] makes them.
+    /// `[reduction, tokens]`: for the gradient of a weight, whose reduction is over the tokens of a layer. Kernels read f16 and bf16 that way, on Hopper and without an epilogue; otherwise
+    /// X is transposed into the workspace first.
     ReductionFirst,
 }
 
@@ -54,10 +60,13 @@ pub enum XOrder {
 pub struct Operands {
     /// W, compressed, with metadata in [`super::Gemm::meta_order`].
     pub weight: Packed,
-    /// X.
+    /// X: aligned to its elements.
     pub x: DevicePtr,
-    /// The result.
+    /// The result: aligned to its elements.
     pub out: DevicePtr,
+    /// Memory for copies of what a kernel cannot take as it is, aligned to 16 bytes: [`super::Gemm::workspace_bytes`], or [`super::Gemm::unaligned_workspace_bytes`] where X or the result is
+    /// not aligned to 16 bytes. Null where that is 0.
+    pub workspace: DevicePtr,
 }
 
 /// Which results there are of which elements.
@@ -73,28 +82,76 @@ impl Problem {
     /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
     pub fn plain(element: DataType, output: DataType, features: usize, tokens: usize, reduction: usize) -> Self {
         let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
-        Self { element, output, features, tokens, reduction, x, order, epilogue: false }
+        Self {
+            element,
+            x_element: element,
+            output,
+            features,
+            tokens,
+            reduction,
+            x,
+            order,
+            epilogue: false,
+            accumulate: false,
+        }
     }
 
-    /// Whether kernels know the types and the shape.
+    /// Refuses types that no kernel has, and dimensions beyond what kernels count.
     pub(crate) fn expect_known(self) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, x, epilogue, .. } = self;
+        let Problem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
         if !known || epilogue && output == DataType::I32 {
             return Err(Error::Product { element, output, epilogue });
         }
+        if x_element != element && !(is_float_8(element) && is_float_8(x_element)) {
+            return Err(Error::MixedElements { element, x_element });
+        }
         for (what, size) in [("features", features), ("tokens", tokens), ("reduction", reduction)] {
             expect_dimension(what, size, MOST)?;
         }
-        expect_multiple("features of the product", features, 64)?;
-        match x {
-            XOrder::TokensFirst => expect_multiple("reduction of the product", reduction, tile_k(element).columns()),
-            XOrder::ReductionFirst if element.bytes() == 2 && !epilogue => {
-                expect_multiple("tokens of the product", tokens, 8)
-            }
-            XOrder::ReductionFirst => Err(Error::XOrder { element, epilogue }),
-        }
+        Ok(())
     }
+
+    /// Whether W and X are of different types.
+    pub(super) fn is_mixed(self) -> bool {
+        self.x_element != self.element
+    }
+
+    /// As kernels of an architecture compute it: they read only some X with the reduction first, and others after they were transposed.
+    pub(super) fn computed(self, architecture: Architecture) -> Problem {
+        let read = is_hopper(architecture) && self.element.bytes() == 2 && !self.epilogue;
+        if read { self } else { Problem { x: XOrder::TokensFirst, ..self } }
+    }
+
+    /// Rows and columns of W, padding included.
+    pub(super) fn padded(self) -> (usize, usize) {
+        MetaOrder::Sm90(tile_k(self.element)).padded(self.features, self.reduction)
+    }
+
+    /// Elements of a row of X that TMA can copy: rows are multiples of 16 bytes. What lies beyond the reduction is read as zeros.
+    pub(super) fn x_row_by_tma(self) -> usize {
+        let row = match self.x {
+            XOrder::TokensFirst => self.reduction,
+            XOrder::ReductionFirst => self.tokens,
+        };
+        row.next_multiple_of(16 / self.element.bytes())
+    }
+}
+
+/// Elements of W and of X that there are kernels for.
+pub(super) fn elements() -> Vec<(DataType, DataType)> {
+    let same = TYPES.iter().map(|(element, _)| (*element, *element));
+    same.chain([(DataType::E4M3, DataType::E5M2), (DataType::E5M2, DataType::E4M3)]).collect()
+}
+
+/// The elements of W and of X in the name of a kernel.
+pub(super) fn elements_name(element: DataType, x_element: DataType) -> String {
+    if element == x_element { element.to_string() } else { format!("{element}x{x_element}") }
+}
+
+/// Whether an element type is an 8-bit float.
+fn is_float_8(element: DataType) -> bool {
+    matches!(element, DataType::E4M3 | DataType::E5M2)
 }
 
 /// Bytes of a compressed weight on the device.

@@ -13,14 +13,20 @@ pub(super) enum Weights {
 }
 
 /// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
-/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them.
-pub(super) fn products(element: DataType, tokens: u32, x: XOrder, weights: Weights) -> File {
-    let sum = if element == DataType::I8 { "int" } else { "float" };
-    let [first, product] = [true, false].map(|first| product(element, tokens, x, weights, first));
+/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them. Elements are those of W and of X.
+pub(super) fn products(elements: (DataType, DataType), tokens: u32, x: XOrder, weights: Weights) -> File {
+    let sum = if elements.0 == DataType::I8 { "int" } else { "float" };
+    let [first, product] = [true, false].map(|first| product(elements, tokens, x, weights, first));
     File::generated("products", format!("typedef {sum} Sum;\n{first}{product}"))
 }
 
-fn product(element: DataType, tokens: u32, x: XOrder, weights: Weights, first: bool) -> String {
+fn product(
+    (element, x_element): (DataType, DataType),
+    tokens: u32,
+    x: XOrder,
+    weights: Weights,
+    first: bool,
+) -> String {
     let registers = tokens / 2;
     let constraint = if element == DataType::I8 { "r" } else { "f" };
     // The last number is whether X's rows are of the reduction; before it is whether W's are, where it is in shared memory.
@@ -31,11 +37,9 @@ fn product(element: DataType, tokens: u32, x: XOrder, weights: Weights, first: b
         (Weights::Registers, XOrder::ReductionFirst) => ", 1, 1, 1",
     };
     let (depth, types, tail) = match element {
-        DataType::F16 => (32, "f32.f16.f16", sixteen),
-        DataType::BF16 => (32, "f32.bf16.bf16", sixteen),
-        DataType::E4M3 => (64, "f32.e4m3.e4m3", ", 1, 1"),
-        DataType::E5M2 => (64, "f32.e5m2.e5m2", ", 1, 1"),
-        _ => (64, "s32.s8.s8", ""),
+        DataType::F16 | DataType::BF16 => (32, format!("f32.{element}.{x_element}"), sixteen),
+        DataType::E4M3 | DataType::E5M2 => (64, format!("f32.{element}.{x_element}"), ", 1, 1"),
+        _ => (64, "s32.s8.s8".to_string(), ""),
     };
     // What is only written need not be kept for this: the compiler may use the registers in between.
     let (name, access) = if first { ("first_product", '=') } else { ("product", '+') };

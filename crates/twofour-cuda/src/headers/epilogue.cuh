@@ -3,15 +3,21 @@
 // Where results go to, and what is done to sums before: null where there are no scales or no bias.
 struct Output {
     void* data;
-    const void* bias;
+    const void* bias;        // a summand for each feature
     const float* feature_scales;
     const float* token_scales;
     u64 stride_feature, stride_token;
     float alpha;
     u32 activation;
-    // Whether results are the sums themselves.
+    // Whether results are the sums themselves, and eight of them can be stored at once where features are contiguous.
     u32 plain;
+    const void* token_bias;  // a summand for each token
+    // Whether results are added to what is there: each is rounded first, and then the sum of both.
+    u32 accumulate;
 };
+
+// What `plain` may be.
+enum Plain { FINISHED = 0, IN_EIGHTS = 1, EACH_ALONE = 2 };
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
 
@@ -89,41 +95,53 @@ template <int E> struct Result {
     typedef typename Bits<E>::type Type;
     static __device__ __forceinline__ Type of(Sum, float finished) { return narrow<E>(finished); }
     static __device__ __forceinline__ float bias(const void* bias, u32 row) { return widen<E>(((const Type*)bias)[row]); }
+    static __device__ __forceinline__ Type plus(Type there, Type result) { return narrow<E>(widen<E>(there) + widen<E>(result)); }
 };
 template <> struct Result<I32> {
     typedef u32 Type;
     static __device__ __forceinline__ Type of(Sum sum, float) { return sum; }
     static __device__ __forceinline__ float bias(const void*, u32) { return 0.0f; }
+    static __device__ __forceinline__ u32 plus(u32 there, u32 result) { return there + result; }
 };
 
-// The summand of a feature.
-__device__ __forceinline__ float bias_of(const Output& to, u32 output, u32 f) {
-    if (!to.bias) return 0.0f;
-    return output == F16 ? Result<F16>::bias(to.bias, f) : output == BF16 ? Result<BF16>::bias(to.bias, f) : Result<F32>::bias(to.bias, f);
+__device__ __forceinline__ float bias_at(const void* bias, u32 output, u32 at) {
+    return output == F16 ? Result<F16>::bias(bias, at) : output == BF16 ? Result<BF16>::bias(bias, at) : Result<F32>::bias(bias, at);
+}
+
+// A sum times its factors, and its summands.
+__device__ __forceinline__ float scaled(const Output& to, u32 output, float sum, u32 f, u32 t) {
+    const float result = fmaf(sum, scale_of(to, f, t), to.bias ? bias_at(to.bias, output, f) : 0.0f);
+    return to.token_bias ? result + bias_at(to.token_bias, output, t) : result;
+}
+
+// Stores a result, or adds it to what is there.
+template <int E> __device__ __forceinline__ void put(const Output& to, u64 at, typename Result<E>::Type result) {
+    typename Result<E>::Type* there = (typename Result<E>::Type*)to.data + at;
+    *there = to.accumulate ? Result<E>::plus(*there, result) : result;
 }
 
 // Stores the result of one sum. The type is found out, since there are few; not so whether there is anything to do before, which takes code that would have to be fetched.
 template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
     const u64 at = f * to.stride_feature + t * to.stride_token;
-    if (output == I32) {
-        ((u32*)to.data)[at] = Result<I32>::of(sum, 0.0f);
-        return;
-    }
-    const float result = PLAIN ? (float)sum : activated(to.activation, fmaf((float)sum, scale_of(to, f, t), bias_of(to, output, f)));
-    if (output == F32) ((float*)to.data)[at] = result;
-    else ((u16*)to.data)[at] = output == F16 ? narrow<F16>(result) : narrow<BF16>(result);
+    if (output == I32) return put<I32>(to, at, Result<I32>::of(sum, 0.0f));
+    const float result = PLAIN ? (float)sum : activated(to.activation, scaled(to, output, (float)sum, f, t));
+    if (output == F32) return put<F32>(to, at, __float_as_uint(result));
+    u16* there = (u16*)to.data + at;
+    u16 bits = output == F16 ? narrow<F16>(result) : narrow<BF16>(result);
+    if (to.accumulate) bits = output == F16 ? Result<F16>::plus(*there, bits) : Result<BF16>::plus(*there, bits);
+    *there = bits;
 }
 __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
     if (to.plain) store<true>(to, output, sum, f, t);
     else store<false>(to, output, sum, f, t);
 }
 
-// What all results of a call have in common: that they are the sums themselves, features are contiguous, and of which type they are; or nothing.
+// What all results of a call have in common: that they are the sums themselves, stored in eights of contiguous features, and of which type they are; or nothing.
 enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS };
 
 // Calls `f` with the kind, so that it is found out once and not for every result.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
-    if (!to.plain || to.stride_feature != 1) f(Int<ANY>());
+    if (to.plain != IN_EIGHTS || to.stride_feature != 1) f(Int<ANY>());
     else if (output == F16) f(Int<PLAIN_F16>());
     else if (output == BF16) f(Int<PLAIN_BF16>());
     else f(Int<PLAIN_32_BITS>());
@@ -137,12 +155,14 @@ template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float
     return two;
 }
 
-// Stores four neighbouring results, the first of a feature that is a multiple of four.
-template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 f, u32 t) {
+// Stores four neighbouring results, as many of them as there are features; the first is of a feature that is a multiple of four.
+template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
     if (KIND == ANY) {
         #pragma unroll
-        for (u32 i = 0; i < 4; i++) store(to, output, sums[i], f + i, t);
+        for (u32 i = 0; i < 4; i++) {
+            if (f + i < features) store(to, output, sums[i], f + i, t);
+        }
     } else if (KIND == PLAIN_32_BITS) {
         *(uint4*)((u32*)to.data + at) = make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));
     } else {

@@ -66,6 +66,11 @@ __device__ __forceinline__ void store_tile(const TensorMap* map, u32 x, u32 y, u
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// Adds a tile to what is there, element by element, in the type that the map names.
+__device__ __forceinline__ void add_tile(const TensorMap* map, u32 x, u32 y, u32 from) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // Waits until all but the last `LEFT` stores of this thread have read what they store.
 template <int LEFT> __device__ __forceinline__ void stores_have_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");

@@ -64,7 +64,7 @@ template <int KIND> __device__ __forceinline__ void store_all(const Output& to, 
         Sum sums[4] = {};
         #pragma unroll
         for (u32 warp = 0; warp < WARPS; warp++) add_four(sums, shared + (warp * WARP_SUMS + t * SUM_ROW + row) * 4);
-        store_neighbours<KIND>(to, output, sums, f, t);
+        store_neighbours<KIND>(to, output, sums, features, f, t);
     }
 }
 

@@ -226,7 +226,7 @@ template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, 
         const u32 t = i / row_fours, row = part.first * 16 + (i - t * row_fours) * 4, f = part.feature + row;
         Sum four[4] = {};
         add_four(four, shared + (t * SUM_ROW + row) * 4);
-        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, f, part.token + t);
+        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, p.features, f, part.token + t);
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
         let problem = Problem::plain(element, element, features, tokens, reduction);
         let gemm = Gemm::new(device, problem)?;
         let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
-        let operands = Operands { weight: packed, x: at(&x), out: at(&out) };
+        let operands = Operands { weight: packed, x: at(&x), out: at(&out), workspace: 0 };
         // SAFETY: here and below, all memory is allocated above, as long as the calls ask for, and lives until the stream has been waited for.
         let mut call = || Ok(unsafe { gemm.run(raw, operands, Epilogue::default()) }?);
         row(tokens, "twofour", gemm.kernel(), &mut call)?;

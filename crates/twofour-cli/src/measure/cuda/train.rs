@@ -99,7 +99,7 @@ pub(crate) fn train_linear(
             .map(|method| Ok(Gemm::with(device, problem, method)?));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // SAFETY: as above.
-        let run = |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out }, Epilogue::default()) };
+        let run = |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) };
         let all = plans.iter().map(|plan| Contender::new("twofour", plan.kernel(), move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("there is no kernel")?;
         Ok(plans[which].clone())
@@ -136,7 +136,7 @@ pub(crate) fn train_linear(
     };
     let run_sparse = |part: &Gemm, weight, x, out| -> Result<()> {
         // SAFETY: as above.
-        Ok(unsafe { part.run(raw, Operands { weight, x, out }, Epilogue::default()) }?)
+        Ok(unsafe { part.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) }?)
     };
     let d_forward = || run_dense(&forward.0, w, x, y);
     let d_input = || run_dense(&input.0, w, dy, dx);

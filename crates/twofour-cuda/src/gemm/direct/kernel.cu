@@ -16,7 +16,9 @@ struct Parameters {
     const u8* x;
     Output to;
     u32 output;
-    u32 features, tokens, steps;
+    // Rows of W, padding included.
+    u32 rows, tokens, steps;
+    u32 features;
 };
 
 // A lane's part of a step: of every sixteen rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in words of four groups.
@@ -35,11 +37,11 @@ struct Reader {
         const u32 lane = threadIdx.x % 32;
         const u64 row_bytes = (u64)p.steps * W_BYTES;
         eight_rows = 8 * row_bytes;
-        meta_step = (u64)p.features * META_BYTES;
+        meta_step = (u64)p.rows * META_BYTES;
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
             // Rows that are not there come as the last ones that are: what they give is not stored.
-            const u32 row = min(feature + m * 16, p.features - 16) + lane / 4;
+            const u32 row = min(feature + m * 16, p.rows - 16) + lane / 4;
             values[m] = p.values + row * row_bytes + (u64)step * W_BYTES + lane % 4 * 16;
             meta[m] = p.meta + step * meta_step + row * META_BYTES;
         }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Operands, Problem, RawOutput, XOrder, mma, tile_k};
+use super::{Epilogue, Operands, Problem, RawOutput, XOrder, is_hopper, mma, tile_k};
 use crate::{
     Architecture, DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
@@ -63,9 +63,12 @@ const MORE_TOKENS: Shape = Shape { height: 2, warps: 8, depth: 2, blocks: 2 };
 const SHAPES: [Shape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
 
 impl Shape {
-    /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory.
+    /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory; none on Hopper, either, where X would have to be copied
+    /// that other kernels read as it is.
     pub fn all(problem: Problem, architecture: Architecture) -> Vec<Shape> {
-        let known = problem.element.bytes() == 2 && problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
+        let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
+        let whole = problem.reduction.is_multiple_of(tile_k(problem.element).columns()) || !is_hopper(architecture);
+        let known = problem.element.bytes() == 2 && few && whole;
         let fits = |shape: &Shape| shape.shared_bytes_of(problem) <= architecture.shared_bytes() as usize;
         SHAPES.into_iter().filter(|shape| known && fits(shape)).collect()
     }
@@ -80,7 +83,7 @@ impl Shape {
 
     fn shared_bytes_of(self, problem: Problem) -> usize {
         let columns = tile_k(problem.element).columns();
-        self.shared_bytes(problem.tokens, problem.reduction / columns, columns * problem.element.bytes())
+        self.shared_bytes(problem.tokens, problem.reduction.div_ceil(columns), columns * problem.element.bytes())
     }
 }
 
@@ -107,7 +110,7 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        mma::instruction(self.element) + &self.shape.definitions()
+        mma::instruction(self.element, self.element) + &self.shape.definitions()
     }
 
     pub(super) fn source(&self) -> Source {
@@ -139,9 +142,10 @@ struct Parameters {
     x: DevicePtr,
     to: RawOutput,
     output: u32,
-    features: u32,
+    rows: u32,
     tokens: u32,
     steps: u32,
+    features: u32,
 }
 
 impl Plan {
@@ -161,16 +165,18 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Problem { element, output, features, tokens, .. } = self.problem;
+        let (rows, columns) = self.problem.padded();
         let parameters = Parameters {
             values: operands.weight.values,
             meta: operands.weight.meta,
             x: operands.x,
-            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            to: RawOutput::of(self.problem, operands.out, epilogue),
             output: output as u32,
-            features: features as u32,
+            rows: rows as u32,
             tokens: tokens as u32,
-            steps: (reduction / tile_k(element).columns()) as u32,
+            steps: (columns / tile_k(element).columns()) as u32,
+            features: features as u32,
         };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

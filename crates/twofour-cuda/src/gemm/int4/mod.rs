@@ -230,7 +230,7 @@ impl Variant {
             }
             Method::Streamed(shape) => {
                 let (tokens, x) = (shape.tile.tokens, XOrder::TokensFirst);
-                let products = wgmma::products(self.element, tokens, x, Weights::Registers);
+                let products = wgmma::products((self.element, self.element), tokens, x, Weights::Registers);
                 let kernel = File::new("gemm/int4/stream/kernel.cu", include_str!("stream/kernel.cu"));
                 source.with([headers::COMMON, headers::HOPPER, products, headers::EPILOGUE, headers::INT4]).with([
                     headers::STREAM,
@@ -258,7 +258,7 @@ impl Variant {
             }
             Method::Staged(shape) => shape.definitions(),
         };
-        format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element))
+        format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element, self.element))
     }
 }
 

@@ -26,8 +26,10 @@ struct Parameters {
     const u8* x;
     Output to;
     u32 output;
-    u32 features, tokens, steps;
+    // Rows of W, padding included: a multiple of 64.
+    u32 rows, tokens, steps;
     Panels panels;
+    u32 features;
 };
 
 __device__ __forceinline__ void ask(u32 to, const void* from) {
@@ -47,14 +49,14 @@ __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 fea
     #pragma unroll
     for (u32 i = threadIdx.x; i < FEATURES * (W_ROW / 16); i += THREADS) {
         const u32 row = i / 4, piece = i % 4;
-        ask(stage + w_at(row, piece), p.values + min(feature + row, p.features - 1) * (row_bytes / 2) + step * W_ROW + piece * 16);
+        ask(stage + w_at(row, piece), p.values + min(feature + row, p.rows - 1) * (row_bytes / 2) + step * W_ROW + piece * 16);
     }
     #pragma unroll
     for (u32 i = threadIdx.x; i < TOKENS * (X_ROW / 16); i += THREADS) {
         const u32 row = i / 8, piece = i % 8;
         ask(stage + AT_X + x_at(row, piece), p.x + min(token + row, p.tokens - 1) * row_bytes + step * X_ROW + piece * 16);
     }
-    const u32 atoms = p.features / 64;
+    const u32 atoms = p.rows / 64;
     #pragma unroll
     for (u32 i = threadIdx.x; i < META_BYTES / 16; i += THREADS) {
         const u32 atom = min(feature / 64 + i / (ATOM_BYTES / 16), atoms - 1);
@@ -88,19 +90,19 @@ __device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 s
 }
 
 // Four results that are neighbours, of which `count` are there.
-template <int E> __device__ __forceinline__ void store_four(void* data, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
+template <int E> __device__ __forceinline__ void store_four(const Output& output, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
     typedef typename Result<E>::Type Out;
     struct __align__(4 * sizeof(Out)) Four { Out of[4]; } four;
     #pragma unroll
     for (int i = 0; i < 4; i++) four.of[i] = Result<E>::of(sums[i], values[i]);
-    Out* to = (Out*)data + at;
-    if (count == 4 && at % 4 == 0) {
+    Out* to = (Out*)output.data + at;
+    if (count == 4 && (u64)to % sizeof(Four) == 0 && !output.accumulate) {
         *(Four*)to = four;
         return;
     }
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (i < count) to[i] = four.of[i];
+        if (i < count) put<E>(output, at + i, four.of[i]);
     }
 }
 
@@ -137,13 +139,13 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
             four[j] = exchange[row * row_of + along + j];
             const u32 of_f = features_together ? f + j : f, of_t = features_together ? t : t + j;
             const bool there = j < count;
-            values[j] = there ? activated(p.to.activation, fmaf((float)four[j], scale_of(p.to, of_f, of_t), bias_of(p.to, p.output, of_f))) : 0.0f;
+            values[j] = there ? activated(p.to.activation, scaled(p.to, p.output, (float)four[j], of_f, of_t)) : 0.0f;
         }
         const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
-        if (p.output == F16) store_four<F16>(p.to.data, at, four, values, count);
-        else if (p.output == BF16) store_four<BF16>(p.to.data, at, four, values, count);
-        else if (p.output == I32) store_four<I32>(p.to.data, at, four, values, count);
-        else store_four<F32>(p.to.data, at, four, values, count);
+        if (p.output == F16) store_four<F16>(p.to, at, four, values, count);
+        else if (p.output == BF16) store_four<BF16>(p.to, at, four, values, count);
+        else if (p.output == I32) store_four<I32>(p.to, at, four, values, count);
+        else store_four<F32>(p.to, at, four, values, count);
     }
 }
 

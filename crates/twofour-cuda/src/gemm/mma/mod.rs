@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, tile_k};
+use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, problem::elements_name, tile_k};
 use crate::{
     Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -37,9 +37,10 @@ const TILES: [Tile; 4] = [
 ];
 
 impl Tile {
-    /// Those that there are kernels for.
+    /// Those that there are kernels for, whatever 8-bit float X is made of.
     pub fn all(element: DataType, architecture: Architecture) -> Vec<Tile> {
-        TILES.into_iter().filter(|tile| Variant { element, tile: *tile }.is_for(architecture)).collect()
+        let variant = |tile: &Tile| Variant { element, x_element: element, tile: *tile };
+        TILES.into_iter().filter(|tile| variant(tile).is_for(architecture)).collect()
     }
 
     /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads. Any
@@ -66,8 +67,10 @@ impl Tile {
 /// A kernel: a tile for an element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// What W and X are made of.
+    /// What W is made of.
     pub element: DataType,
+    /// What X is made of.
+    pub x_element: DataType,
     /// The tile.
     pub tile: Tile,
 }
@@ -75,13 +78,13 @@ pub struct Variant {
 impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
-        let of = |element| TILES.map(|tile| Variant { element, tile });
-        super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
+        let of = |(element, x_element)| TILES.map(|tile| Variant { element, x_element, tile });
+        super::problem::elements().into_iter().flat_map(of).collect()
     }
 
     /// Its name.
     pub fn name(&self) -> String {
-        format!("{}-{}", self.element, self.tile.name())
+        format!("{}-{}", elements_name(self.element, self.x_element), self.tile.name())
     }
 
     /// What architectures have the instruction. Hopper and B200 make that for 8-bit floats of others,
@@ -118,19 +121,19 @@ impl Variant {
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
         let Tile { features, tokens, stages } = self.tile;
-        let instruction = instruction(self.element);
+        let instruction = instruction(self.element, self.x_element);
         format!("{instruction}#define FEATURES {features}\n#define TOKENS {tokens}\n#define STAGES {stages}\n")
     }
 }
 
-/// What sources of products by `mma.sp` are defined for: the elements, the instruction and its sums.
-pub(super) fn instruction(element: DataType) -> String {
+/// What sources of products by `mma.sp` are defined for: the elements of W and of X, the instruction and its sums.
+pub(super) fn instruction(element: DataType, x_element: DataType) -> String {
     let (instruction, sum, register) = match element {
-        DataType::F16 => ("m16n8k32.row.col.f32.f16.f16.f32", "float", "f"),
-        DataType::BF16 => ("m16n8k32.row.col.f32.bf16.bf16.f32", "float", "f"),
-        DataType::E4M3 => ("m16n8k64.row.col.f32.e4m3.e4m3.f32", "float", "f"),
-        DataType::E5M2 => ("m16n8k64.row.col.f32.e5m2.e5m2.f32", "float", "f"),
-        _ => ("m16n8k64.row.col.s32.s8.s8.s32", "int", "r"),
+        DataType::I8 => ("m16n8k64.row.col.s32.s8.s8.s32".to_string(), "int", "r"),
+        _ => {
+            let depth = 64 / element.bytes();
+            (format!("m16n8k{depth}.row.col.f32.{element}.{x_element}.f32"), "float", "f")
+        }
     };
     let element = element.definition();
     format!(
@@ -164,10 +167,11 @@ struct Parameters {
     x: DevicePtr,
     to: RawOutput,
     output: u32,
-    features: u32,
+    rows: u32,
     tokens: u32,
     steps: u32,
     panels: Panels,
+    features: u32,
 }
 
 /// Features of the tiles that are taken side by side: see [`super::sm90`].
@@ -175,7 +179,7 @@ const PANEL_FEATURES: u32 = 2048;
 
 impl Plan {
     pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
-        let variant = Variant { element: problem.element, tile };
+        let variant = Variant { element: problem.element, x_element: problem.x_element, tile };
         let (major, minor) = device.architecture().capability();
         if (major, minor) < needed(problem.element) {
             let needs = if needed(problem.element) == ADA { "8.9 (Ada) or later" } else { "8.0 (Ampere) or later" };
@@ -203,17 +207,19 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Problem { element, output, features, tokens, .. } = self.problem;
+        let (rows, columns) = self.problem.padded();
         let parameters = Parameters {
             values: operands.weight.values,
             meta: operands.weight.meta,
             x: operands.x,
-            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            to: RawOutput::of(self.problem, operands.out, epilogue),
             output: output as u32,
-            features: features as u32,
+            rows: rows as u32,
             tokens: tokens as u32,
-            steps: (reduction / tile_k(element).columns()) as u32,
+            steps: (columns / tile_k(element).columns()) as u32,
             panels: self.panels,
+            features: features as u32,
         };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

@@ -154,7 +154,7 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        mma::instruction(self.element) + &self.shape.definitions(self.step_bytes())
+        mma::instruction(self.element, self.element) + &self.shape.definitions(self.step_bytes())
     }
 
     pub(super) fn source(&self) -> Source {
@@ -206,28 +206,23 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, order, .. } = self.problem;
+        let Problem { element, output, features, tokens, .. } = self.problem;
+        let (rows, columns) = self.problem.padded();
         let (bytes, half) = (element.bytes(), self.variant.k_step() / 2);
         let Shape { height, tokens: room, .. } = self.variant.shape;
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
         let units = self.variant.sixteen_codes() / 8;
-        let meta = (reduction / tile_k(element).columns(), features / 16 * units as usize);
+        let meta = (columns / tile_k(element).columns(), rows / 16 * units as usize);
         let wide = Swizzle::Bytes128;
         let parameters = Parameters {
-            weight: TensorMap::new(
-                operands.weight.values,
-                bytes,
-                (features, reduction / 2),
-                (16 * height, half),
-                wide,
-            )?,
-            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (room, half), wide)?,
+            weight: TensorMap::new(operands.weight.values, bytes, (rows, columns / 2), (16 * height, half), wide)?,
+            x: TensorMap::new(operands.x, bytes, (tokens, self.problem.x_row_by_tma()), (room, half), wide)?,
             meta: TensorMap::new(operands.weight.meta, 8, meta, (2, height * units), Swizzle::None)?,
-            to: RawOutput::new((features, tokens), order, operands.out, epilogue),
+            to: RawOutput::of(self.problem, operands.out, epilogue),
             output: output as u32,
             features: features as u32,
             tokens: tokens as u32,
-            steps: reduction.div_ceil(2 * half as usize) as u32,
+            steps: columns.div_ceil(2 * half as usize) as u32,
         };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

@@ -16,7 +16,7 @@
 //
 // X is [tokens, reduction], or, X_ACROSS, [reduction, tokens] of 16-bit elements: then a step's rows of X lie in pieces of 64 tokens.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
@@ -58,12 +58,13 @@ struct Parameters {
     TensorMap out;
     const u8* meta;
     Output to;
-    // Of the reduction, atoms and steps.
-    u32 features, tokens, atoms, steps;
+    // Rows of W, padding included: a multiple of 64; and of the reduction, atoms and steps.
+    u32 rows, tokens, atoms, steps;
     // CTAs that share rows of X, CTAs that divide the reduction, and rows of X to a tile; read with SPLIT_K only.
     u32 sharing, parts, x_rows;
     // Tiles of features are those of clusters.
     Panels panels;
+    u32 features;
 };
 
 // The place of a CTA in its cluster.
@@ -119,7 +120,7 @@ __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place
         const u32 atom = step * ATOMS + i;
         if (taken.meta_bytes != 0) {
             // Beyond the last atom W and X are zeros, and any legal metadata will do.
-            const u64 from = (u64)min(atom, p.atoms - 1) * (p.features / 64) + taken.first_feature_atom;
+            const u64 from = (u64)min(atom, p.atoms - 1) * (p.rows / 64) + taken.first_feature_atom;
             copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES, taken.meta_bytes, full);
         }
         ask_x(p, shared + AT_X + stage * X_BYTES + i * X_ATOM_BYTES, place, taken.token, atom * K_ATOM, full);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place
 
 // The warp that feeds the others.
 __device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Place& place) {
-    const u32 feature_atoms = p.features / 64, last_step = place.last_step(p);
+    const u32 feature_atoms = p.rows / 64, last_step = place.last_step(p);
     u32 stage = 0, parity = 1;
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
@@ -171,12 +172,15 @@ struct Finisher {
             #pragma unroll
             for (int odd = 0; odd < 2; odd++) by_token[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
         }
+        float values[4];
         #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float value = (float)sums[i];
-            if (EPILOGUE) value = activated<ACTIVATION>(fmaf(value, scale[i / 2] * by_token[i % 2], bias[i / 2]));
-            results[i] = Result<OUTPUT>::of(sums[i], value);
+        for (int i = 0; i < 4; i++) values[i] = EPILOGUE ? fmaf((float)sums[i], scale[i / 2] * by_token[i % 2], bias[i / 2]) : (float)sums[i];
+        if (EPILOGUE && p.to.token_bias) {
+            #pragma unroll
+            for (int i = 0; i < 4; i++) values[i] += Result<OUTPUT>::bias(p.to.token_bias, min(token + column + i % 2, p.tokens - 1));
         }
+        #pragma unroll
+        for (int i = 0; i < 4; i++) results[i] = Result<OUTPUT>::of(sums[i], EPILOGUE ? activated<ACTIVATION>(values[i]) : values[i]);
     }
 };
 
@@ -263,7 +267,7 @@ struct Storer {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 f = row + i / 2 * 8, t = column + i % 2;
-            if (f < p.features && t < p.tokens) ((Out*)p.to.data)[f * p.to.stride_feature + t * p.to.stride_token] = results[i];
+            if (f < p.features && t < p.tokens) put<OUTPUT>(p.to, f * p.to.stride_feature + t * p.to.stride_token, results[i]);
         }
     }
 
@@ -275,7 +279,11 @@ struct Storer {
     __device__ __forceinline__ void end(u32 at, u32 feature, u32 token) {
         show_to_copies();
         named_barrier(1 + group(), 128);
-        if (threadIdx.x % 128 == 0) store_tile(&p.out, STORE == STORE_ACROSS ? token : feature, STORE == STORE_ACROSS ? feature : token, at);
+        if (threadIdx.x % 128 == 0) {
+            const u32 x = STORE == STORE_ACROSS ? token : feature, y = STORE == STORE_ACROSS ? feature : token;
+            if constexpr (ACCUMULATE) add_tile(&p.out, x, y, at);
+            else store_tile(&p.out, x, y, at);
+        }
         buffer = buffer + 1 == OUT_BUFFERS ? 0 : buffer + 1;
     }
 

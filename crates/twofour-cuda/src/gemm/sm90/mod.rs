@@ -7,7 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Architecture, DataType as Element, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    gemm::{Epilogue, Operands, Order, Problem, RawOutput, XOrder, panels::Panels, tile_k},
+    gemm::{
+        Epilogue, Operands, Order, Problem, RawOutput, XOrder,
+        panels::Panels,
+        problem::{elements, elements_name},
+        tile_k,
+    },
     tensor_map::{Swizzle, TensorMap},
 };
 
@@ -55,6 +60,9 @@ const SPLIT_TILES: [(u32, u32); 10] = [
     (128, 96),
     (128, 64),
 ];
+
+/// Rows of W and of X, and whether it is with split-K, of the only kernels whose W and X are of different 8-bit floats or that add results by TMA: one for many tokens and one for few.
+const RARE_TILES: [(u32, u32, bool); 2] = [(256, 192, false), (128, 128, true)];
 
 /// CTAs of a cluster at most.
 const MOST_CTAS: u32 = 8;
@@ -133,6 +141,10 @@ impl Tile {
                 && tile.parts() <= atoms.div_ceil(tile.atoms)
                 && Variant::of(problem, *tile).has_room_for(tile.parts())
         };
+        if problem.is_mixed() || Variant::adds_by_tma(problem) {
+            let all = Tile::persistent(problem.element).iter().copied().chain(Tile::split_all(problem.element));
+            return all.filter(|tile| RARE_TILES.contains(&tile.size())).filter(fits).collect();
+        }
         let mut persistent: Vec<Tile> = Tile::persistent(problem.element).iter().copied().filter(fits).collect();
         // Elements stored one at a time are slow in any case: one tile for many tokens and one for few.
         let split = Tile::split_all(problem.element).filter(fits);
@@ -146,6 +158,11 @@ impl Tile {
         persistent.into_iter().chain(split).collect()
     }
 
+    /// Rows of W and of X, and whether it is of a kernel with split-K.
+    fn size(self) -> (u32, u32, bool) {
+        (self.features, self.tokens, self.split.is_some())
+    }
+
     fn name(self) -> String {
         let Tile { features, tokens, stages, cluster, split, .. } = self;
         let split = split.map_or(String::new(), |split| format!("s{split}"));
@@ -156,8 +173,10 @@ impl Tile {
 /// A kernel: a tile for types, an order of the result, and sums as they are or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// What W and X are made of.
+    /// What W is made of.
     pub element: Element,
+    /// What X is made of.
+    pub x_element: Element,
     /// What the result is made of.
     pub output: Element,
     /// The tile; with split-K that of one CTA, for any cluster.
@@ -168,26 +187,32 @@ pub struct Variant {
     pub store: Store,
     /// Whether sums are scaled, biased or activated.
     pub epilogue: bool,
+    /// Whether TMA adds results to what is there. Kernels that store one by one find out with each call.
+    pub accumulate: bool,
 }
 
 /// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Store {
-    /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`.
+    /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`, of a multiple of eight features.
     Tiles,
-    /// The same for `[features, tokens]`, without an epilogue.
+    /// The same for `[features, tokens]`, of a multiple of eight tokens, without an epilogue.
     Across,
     /// One by one, in any order.
     OneByOne,
 }
 
 impl Store {
-    /// How a problem's results are stored: the copy engine wants rows that are multiples of 16 bytes.
+    /// How a problem's results are stored: the copy engine requires rows that are multiples of 16 bytes. It adds only results of 16-bit elements without an epilogue: others are rare.
     fn of(problem: Problem) -> Store {
-        let Problem { output, order, tokens, epilogue, .. } = problem;
+        let Problem { element, output, order, features, tokens, epilogue, accumulate, .. } = problem;
+        if accumulate && (element.bytes() != 2 || epilogue) {
+            return Store::OneByOne;
+        }
+        let across = output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) && !problem.is_mixed();
         match order {
-            Order::TokensFirst if output.bytes() == 2 => Store::Tiles,
-            Order::FeaturesFirst if output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) => Store::Across,
+            Order::TokensFirst if output.bytes() == 2 && features.is_multiple_of(8) => Store::Tiles,
+            Order::FeaturesFirst if across => Store::Across,
             _ => Store::OneByOne,
         }
     }
@@ -197,16 +222,19 @@ impl Variant {
     /// Every kernel that a problem may ask for.
     pub fn all() -> Vec<Variant> {
         let mut all = Vec::new();
-        for &(element, outputs) in super::TYPES {
+        for (element, x_element) in elements() {
+            let outputs = super::TYPES.iter().filter(|(of, _)| *of == element).flat_map(|(_, outputs)| *outputs);
             for &output in outputs {
                 for x in [XOrder::TokensFirst, XOrder::ReductionFirst] {
                     for (order, tokens) in
                         [(Order::TokensFirst, 8), (Order::FeaturesFirst, 8), (Order::FeaturesFirst, 1)]
                     {
-                        for epilogue in [false, true] {
+                        for (epilogue, accumulate) in [(false, false), (true, false), (false, true)] {
                             let (features, reduction) = (64, tile_k(element).columns());
-                            let problem = Problem { element, output, features, tokens, reduction, x, order, epilogue };
-                            if problem.expect_known().is_ok() {
+                            let plain = Problem::plain(element, output, features, tokens, reduction);
+                            let problem = Problem { x_element, x, order, epilogue, accumulate, ..plain };
+                            let is_computed = problem.computed(Architecture::SM_90) == problem;
+                            if problem.expect_known().is_ok() && is_computed {
                                 all.extend(Tile::all(problem).into_iter().map(|tile| Variant::of(problem, tile)));
                             }
                         }
@@ -221,9 +249,10 @@ impl Variant {
 
     /// The kernel for a problem by a tile.
     fn of(problem: Problem, tile: Tile) -> Variant {
-        let Problem { element, output, x, epilogue, .. } = problem;
+        let Problem { element, x_element, output, x, epilogue, .. } = problem;
         let tile = if tile.split.is_some() { Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
-        Variant { element, output, tile, x, store: Store::of(problem), epilogue }
+        let (store, accumulate) = (Store::of(problem), Variant::adds_by_tma(problem));
+        Variant { element, x_element, output, tile, x, store, epilogue, accumulate }
     }
 
     /// Its name.
@@ -235,7 +264,14 @@ impl Variant {
         };
         let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
         let epilogue = if self.epilogue { "-epilogue" } else { "" };
-        format!("{}-{}-{}{x}{store}{epilogue}", self.element, self.output, self.tile.name())
+        let elements = elements_name(self.element, self.x_element);
+        let add = if self.accumulate { "-add" } else { "" };
+        format!("{elements}-{}-{}{x}{store}{epilogue}{add}", self.output, self.tile.name())
+    }
+
+    /// Whether TMA adds a problem's results to what is there.
+    fn adds_by_tma(problem: Problem) -> bool {
+        problem.accumulate && Store::of(problem) != Store::OneByOne
     }
 
     /// Elements of the reduction in an atom.
@@ -312,13 +348,14 @@ impl Variant {
         format!(
             "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
              #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
-             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define EPILOGUE {}\n\
+             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define EPILOGUE {}\n#define ACCUMULATE {}\n\
              #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
             self.element.definition(),
             self.output.definition(),
             self.chunk(),
             u32::from(self.x == XOrder::ReductionFirst),
             u32::from(self.epilogue),
+            u32::from(self.accumulate),
             self.shared_bytes(self.chunk()),
         )
     }
@@ -345,7 +382,7 @@ struct Parameters {
     out: TensorMap,
     meta: DevicePtr,
     to: RawOutput,
-    features: u32,
+    rows: u32,
     tokens: u32,
     atoms: u32,
     steps: u32,
@@ -353,6 +390,7 @@ struct Parameters {
     parts: u32,
     x_rows: u32,
     panels: Panels,
+    features: u32,
 }
 
 /// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
@@ -376,6 +414,11 @@ impl Plan {
         Ok(Self { problem, tile, x_rows, variant, kernel, launch, panels })
     }
 
+    /// Whether results are stored by TMA, to addresses that are multiples of 16 bytes.
+    pub(super) fn stores_by_tma(&self) -> bool {
+        self.variant.store != Store::OneByOne
+    }
+
     pub(super) fn kernel(&self) -> String {
         Variant { tile: self.tile, ..self.variant }.name()
     }
@@ -384,18 +427,16 @@ impl Plan {
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
         let Problem { element, output, features, tokens, reduction, .. } = self.problem;
-        // Of the weight: more than of X where that has the reduction first.
-        let depth = reduction.next_multiple_of(tile_k(element).columns());
+        let (rows, depth) = self.problem.padded();
+        let x_row = self.problem.x_row_by_tma();
         let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.tile;
         let (bytes, atom, step) = (element.bytes(), self.variant.k_atom(), self.variant.k_step());
         // The rows of X that the first block of a cluster reads: as the kernel has it.
         let first_part = if cluster == 1 { self.x_rows } else { (tile_tokens / 2).next_multiple_of(8) };
         let x = |rows: u32| match self.problem.x {
-            XOrder::TokensFirst => {
-                TensorMap::new(operands.x, bytes, (tokens, reduction), (rows, atom), Swizzle::Bytes128)
-            }
+            XOrder::TokensFirst => TensorMap::new(operands.x, bytes, (tokens, x_row), (rows, atom), Swizzle::Bytes128),
             XOrder::ReductionFirst => {
-                TensorMap::new(operands.x, bytes, (reduction, tokens), (atom, PIECE_TOKENS), Swizzle::Bytes128)
+                TensorMap::new(operands.x, bytes, (reduction, x_row), (atom, PIECE_TOKENS), Swizzle::Bytes128)
             }
         };
         let x_first = x(first_part)?;
@@ -403,7 +444,7 @@ impl Plan {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
-                (features, depth / 2),
+                (rows, depth / 2),
                 (tile_features, step / 2),
                 if self.tile.atoms == 2 { Swizzle::Bytes128 } else { Swizzle::Bytes64 },
             )?,
@@ -411,7 +452,7 @@ impl Plan {
             out: match self.variant.store {
                 Store::Tiles => {
                     let tile = (self.variant.chunk(), 64);
-                    TensorMap::new(operands.out, output.bytes(), (tokens, features), tile, Swizzle::Bytes128)?
+                    TensorMap::of_results(operands.out, output, (tokens, features), tile, Swizzle::Bytes128)?
                 }
                 Store::Across => {
                     let chunk = self.variant.chunk();
@@ -420,13 +461,13 @@ impl Plan {
                         32 => Swizzle::Bytes64,
                         _ => Swizzle::Bytes128,
                     };
-                    TensorMap::new(operands.out, output.bytes(), (features, tokens), (64, chunk), swizzle)?
+                    TensorMap::of_results(operands.out, output, (features, tokens), (64, chunk), swizzle)?
                 }
                 Store::OneByOne => TensorMap::NONE,
             },
             meta: operands.weight.meta,
-            to: RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
-            features: features as u32,
+            to: RawOutput::of(self.problem, operands.out, epilogue),
+            rows: rows as u32,
             tokens: tokens as u32,
             atoms: (depth / atom as usize) as u32,
             steps: depth.div_ceil(step as usize) as u32,
@@ -434,6 +475,7 @@ impl Plan {
             parts: self.tile.parts(),
             x_rows: self.x_rows,
             panels: self.panels,
+            features: features as u32,
         };
         // SAFETY: the caller's; the structure is the kernel's.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }

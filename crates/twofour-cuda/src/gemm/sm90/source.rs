@@ -9,7 +9,7 @@ use crate::{
 
 impl Variant {
     pub(in crate::gemm) fn source(&self) -> Source {
-        let products = wgmma::products(self.element, self.tile.tokens, self.x, Weights::Shared);
+        let products = wgmma::products((self.element, self.x_element), self.tile.tokens, self.x, Weights::Shared);
         let kernel = File::new("gemm/sm90/kernel.cu", include_str!("kernel.cu"));
         Source::new(format!("gemm-sm90-{}", self.name()), Support::Only((9, 0))).define(self.definitions()).with([
             headers::COMMON,

@@ -266,7 +266,8 @@ impl Variant {
     }
 
     pub(super) fn source(&self) -> Source {
-        let products = wgmma::products(self.element, self.tile.tokens, XOrder::TokensFirst, Weights::Shared);
+        let elements = (self.element, self.element);
+        let products = wgmma::products(elements, self.tile.tokens, XOrder::TokensFirst, Weights::Shared);
         let kernel = File::new("gemm/stream/kernel.cu", include_str!("kernel.cu"));
         Source::new(format!("stream-sm90-{}", self.name()), Support::Only((9, 0))).define(self.definitions()).with([
             headers::COMMON,
@@ -366,23 +367,30 @@ impl Plan {
     /// # Safety
     /// That of [`super::Gemm::run`].
     pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
+        let Problem { element, output, features, tokens, .. } = self.problem;
+        let (rows, columns) = self.problem.padded();
         let Tile { features: tile_features, .. } = self.shape.tile;
         let x_rows = self.shape.tile.x_rows(tokens);
         let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
-        let meta_rows = reduction.div_ceil(step as usize / 2);
-        let meta_cols = features / 64 * atom as usize / 8;
+        let meta_rows = columns.div_ceil(step as usize / 2);
+        let meta_cols = rows / 64 * atom as usize / 8;
         let parameters = Parameters {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
-                (features, reduction / 2),
+                (rows, columns / 2),
                 (tile_features, step / 2),
                 Swizzle::Bytes128,
             )?,
-            x: TensorMap::new(operands.x, bytes, (tokens, reduction), (x_rows, step / 2), Swizzle::Bytes128)?,
+            x: TensorMap::new(
+                operands.x,
+                bytes,
+                (tokens, self.problem.x_row_by_tma()),
+                (x_rows, step / 2),
+                Swizzle::Bytes128,
+            )?,
             meta: TensorMap::new(
                 operands.weight.meta,
                 8,
@@ -391,10 +399,10 @@ impl Plan {
                 Swizzle::None,
             )?,
             problem: RawProblem::new(
-                RawOutput::new((features, tokens), self.problem.order, operands.out, epilogue),
+                RawOutput::of(self.problem, operands.out, epilogue),
                 output,
                 (features, tokens),
-                reduction.div_ceil(step as usize),
+                columns.div_ceil(step as usize),
                 self.shape,
             ),
         };

@@ -1,0 +1,142 @@
+//! What is copied before and after a product's kernel, and the workspace for it.
+
+use super::{
+    Operands, Order, Problem, XOrder,
+    copies::{Copies, Rows},
+};
+use crate::{Device, Result, Stream, arguments::expect_pointers};
+
+/// The alignment of addresses and rows that kernels copy by TMA, in bytes.
+const ALIGNMENT: usize = 16;
+
+/// Where parts of the workspace begin, in bytes.
+const PART: usize = 256;
+
+/// How a plan's kernel reads X, and stores results.
+#[derive(Debug, Clone)]
+pub(super) struct Staging {
+    /// As the caller has it.
+    problem: Problem,
+    /// Whether the kernel reads the transpose of the caller's X.
+    transposed: bool,
+    /// Rows of X as the kernel reads it, and elements of each.
+    x_rows: usize,
+    x_row: usize,
+    /// Whether the kernel stores results whose start is aligned to 16 bytes only.
+    aligned_out: bool,
+    copies: Copies,
+}
+
+impl Staging {
+    /// For a kernel that computes `computed` for `problem`, and reads rows of X of so many elements.
+    pub(super) fn new(
+        device: &Device,
+        (problem, computed): (Problem, Problem),
+        x_row: usize,
+        aligned_out: bool,
+    ) -> Result<Self> {
+        let x_rows = match computed.x {
+            XOrder::TokensFirst => computed.tokens,
+            XOrder::ReductionFirst => computed.reduction,
+        };
+        let transposed = problem.x != computed.x;
+        Ok(Self { problem, transposed, x_rows, x_row, aligned_out, copies: Copies::new(device)? })
+    }
+
+    /// Bytes of a copy of X.
+    fn x_bytes(&self) -> usize {
+        self.x_rows.saturating_mul(self.x_row).saturating_mul(self.problem.element.bytes()).next_multiple_of(PART)
+    }
+
+    /// Bytes of a copy of the results.
+    fn out_bytes(&self) -> usize {
+        let Problem { features, tokens, output, .. } = self.problem;
+        features.saturating_mul(tokens).saturating_mul(output.bytes())
+    }
+
+    /// Elements of a row of X as the caller has it.
+    fn row(&self) -> usize {
+        match self.problem.x {
+            XOrder::TokensFirst => self.problem.reduction,
+            XOrder::ReductionFirst => self.problem.tokens,
+        }
+    }
+
+    /// Whether X is copied wherever it is.
+    fn copies_x(&self) -> bool {
+        self.transposed || self.row() != self.x_row
+    }
+
+    /// Bytes of workspace where X and the result are aligned to 16 bytes.
+    pub(super) fn bytes(&self) -> usize {
+        if self.copies_x() { self.x_bytes() } else { 0 }
+    }
+
+    /// Bytes of workspace where they are not.
+    pub(super) fn unaligned_bytes(&self) -> usize {
+        self.x_bytes() + if self.aligned_out { self.out_bytes() } else { 0 }
+    }
+
+    /// Runs a kernel between the copies that it needs, with operands that it can take.
+    ///
+    /// # Errors
+    /// [`crate::Error::Pointer`] where a copy is needed and there is no workspace; those of launching, and of the kernel.
+    ///
+    /// # Safety
+    /// The operands are valid for what the problem reads and writes until the stream has come past this call, the workspace for what this needs of it; the stream is of the device.
+    pub(super) unsafe fn run(
+        &self,
+        stream: Stream,
+        operands: Operands,
+        kernel: impl FnOnce(Operands) -> Result<()>,
+    ) -> Result<()> {
+        let is_aligned = |address: u64| address.is_multiple_of(ALIGNMENT as u64);
+        let x = self.copies_x() || !is_aligned(operands.x);
+        let out = self.aligned_out && !is_aligned(operands.out);
+        if !x && !out {
+            return kernel(operands);
+        }
+        expect_pointers(&[("workspace", operands.workspace, ALIGNMENT as u64)])?;
+        let mut inner = operands;
+        if x {
+            inner.x = operands.workspace;
+            // SAFETY: X and the workspace are valid, as this function requires.
+            unsafe { self.copy_x(stream, operands) }?;
+        }
+        if !out {
+            return kernel(inner);
+        }
+        inner.out = operands.workspace + self.x_bytes() as u64;
+        let Problem { features, tokens, output, order, accumulate, .. } = self.problem;
+        let (rows, row) = match order {
+            Order::TokensFirst => (tokens, features * output.bytes()),
+            Order::FeaturesFirst => (features, tokens * output.bytes()),
+        };
+        let there = Rows { data: operands.out, pitch: row };
+        let here = Rows { data: inner.out, pitch: row };
+        if accumulate {
+            // SAFETY: the result and the workspace are valid, as this function requires.
+            unsafe { self.copies.rows(stream, (there, here), rows, row, row) }?;
+        }
+        kernel(inner)?;
+        // SAFETY: the result and the workspace are valid, as this function requires.
+        unsafe { self.copies.rows(stream, (here, there), rows, row, row) }
+    }
+
+    /// # Safety
+    /// That of [`Staging::run`].
+    unsafe fn copy_x(&self, stream: Stream, operands: Operands) -> Result<()> {
+        let width = self.problem.element.bytes();
+        if self.transposed {
+            let Problem { tokens, reduction, .. } = self.problem;
+            let (places, shape) = ((operands.x, operands.workspace), (reduction, tokens));
+            // SAFETY: X and the workspace are valid, as this function requires.
+            return unsafe { self.copies.transpose(stream, places, shape, width, self.x_row) };
+        }
+        let (bytes, length) = (self.row() * width, self.x_row * width);
+        let from = Rows { data: operands.x, pitch: bytes };
+        let to = Rows { data: operands.workspace, pitch: length };
+        // SAFETY: X and the workspace are valid, as this function requires.
+        unsafe { self.copies.rows(stream, (from, to), self.x_rows, bytes, length) }
+    }
+}
