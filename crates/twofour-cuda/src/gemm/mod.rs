@@ -40,8 +40,9 @@ use crate::{
 
 pub use epilogue::{Activation, Epilogue};
 use epilogue::{RawOutput, expect_epilogue};
+pub(crate) use problem::tile_k;
 pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
-use problem::{TYPES, is_hopper, tile_k};
+use problem::{TYPES, is_hopper};
 use staging::Staging;
 
 /// Every source.

@@ -6,7 +6,7 @@ use super::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements};
 use crate::{
     DataType, DevicePtr, Result,
     elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Operands, Problem},
+    gemm::{Epilogue, Gemm, Operands, Problem},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     prune::Packed,
 };
@@ -101,19 +101,22 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     let (context, dtype) = (&layer.context, layer.dtype);
     let problem = Problem::plain(dtype, dtype, layer.out_features, tokens, layer.in_features);
     context.elementwise(dtype)?;
+    let mut bytes = 0;
     for epilogue in [false, true] {
-        context.gemm(Problem { epilogue, ..problem })?;
+        bytes = bytes.max(context.gemm(Problem { epilogue, ..problem })?.unaligned_workspace_bytes());
     }
     if layer.transposed.is_some() {
-        context.gemm(Problem::plain(dtype, dtype, layer.in_features, tokens, layer.out_features))?;
+        let problem = Problem::plain(dtype, dtype, layer.in_features, tokens, layer.out_features);
+        bytes = bytes.max(context.gemm(problem)?.unaligned_workspace_bytes());
     } else {
         context.dense(dense_input_gradient(layer, tokens))?;
-        context.work().parts([WORKSPACE_BYTES])?;
+        bytes = bytes.max(WORKSPACE_BYTES);
     }
+    context.work().parts([bytes])?;
     Ok(())
 }
 
-/// Launches a GEMM with a packed weight; of a product without elements nothing, and of one whose reduction is empty zeros.
+/// Launches a GEMM with a packed weight; of a product without elements nothing.
 pub(super) fn linear(
     context: &LayerContext,
     problem: Problem,
@@ -126,8 +129,15 @@ pub(super) fn linear(
         return Ok(());
     }
     let gemm = context.gemm(Problem { epilogue: epilogue != Epilogue::default(), ..problem })?;
+    let mut work = context.work();
+    let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
-    unsafe { gemm.run(context.raw(), Operands { weight, x, out }, epilogue) }
+    unsafe { gemm.run(context.raw(), Operands { weight, x, out, workspace }, epilogue) }
+}
+
+/// Bytes of workspace that a GEMM needs for operands at these addresses.
+pub(super) fn workspace_bytes(gemm: &Gemm, x: DevicePtr, out: DevicePtr) -> usize {
+    if (x | out).is_multiple_of(16) { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() }
 }
 
 /// Launches a dense GEMM.

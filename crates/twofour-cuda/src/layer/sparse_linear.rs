@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
+    arguments::expect_dimension,
     compress::{CompressRule, CompressTarget, Compressor},
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
     soft_threshold::SoftThresholdScale,
@@ -104,7 +105,7 @@ impl SparseLinear {
     /// # Errors
     /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the place of the first NaN (with
     /// [`MaskRule::SoftThreshold`] of the first non-finite number), [`Error::Types`] for types that are not packed, [`Error::Length`],
-    /// [`Error::OutOfMemory`]; those of compiling and loading kernels.
+    /// [`Error::Dimension`] for a weight without elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
     pub fn new(
         context: &LayerContext,
         master: DeviceSlice<'_>,
@@ -117,6 +118,8 @@ impl SparseLinear {
             let operation = "a trainable 2:4 layer";
             return Err(Error::DataType { operation, dtype, supported: "f16, bf16" });
         }
+        expect_dimension("out_features", out_features, i32::MAX as usize)?;
+        expect_dimension("in_features", in_features, i32::MAX as usize)?;
         let elements = out_features.checked_mul(in_features);
         let elements = elements.ok_or(Error::TooLarge { rows: out_features, cols: in_features })?;
         let weight = DenseWeight {
