@@ -20,6 +20,7 @@ mod gradient;
 mod mask;
 mod memory;
 mod packed;
+mod quantized;
 mod sparse_activation;
 mod sparse_linear;
 mod weight;
@@ -32,7 +33,7 @@ pub use gradient::bias_gradient;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
-pub use sparse_linear::SparseLinear;
+pub use sparse_linear::{Precision, SparseLinear};
 pub use twofour::layer::{
     Accumulate, Activation, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

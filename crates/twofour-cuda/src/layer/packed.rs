@@ -1,6 +1,6 @@
 //! The layer for inference.
 
-use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr, result};
+use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
 use half::{bf16, f16};
 use twofour::{
     Compressed, DType, Element, MatrixRef, compressed,
@@ -13,19 +13,16 @@ use twofour::{
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, elements,
-    forward::{dense, workspace_bytes},
-    weight::PackedBuffer,
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, elements, forward::dense,
+    quantized::quantized_linear, weight::PackedBuffer,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
     gemm::{
-        Epilogue, Operands, Order, Problem,
+        Epilogue, Order, Problem,
         int4::{self, MOST_TOKENS},
     },
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    prune::Packed,
-    quantize::TensorScale,
     unpack::Unpacker,
 };
 
@@ -194,51 +191,13 @@ impl PackedLinear {
             }
             PackedWeight::Scaled { dtype: of, weight, scales } => {
                 let scales = scales.expect("the scales", context, DataType::F32, self.out_features)?;
-                self.scaled_forward(
-                    *of,
-                    weight.packed(),
-                    (x, tokens),
-                    Epilogue { feature_scales: Some(scales), ..epilogue },
-                    y,
-                )
+                let problem = Problem::plain(*of, dtype, self.out_features, tokens, self.in_features);
+                let epilogue = Epilogue { feature_scales: Some(scales), ..epilogue };
+                quantized_linear(context, problem, weight.packed(), (x, dtype), epilogue, y)
             }
             PackedWeight::Int4 { granularity, place, .. } => {
                 self.int4_forward(*granularity, *place, (x, tokens), epilogue, y)
             }
-        }
-    }
-
-    /// With activations that are quantized to the weight's type first.
-    fn scaled_forward(
-        &self,
-        of: DataType,
-        weight: Packed,
-        (x, tokens): (DevicePtr, usize),
-        epilogue: Epilogue,
-        out: DevicePtr,
-    ) -> Result<()> {
-        let (context, inputs) = (&self.context, tokens * self.in_features);
-        let problem = Problem::plain(of, self.dtype, self.out_features, tokens, self.in_features);
-        let gemm = context.gemm(Problem { epilogue: true, ..problem })?;
-        let quantizer = context.quantizer(self.dtype)?;
-        let mut work = context.work();
-        let [quantized, scales, scale, workspace] =
-            work.parts([inputs, 4 * tokens, 8, workspace_bytes(&gemm, 0, out)])?;
-        let stream = context.raw();
-        // SAFETY: the slices have been found to be as long as the layer and the tokens ask for, the workspace has been allocated for the quantized input and
-        // its scales, and the stream is of their device.
-        unsafe {
-            if of == DataType::I8 {
-                quantizer.rows_to_i8(stream, x, (tokens, self.in_features), quantized, scales)?;
-            } else {
-                let zeroed = result::memset_d8_async(scale, 0, 4, context.stream().cu_stream());
-                zeroed.map_err(|error| Error::driver("resetting a scale", error))?;
-                let scale = TensorScale { amax: scale, inverse: scale + 4, scales, count: tokens };
-                quantizer.scale_to_floats(stream, x, inputs, of, scale)?;
-                quantizer.to_floats(stream, x, inputs, of, scale, quantized)?;
-            }
-            let epilogue = Epilogue { token_scales: Some(scales), ..epilogue };
-            gemm.run(stream, Operands { weight, x: quantized, out, workspace }, epilogue)
         }
     }
 
