@@ -3,6 +3,7 @@
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::{
     Compressed, Element,
+    compressed::lengths,
     layout::sm90::{TileK, decode_8, decode_16},
 };
 
@@ -73,6 +74,10 @@ impl PackedBuffer {
         let found: DataType = T::DTYPE.into();
         if found != self.dtype {
             return Err(Error::SliceType { what: "the packed weight", expected: self.dtype, found });
+        }
+        if self.rows == 0 || self.cols == 0 {
+            let (values, meta) = lengths(self.rows, self.cols)?;
+            return Ok(Compressed::from_parts(self.rows, self.cols, vec![T::ZERO; values], vec![0; meta])?);
         }
         let failed = |error| Error::driver("copying a packed weight", error);
         let stream = context.stream();
