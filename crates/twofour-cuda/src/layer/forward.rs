@@ -127,7 +127,7 @@ pub(super) fn linear(
     }
     let gemm = context.gemm(Problem { epilogue: epilogue != Epilogue::default(), ..problem })?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
-    unsafe { gemm.run(context.raw(), Operands { weight, x, out }, epilogue) }
+    unsafe { gemm.run(context.raw(), Operands { weight, x, out, workspace: 0 }, epilogue) }
 }
 
 /// Launches a dense GEMM.

@@ -118,7 +118,7 @@ impl SparseLinear {
             self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
             self.compressor.advance(stream, self.seed_at())?;
             let out = if adds { product } else { dw };
-            gemm.run(stream, Operands { weight, x, out }, Epilogue::default())?;
+            gemm.run(stream, Operands { weight, x, out, workspace: 0 }, Epilogue::default())?;
             if adds {
                 elementwise.add_where_kept(stream, product, None, dw, self.out_features, self.in_features)?;
             }
