@@ -61,7 +61,7 @@ sanitizers() {
 }
 
 suites() {
-    for suite in prune train-linear decode gemm; do
+    for suite in prune train-linear layer decode gemm; do
         try "suite-$suite" "$here/twofour" bench cuda --suite "$suite" --force -o "$out/$suite.json"
     done
 }

@@ -3,8 +3,8 @@
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
 of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
-result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `train-linear.json`, `overhead.json` and `prune.json`
-(`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer.json`, `train-linear.json`, `overhead.json` and
+`prune.json` (`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
 
@@ -209,6 +209,25 @@ def train_table(path):
     return "\n".join(lines) + "\n"
 
 
+def layer_table(path):
+    result = json.loads(path.read_text())
+    of = collections.OrderedDict()
+    for row in result["rows"]:
+        of.setdefault((row["dtype"], tuple(row["shape"])), {})[row["contender"], row["part"]] = row
+    heads = ["tokens, in, out", "dtype", "dense step", "2:4 step", "speedup", "mask and packing", "forward", "input gradient", "weight and bias gradients"]
+    heads += ["step with MVUE", "speedup", "weight and bias gradients (MVUE)"]
+    lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for (dtype, shape), rows in of.items():
+        dense, ours, mvue = (rows[contender, "all"] for contender in ("cublaslt", "twofour", "twofour-mvue"))
+        both = lambda part: f"{micro(rows['cublaslt', part])} to {micro(rows['twofour', part])}"
+        gradients = "weight and bias gradients"
+        cells = [micro(dense), micro(ours), over(dense, ours), micro(rows["twofour", "mask and packing"])]
+        cells += [both("forward"), both("input gradient"), both(gradients)]
+        cells += [micro(mvue), over(dense, mvue), micro(rows["twofour-mvue", gradients])]
+        lines.append(f"| {', '.join(map(str, shape))} | {dtype} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def overhead_table(path):
     result = json.loads(path.read_text())
     lines = [where(path, result), "", "| call | contender | host |", "|---|---|---|"]
@@ -322,6 +341,7 @@ DOCUMENTS = {
         "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
+        "layer-table": ("layer.json", layer_table),
         "train-table": ("train-linear.json", train_table),
         "overhead-table": ("overhead.json", overhead_table),
         "prune-table": ("prune.json", prune_table),

@@ -153,5 +153,22 @@ class Readme(unittest.TestCase):
         self.assertIn("2.00x", table)
 
 
+class Layer(unittest.TestCase):
+    def test_steps_and_parts_are_compared_with_dense(self):
+        times = {
+            ("cublaslt", "all"): 300.0, ("twofour", "all"): 240.0, ("twofour-mvue", "all"): 200.0, ("twofour", "mask and packing"): 14.0,
+            ("cublaslt", "forward"): 100.0, ("twofour", "forward"): 70.0, ("cublaslt", "input gradient"): 90.0, ("twofour", "input gradient"): 60.0,
+            ("cublaslt", "weight and bias gradients"): 110.0, ("twofour", "weight and bias gradients"): 96.0,
+            ("twofour-mvue", "weight and bias gradients"): 56.0,
+        }
+        rows = [{"dtype": "f16", "shape": [8, 64, 128], "contender": who, "part": part, "us": us} for (who, part), us in times.items()]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "layer.json"
+            path.write_text(json.dumps({**result(), "rows": rows}))
+            line = readme_tables.layer_table(path).splitlines()[-1]
+        cells = ["8, 64, 128", "f16", "300.0 µs", "240.0 µs", "1.25x", "14.0 µs", "100.0 µs to 70.0 µs", "90.0 µs to 60.0 µs", "110.0 µs to 96.0 µs"]
+        self.assertEqual(line, "| " + " | ".join(cells + ["200.0 µs", "1.50x", "56.0 µs"]) + " |")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -58,6 +58,30 @@ fn advise_on_a_gpu_compares_with_dense_or_says_what_is_missing() {
 }
 
 #[test]
+fn advise_on_a_gpu_answers_or_says_why_not_for_any_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    for (shape, tokens) in [("5x7", "1"), ("1x1", "3"), ("100x70", "1,77"), ("64x4194304", "65536")] {
+        for dtype in ["bf16", "e4m3", "i8", "int4"] {
+            let tokens = if dtype == "int4" { "1" } else { tokens };
+            let args = ["advise", "--shape", shape, "--tokens", tokens, "--device", "cuda", "--dtype", dtype];
+            let ran = run(dir.path(), &args);
+            if ran.code != Some(0) {
+                let error = ran.bad(1);
+                let reasons = [
+                    "driver",
+                    "no CUDA device",
+                    "multiple of",
+                    "out of device memory",
+                    "no cuBLASLt",
+                    "nothing to compare",
+                ];
+                assert!(reasons.iter().any(|reason| error.contains(reason)), "{shape} {dtype}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn advise_on_a_gpu_knows_no_f32() {
     let dir = tempfile::tempdir().unwrap();
     let ran = run(dir.path(), &["advise", "--shape", "64x128", "--device", "cuda", "--dtype", "f32"]);

@@ -46,6 +46,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_cuda::dispatch,
         twofour_cuda::gemm,
         twofour_cuda::gemm::int4,
+        twofour_cuda::layer::SparseLinear,
         twofour_cuda::prune,
     ];
     let methods = methods![

@@ -247,8 +247,8 @@ pub enum Error {
         found: usize,
     },
 
-    /// A dimension of a product is zero or beyond what kernels count.
-    #[error("{what} of the product: {size} must be at least 1 and at most {most}")]
+    /// A dimension is zero or beyond what kernels count.
+    #[error("{what}: {size} must be at least 1 and at most {most}")]
     Dimension {
         /// Which dimension.
         what: &'static str,

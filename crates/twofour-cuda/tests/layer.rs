@@ -10,12 +10,18 @@ use std::marker::PhantomData;
 use conformance::{Dims, Engine, Forward, Outputs};
 use half::{bf16, f16};
 use support::bench;
-use twofour::{Arithmetic, Compressed, Mask, kernel::Activation, select::Transposable};
+use twofour::{
+    Arithmetic, Axis, Compressed, Element as _, F8E4M3, Mask, MatrixRef, Pattern,
+    int4::{Granularity, Int4},
+    kernel::Activation,
+    select::{self, Transposable},
+};
 use twofour_cuda::{
     DataType, Device, Error,
     layer::{
-        self, Accumulate, DeviceBuffer, InputGradient, LayerContext, MaskRule, SparseLinear, SparseLinearSettings,
-        WeightGradient,
+        self, Accumulate, DeviceBuffer, InputActivation, InputGradient, LayerContext, MaskRule, PackedActivation,
+        PackedLinear, PrunedGradient, SparseActivationLinear, SparseActivationSettings, SparseLinear,
+        SparseLinearSettings, WeightGradient,
     },
 };
 
@@ -44,7 +50,7 @@ impl<T: Arithmetic> Engine for Cuda<T> {
     type Layer = SparseLinear;
 
     fn shapes(&self) -> Vec<Dims> {
-        vec![(64, 128, 5), (128, 64, 100), (256, 192, 136)]
+        vec![(64, 128, 5), (128, 64, 100), (1, 1, 1), (7, 30, 3), (36, 52, 9), (600, 12, 33)]
     }
 
     fn layer(
@@ -274,4 +280,232 @@ fn slices_that_do_not_fit_are_refused_before_anything_is_launched() {
     let error =
         SparseLinear::new(&engine.context, master.as_slice(), (out, inputs), DataType::F32, settings).unwrap_err();
     assert!(matches!(error, Error::DataType { dtype: DataType::F32, .. }), "{error}");
+}
+
+/// `a · b` for `[n, k]` and `[k, m]` in f64.
+fn product(a: &[f64], b: &[f64], (n, k, m): (usize, usize, usize)) -> Vec<f64> {
+    (0..n * m).map(|i| (0..k).map(|at| a[i / m * k + at] * b[at * m + i % m]).sum()).collect()
+}
+
+fn wide<T: twofour::Element>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|v| f64::from(v.to_f32())).collect()
+}
+
+fn flipped(data: &[f64], rows: usize, cols: usize) -> Vec<f64> {
+    (0..cols).flat_map(|c| (0..rows).map(move |r| data[r * cols + c])).collect()
+}
+
+fn close<T: twofour::Element>(what: &str, found: &[T], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let found = f64::from(found.to_f32());
+        assert!(
+            (found - expected).abs() <= tolerance * (1.0 + expected.abs()),
+            "{what}: element {i}: {found}, expected {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_sparse_activation_layer_is_the_dense_one_over_the_pruned_activation() {
+    let Some(bench) = bench() else { return };
+    let engine = Cuda::<bf16>::new(&bench.device);
+    let context = &engine.context;
+    for (tokens, inputs, outputs) in [(64, 128, 192), (200, 64, 72), (37, 20, 9), (4, 64, 130), (1, 3, 2), (0, 8, 4)] {
+        for activation in [InputActivation::Identity, InputActivation::SquaredRelu] {
+            for input_gradient in [PrunedGradient::Dense, PrunedGradient::Masked] {
+                let what = format!("{tokens}, {inputs}, {outputs}, {activation:?}, {input_gradient:?}");
+                let settings = SparseActivationSettings { rule: Transposable::Optimal, activation, input_gradient };
+                let layer = SparseActivationLinear::new(context, DataType::BF16, settings).unwrap();
+                let (x, w) = (numbers::<bf16>(tokens * inputs, 1), numbers::<bf16>(outputs * inputs, 2));
+                let (bias, dy) = (numbers::<bf16>(outputs, 3), numbers::<bf16>(tokens * outputs, 4));
+                let (x_there, w_there) = (engine.up(&x), engine.up(&w));
+                let (bias_there, dy_there) = (engine.up(&bias), engine.up(&dy));
+                let mut packed = PackedActivation::new(context, DataType::BF16, tokens, inputs).unwrap();
+                layer.pack(x_there.as_slice(), &mut packed).unwrap();
+                packed.check().unwrap();
+                // The CPU's layer packs the same.
+                let cpu = twofour::layer::SparseActivationLinear::new(settings);
+                let expected = cpu.pack(&x, tokens, inputs).unwrap();
+                assert_eq!(&packed.mask().unwrap(), expected.mask(), "{what}");
+                assert_eq!(packed.packed::<bf16>().unwrap(), expected.packed(), "{what}");
+                assert_eq!(packed.packed_transpose::<bf16>().unwrap(), expected.packed_transpose(), "{what}");
+
+                let pruned = wide(&expected.packed().to_dense());
+                let mut y = engine.zeros(tokens * outputs);
+                layer
+                    .forward(&packed, w_there.as_slice(), outputs, Some(bias_there.as_slice()), y.as_slice_mut())
+                    .unwrap();
+                let mut sums = product(&pruned, &flipped(&wide(&w), outputs, inputs), (tokens, inputs, outputs));
+                sums.iter_mut().enumerate().for_each(|(i, v)| *v += f64::from(bias[i % outputs].to_f32()));
+                close(&format!("{what}, forward"), &y.to_host::<bf16>().unwrap(), &sums, 5e-3);
+
+                let sums = product(&flipped(&wide(&dy), tokens, outputs), &pruned, (outputs, tokens, inputs));
+                let mut dw = engine.up(&vec![f32::NAN; outputs * inputs]);
+                layer
+                    .weight_gradient(dy_there.as_slice(), &packed, outputs, Accumulate::Overwrite, dw.as_slice_mut())
+                    .unwrap();
+                close(&format!("{what}, weight gradient"), &dw.to_host::<f32>().unwrap(), &sums, 1e-5);
+                layer
+                    .weight_gradient(dy_there.as_slice(), &packed, outputs, Accumulate::Add, dw.as_slice_mut())
+                    .unwrap();
+                let twice: Vec<f64> = sums.iter().map(|v| 2.0 * v).collect();
+                close(&format!("{what}, accumulated"), &dw.to_host::<f32>().unwrap(), &twice, 1e-5);
+
+                let mut sums = product(&wide(&dy), &wide(&w), (tokens, outputs, inputs));
+                for (i, v) in sums.iter_mut().enumerate() {
+                    if activation == InputActivation::SquaredRelu {
+                        *v *= 2.0 * f64::from(x[i].to_f32().max(0.0));
+                    }
+                    if input_gradient == PrunedGradient::Masked && !expected.mask().is_kept(i / inputs, i % inputs) {
+                        *v = 0.0;
+                    }
+                }
+                let (mut dx, weight) = (engine.zeros(tokens * inputs), (w_there.as_slice(), outputs));
+                layer
+                    .input_gradient(dy_there.as_slice(), weight, x_there.as_slice(), &packed, dx.as_slice_mut())
+                    .unwrap();
+                close(&format!("{what}, input gradient"), &dx.to_host::<bf16>().unwrap(), &sums, 1e-2);
+            }
+        }
+    }
+    let layer = SparseActivationLinear::new(context, DataType::BF16, SparseActivationSettings::default()).unwrap();
+    let mut packed = PackedActivation::new(context, DataType::BF16, 4, 4).unwrap();
+    let mut x = vec![bf16::ONE; 16];
+    x[6] = bf16::NAN;
+    layer.pack(engine.up(&x).as_slice(), &mut packed).unwrap();
+    assert!(packed.check().unwrap_err().to_string().contains("row 1, column 2"));
+}
+
+#[test]
+fn packed_layers_of_every_type_are_the_dense_layer_of_their_values() {
+    let Some(bench) = bench() else { return };
+    let engine = Cuda::<bf16>::new(&bench.device);
+    let (context, dtype, gelu) = (&engine.context, DataType::BF16, Activation::Gelu);
+    for (outputs, inputs) in [(64, 128), (40, 130), (7, 30), (1, 1)] {
+        let dense = numbers::<f32>(outputs * inputs, 1);
+        let matrix = MatrixRef::new(outputs, inputs, &dense).unwrap();
+        let mask = select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row).unwrap();
+        let weight = Compressed::from_masked(matrix, &mask).unwrap();
+        let bias: Vec<f32> = numbers::<bf16>(outputs, 3).iter().map(|b| b.to_f32()).collect();
+        let pruned = wide(&weight.to_dense());
+        let halves: Vec<bf16> = dense.iter().map(|v| bf16::from_f32(*v)).collect();
+        let halves = Compressed::from_masked(MatrixRef::new(outputs, inputs, &halves).unwrap(), &mask).unwrap();
+        let eighth = |v: &f32| F8E4M3::from_f32(v * 448.0);
+        let eight: Vec<F8E4M3> = dense.iter().map(eighth).collect();
+        let eight = Compressed::from_masked(MatrixRef::new(outputs, inputs, &eight).unwrap(), &mask).unwrap();
+        let scales = vec![1.0 / 448.0; outputs];
+        let mut layers = vec![
+            ("bf16", PackedLinear::new(context, &halves, Some(&bias), gelu).unwrap(), 1e-2),
+            ("i8", PackedLinear::quantized(context, &weight, Some(&bias), gelu, dtype).unwrap(), 3e-2),
+            ("e4m3", PackedLinear::scaled(context, &eight, &scales, Some(&bias), gelu, dtype).unwrap(), 1.5e-1),
+        ];
+        assert_eq!(layers[0].1.to_compressed::<bf16>().unwrap(), halves);
+        if inputs % 128 == 0 {
+            let int4 = Int4::quantize(&weight, Granularity::Group).unwrap();
+            layers.push(("int4", PackedLinear::int4(context, &int4, Some(&bias), gelu, dtype).unwrap(), 2.5e-1));
+        }
+        for tokens in [1, 7, 130] {
+            let x = numbers::<bf16>(tokens * inputs, 2);
+            let x_there = engine.up(&x);
+            let mut sums = product(&wide(&x), &flipped(&pruned, outputs, inputs), (tokens, inputs, outputs));
+            for (i, v) in sums.iter_mut().enumerate() {
+                *v = f64::from(gelu.apply((*v + f64::from(bias[i % outputs])) as f32));
+            }
+            for (name, layer, tolerance) in &layers {
+                let mut y = engine.zeros(tokens * outputs);
+                layer.forward(x_there.as_slice(), tokens, y.as_slice_mut()).unwrap();
+                let what = format!("{name} [{outputs}, {inputs}], {tokens} tokens");
+                let found = y.to_host::<bf16>().unwrap();
+                // Quantization errors add up with the square root of the inputs.
+                let quantized = tolerance * (inputs as f64 / 128.0).sqrt().max(0.3);
+                close(&what, &found, &sums, if *name == "bf16" { *tolerance } else { quantized });
+                let dy = numbers::<bf16>(tokens * outputs, 4);
+                let mut dx = engine.zeros(tokens * inputs);
+                let gradient = layer.input_gradient(engine.up(&dy).as_slice(), tokens, dx.as_slice_mut());
+                if *name == "bf16" {
+                    gradient.unwrap();
+                    let sums = product(&wide(&dy), &wide(&halves.to_dense()), (tokens, outputs, inputs));
+                    close(&what, &dx.to_host::<bf16>().unwrap(), &sums, 1e-2);
+                } else {
+                    assert!(matches!(gradient, Err(Error::DataType { .. })));
+                }
+            }
+        }
+        let error = PackedLinear::new(context, &halves, Some(&bias[1..]), gelu);
+        assert!(matches!(error, Err(Error::Length { what: "the bias", .. })));
+    }
+}
+
+/// The products of 8-bit floats are those of f64 with the numbers that the CPU rounds to.
+#[test]
+fn a_layer_of_8_bit_floats_is_the_dense_one_of_its_rounded_numbers() {
+    let Some(bench) = bench() else { return };
+    if bench.device.architecture().capability() < (8, 9) {
+        eprintln!("skipped: no 8-bit floats");
+        return;
+    }
+    let engine = Cuda::<bf16>::new(&bench.device);
+    let rule = MaskRule::Transposable(Transposable::GreedyAbs);
+    for (out, inputs, tokens) in [(128, 256, 72), (64, 128, 5), (36, 52, 9), (7, 30, 3), (1, 1, 1)] {
+        let what = format!("{out}, {inputs}, {tokens}");
+        let settings = SparseLinearSettings { rule, ..Default::default() };
+        let mut master = numbers::<f32>(out * inputs, 1);
+        let (shape, dtype, precision) = ((out, inputs), DataType::BF16, layer::Precision::Float8);
+        let new = |master: &[f32], settings| {
+            SparseLinear::with_precision(
+                &engine.context,
+                engine.up(master).as_slice(),
+                shape,
+                dtype,
+                precision,
+                settings,
+            )
+        };
+        let mut layer = new(&master, settings).unwrap();
+        // The scale follows the weight.
+        master.iter_mut().for_each(|v| *v *= 0.01);
+        layer.remask(engine.up(&master).as_slice()).unwrap();
+        layer.check().unwrap();
+        let largest = |values: &[f32]| values.iter().fold(0f32, |most, v| most.max(v.abs()));
+        let inverse = 448.0 / largest(&master);
+        let rounded: Vec<F8E4M3> = master.iter().map(|v| F8E4M3::from_f32(v * inverse)).collect();
+        let mask =
+            select::transposable(MatrixRef::new(out, inputs, &master).unwrap(), Transposable::GreedyAbs).unwrap();
+        let packed = Compressed::from_masked(MatrixRef::new(out, inputs, &rounded).unwrap(), &mask).unwrap();
+        assert_eq!(layer.packed::<F8E4M3>().unwrap(), packed, "{what}");
+        assert_eq!(layer.mask().unwrap(), mask, "{what}");
+        let weight: Vec<f64> = wide(&packed.to_dense()).iter().map(|v| v / f64::from(inverse)).collect();
+
+        let (x, dy) = (numbers::<bf16>(tokens * inputs, 2), numbers::<bf16>(tokens * out, 3));
+        let bias = numbers::<bf16>(out, 4);
+        let rounded = |values: &[bf16], most: f32, round: fn(f32) -> f32| -> Vec<f64> {
+            let values: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
+            let inverse = most / largest(&values);
+            values.iter().map(|v| f64::from(round(v * inverse)) / f64::from(inverse)).collect()
+        };
+        let x_rounded = rounded(&x, 448.0, |v| F8E4M3::from_f32(v).to_f32());
+        let dy_rounded = rounded(&dy, 57344.0, |v| twofour::F8E5M2::from_f32(v).to_f32());
+        let mut y = engine.zeros(tokens * out);
+        let bias_there = engine.up(&bias);
+        let forward =
+            layer::Forward { bias: Some(bias_there.as_slice()), activation: Activation::Relu, pre_activation: None };
+        layer.forward(engine.up(&x).as_slice(), tokens, forward, y.as_slice_mut()).unwrap();
+        let mut sums = product(&x_rounded, &flipped(&weight, out, inputs), (tokens, inputs, out));
+        sums.iter_mut().enumerate().for_each(|(i, v)| *v = (*v + f64::from(bias[i % out].to_f32())).max(0.0));
+        close(&format!("{what}, forward"), &y.to_host::<bf16>().unwrap(), &sums, 5e-3);
+        let mut dx = engine.zeros(tokens * inputs);
+        layer.input_gradient(engine.up(&dy).as_slice(), tokens, dx.as_slice_mut()).unwrap();
+        let sums = product(&dy_rounded, &weight, (tokens, out, inputs));
+        close(&format!("{what}, input gradient"), &dx.to_host::<bf16>().unwrap(), &sums, 5e-3);
+        let mut dw = engine.up(&vec![f32::NAN; out * inputs]);
+        let (dy_there, x_there) = (engine.up(&dy), engine.up(&x));
+        let accumulate = Accumulate::Overwrite;
+        layer.weight_gradient(dy_there.as_slice(), x_there.as_slice(), tokens, accumulate, dw.as_slice_mut()).unwrap();
+        let sums = product(&flipped(&wide(&dy), tokens, out), &wide(&x), (out, tokens, inputs));
+        close(&format!("{what}, weight gradient"), &dw.to_host::<f32>().unwrap(), &sums, 1e-5);
+
+        let error = new(&master, SparseLinearSettings::default()).unwrap_err();
+        assert!(error.to_string().contains("transposable"), "{error}");
+    }
 }

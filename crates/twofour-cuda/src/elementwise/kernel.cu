@@ -87,10 +87,10 @@ FUNCTION(gelu, GELU)
 FUNCTION(silu, SILU)
 FUNCTION(squared_relu, SQUARED_RELU)
 
-// Adds an f32 tensor to one of ELEMENT, where a mask keeps the element if there is one. `input` is the f32 tensor, `out` the other.
+// Adds an f32 tensor to one of ELEMENT, where a mask keeps the element. `input` is the f32 tensor, `out` the other.
 extern "C" __global__ void __launch_bounds__(256) add_where_kept(const __grid_constant__ Elementwise p) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= p.count || p.tiles && !is_kept(p, at)) return;
+    if (at >= p.count || !is_kept(p, at)) return;
     Raw* out = (Raw*)p.out + at;
     *out = narrow<ELEMENT>(widen<ELEMENT>(*out) + ((const float*)p.input)[at]);
 }

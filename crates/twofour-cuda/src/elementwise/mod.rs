@@ -131,7 +131,7 @@ impl Elementwise {
         unsafe { self.launch(stream, &self.gradient[index(function)], parameters, &pointers) }
     }
 
-    /// `out += addend`, where a mask keeps the element if there is one, for an f32 addend and `[rows, cols]` tensors.
+    /// `out += addend` where a mask keeps the element, for an f32 addend and `[rows, cols]` tensors.
     ///
     /// # Errors
     /// Those of [`Elementwise::apply`].
@@ -142,7 +142,7 @@ impl Elementwise {
         &self,
         stream: Stream,
         addend: DevicePtr,
-        tiles: Option<DevicePtr>,
+        tiles: DevicePtr,
         out: DevicePtr,
         rows: usize,
         cols: usize,
@@ -151,11 +151,11 @@ impl Elementwise {
         if count == 0 {
             return Ok(());
         }
-        expect_pointers(&[("addend", addend, 4), ("output", out, self.dtype.bytes() as u64)])?;
-        if let Some(tiles) = tiles {
-            expect_pointers(&[("mask of tiles", tiles, 2)])?;
-        }
-        let tiles = tiles.unwrap_or(0);
+        expect_pointers(&[
+            ("addend", addend, 4),
+            ("mask of tiles", tiles, 2),
+            ("output", out, self.dtype.bytes() as u64),
+        ])?;
         let parameters = ElementwiseParameters { input: addend, gradient: 0, out, tiles, count, cols };
         let launch = Launch::simple((grid(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.

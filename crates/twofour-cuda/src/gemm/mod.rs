@@ -42,8 +42,9 @@ use crate::{
 use epilogue::RawOutput;
 pub(crate) use epilogue::expect_epilogue;
 pub use epilogue::{Activation, Epilogue};
+pub(crate) use problem::tile_k;
 pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
-use problem::{TYPES, is_hopper, tile_k};
+use problem::{TYPES, is_hopper};
 use staging::Staging;
 
 /// Every source.

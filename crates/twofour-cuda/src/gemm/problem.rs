@@ -188,7 +188,7 @@ pub fn packed_bytes(element: DataType, features: usize, reduction: usize) -> Pac
 pub(super) const MOST: usize = (1 << 30) - 1;
 
 /// The step that metadata is ordered for.
-pub(super) fn tile_k(element: DataType) -> TileK {
+pub(crate) fn tile_k(element: DataType) -> TileK {
     if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
 }
 

@@ -15,12 +15,16 @@ use crate::{
     dispatch::Dispatcher,
     elementwise::Elementwise,
     engine::Engine,
-    gemm::{Gemm, Problem},
+    gemm::{
+        Gemm, Problem,
+        int4::{self, Decode},
+    },
     libraries::{
         Libraries,
         cublaslt::{self, CublasLtPlan, DenseProblem},
     },
     prune::Pruner,
+    quantize::Quantizer,
 };
 
 /// A stream of a device, with the plans and the memory of the layers that work on it. Clones share everything; any thread may use one.
@@ -44,6 +48,8 @@ struct Shared {
     pruners: Plans<(DataType, DataType), Pruner>,
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
+    quantizers: Plans<DataType, Quantizer>,
+    int4: Plans<int4::Problem, Decode>,
 }
 
 impl fmt::Debug for LayerContext {
@@ -146,6 +152,8 @@ impl LayerContext {
             pruners: Plans::default(),
             elementwise: Plans::default(),
             column_sums: Plans::default(),
+            quantizers: Plans::default(),
+            int4: Plans::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
@@ -256,6 +264,15 @@ impl LayerContext {
 
     pub(super) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
+    }
+
+    pub(super) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
+        self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
+    }
+
+    /// The GEMM with a four-bit weight for a problem.
+    pub(super) fn int4(&self, problem: int4::Problem) -> Result<Decode> {
+        self.shared.int4.of(problem, || self.load(|device| Decode::new(device, problem)))
     }
 
     /// Loads kernels, which cannot be done during a capture.

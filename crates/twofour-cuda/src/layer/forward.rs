@@ -2,11 +2,15 @@
 
 use twofour::layer::Activation;
 
-use super::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements};
+use super::{
+    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements,
+    quantized::{self, quantized_linear},
+    weight::PackedBuffer,
+};
 use crate::{
     DataType, DevicePtr, Result,
     elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Operands, Problem},
+    gemm::{Epilogue, Gemm, Operands, Problem},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     prune::Packed,
 };
@@ -43,19 +47,12 @@ impl SparseLinear {
         let outputs = elements(tokens, self.out_features)?;
         let y = y.expect("the output", context, dtype, outputs)?;
         let bias = bias.map(|bias| bias.expect("the bias", context, dtype, self.out_features)).transpose()?;
-        let problem = Problem::plain(dtype, dtype, self.out_features, tokens, self.in_features);
+        let problem = forward_problem(self, tokens);
         let Some(pre) = pre_activation else {
-            return linear(
-                context,
-                problem,
-                self.packed.packed(),
-                x,
-                Epilogue { bias, activation, ..Epilogue::default() },
-                y,
-            );
+            return self.multiply(problem, &self.packed, x, Epilogue { bias, activation, ..Epilogue::default() }, y);
         };
         let pre = pre.expect("the pre-activation", context, dtype, outputs)?;
-        linear(context, problem, self.packed.packed(), x, Epilogue { bias, ..Epilogue::default() }, pre)?;
+        self.multiply(problem, &self.packed, x, Epilogue { bias, ..Epilogue::default() }, pre)?;
         let function = ElementFunction::Activation(activation);
         // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
         unsafe { context.elementwise(dtype)?.apply(context.raw(), function, pre, y, outputs) }
@@ -71,12 +68,47 @@ impl SparseLinear {
         let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
         let dx = dx.expect("the input gradient", context, dtype, elements(tokens, self.in_features)?)?;
         if let Some(transposed) = &self.transposed {
-            let problem = Problem::plain(dtype, dtype, self.in_features, tokens, self.out_features);
-            return linear(context, problem, transposed.packed(), dy, Epilogue::default(), dx);
+            return self.multiply(input_gradient_problem(self, tokens), transposed, dy, Epilogue::default(), dx);
         }
         let weight = self.unpacked.as_ref().map_or(0, |(_, address)| *address);
         dense(context, dense_input_gradient(self, tokens), weight, dy, dx)
     }
+
+    /// Launches a GEMM with one of the packed weights, in the layer's precision.
+    fn multiply(
+        &self,
+        problem: Problem,
+        weight: &PackedBuffer,
+        x: DevicePtr,
+        epilogue: Epilogue,
+        out: DevicePtr,
+    ) -> Result<()> {
+        let context = &self.context;
+        match &self.float8 {
+            None => linear(context, problem, weight.packed(), x, epilogue, out),
+            Some(_) if problem.tokens == 0 => Ok(()),
+            Some(scale) => {
+                let epilogue = Epilogue { feature_scales: Some(scale.scales()), ..epilogue };
+                quantized_linear(context, problem, weight.packed(), (x, self.dtype), epilogue, out)
+            }
+        }
+    }
+}
+
+/// The forward pass as a GEMM.
+fn forward_problem(layer: &SparseLinear, tokens: usize) -> Problem {
+    let element = if layer.float8.is_some() { DataType::E4M3 } else { layer.dtype };
+    Problem::plain(element, layer.dtype, layer.out_features, tokens, layer.in_features)
+}
+
+/// The input gradient as a GEMM with the packed transpose.
+fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> Problem {
+    let (features, reduction) = (layer.in_features, layer.out_features);
+    if layer.float8.is_none() {
+        return Problem::plain(layer.dtype, layer.dtype, features, tokens, reduction);
+    }
+    let problem = Problem::plain(DataType::E4M3, layer.dtype, features, tokens, reduction);
+    Problem { x_element: DataType::E5M2, ..problem }
 }
 
 /// The input gradient as a dense GEMM: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
@@ -99,21 +131,27 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
         return Ok(());
     }
     let (context, dtype) = (&layer.context, layer.dtype);
-    let problem = Problem::plain(dtype, dtype, layer.out_features, tokens, layer.in_features);
     context.elementwise(dtype)?;
+    if layer.float8.is_some() {
+        quantized::prepare(context, forward_problem(layer, tokens), dtype)?;
+        return quantized::prepare(context, input_gradient_problem(layer, tokens), dtype);
+    }
+    let mut bytes = 0;
     for epilogue in [false, true] {
-        context.gemm(Problem { epilogue, ..problem })?;
+        let gemm = context.gemm(Problem { epilogue, ..forward_problem(layer, tokens) })?;
+        bytes = bytes.max(gemm.unaligned_workspace_bytes());
     }
     if layer.transposed.is_some() {
-        context.gemm(Problem::plain(dtype, dtype, layer.in_features, tokens, layer.out_features))?;
+        bytes = bytes.max(context.gemm(input_gradient_problem(layer, tokens))?.unaligned_workspace_bytes());
     } else {
         context.dense(dense_input_gradient(layer, tokens))?;
-        context.work().parts([WORKSPACE_BYTES])?;
+        bytes = bytes.max(WORKSPACE_BYTES);
     }
+    context.work().parts([bytes])?;
     Ok(())
 }
 
-/// Launches a GEMM with a packed weight; of a product without elements nothing, and of one whose reduction is empty zeros.
+/// Launches a GEMM with a packed weight; of a product without elements nothing.
 pub(super) fn linear(
     context: &LayerContext,
     problem: Problem,
@@ -126,8 +164,15 @@ pub(super) fn linear(
         return Ok(());
     }
     let gemm = context.gemm(Problem { epilogue: epilogue != Epilogue::default(), ..problem })?;
+    let mut work = context.work();
+    let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
-    unsafe { gemm.run(context.raw(), Operands { weight, x, out, workspace: 0 }, epilogue) }
+    unsafe { gemm.run(context.raw(), Operands { weight, x, out, workspace }, epilogue) }
+}
+
+/// Bytes of workspace that a GEMM needs for operands at these addresses.
+pub(super) fn workspace_bytes(gemm: &Gemm, x: DevicePtr, out: DevicePtr) -> usize {
+    if (x | out).is_multiple_of(16) { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() }
 }
 
 /// Launches a dense GEMM.

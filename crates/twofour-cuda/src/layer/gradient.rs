@@ -6,7 +6,10 @@ use twofour::{
     layer::{Accumulate, WeightGradient},
 };
 
-use super::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements, forward::dense};
+use super::{
+    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements,
+    forward::{dense, workspace_bytes},
+};
 use crate::{
     DataType, DevicePtr, Error, Result,
     column_sums::ColumnSumsTarget,
@@ -79,7 +82,7 @@ impl SparseLinear {
         // stream is of their device.
         unsafe {
             plan.run(context.raw(), x, dy, product, workspace)?;
-            elementwise.add_where_kept(context.raw(), product, Some(tiles), dw, rows, cols)
+            elementwise.add_where_kept(context.raw(), product, tiles, dw, rows, cols)
         }
     }
 
@@ -96,12 +99,10 @@ impl SparseLinear {
         if self.out_features == 0 || self.in_features == 0 {
             return Ok(());
         }
-        let adds = accumulate == Accumulate::Add;
-        let gemm = context.gemm(sampled_problem(self, tokens, if adds { DataType::F32 } else { output }))?;
-        let elementwise = context.elementwise(output)?;
-        let [values, meta, product] = sampled_bytes(self, tokens, accumulate);
+        let gemm = context.gemm(sampled_problem(self, tokens, accumulate, output))?;
+        let bytes = packed_bytes(dtype, self.out_features, tokens);
         let mut work = context.work();
-        let [values, meta, product] = work.parts([values, meta, product])?;
+        let [values, meta, workspace] = work.parts([bytes.values, bytes.meta, workspace_bytes(&gemm, x, dw)])?;
         let weight = Packed { values, meta };
         let to = CompressTarget {
             packed: weight,
@@ -117,12 +118,7 @@ impl SparseLinear {
         unsafe {
             self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
             self.compressor.advance(stream, self.seed_at())?;
-            let out = if adds { product } else { dw };
-            gemm.run(stream, Operands { weight, x, out, workspace: 0 }, Epilogue::default())?;
-            if adds {
-                elementwise.add_where_kept(stream, product, None, dw, self.out_features, self.in_features)?;
-            }
-            Ok(())
+            gemm.run(stream, Operands { weight, x, out: dw, workspace }, Epilogue::default())
         }
     }
 
@@ -137,8 +133,6 @@ impl SparseLinear {
         accumulate: Accumulate,
         db: DeviceSliceMut<'_>,
     ) -> Result<()> {
-        let dy_len = elements(tokens, self.out_features)?;
-        dy.expect("the output gradient", &self.context, self.dtype, dy_len)?;
         bias_gradient(&self.context, dy, tokens, accumulate, db)
     }
 }
@@ -178,10 +172,9 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulat
     context.work().parts([sums])?;
     match layer.settings.weight_gradient {
         WeightGradient::Mvue | WeightGradient::MvueApproximate => {
-            let adds = accumulate == Accumulate::Add;
-            context.gemm(sampled_problem(layer, tokens, if adds { DataType::F32 } else { output }))?;
-            context.elementwise(output)?;
-            context.work().parts(sampled_bytes(layer, tokens, accumulate))?;
+            let gemm = context.gemm(sampled_problem(layer, tokens, accumulate, output))?;
+            let bytes = packed_bytes(dtype, rows, tokens);
+            context.work().parts([bytes.values, bytes.meta, gemm.unaligned_workspace_bytes()])?;
         }
         WeightGradient::Masked if accumulate == Accumulate::Add => {
             context.dense(dense_weight_gradient(layer, tokens, Accumulate::Overwrite, DataType::F32))?;
@@ -217,22 +210,16 @@ fn dense_weight_gradient(
 }
 
 /// The weight gradient as a GEMM whose packed operand is the estimate of the transposed output gradient.
-fn sampled_problem(layer: &SparseLinear, tokens: usize, output: DataType) -> Problem {
+fn sampled_problem(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> Problem {
     Problem {
         x: XOrder::ReductionFirst,
         order: Order::FeaturesFirst,
+        accumulate: accumulate == Accumulate::Add,
         ..Problem::plain(layer.dtype, output, layer.out_features, layer.in_features, tokens)
     }
 }
 
-/// Bytes of the estimate's values and metadata, and of a product that is added to the gradient.
-fn sampled_bytes(layer: &SparseLinear, tokens: usize, accumulate: Accumulate) -> [usize; 3] {
-    let bytes = packed_bytes(layer.dtype, layer.out_features, tokens);
-    let product = if accumulate == Accumulate::Add { 4 * layer.out_features * layer.in_features } else { 0 };
-    [bytes.values, bytes.meta, product]
-}
-
-fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
+pub(super) fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
     if output == DataType::F32 || output == dtype {
         return Ok(());
     }

@@ -8,37 +8,88 @@ use twofour::Element;
 use super::LayerContext;
 use crate::{DataType, Device, DevicePtr, Error, Result};
 
-/// Elements in device memory that a call reads.
+/// Where elements are, how many, and of which type.
 #[derive(Debug, Clone, Copy)]
-pub struct DeviceSlice<'a> {
+struct Region {
     address: DevicePtr,
     len: usize,
     dtype: DataType,
+    /// Of the device.
     ordinal: usize,
+}
+
+/// Elements in device memory that a call reads.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceSlice<'a> {
+    region: Region,
     memory: PhantomData<&'a [u8]>,
 }
 
 /// Elements in device memory that a call writes.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
-    address: DevicePtr,
-    len: usize,
-    dtype: DataType,
-    ordinal: usize,
+    region: Region,
     memory: PhantomData<&'a mut [u8]>,
 }
 
 /// Elements in device memory that their owner frees, after all work that was launched on the stream of its [`LayerContext`] before.
 #[derive(Debug)]
 pub struct DeviceBuffer {
+    region: Region,
     context: LayerContext,
     memory: CudaSlice<u8>,
-    address: DevicePtr,
-    len: usize,
-    dtype: DataType,
 }
 
-impl<'a> DeviceSlice<'a> {
+macro_rules! accessors {
+    ($($type:ty),*) => {$(
+        impl $type {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                self.region.len
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.region.len == 0
+            }
+
+            /// The data type.
+            pub fn dtype(&self) -> DataType {
+                self.region.dtype
+            }
+
+            /// The address, after the elements have been found to be on the device, of a type, and of a number. Of no elements it may be null.
+            pub(super) fn expect(
+                &self,
+                what: &'static str,
+                context: &LayerContext,
+                dtype: DataType,
+                len: usize,
+            ) -> Result<DevicePtr> {
+                self.region.expect(what, context, dtype, len)
+            }
+        }
+    )*};
+}
+
+accessors!(DeviceSlice<'_>, DeviceSliceMut<'_>, DeviceBuffer);
+
+impl Region {
+    fn expect(self, what: &'static str, context: &LayerContext, dtype: DataType, len: usize) -> Result<DevicePtr> {
+        if self.ordinal != context.ordinal() {
+            return Err(Error::OtherDevice { what, expected: context.ordinal(), found: self.ordinal });
+        }
+        if self.dtype != dtype {
+            return Err(Error::SliceType { what, expected: dtype, found: self.dtype });
+        }
+        if self.len != len {
+            return Err(Error::Length { what, expected: len, found: self.len });
+        }
+        Ok(self.address)
+    }
+}
+
+impl DeviceSlice<'_> {
     /// Memory that belongs to somebody else, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's
     /// size.
     ///
@@ -46,83 +97,28 @@ impl<'a> DeviceSlice<'a> {
     /// The memory is on the device, and valid and not written, until the streams of the contexts of all calls that it is passed to have come past those
     /// calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
-        let ordinal = device.context().ordinal();
-        Self { address, len, dtype, ordinal, memory: PhantomData }
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The data type.
-    pub fn dtype(&self) -> DataType {
-        self.dtype
-    }
-
-    /// The address, after the slice has been found to be on the device, of a type, and of a length. Of an empty slice it may be null.
-    pub(super) fn expect(
-        &self,
-        what: &'static str,
-        context: &LayerContext,
-        dtype: DataType,
-        len: usize,
-    ) -> Result<DevicePtr> {
-        expect(what, (self.ordinal, self.dtype, self.len), context, dtype, len)?;
-        Ok(self.address)
+        Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
 }
 
-impl<'a> DeviceSliceMut<'a> {
+impl DeviceSliceMut<'_> {
     /// Memory that belongs to somebody else: `len` elements from an address on, which is a multiple of an element's size.
     ///
     /// # Safety
     /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of the contexts of all calls that it is passed to
     /// have come past those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
-        let ordinal = device.context().ordinal();
-        Self { address, len, dtype, ordinal, memory: PhantomData }
+        Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
 
     /// The same memory for a shorter time.
     pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
-        DeviceSliceMut { memory: PhantomData, ..*self }
+        DeviceSliceMut { region: self.region, memory: PhantomData }
     }
 
     /// The same memory, to be read.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
-        let Self { address, len, dtype, ordinal, .. } = *self;
-        DeviceSlice { address, len, dtype, ordinal, memory: PhantomData }
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The data type.
-    pub fn dtype(&self) -> DataType {
-        self.dtype
-    }
-
-    pub(super) fn expect(
-        &self,
-        what: &'static str,
-        context: &LayerContext,
-        dtype: DataType,
-        len: usize,
-    ) -> Result<DevicePtr> {
-        self.as_slice().expect(what, context, dtype, len)
+        DeviceSlice { region: self.region, memory: PhantomData }
     }
 }
 
@@ -135,7 +131,8 @@ impl DeviceBuffer {
         let bytes = len.checked_mul(dtype.bytes()).ok_or(Error::OutOfMemory { action: "allocating a buffer" })?;
         let memory = context.allocate(bytes)?;
         let address = memory.device_ptr(context.stream()).0;
-        Ok(Self { context: context.clone(), memory, address, len, dtype })
+        let region = Region { address, len, dtype, ordinal: context.ordinal() };
+        Ok(Self { region, context: context.clone(), memory })
     }
 
     /// A copy of host memory; waits for it.
@@ -153,7 +150,7 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Length`] and [`Error::SliceType`] where they do not fit, [`Error::Driver`].
     pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
-        self.as_slice().expect("the buffer", &self.context, T::DTYPE.into(), values.len())?;
+        self.expect("the buffer", &self.context, T::DTYPE.into(), values.len())?;
         let bytes = bytemuck::cast_slice::<T, u8>(values);
         let stream = self.context.stream().clone();
         let failed = |error| Error::driver("copying to the device", error);
@@ -166,8 +163,8 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::SliceType`] where the elements are of another type, [`Error::Driver`].
     pub fn to_host<T: Element>(&self) -> Result<Vec<T>> {
-        self.as_slice().expect("the buffer", &self.context, T::DTYPE.into(), self.len)?;
-        let mut values = vec![T::ZERO; self.len];
+        self.expect("the buffer", &self.context, T::DTYPE.into(), self.len())?;
+        let mut values = vec![T::ZERO; self.len()];
         let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut values);
         let (len, stream) = (bytes.len(), self.context.stream());
         let failed = |error| Error::driver("copying from the device", error);
@@ -178,47 +175,11 @@ impl DeviceBuffer {
 
     /// The elements, to be read.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
-        let Self { address, len, dtype, .. } = *self;
-        DeviceSlice { address, len, dtype, ordinal: self.context.ordinal(), memory: PhantomData }
+        DeviceSlice { region: self.region, memory: PhantomData }
     }
 
     /// The elements, to be written.
     pub fn as_slice_mut(&mut self) -> DeviceSliceMut<'_> {
-        let Self { address, len, dtype, .. } = *self;
-        DeviceSliceMut { address, len, dtype, ordinal: self.context.ordinal(), memory: PhantomData }
+        DeviceSliceMut { region: self.region, memory: PhantomData }
     }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The data type.
-    pub fn dtype(&self) -> DataType {
-        self.dtype
-    }
-}
-
-fn expect(
-    what: &'static str,
-    (found_ordinal, found_dtype, found_len): (usize, DataType, usize),
-    context: &LayerContext,
-    dtype: DataType,
-    len: usize,
-) -> Result<()> {
-    if found_ordinal != context.ordinal() {
-        return Err(Error::OtherDevice { what, expected: context.ordinal(), found: found_ordinal });
-    }
-    if found_dtype != dtype {
-        return Err(Error::SliceType { what, expected: dtype, found: found_dtype });
-    }
-    if found_len != len {
-        return Err(Error::Length { what, expected: len, found: found_len });
-    }
-    Ok(())
 }

@@ -1,12 +1,14 @@
 //! The 2:4 sparse linear layer over device memory.
 //!
 //! When a mask is chosen, what is packed and reused, and which GEMM computes which gradient is decided here, and in [`twofour::layer`] for slices on the
-//! CPU, under the same names and with the same enums. Front ends call one of the two. Below it are kernels over raw pointers ([`crate::raw`]).
+//! CPU, under the same names and with the same enums. Front ends call one of the two. The modules below take raw pointers.
 //!
 //! | type | for |
 //! |---|---|
 //! | [`LayerContext`] | the device, the stream, plans and workspace of all layers |
 //! | [`SparseLinear`] | training with a 2:4 weight and a dense master weight |
+//! | [`SparseActivationLinear`] | training with a 2:4 activation and a dense weight |
+//! | [`PackedLinear`] | inference with a packed 2:4 weight |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
 //! Calls launch work on the context's stream and return. Results are the same bits at every run. After [`SparseLinear::prepare`] calls can be captured in a
@@ -17,6 +19,9 @@ mod forward;
 mod gradient;
 mod mask;
 mod memory;
+mod packed;
+mod quantized;
+mod sparse_activation;
 mod sparse_linear;
 mod weight;
 
@@ -26,7 +31,9 @@ pub use context::LayerContext;
 pub use forward::{Forward, activation_gradient};
 pub use gradient::bias_gradient;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
-pub use sparse_linear::SparseLinear;
+pub use packed::PackedLinear;
+pub use sparse_activation::{PackedActivation, SparseActivationLinear};
+pub use sparse_linear::{Precision, SparseLinear};
 pub use twofour::layer::{
     Accumulate, Activation, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

@@ -10,15 +10,28 @@ use twofour::{
 use super::{
     DeviceSlice, LayerContext, forward,
     mask::{TileMask, tiles_of_nonzeros},
+    quantized::WeightScale,
     weight::PackedBuffer,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
+    arguments::expect_dimension,
     compress::{CompressRule, CompressTarget, Compressor},
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
     soft_threshold::SoftThresholdScale,
     unpack::Unpacker,
 };
+
+/// What the packed weight and the other operand of a layer's sparse GEMMs are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Precision {
+    /// The activations' type, f16 or bf16.
+    #[default]
+    Activations,
+    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2, each with one scale from its largest magnitude, computed at every call on the device. Weight gradients stay in
+    /// the activations' type. Requires a packed transpose and compute capability 8.9.
+    Float8,
+}
 
 /// A trainable 2:4 linear layer in device memory, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of f16 or bf16.
 ///
@@ -47,6 +60,8 @@ pub struct SparseLinear {
     status: Status,
     /// The scale of the soft threshold, an f32.
     scale: Option<(CudaSlice<u8>, DevicePtr)>,
+    /// The scale of a weight in 8-bit floats.
+    pub(super) float8: Option<WeightScale>,
 }
 
 /// Numbers that kernels leave, u64s: the place of the first number that no mask can be chosen with, flipped mask elements, and the seed of the next MVUE.
@@ -104,12 +119,27 @@ impl SparseLinear {
     /// # Errors
     /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the place of the first NaN (with
     /// [`MaskRule::SoftThreshold`] of the first non-finite number), [`Error::Types`] for types that are not packed, [`Error::Length`],
-    /// [`Error::OutOfMemory`]; those of compiling and loading kernels.
+    /// [`Error::Dimension`] for a weight without elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
     pub fn new(
+        context: &LayerContext,
+        master: DeviceSlice<'_>,
+        shape: (usize, usize),
+        dtype: DataType,
+        settings: SparseLinearSettings,
+    ) -> Result<Self> {
+        Self::with_precision(context, master, shape, dtype, Precision::Activations, settings)
+    }
+
+    /// The same in a precision of its own: `dtype` is the activations' type.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::new`]; [`Error::NoMethod`] for [`Precision::Float8`] with a mask that is 2:4 along rows alone, [`Error::Unsupported`] before compute capability 8.9.
+    pub fn with_precision(
         context: &LayerContext,
         master: DeviceSlice<'_>,
         (out_features, in_features): (usize, usize),
         dtype: DataType,
+        precision: Precision,
         settings: SparseLinearSettings,
     ) -> Result<Self> {
         settings.check()?;
@@ -117,6 +147,8 @@ impl SparseLinear {
             let operation = "a trainable 2:4 layer";
             return Err(Error::DataType { operation, dtype, supported: "f16, bf16" });
         }
+        expect_dimension("out_features", out_features, i32::MAX as usize)?;
+        expect_dimension("in_features", in_features, i32::MAX as usize)?;
         let elements = out_features.checked_mul(in_features);
         let elements = elements.ok_or(Error::TooLarge { rows: out_features, cols: in_features })?;
         let weight = DenseWeight {
@@ -127,6 +159,12 @@ impl SparseLinear {
         let device = context.device();
         let is_transposable = matches!(settings.rule, MaskRule::Transposable(_));
         let keeps_transpose = is_transposable || settings.input_gradient == InputGradient::PackedTranspose;
+        let is_float8 = precision == Precision::Float8;
+        if is_float8 && !keeps_transpose {
+            let what = "a layer of 8-bit floats whose mask is 2:4 along rows alone (a transposable rule has kernels)";
+            return Err(Error::NoMethod { what: what.into() });
+        }
+        let of = if is_float8 { DataType::E4M3 } else { dtype };
         let buffer = |bytes: usize| -> Result<(CudaSlice<u8>, DevicePtr)> {
             let memory = context.allocate(bytes)?;
             let address = memory.device_ptr(context.stream()).0;
@@ -139,20 +177,24 @@ impl SparseLinear {
             out_features,
             in_features,
             mask: TileMask::new(context, out_features, in_features)?,
-            packed: PackedBuffer::new(context, dtype, out_features, in_features)?,
+            packed: PackedBuffer::new(context, of, out_features, in_features)?,
             transposed: match keeps_transpose {
-                true => Some(PackedBuffer::new(context, dtype, in_features, out_features)?),
+                true => Some(PackedBuffer::new(context, of, in_features, out_features)?),
                 false => None,
             },
             unpacked: if keeps_transpose { None } else { Some(buffer(elements * dtype.bytes())?) },
             // The gradient of the output is compressed, too.
             compressor: Compressor::new(device, dtype, dtype)?,
-            pruner: context.pruner(master.dtype(), dtype)?,
+            pruner: context.pruner(master.dtype(), of)?,
             unpacker: Unpacker::new(device, dtype)?,
             status: Status::new(context)?,
             scale: match settings.rule {
                 MaskRule::SoftThreshold => Some(buffer(4)?),
                 _ => None,
+            },
+            float8: match is_float8 {
+                true => Some(WeightScale::new(context, out_features.max(in_features), of)?),
+                false => None,
             },
             context: context.clone(),
         };
@@ -263,8 +305,11 @@ impl SparseLinear {
             packed: if soft.is_some() { None } else { Some(self.packed.packed()) },
             transposed: self.transposed.as_ref().map(PackedBuffer::packed),
             tiles: Some(self.mask.tiles()),
-            factor: None,
+            factor: self.float8.as_ref().map(WeightScale::inverse),
         };
+        if let Some(scale) = &self.float8 {
+            scale.update(context, weight, self.master)?;
+        }
         let watch = Watch { nan: status.wrong, flips: counts.then(|| (self.mask.before(), status.flips)) };
         let order = self.packed.order();
         // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
@@ -406,7 +451,12 @@ impl SparseLinear {
         self.in_features
     }
 
-    /// The data type of activations and packed values.
+    /// The precision of the sparse GEMMs.
+    pub fn precision(&self) -> Precision {
+        if self.float8.is_some() { Precision::Float8 } else { Precision::Activations }
+    }
+
+    /// The data type of activations.
     pub fn dtype(&self) -> DataType {
         self.dtype
     }
@@ -425,7 +475,8 @@ impl SparseLinear {
     pub fn bytes(&self) -> usize {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
         let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
-        self.packed.bytes() + transposed + unpacked + self.mask.bytes()
+        let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
+        self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
     }
 
     /// Compiles and plans all that the layer's calls need for so many tokens, and allocates what they work in: after it they can be captured in a graph.

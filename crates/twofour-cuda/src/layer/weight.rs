@@ -3,13 +3,13 @@
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::{
     Compressed, Element,
-    layout::sm90::{decode_8, decode_16},
+    layout::sm90::{TileK, decode_8, decode_16},
 };
 
 use super::LayerContext;
 use crate::{
     DataType, Error, Result,
-    gemm::{Gemm, packed_bytes},
+    gemm::{Gemm, packed_bytes, tile_k},
     prune::{MetaOrder, Packed},
 };
 
@@ -34,6 +34,15 @@ impl PackedBuffer {
         Ok(Self { values, meta, packed, rows, cols, dtype })
     }
 
+    /// Overwrites it with bytes of host memory, padding included; waits for it.
+    pub(super) fn write(&mut self, context: &LayerContext, values: &[u8], meta: &[u8]) -> Result<()> {
+        let failed = |error| Error::driver("copying a packed weight to the device", error);
+        let stream = context.stream();
+        stream.memcpy_htod(values, &mut self.values.slice_mut(..values.len())).map_err(failed)?;
+        stream.memcpy_htod(meta, &mut self.meta.slice_mut(..meta.len())).map_err(failed)?;
+        context.synchronize()
+    }
+
     /// Where it is.
     pub(super) fn packed(&self) -> Packed {
         self.packed
@@ -42,6 +51,11 @@ impl PackedBuffer {
     /// Its metadata's order.
     pub(super) fn order(&self) -> MetaOrder {
         Gemm::meta_order_of(self.dtype)
+    }
+
+    /// The tile that its metadata is ordered for.
+    pub(super) fn tile(&self) -> TileK {
+        tile_k(self.dtype)
     }
 
     /// Rows and columns, without padding.
@@ -65,7 +79,7 @@ impl PackedBuffer {
         let (values, meta) =
             (stream.clone_dtoh(&self.values).map_err(failed)?, stream.clone_dtoh(&self.meta).map_err(failed)?);
         stream.synchronize().map_err(failed)?;
-        let MetaOrder::Sm90(tile) = self.order() else { unreachable!("products have an order of their own") };
+        let tile = self.tile();
         let (rows, cols) = (self.rows.next_multiple_of(64), self.cols.next_multiple_of(tile.columns()));
         let bytes = packed_bytes(self.dtype, self.rows, self.cols);
         let meta = &meta[..bytes.meta];

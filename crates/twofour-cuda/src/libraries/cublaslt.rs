@@ -60,6 +60,8 @@ const COMPUTE_32F: c_int = 68;
 const COMPUTE_32I: c_int = 72;
 const TRANSPOSE_A: c_int = 3;
 const TRANSPOSE_B: c_int = 4;
+const EPILOGUE: c_int = 7;
+const EPILOGUE_VECTOR: c_int = 8;
 const MOST_WORKSPACE: c_int = 1;
 
 const SEARCH: Search = Search {
@@ -149,6 +151,25 @@ pub struct DenseProblem {
     pub accumulate: bool,
 }
 
+/// What a dense GEMM computes besides the product, with a vector of D's data type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DenseEpilogue {
+    /// Adds the vector, one value for each row of D, to every column.
+    Bias,
+    /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: the bias gradient beside the weight gradient.
+    BiasGradient,
+}
+
+impl DenseEpilogue {
+    /// As the library numbers it.
+    fn number(self) -> u32 {
+        match self {
+            DenseEpilogue::Bias => 4,
+            DenseEpilogue::BiasGradient => 512,
+        }
+    }
+}
+
 impl CublasLt {
     /// Finds the library where the system looks for libraries, or in a CUDA toolkit's or Python environment's folders.
     ///
@@ -174,9 +195,34 @@ impl CublasLt {
     /// # Errors
     /// [`Error::Vendor`] for what the library does not take.
     pub fn plans(&self, dense: DenseProblem, most: usize) -> Result<Vec<CublasLtPlan>> {
+        let parts = Parts::new(self.0.functions, dense)?;
+        self.plans_of(parts, dense, most)
+    }
+
+    /// Plans a product with an epilogue, as [`CublasLt::plans`]. The vector is read or written at every call.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for what the library does not take.
+    ///
+    /// # Safety
+    /// The vector is valid until the streams of all calls have come past them.
+    pub unsafe fn plans_with(
+        &self,
+        dense: DenseProblem,
+        epilogue: DenseEpilogue,
+        vector: DevicePtr,
+        most: usize,
+    ) -> Result<Vec<CublasLtPlan>> {
+        let parts = Parts::new(self.0.functions, dense)?;
+        parts.set(self.0.functions, EPILOGUE, &epilogue.number())?;
+        parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
+        self.plans_of(parts, dense, most)
+    }
+
+    fn plans_of(&self, parts: Parts, dense: DenseProblem, most: usize) -> Result<Vec<CublasLtPlan>> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
-        let parts = Arc::new(Parts::new(functions, dense)?);
+        let parts = Arc::new(parts);
         let preference =
             // SAFETY: the pointer is valid.
             Owned::new("planning", functions.destroy_preference, |to| unsafe { (functions.create_preference)(to) })?;
@@ -275,14 +321,19 @@ impl Parts {
         let (b_rows, b_cols) = if b_transposed { (cols, reduction) } else { (reduction, cols) };
         let (a, b, d) =
             (layout(element, a_rows, a_cols)?, layout(element, b_rows, b_cols)?, layout(output, rows, cols)?);
+        let parts = Self { product, a, b, d };
         for (attribute, transposed) in [(TRANSPOSE_A, a_transposed), (TRANSPOSE_B, b_transposed)] {
-            let operation = i32::from(transposed);
-            let value = ptr::from_ref(&operation).cast();
-            // SAFETY: the description is valid, and the attribute is an i32.
-            let set = unsafe { (functions.set_product)(product.object, attribute, value, size_of::<i32>()) };
-            succeed(describing, set)?;
+            parts.set(functions, attribute, &i32::from(transposed))?;
         }
-        Ok(Self { product, a, b, d })
+        Ok(parts)
+    }
+
+    /// Sets an attribute of the product, of the type that the library's documentation names for it.
+    fn set<T: Copy>(&self, functions: &Functions, attribute: c_int, value: &T) -> Result<()> {
+        let value = ptr::from_ref(value).cast();
+        // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies them.
+        let set = unsafe { (functions.set_product)(self.product.object, attribute, value, size_of::<T>()) };
+        succeed("describing the product", set)
     }
 }
 

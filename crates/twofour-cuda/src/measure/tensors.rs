@@ -58,14 +58,31 @@ fn e4m3(value: f32) -> u8 {
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Driver`].
 pub fn random(stream: &Arc<CudaStream>, kind: DataType, len: usize, seed: u64) -> Result<CudaSlice<u8>> {
+    const PART: usize = 1 << 24;
     let width = kind.bytes();
-    let mut bytes = vec![0u8; len * width];
-    bytes.par_chunks_mut(width << 16).enumerate().for_each(|(chunk, bytes)| {
+    let bytes = len.checked_mul(width).ok_or(Error::OutOfMemory { action: "making random tensors" })?;
+    // The device refuses what is too large before the host makes any of it.
+    let mut tensor = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
+    let mut part = vec![0u8; len.min(PART) * width];
+    for start in (0..len).step_by(PART) {
+        let part = &mut part[..(len - start).min(PART) * width];
+        fill(part, kind, seed, start);
+        let place = start * width..start * width + part.len();
+        stream.memcpy_htod(&*part, &mut tensor.slice_mut(place)).map_err(failed)?;
+        // The part is written again.
+        stream.synchronize().map_err(failed)?;
+    }
+    Ok(tensor)
+}
+
+/// Fills a part of a tensor that begins at an element of it.
+fn fill(part: &mut [u8], kind: DataType, seed: u64, start: usize) {
+    let width = kind.bytes();
+    part.par_chunks_mut(width << 16).enumerate().for_each(|(chunk, bytes)| {
         for (i, to) in bytes.chunks_mut(width).enumerate() {
-            to.copy_from_slice(&element(kind, bits(seed, (chunk << 16) + i))[..width]);
+            to.copy_from_slice(&element(kind, bits(seed, start + (chunk << 16) + i))[..width]);
         }
     });
-    stream.clone_htod(&bytes).map_err(failed)
 }
 
 /// A random 2:4 weight: as it is, and compressed, in the order of products and padded as that is.
@@ -207,4 +224,23 @@ fn failed(error: DriverError) -> Error {
 /// The shape was looked at before.
 fn wrong(error: twofour::Error) -> Error {
     Error::Random(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_the_same_in_parts() {
+        for kind in [DataType::BF16, DataType::E4M3, DataType::I8] {
+            let width = kind.bytes();
+            let (mut whole, mut parts) = (vec![0; 200_000 * width], vec![0; 200_000 * width]);
+            fill(&mut whole, kind, 5, 0);
+            for (place, part) in parts.chunks_mut(70_001 * width).enumerate() {
+                fill(part, kind, 5, place * 70_001);
+            }
+            assert_eq!(whole, parts, "{kind}");
+            assert!(whole.iter().any(|byte| *byte != 0));
+        }
+    }
 }

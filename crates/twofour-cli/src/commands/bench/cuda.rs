@@ -38,6 +38,8 @@ Suites:
   train-linear
           a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
           or from an unbiased 2:4 estimate of the output's gradient
+  layer   a training step of a layer with bias by the 2:4 layer's calls, its mask chosen and packed in every step, and dense by cuBLASLt with the bias
+          and its gradient in epilogues
   overhead
           microseconds of the host for a planned call, ours and theirs
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
@@ -81,6 +83,8 @@ enum Suite {
     Decode,
     /// A layer forward and backward
     TrainLinear,
+    /// A training step of the 2:4 layer
+    Layer,
     /// What a call costs the host
     Overhead,
     /// The layers of models
@@ -94,6 +98,7 @@ impl Suite {
             Suite::Gemm => "gemm",
             Suite::Decode => "decode",
             Suite::TrainLinear => "train-linear",
+            Suite::Layer => "layer",
             Suite::Overhead => "overhead",
             Suite::Grid => "grid",
         }
@@ -126,6 +131,9 @@ enum Rows {
     Train(Vec<TrainRow>),
     Overhead(Vec<OverheadRow>),
 }
+
+/// Measures training a layer: data type, tokens with input and output features, rounds.
+type TrainMeasure = fn(&Device, &Libraries, DataType, [usize; 3], u32) -> Result<Vec<TrainRow>>;
 
 impl Cuda {
     /// Runs the command.
@@ -172,19 +180,27 @@ impl Cuda {
     fn beside(&self, libraries: &Libraries, device: &Device, progress: &mut Progress) -> Result<Rows> {
         Ok(match self.suite {
             Suite::Decode => Rows::Gemm(self.decode(device, progress)?),
-            Suite::TrainLinear => Rows::Train(self.train(device, libraries, progress)?),
+            Suite::TrainLinear => Rows::Train(self.train(device, libraries, progress, cuda::train_linear)?),
+            Suite::Layer => Rows::Train(self.train(device, libraries, progress, cuda::layer)?),
             Suite::Overhead => Rows::Overhead(cuda::overhead(device, libraries, self.rounds)?),
             _ => Rows::Gemm(self.gemm(device, progress)?),
         })
     }
 
-    fn train(&self, device: &Device, libraries: &Libraries, progress: &mut Progress) -> Result<Vec<TrainRow>> {
+    /// The shapes and types of training by `measure`.
+    fn train(
+        &self,
+        device: &Device,
+        libraries: &Libraries,
+        progress: &mut Progress,
+        measure: TrainMeasure,
+    ) -> Result<Vec<TrainRow>> {
         let works: Vec<_> =
             cuda::TRAIN_TYPES.iter().flat_map(|t| cuda::TRAIN_SHAPES.iter().map(move |s| (*t, *s))).collect();
         let mut rows = Vec::new();
         for (done, (element, shape)) in works.iter().enumerate() {
             progress.steps(&format!("{element} {}", product(*shape)), done as u64, works.len() as u64);
-            rows.extend(cuda::train_linear(device, libraries, *element, *shape, self.rounds)?);
+            rows.extend(measure(device, libraries, *element, *shape, self.rounds)?);
         }
         Ok(rows)
     }

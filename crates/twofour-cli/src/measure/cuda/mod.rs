@@ -2,6 +2,7 @@
 
 mod gemm;
 mod grid;
+mod layer;
 mod overhead;
 mod prune;
 mod sample;
@@ -15,6 +16,7 @@ pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, G
 pub(crate) use grid::{
     CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
 };
+pub(crate) use layer::layer;
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};

@@ -99,7 +99,8 @@ pub(crate) fn train_linear(
             .map(|method| Ok(Gemm::with(device, problem, method)?));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // SAFETY: as above.
-        let run = |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) };
+        let run =
+            |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) };
         let all = plans.iter().map(|plan| Contender::new("twofour", plan.kernel(), move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("there is no kernel")?;
         Ok(plans[which].clone())

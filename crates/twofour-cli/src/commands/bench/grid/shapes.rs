@@ -11,9 +11,9 @@ use serde::{
 
 use crate::{exit::Usage, measure::cuda::GridLayer};
 
-/// The largest dimension of a weight, and the most elements: 4 GiB in bf16.
+/// The largest dimension of a weight, and the most elements: 2 GiB in bf16.
 const MOST: usize = 1 << 20;
-const MOST_ELEMENTS: usize = 1 << 31;
+const MOST_ELEMENTS: usize = 1 << 30;
 
 /// Returns the distinct weights of a file.
 ///

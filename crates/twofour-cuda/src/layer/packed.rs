@@ -1,0 +1,387 @@
+//! The layer for inference.
+
+use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
+use half::{bf16, f16};
+use twofour::{
+    Compressed, DType, Element, MatrixRef, compressed,
+    int4::{Granularity, Int4},
+    kernel::quantize,
+    layout::{
+        lanes,
+        sm90::{encode_8, encode_16},
+    },
+};
+
+use super::{
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, elements, forward::dense,
+    quantized::quantized_linear, weight::PackedBuffer,
+};
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    gemm::{
+        Epilogue, Order, Problem,
+        int4::{self, MOST_TOKENS},
+    },
+    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    unpack::Unpacker,
+};
+
+/// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
+///
+/// | weight | activations in the GEMM |
+/// |---|---|
+/// | f16, bf16 | as they are |
+/// | 8-bit floats, a scale for each row | quantized with one scale for each call, on the device |
+/// | 8-bit integers, a scale for each row | quantized with a scale for each token, on the device |
+/// | int4, scales for rows or groups | as they are; more than 64 tokens are multiplied 64 at a time |
+#[derive(Debug)]
+pub struct PackedLinear {
+    context: LayerContext,
+    weight: PackedWeight,
+    bias: Option<DeviceBuffer>,
+    activation: Activation,
+    dtype: DataType,
+    out_features: usize,
+    in_features: usize,
+}
+
+/// The weight's form.
+#[derive(Debug)]
+enum PackedWeight {
+    /// Of the activations' type.
+    Float(PackedBuffer),
+    /// Of eight bits, with a scale for each row.
+    Scaled {
+        dtype: DataType,
+        weight: PackedBuffer,
+        scales: DeviceBuffer,
+    },
+    Int4 {
+        granularity: Granularity,
+        place: int4::Weight,
+        memory: [CudaSlice<u32>; 3],
+    },
+}
+
+impl PackedLinear {
+    /// Packs a compressed weight `[out_features, in_features]` of f16 or bf16, with a bias `[out_features]`; activations are of the same type.
+    ///
+    /// # Errors
+    /// [`Error::DataType`] for another type, [`Error::Length`] for a bias that does not fit, [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn new<T: Element>(
+        context: &LayerContext,
+        weight: &Compressed<T>,
+        bias: Option<&[f32]>,
+        activation: Activation,
+    ) -> Result<Self> {
+        let (dtype, shape) = (T::DTYPE.into(), (weight.rows(), weight.cols()));
+        let weight = PackedWeight::Float(upload(context, weight)?);
+        Self::with(context, weight, shape, bias, activation, dtype)
+    }
+
+    /// Packs a compressed weight of 8-bit integers or floats with a scale for each row; activations are of `dtype`, f16 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::DataType`] for another type, [`Error::Length`] for scales or a bias that do not fit, [`Error::Unsupported`] for 8-bit floats before compute
+    /// capability 8.9, [`Error::OutOfMemory`], [`Error::Driver`].
+    pub fn scaled<T: Element>(
+        context: &LayerContext,
+        weight: &Compressed<T>,
+        scales: &[f32],
+        bias: Option<&[f32]>,
+        activation: Activation,
+        dtype: DataType,
+    ) -> Result<Self> {
+        let of: DataType = T::DTYPE.into();
+        if of.bytes() != 1 {
+            let operation = "a weight with a scale for each row";
+            return Err(Error::DataType { operation, dtype: of, supported: "i8, e4m3, e5m2" });
+        }
+        expect_length("the scales", weight.rows(), scales.len())?;
+        let shape = (weight.rows(), weight.cols());
+        let scales = DeviceBuffer::from_host(context, scales)?;
+        let weight = PackedWeight::Scaled { dtype: of, weight: upload(context, weight)?, scales };
+        Self::with(context, weight, shape, bias, activation, dtype)
+    }
+
+    /// Quantizes a compressed weight to 8-bit integers, symmetrically and with a scale for each row, and packs it.
+    ///
+    /// # Errors
+    /// [`Error::Core`] with the place of a non-finite number; those of [`PackedLinear::scaled`].
+    pub fn quantized<T: Element>(
+        context: &LayerContext,
+        weight: &Compressed<T>,
+        bias: Option<&[f32]>,
+        activation: Activation,
+        dtype: DataType,
+    ) -> Result<Self> {
+        let (rows, cols) = (weight.rows(), weight.cols());
+        let dense: Vec<f32> = weight.to_dense().iter().map(|v| v.to_f32()).collect();
+        let (values, scales) = quantize(MatrixRef::new(rows, cols, &dense)?)?;
+        // By the weight's own positions, so that a value that becomes zero keeps its place.
+        let values = Compressed::from_masked(MatrixRef::new(rows, cols, &values)?, &weight.mask())?;
+        Self::scaled(context, &values, &scales, bias, activation, dtype)
+    }
+
+    /// Packs a weight of four-bit integers; activations are of `dtype`, f16 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::Core`] unless rows are a multiple of 16 and columns of 128; those of [`PackedLinear::scaled`].
+    pub fn int4(
+        context: &LayerContext,
+        weight: &Int4,
+        bias: Option<&[f32]>,
+        activation: Activation,
+        dtype: DataType,
+    ) -> Result<Self> {
+        let shape = (weight.weight().rows(), weight.weight().cols());
+        let lanes = lanes::encode(weight)?;
+        let memory = [copy(context, &lanes.values)?, copy(context, &lanes.meta)?, copy(context, &lanes.scales)?];
+        let [values, meta, scales] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(context.stream()).0);
+        let place = int4::Weight { values, meta, scales };
+        let weight = PackedWeight::Int4 { granularity: weight.granularity(), place, memory };
+        Self::with(context, weight, shape, bias, activation, dtype)
+    }
+
+    fn with(
+        context: &LayerContext,
+        weight: PackedWeight,
+        (out_features, in_features): (usize, usize),
+        bias: Option<&[f32]>,
+        activation: Activation,
+        dtype: DataType,
+    ) -> Result<Self> {
+        let bias = match (bias, dtype) {
+            (Some(bias), _) if bias.len() != out_features => {
+                return Err(Error::Length { what: "the bias", expected: out_features, found: bias.len() });
+            }
+            (bias, DataType::F16) => bias.map(|bias| convert::<f16>(context, bias)).transpose()?,
+            (bias, DataType::BF16) => bias.map(|bias| convert::<bf16>(context, bias)).transpose()?,
+            _ => {
+                let operation = "a 2:4 layer for inference";
+                return Err(Error::DataType { operation, dtype, supported: "f16, bf16" });
+            }
+        };
+        Ok(Self { context: context.clone(), weight, bias, activation, dtype, out_features, in_features })
+    }
+
+    /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. Products accumulate in f32, or of integers
+    /// exactly.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where a slice does not fit; [`Error::Capturing`] where a plan is missing while the
+    /// stream is captured: one call for the same number of tokens before the capture plans it.
+    pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        let inputs = elements(tokens, self.in_features)?;
+        let x = x.expect("the input", context, dtype, inputs)?;
+        let y = y.expect("the output", context, dtype, elements(tokens, self.out_features)?)?;
+        if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
+            return Ok(());
+        }
+        let bias = match &self.bias {
+            Some(bias) => Some(bias.expect("the bias", context, dtype, self.out_features)?),
+            None => None,
+        };
+        let epilogue = Epilogue { bias, activation: self.activation, ..Epilogue::default() };
+        match &self.weight {
+            PackedWeight::Float(weight) => {
+                let problem = Problem::plain(dtype, dtype, self.out_features, tokens, self.in_features);
+                super::forward::linear(context, problem, weight.packed(), x, epilogue, y)
+            }
+            PackedWeight::Scaled { dtype: of, weight, scales } => {
+                let scales = scales.expect("the scales", context, DataType::F32, self.out_features)?;
+                let problem = Problem::plain(*of, dtype, self.out_features, tokens, self.in_features);
+                let epilogue = Epilogue { feature_scales: Some(scales), ..epilogue };
+                quantized_linear(context, problem, weight.packed(), (x, dtype), epilogue, y)
+            }
+            PackedWeight::Int4 { granularity, place, .. } => {
+                self.int4_forward(*granularity, *place, (x, tokens), epilogue, y)
+            }
+        }
+    }
+
+    fn int4_forward(
+        &self,
+        granularity: Granularity,
+        weight: int4::Weight,
+        (x, tokens): (DevicePtr, usize),
+        epilogue: Epilogue,
+        out: DevicePtr,
+    ) -> Result<()> {
+        let (context, bytes) = (&self.context, self.dtype.bytes());
+        for first in (0..tokens).step_by(MOST_TOKENS) {
+            let decode = context.int4(int4::Problem {
+                element: self.dtype,
+                output: self.dtype,
+                granularity,
+                features: self.out_features,
+                tokens: (tokens - first).min(MOST_TOKENS),
+                reduction: self.in_features,
+                order: Order::TokensFirst,
+            })?;
+            let (x, out) =
+                (x + (first * self.in_features * bytes) as u64, out + (first * self.out_features * bytes) as u64);
+            // SAFETY: the slices have been found to be as long as the layer and the tokens ask for, and the stream is of their device.
+            unsafe { decode.run(context.raw(), weight, x, out, epilogue) }?;
+        }
+        Ok(())
+    }
+
+    /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`: a dense GEMM with the
+    /// weight, which is unpacked for each call.
+    ///
+    /// # Errors
+    /// [`Error::DataType`] for a weight that is not of the activations' type, [`Error::NoLibrary`] where cuBLASLt is not installed; those of
+    /// [`PackedLinear::forward`].
+    pub fn input_gradient(&self, dy: DeviceSlice<'_>, tokens: usize, dx: DeviceSliceMut<'_>) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        let PackedWeight::Float(weight) = &self.weight else {
+            let operation = "the input gradient of a packed layer";
+            return Err(Error::DataType { operation, dtype: self.weight_dtype(), supported: "f16, bf16" });
+        };
+        let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
+        let dx = dx.expect("the input gradient", context, dtype, elements(tokens, self.in_features)?)?;
+        let problem = DenseProblem {
+            element: dtype,
+            output: dtype,
+            rows: self.in_features,
+            cols: tokens,
+            reduction: self.out_features,
+            a_transposed: false,
+            b_transposed: false,
+            accumulate: false,
+        };
+        if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
+            return dense(context, problem, 0, dy, dx);
+        }
+        let (plan, unpacker) = (context.dense(problem)?, Unpacker::new(context.device(), dtype)?);
+        let mut work = context.work();
+        let [unpacked, workspace] =
+            work.parts([self.out_features * self.in_features * dtype.bytes(), WORKSPACE_BYTES])?;
+        let stream = context.raw();
+        // SAFETY: the slices have been found to be as long as the layer and the tokens ask for, the workspace has been allocated for the unpacked weight, and
+        // the stream is of their device.
+        unsafe {
+            unpacker.run(stream, weight.packed(), weight.shape(), unpacked)?;
+            plan.run(stream, unpacked, dy, dx, workspace)
+        }
+    }
+
+    /// Number of output features.
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Number of input features.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// The data type of activations.
+    pub fn dtype(&self) -> DataType {
+        self.dtype
+    }
+
+    /// The data type of the packed values; of int4 that of bytes, i8.
+    pub fn weight_dtype(&self) -> DataType {
+        match &self.weight {
+            PackedWeight::Float(_) => self.dtype,
+            PackedWeight::Scaled { dtype, .. } => *dtype,
+            PackedWeight::Int4 { .. } => DataType::I8,
+        }
+    }
+
+    /// Bytes of device memory that the layer holds: values, metadata, scales and bias.
+    pub fn bytes(&self) -> usize {
+        let buffer = |buffer: &DeviceBuffer| buffer.len() * buffer.dtype().bytes();
+        let weight = match &self.weight {
+            PackedWeight::Float(weight) => weight.bytes(),
+            PackedWeight::Scaled { weight, scales, .. } => weight.bytes() + buffer(scales),
+            PackedWeight::Int4 { memory, .. } => memory.iter().map(CudaSlice::num_bytes).sum(),
+        };
+        weight + self.bias.as_ref().map_or(0, buffer)
+    }
+
+    /// The weight in canonical form, as a copy in host memory; waits for it.
+    ///
+    /// # Errors
+    /// [`Error::SliceType`] where its values are of another type, [`Error::Driver`].
+    pub fn to_compressed<T: Element>(&self) -> Result<Compressed<T>> {
+        match &self.weight {
+            PackedWeight::Float(weight) | PackedWeight::Scaled { weight, .. } => weight.to_compressed(&self.context),
+            PackedWeight::Int4 { .. } => {
+                let (expected, found) = (DataType::I8, T::DTYPE.into());
+                Err(Error::SliceType { what: "the packed weight of four-bit integers", expected, found })
+            }
+        }
+    }
+}
+
+fn expect_length(what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
+}
+
+/// Floats as `T` on the device.
+fn convert<T: twofour::Arithmetic>(context: &LayerContext, values: &[f32]) -> Result<DeviceBuffer> {
+    DeviceBuffer::from_host(context, &values.iter().map(|v| T::from_f32(*v)).collect::<Vec<_>>())
+}
+
+fn copy<T: DeviceRepr>(context: &LayerContext, values: &[T]) -> Result<CudaSlice<T>> {
+    context.expect_not_capturing("copying a weight to the device")?;
+    let copied = context.stream().clone_htod(values);
+    copied.map_err(|error| Error::driver("copying a weight to the device", error))
+}
+
+/// Packs a weight in host memory and copies it to the device.
+fn upload<T: Element>(context: &LayerContext, weight: &Compressed<T>) -> Result<PackedBuffer> {
+    let mut buffer = PackedBuffer::new(context, T::DTYPE.into(), weight.rows(), weight.cols())?;
+    let tile = buffer.tile();
+    let weight = padded(weight, weight.rows().next_multiple_of(64), weight.cols().next_multiple_of(tile.columns()))?;
+    let meta: Vec<u8> = match T::DTYPE {
+        DType::F16 | DType::BF16 => bytemuck::cast_slice(&encode_16(&weight, tile)?).to_vec(),
+        _ => bytemuck::cast_slice(&encode_8(&weight, tile)?).to_vec(),
+    };
+    buffer.write(context, bytemuck::cast_slice(weight.values()), &meta)?;
+    Ok(buffer)
+}
+
+/// The weight with groups of zeros, and rows of them, up to a larger shape.
+fn padded<T: Element>(weight: &Compressed<T>, rows: usize, cols: usize) -> Result<Compressed<T>> {
+    let (values_len, meta_len) = compressed::lengths(rows, cols)?;
+    let (mut values, mut meta) = (vec![T::ZERO; values_len], vec![0u32; meta_len]);
+    let (groups, words) = (cols / 4, cols.div_ceil(32));
+    // Of a group that keeps nothing the first two elements are stored.
+    const EMPTY: u32 = 0x4;
+    for row in 0..rows {
+        for group in 0..groups {
+            let code =
+                if row < weight.rows() && group < weight.groups() { weight.code(row, group).into() } else { EMPTY };
+            meta[row * words + group / 8] |= code << (4 * (group % 8));
+        }
+        if row < weight.rows() {
+            let from = weight.values_row(row);
+            values[row * 2 * groups..][..from.len()].copy_from_slice(from);
+        }
+    }
+    Ok(Compressed::from_parts(rows, cols, values, meta)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_adds_groups_of_zeros() {
+        let dense: Vec<f32> = (0..3 * 6).map(|i| if i % 6 % 4 < 2 { i as f32 + 1.0 } else { 0.0 }).collect();
+        let weight = Compressed::from_dense(MatrixRef::new(3, 6, &dense).unwrap()).unwrap();
+        let found = padded(&weight, 64, 128).unwrap();
+        let wide = found.to_dense();
+        for row in 0..64 {
+            for col in 0..128 {
+                let expected = if row < 3 && col < 6 { dense[row * 6 + col] } else { 0.0 };
+                assert_eq!(wide[row * 128 + col], expected, "{row}, {col}");
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! GEMMs whose activations are quantized to the packed weight's 8-bit type first, on the device.
+
+use cudarc::driver::{CudaSlice, DevicePtr as _, result};
+
+use super::{LayerContext, forward::workspace_bytes};
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    gemm::{Epilogue, Operands, Problem},
+    prune::{DenseWeight, Packed},
+    quantize::TensorScale,
+};
+
+/// The scale of a weight in 8-bit floats, which follows the weight at every step.
+#[derive(Debug)]
+pub(super) struct WeightScale {
+    memory: CudaSlice<u8>,
+    scale: TensorScale,
+    dtype: DataType,
+}
+
+impl WeightScale {
+    /// For a weight of so many features on its longer side, in `dtype`.
+    pub(super) fn new(context: &LayerContext, features: usize, dtype: DataType) -> Result<Self> {
+        let memory = context.allocate(16 + 4 * features)?;
+        let amax = memory.device_ptr(context.stream()).0;
+        let scale = TensorScale { amax, inverse: amax + 4, scales: amax + 16, count: features };
+        Ok(Self { memory, scale, dtype })
+    }
+
+    /// Launches computing the scale of a master weight of `master`.
+    pub(super) fn update(&self, context: &LayerContext, weight: DenseWeight, master: DataType) -> Result<()> {
+        let (quantizer, count) = (context.quantizer(master)?, weight.rows * weight.cols);
+        zero(context, self.scale.amax)?;
+        // SAFETY: the weight is valid for its shape, the scale's memory was allocated for it, and the stream is of their device.
+        unsafe { quantizer.scale_to_floats(context.raw(), weight.data, count, self.dtype, self.scale) }
+    }
+
+    /// An f32 that the weight is multiplied by before it is rounded.
+    pub(super) fn inverse(&self) -> DevicePtr {
+        self.scale.inverse
+    }
+
+    /// The scale, once for each feature: what products are multiplied by.
+    pub(super) fn scales(&self) -> DevicePtr {
+        self.scale.scales
+    }
+
+    /// Bytes of device memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+fn zero(context: &LayerContext, at: DevicePtr) -> Result<()> {
+    context.device().bind()?;
+    // SAFETY: the place is four bytes of memory that was allocated for it, and the stream is of its device.
+    let set = unsafe { result::memset_d8_async(at, 0, 4, context.stream().cu_stream()) };
+    set.map_err(|error| Error::driver("resetting a scale", error))
+}
+
+/// Bytes of the workspace's parts for a GEMM: quantized activations, their scales, what the scale is computed in, and the GEMM's own.
+fn bytes(problem: Problem, gemm: usize) -> [usize; 4] {
+    [problem.tokens * problem.reduction, 4 * problem.tokens, 8, gemm]
+}
+
+/// Plans [`quantized_linear`] for a problem.
+pub(super) fn prepare(context: &LayerContext, problem: Problem, activations: DataType) -> Result<()> {
+    let gemm = context.gemm(Problem { epilogue: true, ..problem })?;
+    context.quantizer(activations)?;
+    context.work().parts(bytes(problem, gemm.unaligned_workspace_bytes()))?;
+    Ok(())
+}
+
+/// Launches a GEMM with a packed 8-bit weight: activations `x` `[tokens, reduction]` of `activations` are quantized to the problem's X first, to integers with a scale for each
+/// token, to floats with one scale. The epilogue has the weight's scales.
+pub(super) fn quantized_linear(
+    context: &LayerContext,
+    problem: Problem,
+    weight: Packed,
+    (x, activations): (DevicePtr, DataType),
+    epilogue: Epilogue,
+    out: DevicePtr,
+) -> Result<()> {
+    let gemm = context.gemm(Problem { epilogue: true, ..problem })?;
+    let quantizer = context.quantizer(activations)?;
+    let (tokens, cols, of) = (problem.tokens, problem.reduction, problem.x_element);
+    let mut work = context.work();
+    // The quantized activations are aligned.
+    let [quantized, scales, scale, workspace] = work.parts(bytes(problem, workspace_bytes(&gemm, 0, out)))?;
+    let stream = context.raw();
+    if of != DataType::I8 {
+        zero(context, scale)?;
+    }
+    // SAFETY: the slices have been found to be as long as the problem reads and writes, the workspace has been allocated for the quantized activations and
+    // their scales, and the stream is of their device.
+    unsafe {
+        if of == DataType::I8 {
+            quantizer.rows_to_i8(stream, x, (tokens, cols), quantized, scales)?;
+        } else {
+            let scale = TensorScale { amax: scale, inverse: scale + 4, scales, count: tokens };
+            quantizer.scale_to_floats(stream, x, tokens * cols, of, scale)?;
+            quantizer.to_floats(stream, x, tokens * cols, of, scale, quantized)?;
+        }
+        let epilogue = Epilogue { token_scales: Some(scales), ..epilogue };
+        gemm.run(stream, Operands { weight, x: quantized, out, workspace }, epilogue)
+    }
+}
