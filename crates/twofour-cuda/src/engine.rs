@@ -155,7 +155,7 @@ pub struct Product {
 
 enum ProductPlan {
     TwoFour {
-        gemm: Gemm,
+        gemm: Box<Gemm>,
         packed: Packed,
         workspace: DevicePtr,
         _memory: Vec<CudaSlice<u8>>,
@@ -238,7 +238,7 @@ impl Product {
                         packed
                     }
                 };
-                ProductPlan::TwoFour { gemm, packed, workspace, _memory: held }
+                ProductPlan::TwoFour { gemm: Box::new(gemm), packed, workspace, _memory: held }
             }
             Engine::CusparseLt(algorithm) => {
                 if !is_plain(problem) {
