@@ -11,8 +11,9 @@ use twofour::{Axis, estimate::Estimator};
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::expect_pointers,
     compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
+    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, expect_epilogue, finish::Finish, packed_bytes},
     libraries::{
         Libraries,
         cublaslt::{self, DenseProblem},
@@ -42,49 +43,106 @@ impl Engine {
             Engine::CublasLt(_) => "cublaslt",
         }
     }
+
+    /// Whether its calls read the dense weight, and not a compressed one.
+    pub fn reads_dense(self) -> bool {
+        matches!(self, Engine::CublasLt(_))
+    }
 }
 
 /// How many choices cuBLASLt's heuristics are asked for.
 pub const HEURISTICS: usize = 16;
 
 impl Libraries {
-    /// Every engine for a problem whose result is [`Order::TokensFirst`] and has no epilogue: no other is compared.
+    /// Every engine that computes a problem: this crate's kernels any, cuBLASLt any whose W and X are of the same type, cuSPARSELt those of [`Problem::plain`].
     pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
         let ours = Method::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
-        let sparse = self.sparse.as_ref().map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
-        let dense =
-            self.dense.as_ref().map_or(0, |dense| dense.plans(dense_of(problem), HEURISTICS).map_or(0, |p| p.len()));
+        let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
+        let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
+        let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
+        let dense = dense.map_or(0, |dense| dense.plans(dense_of(problem), HEURISTICS).map_or(0, |p| p.len()));
         ours.chain((0..sparse).map(Engine::CusparseLt)).chain((0..dense).map(Engine::CublasLt)).collect()
     }
 }
 
-/// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`. It knows no 16-bit results of integers.
-fn dense_of(problem: Problem) -> DenseProblem {
-    DenseProblem {
-        element: problem.element,
-        output: dense_output(problem),
-        rows: problem.features,
-        cols: problem.tokens,
-        reduction: problem.reduction,
-        a_transposed: true,
-        b_transposed: false,
-        accumulate: false,
-    }
+/// Whether a problem is one of [`Problem::plain`], the only ones that cuSPARSELt is asked for.
+fn is_plain(problem: Problem) -> bool {
+    let Problem { element, output, features, tokens, reduction, .. } = problem;
+    problem == Problem::plain(element, output, features, tokens, reduction)
 }
 
-/// What cuBLASLt's result of a problem is made of.
-pub fn dense_output(problem: Problem) -> DataType {
+/// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`, and the operands are exchanged for `[features, tokens]`.
+fn dense_of(problem: Problem) -> DenseProblem {
+    let Problem { element, features, tokens, reduction, x, order, .. } = problem;
+    let across = x == XOrder::ReductionFirst;
+    let (rows, cols, a_transposed, b_transposed) = match order {
+        Order::TokensFirst => (features, tokens, true, across),
+        Order::FeaturesFirst => (tokens, features, !across, false),
+    };
+    let accumulate = problem.accumulate && !needs_finish(problem);
+    DenseProblem { element, output: dense_sums(problem), rows, cols, reduction, a_transposed, b_transposed, accumulate }
+}
+
+/// What cuBLASLt's own result of a problem is made of: it has no 16-bit results of integers.
+fn dense_sums(problem: Problem) -> DataType {
     if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
 }
 
-/// A weight that is 2:4 along its rows, on the device.
+/// Whether cuBLASLt's own result is not the problem's: it has other epilogues, or is of another type.
+fn needs_finish(problem: Problem) -> bool {
+    problem.epilogue || dense_sums(problem) != problem.output
+}
+
+/// Bytes of memory for cuBLASLt's own result, where it cannot lie in the problem's.
+fn sums_bytes(problem: Problem) -> usize {
+    let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
+    if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
+}
+
+/// What the result of cuBLASLt's product of a problem is made of: the problem's output.
+pub fn dense_output(problem: Problem) -> DataType {
+    problem.output
+}
+
+/// A weight that is 2:4 along its rows, on the device: one or both of its forms.
 #[derive(Debug, Clone, Copy)]
 pub struct Weight {
-    /// As it is, `[features, reduction]`: read while a product is made, and by cuBLASLt at every call.
-    pub dense: DevicePtr,
-    /// Compressed, with metadata in [`Gemm::meta_order_of`]: read at every call by this crate's kernels, which compress for themselves where it is
+    /// As it is, `[features, reduction]`: read while a product is made by an engine that compresses it, and by cuBLASLt at every call. Where it is not there, only this crate's kernels can be used.
+    pub dense: Option<DevicePtr>,
+    /// Compressed, with metadata in [`Gemm::meta_order_of`] and padded ([`crate::gemm::packed_bytes`]): read at every call by this crate's kernels, which compress for themselves where it is
     /// not there.
     pub packed: Option<Packed>,
+}
+
+/// Which forms of a weight stay in memory once its product was made. Both take 1.5625 times (16-bit elements) or 1.625 times (8-bit ones) the bytes of the dense form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeptForm {
+    /// Whichever the fastest engine reads; the caller keeps what it has.
+    Any,
+    /// A compressed one only: cuBLASLt, which reads the dense weight at every call, is left out.
+    Compressed,
+    /// The dense one only: engines that read a compressed weight are left out.
+    Dense,
+}
+
+impl KeptForm {
+    /// Whether an engine reads no other form at its calls.
+    pub fn allows(self, engine: Engine) -> bool {
+        match self {
+            KeptForm::Any => true,
+            KeptForm::Compressed => !engine.reads_dense(),
+            KeptForm::Dense => engine.reads_dense(),
+        }
+    }
+}
+
+/// Bytes of device memory that a product keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProductBytes {
+    /// Of its own form of the weight; 0 where it reads one of the caller's.
+    pub weight: usize,
+    /// Of memory that its calls work in.
+    pub workspace: usize,
 }
 
 /// A product by one engine, with the weight in the form that the engine wants.
@@ -92,12 +150,14 @@ pub struct Product {
     problem: Problem,
     engine: Engine,
     plan: ProductPlan,
+    bytes: ProductBytes,
 }
 
 enum ProductPlan {
     TwoFour {
-        gemm: Gemm,
+        gemm: Box<Gemm>,
         packed: Packed,
+        workspace: DevicePtr,
         _memory: Vec<CudaSlice<u8>>,
     },
     // The library asks for a mutable plan at every call, and does not change it.
@@ -111,7 +171,10 @@ enum ProductPlan {
         plan: cublaslt::CublasLtPlan,
         weight: DevicePtr,
         workspace: DevicePtr,
-        _memory: CudaSlice<u8>,
+        finish: Option<Finish>,
+        /// Memory for the library's own result, where that cannot lie in the problem's.
+        sums: Option<DevicePtr>,
+        _memory: Vec<CudaSlice<u8>>,
     },
 }
 
@@ -130,7 +193,7 @@ impl Product {
     ///
     /// # Errors
     /// [`Error::NoLibrary`], [`Error::Vendor`]; those of [`Gemm::with`], and [`Error::Types`] where this crate's kernels would have to compress 8-bit
-    /// elements; [`Error::OutOfMemory`].
+    /// elements; [`Error::NoForm`] for a weight without the form that the engine reads; [`Error::NotComputed`] for a problem that the engine does not compute; [`Error::OutOfMemory`].
     ///
     /// # Safety
     /// The weight is valid, and 2:4, until this returns, and what [`Weight`] says is read at every call, until the last call is done.
@@ -146,18 +209,24 @@ impl Product {
         let at = |memory: &CudaSlice<u8>| memory.device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
         let Problem { features, reduction, element, .. } = problem;
+        let dense = || weight.dense.ok_or(Error::NoForm { engine });
+        let mut weight_bytes = 0;
+        let workspace_bytes;
         let plan = match engine {
             Engine::TwoFour(method) => {
                 let gemm = Gemm::with(device, problem, method)?;
-                let mut held = Vec::new();
+                workspace_bytes = gemm.workspace_bytes();
+                let mut held = vec![memory(workspace_bytes)?];
+                let workspace = at(&held[0]);
                 let packed = match weight.packed {
                     Some(packed) => packed,
                     None => {
                         let compressor = Compressor::new(device, element, element)?;
-                        held.push(memory(features * reduction / 2 * element.bytes())?);
-                        held.push(memory(features * reduction / 8)?);
-                        let packed = Packed { values: at(&held[0]), meta: at(&held[1]) };
-                        let dense = DenseWeight { data: weight.dense, rows: features, cols: reduction };
+                        let bytes = packed_bytes(element, features, reduction);
+                        weight_bytes = bytes.total();
+                        held.extend([memory(bytes.values)?, memory(bytes.meta)?]);
+                        let packed = Packed { values: at(&held[1]), meta: at(&held[2]) };
+                        let dense = DenseWeight { data: dense()?, rows: features, cols: reduction };
                         let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
                         let wrong = nan.device_ptr(stream).0;
                         let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, seed: None, wrong };
@@ -169,16 +238,20 @@ impl Product {
                         packed
                     }
                 };
-                ProductPlan::TwoFour { gemm, packed, _memory: held }
+                ProductPlan::TwoFour { gemm: Box::new(gemm), packed, workspace, _memory: held }
             }
             Engine::CusparseLt(algorithm) => {
+                if !is_plain(problem) {
+                    return Err(Error::NotComputed { engine, problem });
+                }
                 let library = libraries.sparse.as_ref().ok_or(cusparselt::MISSING)?;
                 let mut plan = library.plan(problem, Some(algorithm))?;
                 let (bytes, scratch) = plan.compressed_bytes();
-                let (compressed, scratch, workspace) =
-                    (memory(bytes)?, memory(scratch)?, memory(plan.workspace_bytes())?);
+                weight_bytes = bytes;
+                workspace_bytes = plan.workspace_bytes();
+                let (compressed, scratch, workspace) = (memory(bytes)?, memory(scratch)?, memory(workspace_bytes)?);
                 // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
-                unsafe { plan.compress(raw, weight.dense, at(&compressed), at(&scratch)) }?;
+                unsafe { plan.compress(raw, dense()?, at(&compressed), at(&scratch)) }?;
                 stream.synchronize().map_err(failed)?;
                 let (compressed_at, workspace_at) = (at(&compressed), at(&workspace));
                 let held = vec![compressed, workspace];
@@ -186,43 +259,87 @@ impl Product {
                 ProductPlan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
             }
             Engine::CublasLt(which) => {
+                if problem.is_mixed() {
+                    return Err(Error::NotComputed { engine, problem });
+                }
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
                 let mut plans = library.plans(dense_of(problem), HEURISTICS)?;
                 if which >= plans.len() {
                     let action = "choosing a heuristic that is not there";
                     return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });
                 }
-                let workspace = memory(cublaslt::WORKSPACE_BYTES)?;
-                let workspace_at = at(&workspace);
-                let (plan, weight) = (plans.swap_remove(which), weight.dense);
-                ProductPlan::CublasLt { plan, weight, workspace: workspace_at, _memory: workspace }
+                let sums_bytes = sums_bytes(problem);
+                workspace_bytes = cublaslt::WORKSPACE_BYTES + sums_bytes;
+                let held = vec![memory(cublaslt::WORKSPACE_BYTES)?, memory(sums_bytes)?];
+                ProductPlan::CublasLt {
+                    plan: plans.swap_remove(which),
+                    weight: dense()?,
+                    workspace: at(&held[0]),
+                    finish: needs_finish(problem).then(|| Finish::new(device)).transpose()?,
+                    sums: (sums_bytes > 0).then(|| at(&held[1])),
+                    _memory: held,
+                }
             }
         };
-        Ok(Self { problem, engine, plan })
+        let bytes = ProductBytes { weight: weight_bytes, workspace: workspace_bytes };
+        Ok(Self { problem, engine, plan, bytes })
     }
 
-    /// Launches the GEMM; neither allocates nor waits.
+    /// Bytes of device memory that the product keeps, beside the forms of the weight that the caller keeps for it.
+    pub fn bytes(&self) -> ProductBytes {
+        self.bytes
+    }
+
+    /// Launches the GEMM with the accumulators as they are; neither allocates nor waits.
     ///
     /// # Errors
-    /// Those of [`Gemm::run`], and [`Error::Vendor`].
+    /// Those of [`Product::run_with`].
+    ///
+    /// # Safety
+    /// That of [`Product::run_with`].
+    pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
+        // SAFETY: X and the result are valid, and the stream is of the device, as this function requires.
+        unsafe { self.run_with(stream, x, out, Epilogue::default()) }
+    }
+
+    /// Launches the GEMM with an epilogue; neither allocates nor waits. Where a library has no such epilogue or no such results, a kernel of this crate follows its GEMM: sums are then rounded to the output's type
+    /// before the epilogue, but for integers and where results are added.
+    ///
+    /// # Errors
+    /// Those of [`Gemm::run`], whose X and result must be aligned to 16 bytes here, and [`Error::Vendor`].
     ///
     /// # Safety
     /// That of [`Gemm::run`]; and calls that may run at once on several streams need products of their own, for engines have memory to work in.
-    pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
+    pub unsafe fn run_with(&self, stream: Stream, x: DevicePtr, out: DevicePtr, epilogue: Epilogue) -> Result<()> {
+        expect_pointers(&[("X", x, 16), ("result", out, 16)])?;
+        let problem = self.problem;
+        if !problem.epilogue && epilogue != Epilogue::default() {
+            return Err(Error::Epilogue);
+        }
         match &self.plan {
-            ProductPlan::TwoFour { gemm, packed, .. } => {
+            ProductPlan::TwoFour { gemm, packed, workspace, .. } => {
+                let operands = Operands { weight: *packed, x, out, workspace: *workspace };
                 // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-                unsafe { gemm.run(stream, Operands { weight: *packed, x, out, workspace: 0 }, Epilogue::default()) }
+                unsafe { gemm.run(stream, operands, epilogue) }
             }
             ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
                 let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
                 // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
-            // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
-            ProductPlan::CublasLt { plan, weight, workspace, .. } => unsafe {
-                plan.run(stream, *weight, x, out, *workspace)
-            },
+            ProductPlan::CublasLt { plan, weight, workspace, finish, sums, .. } => {
+                let to = sums.unwrap_or(out);
+                let (a, b) = match problem.order {
+                    Order::TokensFirst => (*weight, x),
+                    Order::FeaturesFirst => (x, *weight),
+                };
+                // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
+                unsafe { plan.run(stream, a, b, to, *workspace) }?;
+                let Some(finish) = finish else { return Ok(()) };
+                expect_epilogue(epilogue, problem.output)?;
+                // SAFETY: the sums are held by the plan or lie in the result, which is valid, as this function requires.
+                unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
+            }
         }
     }
 
@@ -245,10 +362,4 @@ impl Product {
             (_, Engine::TwoFour(_)) => String::new(),
         }
     }
-}
-
-/// Whether engines can be compared on a problem.
-pub(crate) fn expect_plain(problem: Problem) -> Result<()> {
-    let plain = problem.x == XOrder::TokensFirst && problem.order == Order::TokensFirst && !problem.epilogue;
-    if plain { Ok(()) } else { Err(Error::NotCompared) }
 }

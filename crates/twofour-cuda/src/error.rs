@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     Architecture, DataType,
+    engine::Engine,
     gemm::{Method, Problem},
 };
 
@@ -119,11 +120,34 @@ pub enum Error {
     )]
     Epilogue,
 
-    /// Engines are compared on plain products only.
+    /// An engine does not compute a problem.
     #[error(
-        "engines are compared on products of X as [tokens, reduction] whose result is [tokens, features] and has no epilogue"
+        "{engine:?} does not compute {problem:?}: cuSPARSELt is asked for plain products only, and cuBLASLt for W and X of one type; choose one of Libraries::engines"
     )]
-    NotCompared,
+    NotComputed {
+        /// The engine.
+        engine: Engine,
+        /// What was to be computed.
+        problem: Problem,
+    },
+
+    /// A weight lacks the form that an engine reads or compresses.
+    #[error(
+        "{engine:?} needs the dense weight, and only the compressed one is there: pass Weight::dense, or choose one of this crate's kernels"
+    )]
+    NoForm {
+        /// The engine.
+        engine: Engine,
+    },
+
+    /// Every engine that computes a problem reads a form of the weight that is not kept.
+    #[error("no engine that was measured for {problem:?} reads only the weight's {} form: keep the other one, or both", if *dense { "dense" } else { "compressed" })]
+    NoEngineForForm {
+        /// What was to be computed.
+        problem: Problem,
+        /// Whether the dense form alone is kept, or else a compressed one.
+        dense: bool,
+    },
 
     /// Neither this crate's kernels nor a library that is there takes a problem on the device.
     #[error(

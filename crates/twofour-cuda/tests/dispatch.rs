@@ -3,14 +3,14 @@
 mod support;
 
 use half::bf16;
-use support::hopper;
+use support::{Bench, hopper, numbers::result};
 use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
     DataType, Error,
     cache::Cache,
     dispatch::Dispatcher,
-    engine::{Engine, Weight},
-    gemm::{Order, Problem, int4},
+    engine::{Engine, KeptForm, Weight},
+    gemm::{Activation, Epilogue, Order, Problem, XOrder, int4, packed_bytes},
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
@@ -31,8 +31,40 @@ fn a_choice_is_remembered_by_the_next_process() {
     // A damaged file is as good as none.
     std::fs::write(again.file(), "[{").unwrap();
     assert!(Dispatcher::with_cache(&bench.device, &cache).choose(problem(256, 32, 512)).is_ok());
-    let other = Problem { epilogue: true, ..problem(256, 32, 512) };
-    assert!(matches!(again.choose(other), Err(Error::NotCompared)));
+}
+
+/// Engines are compared on every kind of problem, and the one that is handed out keeps what the caller asks for.
+#[test]
+fn every_kind_of_problem_is_compared() {
+    let Some(bench) = hopper() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
+    let plain = problem(100, 40, 72);
+    let gradient = Problem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..plain };
+    let mixed = Problem { element: DataType::E4M3, x_element: DataType::E5M2, epilogue: true, ..problem(64, 40, 128) };
+    for problem in [plain, Problem { epilogue: true, ..plain }, gradient, mixed] {
+        let choice = dispatcher.choose(problem).unwrap();
+        assert!(choice.of("twofour").is_some(), "{choice}");
+        assert_eq!(dispatcher.choose(problem).unwrap(), choice);
+    }
+    let stream = bench.device.context().new_stream().unwrap();
+    let dense = bench.up(&vec![bf16::ZERO; 100 * 72]);
+    let weight = Weight { dense: Some(bench.at(&dense)), packed: None };
+    let product = |weight, kept| {
+        // SAFETY: the weight is 2:4 and lives as long as the product.
+        unsafe { dispatcher.product(&stream, plain, weight, kept) }
+    };
+    let ours = product(weight, KeptForm::Compressed).unwrap();
+    assert!(!ours.engine().reads_dense());
+    if ours.engine().name() == "twofour" {
+        assert_eq!(ours.bytes().weight, packed_bytes(DataType::BF16, 100, 72).total());
+    }
+    match product(weight, KeptForm::Dense) {
+        Ok(dense) => assert!(dense.engine().reads_dense() && dense.bytes().weight == 0),
+        Err(error) => assert!(matches!(error, Error::NoEngineForForm { dense: true, .. }), "{error}"),
+    }
+    let nothing = Weight { dense: None, packed: None };
+    assert!(matches!(product(nothing, KeptForm::Any), Err(Error::NoForm { .. })));
 }
 
 #[test]
@@ -61,22 +93,70 @@ fn a_choice_for_four_bits_is_remembered_too() {
     }
 }
 
-/// Every engine that is there, from one dense 2:4 weight.
+/// Every engine that is there, from one dense 2:4 weight, for every kind of problem.
 #[test]
 fn all_engines_compute_the_same() {
     let Some(bench) = hopper() else { return };
-    let (features, tokens, reduction) = (128, 48, 256);
+    let plain = problem(128, 48, 256);
+    let by_feature = Problem { order: Order::FeaturesFirst, ..plain };
+    let gradient = Problem { x: XOrder::ReductionFirst, accumulate: true, ..by_feature };
+    let f32s = Problem { output: DataType::F32, accumulate: true, ..plain };
+    let epilogue = Problem { epilogue: true, ..plain };
+    let problems = [
+        plain,
+        by_feature,
+        gradient,
+        f32s,
+        epilogue,
+        Problem { accumulate: true, ..epilogue },
+        Problem { epilogue: true, ..by_feature },
+        Problem { epilogue: true, ..gradient },
+        Problem { x: XOrder::ReductionFirst, ..epilogue },
+        problem(100, 37, 88),
+        Problem { epilogue: true, accumulate: true, ..problem(51, 7, 30) },
+    ];
+    for problem in problems {
+        engines_compute_the_same(&bench, problem);
+    }
+}
+
+fn engines_compute_the_same(bench: &Bench, problem: Problem) {
+    let Problem { features, tokens, reduction, .. } = problem;
     let number = |i: usize| bf16::from_f32(((i * 7919 + 13) % 257) as f32 / 128.0 - 1.0);
     let dense: Vec<bf16> = (0..features * reduction).map(number).collect();
     let matrix = MatrixRef::new(features, reduction, &dense).unwrap();
     let mask = select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row).unwrap();
     let dense = Compressed::from_masked(matrix, &mask).unwrap().to_dense();
     let x: Vec<bf16> = (0..tokens * reduction).map(|i| number(i + 3)).collect();
+    let x_at = |t: usize, k: usize| match problem.x {
+        XOrder::TokensFirst => x[t * reduction + k],
+        XOrder::ReductionFirst => x[k * tokens + t],
+    };
+    let bias_bytes = |bias: &[f32]| -> Vec<u8> {
+        match problem.output {
+            DataType::F32 => bias.iter().flat_map(|b| b.to_le_bytes()).collect(),
+            _ => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
+        }
+    };
+    let bias: Vec<f32> = (0..features).map(|f| (f % 5) as f32 - 2.0).collect();
+    let token_bias: Vec<f32> = (0..tokens).map(|t| (t % 3) as f32).collect();
+    let biases = [bench.up(&bias_bytes(&bias)), bench.up(&bias_bytes(&token_bias))];
     let (w_there, x_there) = (bench.up(&dense), bench.up(&x));
+    let epilogue = if problem.epilogue {
+        Epilogue {
+            alpha: 0.5,
+            bias: Some(bench.at(&biases[0])),
+            token_bias: Some(bench.at(&biases[1])),
+            activation: Activation::Relu,
+            ..Epilogue::default()
+        }
+    } else {
+        Epilogue::default()
+    };
     let folder = tempfile::tempdir().unwrap();
     let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
-    let problem = problem(features, tokens, reduction);
-    let weight = Weight { dense: bench.at(&w_there), packed: None };
+    let weight = Weight { dense: Some(bench.at(&w_there)), packed: None };
+    let start = bias_bytes(&vec![1.0; features * tokens]);
     let mut seen = std::collections::BTreeSet::new();
     for engine in dispatcher.libraries().engines(&bench.device, problem) {
         // One algorithm of cuSPARSELt's in eight will do, and what it lists but does not take is no engine.
@@ -86,17 +166,32 @@ fn all_engines_compute_the_same() {
         // SAFETY: the weight is 2:4 and lives until the product was run.
         let made = unsafe { bench.product(&dispatcher, problem, engine, weight) };
         let Ok(product) = made else { continue };
-        let out = bench.poisoned(tokens * features, bf16::NAN);
+        let out = bench.up(&start);
         // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
-        unsafe { product.run(bench.stream(), bench.at(&x_there), bench.at(&out)) }.unwrap();
+        unsafe { product.run_with(bench.stream(), bench.at(&x_there), bench.at(&out), epilogue) }.unwrap();
         let found = bench.down(&out);
-        for (i, found) in found.iter().enumerate() {
-            let (t, f) = (i / features, i % features);
-            let terms = (0..reduction).map(|k| dense[f * reduction + k].to_f64() * x[t * reduction + k].to_f64());
-            let expected: f64 = terms.sum();
+        for (i, found) in found.chunks(problem.output.bytes()).enumerate() {
+            let (t, f) = match problem.order {
+                Order::TokensFirst => (i / features, i % features),
+                Order::FeaturesFirst => (i % tokens, i / tokens),
+            };
+            let terms = (0..reduction).map(|k| dense[f * reduction + k].to_f64() * x_at(t, k).to_f64());
+            let (mut expected, mut size): (f64, f64) = terms.fold((0.0, 0.0), |(a, b), v| (a + v, b + v.abs()));
+            // A library's sums are rounded before an epilogue of ours.
+            let mut rounded = expected.abs();
+            if problem.epilogue {
+                expected = (0.5 * expected + f64::from(bias[f] + token_bias[t])).max(0.0);
+                rounded += expected;
+            }
+            if problem.accumulate {
+                expected += 1.0;
+                rounded += expected.abs();
+            }
+            size *= 1e-5;
+            let (value, _) = result(found, problem.output, expected);
             assert!(
-                (found.to_f64() - expected).abs() <= expected.abs() / 256.0 + 1e-3,
-                "{engine:?}: {found}, {expected}"
+                (value - expected).abs() <= rounded / 256.0 + size + 1e-6,
+                "{engine:?} for {problem:?}: {value}, expected {expected}"
             );
         }
         seen.insert(engine.name());

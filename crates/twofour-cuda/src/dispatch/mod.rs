@@ -4,17 +4,11 @@
 //! # fn main() -> Result<(), twofour_cuda::Error> {
 //! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, gemm::{Order, Problem, XOrder}};
 //! let dispatcher = Dispatcher::open(&Device::open(0)?);
-//! let problem = Problem {
-//!     element: DataType::BF16,
-//!     output: DataType::BF16,
-//!     features: 4096,
-//!     tokens: 512,
-//!     reduction: 4096,
-//!     x: XOrder::TokensFirst,
-//!     order: Order::TokensFirst,
-//!     epilogue: false,
-//! };
+//! let problem = Problem::plain(DataType::BF16, DataType::BF16, 4096, 512, 4096);
 //! println!("{}", dispatcher.choose(problem)?);
+//! // The gradient of a weight, added to what is there.
+//! let gradient = Problem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..problem };
+//! println!("{}", dispatcher.choose(gradient)?);
 //! # Ok(()) }
 //! ```
 //!
@@ -34,7 +28,7 @@ use remembered::Remembered;
 use crate::{
     Device, Error, Result,
     cache::Cache,
-    engine::{Engine, Product, Weight, expect_plain},
+    engine::{Engine, KeptForm, Product, Weight},
     gemm::{Problem, int4},
     libraries::Libraries,
     measure::Trial,
@@ -101,7 +95,7 @@ struct Inner {
 }
 
 /// Changes when what is remembered does, or how it is measured.
-const VERSION: u32 = 12;
+const VERSION: u32 = 13;
 
 impl Dispatcher {
     /// With the libraries that are there, and what the user's cache remembers of them.
@@ -129,9 +123,8 @@ impl Dispatcher {
     /// the problem's tensors and a few more.
     ///
     /// # Errors
-    /// [`Error::NotCompared`] for a problem with an epilogue or features first, [`Error::NoEngine`]; those of planning and launching.
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes, [`Error::NoEngine`]; those of planning and launching.
     pub fn choose(&self, problem: Problem) -> Result<MeasuredChoice> {
-        expect_plain(problem)?;
         if let Some(choice) = self.0.choices.of(problem) {
             return Ok(choice);
         }
@@ -145,20 +138,30 @@ impl Dispatcher {
     #[doc(hidden)]
     pub fn choose_by(&self, trial: &Trial) -> Result<MeasuredChoice> {
         let problem = trial.problem();
-        expect_plain(problem)?;
         self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
     }
 
-    /// The product by the fastest engine.
+    /// The product by the fastest engine that the weight's forms allow, and that needs no other to be kept than `kept` says.
     ///
     /// # Errors
-    /// Those of [`Dispatcher::choose`] and [`Product::new`].
+    /// Those of [`Dispatcher::choose`] and [`Product::new`]; [`Error::NoEngineForForm`] where no engine is left.
     ///
     /// # Safety
     /// That of [`Product::new`].
-    pub unsafe fn product(&self, stream: &Arc<CudaStream>, problem: Problem, weight: Weight) -> Result<Product> {
-        let engine = self.choose(problem)?.best().how;
-        // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+    pub unsafe fn product(
+        &self,
+        stream: &Arc<CudaStream>,
+        problem: Problem,
+        weight: Weight,
+        kept: KeptForm,
+    ) -> Result<Product> {
+        let choice = self.choose(problem)?;
+        // Other engines read or compress the dense weight.
+        let has_form = |engine: Engine| weight.dense.is_some() || matches!(engine, Engine::TwoFour(_));
+        let engine = choice.measured().iter().map(|measured| measured.how);
+        let engine = engine.into_iter().find(|engine| kept.allows(*engine) && has_form(*engine));
+        let engine = engine.ok_or(Error::NoEngineForForm { problem, dense: kept == KeptForm::Dense })?;
+        // SAFETY: the weight is valid and 2:4, and read as long as this function requires.
         unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }
 

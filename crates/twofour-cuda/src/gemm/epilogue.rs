@@ -93,7 +93,7 @@ impl RawOutput {
 }
 
 /// An error for what an epilogue points to, where it is not aligned to its elements.
-pub(super) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
+pub(crate) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
     let optional = [
         ("scales of features", epilogue.feature_scales, 4),
         ("scales of tokens", epilogue.token_scales, 4),

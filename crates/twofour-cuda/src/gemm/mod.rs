@@ -22,6 +22,7 @@ mod copies;
 mod cost;
 pub mod direct;
 mod epilogue;
+pub(crate) mod finish;
 pub mod int4;
 pub mod mma;
 mod panels;
@@ -38,8 +39,9 @@ use crate::{
     Architecture, DataType, Device, Error, Result, Stream, arguments::expect_pointers, prune::MetaOrder, source::Source,
 };
 
+use epilogue::RawOutput;
+pub(crate) use epilogue::expect_epilogue;
 pub use epilogue::{Activation, Epilogue};
-use epilogue::{RawOutput, expect_epilogue};
 pub(crate) use problem::tile_k;
 pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
 use problem::{TYPES, is_hopper};
@@ -53,7 +55,14 @@ pub(crate) fn sources() -> Vec<Source> {
     let mma = mma::Variant::all().into_iter().map(|variant| variant.source());
     let direct = direct::Variant::all().into_iter().map(|variant| variant.source());
     let int4 = int4::Variant::all().into_iter().map(|variant| variant.source());
-    tiled.chain([copies::source()]).chain(streamed).chain(rings).chain(mma).chain(direct).chain(int4).collect()
+    tiled
+        .chain([copies::source(), finish::source()])
+        .chain(streamed)
+        .chain(rings)
+        .chain(mma)
+        .chain(direct)
+        .chain(int4)
+        .collect()
 }
 
 /// How a GEMM is computed.

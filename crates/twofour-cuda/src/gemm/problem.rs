@@ -113,7 +113,7 @@ impl Problem {
     }
 
     /// Whether W and X are of different types.
-    pub(super) fn is_mixed(self) -> bool {
+    pub(crate) fn is_mixed(self) -> bool {
         self.x_element != self.element
     }
 

@@ -18,8 +18,8 @@ pub use timer::{Contender, REST, Time, Timer};
 use crate::{
     Device, Error, Result, Stream,
     arguments::expect_dimension,
-    engine::{Engine, Product, Weight, dense_output},
-    gemm::Problem,
+    engine::{Engine, Product, Weight},
+    gemm::{Epilogue, Problem},
     libraries::Libraries,
     prune::Packed,
 };
@@ -33,6 +33,8 @@ pub struct TrialTensors {
     weight: Arc<RandomWeight>,
     x: CudaSlice<u8>,
     outs: [CudaSlice<u8>; 3],
+    /// Of zeros: read where the problem has an epilogue.
+    bias: CudaSlice<u8>,
 }
 
 /// A problem with random tensors, for engines to be compared on.
@@ -52,20 +54,21 @@ impl TrialTensors {
     /// Returns the tensors of a problem, which has the most tokens, with a weight of its own.
     ///
     /// # Errors
-    /// [`Error::Multiple`] for a shape that kernels do not take; [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn random(stream: &Arc<CudaStream>, largest: Problem) -> Result<Self> {
         let weight = RandomWeight::new(stream, largest.element, largest.features, largest.reduction)?;
         Self::with_weight(stream, largest, Arc::new(weight))
     }
 
     fn with_weight(stream: &Arc<CudaStream>, largest: Problem, weight: Arc<RandomWeight>) -> Result<Self> {
-        let Problem { element, features, tokens, reduction, .. } = largest;
-        let x = random(stream, element, tokens * reduction, 1)?;
-        // Theirs may be wider than ours.
-        let bytes = features * tokens * dense_output(largest).bytes();
-        let out = || stream.alloc_zeros::<u8>(bytes).map_err(failed);
+        largest.expect_known()?;
+        let Problem { x_element, features, tokens, reduction, output, .. } = largest;
+        let x = random(stream, x_element, tokens * reduction, 1)?;
+        let zeros = |elements: usize| stream.alloc_zeros::<u8>(elements * output.bytes()).map_err(failed);
+        let out = || zeros(features * tokens);
         let outs = [out()?, out()?, out()?];
-        Ok(Self { stream: stream.clone(), largest, weight, x, outs })
+        let bias = zeros(features)?;
+        Ok(Self { stream: stream.clone(), largest, weight, x, outs, bias })
     }
 }
 
@@ -73,7 +76,7 @@ impl Trial {
     /// With a weight of its own.
     ///
     /// # Errors
-    /// [`Error::Multiple`] for a shape that kernels do not take; [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn random(device: &Device, libraries: &Libraries, problem: Problem) -> Result<Self> {
         let stream = device.context().new_stream().map_err(failed)?;
         let tensors = Arc::new(TrialTensors::random(&stream, problem)?);
@@ -149,7 +152,7 @@ impl Trial {
         let (stream, weight) = (self.stream(), self.weight());
         let at = |memory: &CudaSlice<u8>| memory.device_ptr(stream).0;
         let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
-        let weight = Weight { dense: at(&weight.dense), packed: Some(packed) };
+        let weight = Weight { dense: Some(at(&weight.dense)), packed: Some(packed) };
         // SAFETY: the weight is 2:4 and lives as long as the trial, which contenders borrow.
         unsafe { Product::new(&self.device, &self.libraries, stream, self.problem, engine, weight) }
     }
@@ -160,8 +163,11 @@ impl Trial {
         let x = self.x().device_ptr(stream).0;
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
+        // A bias is the epilogue that layers have most often.
+        let bias = self.problem.epilogue.then(|| self.tensors.bias.device_ptr(stream).0);
+        let epilogue = Epilogue { bias, ..Epilogue::default() };
         // SAFETY: all memory is the trial's, at least as long as the problem asks for, and lives until the stream has been waited for.
-        let launch = move || unsafe { product.run(raw, x, out) };
+        let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)
     }
 

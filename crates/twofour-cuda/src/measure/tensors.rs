@@ -11,7 +11,10 @@ use twofour::{
     layout::{lanes, sm90},
 };
 
-use crate::{DataType, Error, Result, arguments::expect_multiple, gemm::int4};
+use crate::{
+    DataType, Error, Result,
+    gemm::{Gemm, int4},
+};
 
 /// The six codes of a group.
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
@@ -82,27 +85,31 @@ fn fill(part: &mut [u8], kind: DataType, seed: u64, start: usize) {
     });
 }
 
-/// A random 2:4 weight: as it is, and compressed with metadata in the order of the products on sm_90.
+/// A random 2:4 weight: as it is, and compressed, in the order of products and padded as that is.
 #[derive(Debug)]
 pub struct RandomWeight {
     /// `[rows, cols]`.
     pub dense: CudaSlice<u8>,
-    /// `[rows, cols / 2]`.
+    /// As many bytes as [`crate::gemm::packed_bytes`] says.
     pub values: CudaSlice<u8>,
     /// In [`crate::gemm::Gemm::meta_order_of`] the element type.
     pub meta: CudaSlice<u8>,
 }
 
 impl RandomWeight {
-    /// Of that shape: rows must be a multiple of 64, and columns of 64, of 128 for 8-bit elements.
+    /// Of that shape.
     ///
     /// # Errors
-    /// [`Error::Multiple`], [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn new(stream: &Arc<CudaStream>, kind: DataType, rows: usize, cols: usize) -> Result<Self> {
         let width = kind.bytes();
-        expect_multiple("rows of a random weight", rows, 64)?;
-        expect_multiple("columns of a random weight", cols, 128 / width)?;
-        let (dense, values, words) = random_weight(kind, rows, cols);
+        let shape = (rows, cols);
+        let (rows, cols) = Gemm::meta_order_of(kind).padded(rows, cols);
+        let (mut dense, mut values, words) = random_weight(kind, rows, cols);
+        if (rows, cols) != shape {
+            dense = cut(kind, (rows, cols), shape, &dense);
+            clear_padding(kind, (rows, cols), shape, &mut values, &words);
+        }
         // Values do not matter for the order.
         let meta: Vec<u8> = if width == 2 {
             let weight = Compressed::from_parts(rows, cols, vec![bf16::ONE; rows * cols / 2], words).map_err(wrong)?;
@@ -117,6 +124,32 @@ impl RandomWeight {
             values: stream.clone_htod(&values).map_err(failed)?,
             meta: stream.clone_htod(&meta).map_err(failed)?,
         })
+    }
+}
+
+/// The first rows and columns of a matrix.
+fn cut(kind: DataType, (_, cols): (usize, usize), (rows, kept): (usize, usize), dense: &[u8]) -> Vec<u8> {
+    let width = kind.bytes();
+    dense.chunks(cols * width).take(rows).flat_map(|row| &row[..kept * width]).copied().collect()
+}
+
+/// Zeros the values of a compressed weight outside of its first rows and columns.
+fn clear_padding(
+    kind: DataType,
+    (_, cols): (usize, usize),
+    (rows, kept): (usize, usize),
+    values: &mut [u8],
+    words: &[u32],
+) {
+    let width = kind.bytes();
+    for (i, value) in values.chunks_mut(width).enumerate() {
+        let (group, second) = (i / 2, i % 2);
+        let code = words[group / 8] >> (4 * (group % 8)) & 15;
+        let place = if second == 0 { code & 3 } else { code >> 2 };
+        let (row, col) = (group / (cols / 4), group % (cols / 4) * 4 + place as usize);
+        if row >= rows || col >= kept {
+            value.fill(0);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// From dense weights of type IN to masks and to compressed weights of type OUT, both defined by the compiler. The same bits as crate twofour: compressed; rules.cu chooses the masks.
+// From dense weights of type IN to masks and to compressed weights of type OUT, both defined by the compiler. The same bits as crate twofour: compressed; rules.cuh chooses the masks.
 
 // Four values of so many bytes as they are stored: rounded, and +0.0 where that is -0.0.
 template <int BYTES> struct Values;

@@ -155,7 +155,7 @@ pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
 fn source(input: DataType, output: DataType) -> Source {
     let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
     let (definitions, support) = types(input, output);
-    let rules = File::new("prune/rules.cu", include_str!("rules.cu"));
+    let rules = File::new("prune/rules.cuh", include_str!("rules.cuh"));
     let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
     Source::new(name, support).define(definitions).with([
         headers::COMMON,

@@ -1,0 +1,86 @@
+//! The epilogue as a pass of its own, after a GEMM of a library that has no such epilogue, or no such results.
+
+use super::{Epilogue, Order, Problem, epilogue::RawOutput};
+use crate::{
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    device::{Kernel, Launch},
+    headers,
+    source::{File, Source, Support},
+};
+
+/// The kernel.
+#[derive(Debug, Clone)]
+pub(crate) struct Finish(Kernel);
+
+/// As the kernel has it.
+#[repr(C)]
+struct Parameters {
+    sums: DevicePtr,
+    to: RawOutput,
+    sum_type: u32,
+    output: u32,
+    rows: u32,
+    length: u32,
+    across: u32,
+    in_fours: u32,
+}
+
+/// Threads of a block, each of which takes four results.
+const THREADS: u32 = 256;
+
+pub(super) fn source() -> Source {
+    let kernel = File::new("gemm/finish/kernel.cu", include_str!("kernel.cu"));
+    Source::new("gemm-finish".into(), Support::ALL).define("typedef float Sum;\n").with([
+        headers::COMMON,
+        headers::EPILOGUE,
+        kernel,
+    ])
+}
+
+impl Finish {
+    /// # Errors
+    /// Those of compiling and loading.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        Ok(Self(device.kernel(&source(), "finish")?))
+    }
+
+    /// Writes or adds a problem's results, from its sums of that type (f32, f16, bf16 or i32), which lie as the results do; `sums` may be `out` where the types are the same and nothing is added.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`], [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for the problem's results until the stream has come past this call; the stream is of the kernel's device.
+    pub(crate) unsafe fn run(
+        &self,
+        stream: Stream,
+        problem: Problem,
+        (sums, sum_type): (DevicePtr, DataType),
+        out: DevicePtr,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        let Problem { features, tokens, output, order, .. } = problem;
+        let (rows, length) = match order {
+            Order::TokensFirst => (tokens, features),
+            Order::FeaturesFirst => (features, tokens),
+        };
+        let aligned = |address: u64, element: DataType| address.is_multiple_of(4 * element.bytes() as u64);
+        let in_fours = length.is_multiple_of(4) && aligned(sums, sum_type) && aligned(out, output);
+        let blocks = (rows as u64 * length.div_ceil(4) as u64).div_ceil(u64::from(THREADS));
+        if blocks > i32::MAX as u64 {
+            return Err(Error::TooLarge { rows, cols: length });
+        }
+        let parameters = Parameters {
+            sums,
+            to: RawOutput::of(problem, out, epilogue),
+            sum_type: sum_type as u32,
+            output: output as u32,
+            rows: rows as u32,
+            length: length as u32,
+            across: u32::from(order == Order::FeaturesFirst),
+            in_fours: u32::from(in_fours),
+        };
+        // SAFETY: the structure has the kernel's layout; sums and results are valid, and the stream is of the device, as this function requires.
+        unsafe { self.0.launch(stream, Launch::simple((blocks as u32, 1), THREADS), &parameters) }
+    }
+}
