@@ -771,7 +771,7 @@ fn accumulation_adds_what_would_be_stored() {
             let number = |bytes: &[u8]| result(bytes, output, 0.0).0;
             let there: Vec<u8> =
                 (0..shape.0 * shape.1).flat_map(|i| result_bytes(output, (i % 11) as f64 / 8.0 - 0.5)).collect();
-            for method in Method::likely(stored.problem, architecture) {
+            for method in Method::likely(added.problem, architecture) {
                 let plan = |given: &Given<'_, bf16, bf16>| planned(&bench, given.problem, Some(method));
                 let results = stored.run(&plan(&stored), &there, "stored");
                 let sums = added.run(&plan(&added), &there, "added");
