@@ -48,14 +48,13 @@ const FLOAT_TILES: [Tile; 5] =
 const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
 
 /// Rows of W and rows of X of the kernels with split-K, for every element type.
-const SPLIT_TILES: [(u32, u32); 13] = [
+const SPLIT_TILES: [(u32, u32); 12] = [
     (256, 192),
     (256, 160),
     (256, 144),
     (256, 128),
     (256, 96),
     (256, 64),
-    (128, 256),
     (128, 208),
     (128, 192),
     (128, 160),
