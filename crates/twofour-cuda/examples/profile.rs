@@ -10,8 +10,8 @@ use twofour_cuda::{
     DataType, Device, Stream,
     engine::Engine,
     gemm::{
-        Epilogue, Method, Order, Problem,
-        int4::{self, Decode},
+        Epilogue, GemmMethod, GemmProblem, Order,
+        int4::{self, Int4Gemm},
     },
     libraries::Libraries,
     measure::{RandomInt4, Timer, Trial},
@@ -26,13 +26,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let wanted = |kernel: &str| name.first().is_none_or(|name| kernel.contains(name.as_str()));
     let device = Device::open(0)?;
     let libraries = Libraries::found(&device);
-    let problem = Problem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
+    let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
     let trial = Trial::random(&device, &libraries, problem)?;
     let stream = trial.stream();
     let mut timer = Timer::new(&device, stream)?;
     let results = stream.alloc_zeros::<u8>(features * tokens * 2)?;
     let (x, out) = (trial.x().device_ptr(stream).0, results.device_ptr(stream).0);
-    for method in Method::all(problem, device.architecture()) {
+    for method in GemmMethod::all(problem, device.architecture()) {
         let product = trial.product(Engine::TwoFour(method))?;
         if wanted(&product.kernel()) {
             // SAFETY: the result is as long as the problem asks for; all memory lives until the timer has waited.
@@ -44,9 +44,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weight = random.weight(stream);
     let (element, output, granularity, order) =
         (DataType::BF16, DataType::BF16, Granularity::Group, Order::TokensFirst);
-    let problem = int4::Problem { element, output, granularity, features, tokens, reduction, order };
-    for method in int4::Method::all(problem, device.architecture()) {
-        let decode = Decode::with(&device, problem, method)?;
+    let problem = int4::Int4Problem { element, output, granularity, features, tokens, reduction, order };
+    for method in int4::Int4Method::all(problem, device.architecture()) {
+        let decode = Int4Gemm::with(&device, problem, method)?;
         if wanted(&decode.kernel()) {
             let raw = Stream(stream.cu_stream());
             // SAFETY: as above.

@@ -8,7 +8,7 @@ use twofour::DataType;
 use twofour_cuda::{
     Device,
     engine::Engine,
-    gemm::{Method, Problem},
+    gemm::{GemmMethod, GemmProblem},
     libraries::Libraries,
     measure::{Timer, Trial},
 };
@@ -40,11 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 if there.contains(&case) {
                     continue;
                 }
-                let problem = Problem::plain(element, output, features, tokens, reduction);
+                let problem = GemmProblem::plain(element, output, features, tokens, reduction);
                 let trial = Trial::random(&device, &libraries, problem)?;
                 // With many tokens there is nothing to be gained by dividing the reduction.
-                let fits = |method: &Method| !matches!(method, Method::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1));
-                let methods = Method::all(problem, device.architecture()).into_iter().filter(fits);
+                let fits = |method: &GemmMethod| !matches!(method, GemmMethod::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1));
+                let methods = GemmMethod::all(problem, device.architecture()).into_iter().filter(fits);
                 let mut engines: Vec<Engine> = methods.map(Engine::TwoFour).collect();
                 engines.extend((0..4).map(Engine::CublasLt));
                 let products: Vec<_> = engines.iter().filter_map(|engine| trial.product(*engine).ok()).collect();

@@ -13,7 +13,10 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, expect_epilogue, finish::Finish, packed_bytes},
+    gemm::{
+        Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder, expect_epilogue, finish::Finish,
+        packed_bytes,
+    },
     libraries::{
         Libraries,
         cublaslt::{self, DenseProblem},
@@ -27,7 +30,7 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// This crate's kernels.
-    TwoFour(Method),
+    TwoFour(GemmMethod),
     /// cuSPARSELt, with the algorithm of that number.
     CusparseLt(i32),
     /// cuBLASLt with the weight as if it were dense, with the heuristics' choice of that number.
@@ -54,9 +57,9 @@ impl Engine {
 pub const HEURISTICS: usize = 16;
 
 impl Libraries {
-    /// Every engine that computes a problem: this crate's kernels any, cuBLASLt any whose W and X are of the same type, cuSPARSELt those of [`Problem::plain`].
-    pub fn engines(&self, device: &Device, problem: Problem) -> Vec<Engine> {
-        let ours = Method::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
+    /// Every engine that computes a problem: this crate's kernels any, cuBLASLt any whose W and X are of the same type, cuSPARSELt those of [`GemmProblem::plain`].
+    pub fn engines(&self, device: &Device, problem: GemmProblem) -> Vec<Engine> {
+        let ours = GemmMethod::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
         let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
         let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
@@ -65,15 +68,15 @@ impl Libraries {
     }
 }
 
-/// Whether a problem is one of [`Problem::plain`], the only ones that cuSPARSELt is asked for.
-fn is_plain(problem: Problem) -> bool {
-    let Problem { element, output, features, tokens, reduction, .. } = problem;
-    problem == Problem::plain(element, output, features, tokens, reduction)
+/// Whether a problem is one of [`GemmProblem::plain`], the only ones that cuSPARSELt is asked for.
+fn is_plain(problem: GemmProblem) -> bool {
+    let GemmProblem { element, output, features, tokens, reduction, .. } = problem;
+    problem == GemmProblem::plain(element, output, features, tokens, reduction)
 }
 
 /// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`, and the operands are exchanged for `[features, tokens]`.
-fn dense_of(problem: Problem) -> DenseProblem {
-    let Problem { element, features, tokens, reduction, x, order, .. } = problem;
+fn dense_of(problem: GemmProblem) -> DenseProblem {
+    let GemmProblem { element, features, tokens, reduction, x, order, .. } = problem;
     let across = x == XOrder::ReductionFirst;
     let (rows, cols, a_transposed, b_transposed) = match order {
         Order::TokensFirst => (features, tokens, true, across),
@@ -84,23 +87,23 @@ fn dense_of(problem: Problem) -> DenseProblem {
 }
 
 /// What cuBLASLt's own result of a problem is made of: it has no 16-bit results of integers.
-fn dense_sums(problem: Problem) -> DataType {
+fn dense_sums(problem: GemmProblem) -> DataType {
     if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
 }
 
 /// Whether cuBLASLt's own result is not the problem's: it has other epilogues, or is of another type.
-fn needs_finish(problem: Problem) -> bool {
+fn needs_finish(problem: GemmProblem) -> bool {
     problem.epilogue || dense_sums(problem) != problem.output
 }
 
 /// Bytes of memory for cuBLASLt's own result, where it cannot lie in the problem's.
-fn sums_bytes(problem: Problem) -> usize {
+fn sums_bytes(problem: GemmProblem) -> usize {
     let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
     if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
 }
 
 /// What the result of cuBLASLt's product of a problem is made of: the problem's output.
-pub fn dense_output(problem: Problem) -> DataType {
+pub fn dense_output(problem: GemmProblem) -> DataType {
     problem.output
 }
 
@@ -147,7 +150,7 @@ pub struct ProductBytes {
 
 /// A product by one engine, with the weight in the form that the engine wants.
 pub struct Product {
-    problem: Problem,
+    problem: GemmProblem,
     engine: Engine,
     plan: ProductPlan,
     bytes: ProductBytes,
@@ -201,14 +204,14 @@ impl Product {
         device: &Device,
         libraries: &Libraries,
         stream: &Arc<CudaStream>,
-        problem: Problem,
+        problem: GemmProblem,
         engine: Engine,
         weight: Weight,
     ) -> Result<Self> {
         let memory = |bytes: usize| stream.alloc_zeros::<u8>(bytes.max(16)).map_err(failed);
         let at = |memory: &CudaSlice<u8>| memory.device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
-        let Problem { features, reduction, element, .. } = problem;
+        let GemmProblem { features, reduction, element, .. } = problem;
         let dense = || weight.dense.ok_or(Error::NoForm { engine });
         let mut weight_bytes = 0;
         let workspace_bytes;
@@ -318,7 +321,7 @@ impl Product {
         }
         match &self.plan {
             ProductPlan::TwoFour { gemm, packed, workspace, .. } => {
-                let operands = Operands { weight: *packed, x, out, workspace: *workspace };
+                let operands = GemmOperands { weight: *packed, x, out, workspace: *workspace };
                 // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 unsafe { gemm.run(stream, operands, epilogue) }
             }
@@ -349,7 +352,7 @@ impl Product {
     }
 
     /// The problem.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::{
     Architecture, DataType,
     engine::Engine,
-    gemm::{Method, Problem},
+    gemm::{GemmMethod, GemmProblem},
 };
 
 /// Everything that can go wrong in this crate, and what to do about it.
@@ -106,17 +106,17 @@ pub enum Error {
     },
 
     /// A problem is not computed that way.
-    #[error("there is no kernel for {problem:?} by {method:?}: choose one of Method::all")]
-    Method {
+    #[error("there is no kernel for {problem:?} by {method:?}: choose one of GemmMethod::all")]
+    GemmMethod {
         /// How it was to be computed.
-        method: Method,
+        method: GemmMethod,
         /// What was to be computed.
-        problem: Problem,
+        problem: GemmProblem,
     },
 
     /// A call asks for an epilogue and its plan has none.
     #[error(
-        "scales, a bias or an activation are asked for, and the product was planned without: set Problem::epilogue"
+        "scales, a bias or an activation are asked for, and the product was planned without: set GemmProblem::epilogue"
     )]
     Epilogue,
 
@@ -128,7 +128,7 @@ pub enum Error {
         /// The engine.
         engine: Engine,
         /// What was to be computed.
-        problem: Problem,
+        problem: GemmProblem,
     },
 
     /// A weight lacks the form that an engine reads or compresses.
@@ -144,7 +144,7 @@ pub enum Error {
     #[error("no engine that was measured for {problem:?} reads only the weight's {} form: keep the other one, or both", if *dense { "dense" } else { "compressed" })]
     NoEngineForForm {
         /// What was to be computed.
-        problem: Problem,
+        problem: GemmProblem,
         /// Whether the dense form alone is kept, or else a compressed one.
         dense: bool,
     },
@@ -155,7 +155,7 @@ pub enum Error {
     )]
     NoEngine {
         /// What was to be computed.
-        problem: Problem,
+        problem: GemmProblem,
     },
 
     /// Random tensors could not be made.
@@ -259,12 +259,12 @@ pub enum Error {
     },
 
     /// A method for four-bit weights that a problem's size rules out.
-    #[error("there is no four-bit kernel for {problem:?} by {method:?}: choose one of int4::Method::all")]
+    #[error("there is no four-bit kernel for {problem:?} by {method:?}: choose one of int4::Int4Method::all")]
     Int4Method {
         /// The method.
-        method: crate::gemm::int4::Method,
+        method: crate::gemm::int4::Int4Method,
         /// The problem.
-        problem: crate::gemm::int4::Problem,
+        problem: crate::gemm::int4::Int4Problem,
     },
 
     /// A shape is larger than a launch can be.

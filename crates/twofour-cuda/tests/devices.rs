@@ -11,7 +11,7 @@ use twofour::{Axis, estimate::Estimator};
 use twofour_cuda::{
     DataType, Device, Error,
     compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, Operands, Problem},
+    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     prune::{DenseWeight, NO_NAN, Packed},
 };
 
@@ -41,13 +41,13 @@ fn results(device: Device) -> Vec<Vec<u8>> {
     unsafe { compressor.run(bench.stream(), dense, Axis::Row, rule, to) }.unwrap();
     let mut all = vec![bench.down(&values), bench.down(&meta)];
     for tokens in [3, 300] {
-        let problem = Problem::plain(element, element, FEATURES, tokens, REDUCTION);
+        let problem = GemmProblem::plain(element, element, FEATURES, tokens, REDUCTION);
         let gemm = Gemm::new(&bench.device, problem).unwrap();
         let mut random = Random(tokens as u64);
         let x: Vec<bf16> = (0..tokens * REDUCTION).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&x);
         let out = bench.poisoned(tokens * FEATURES * 2, 0xFFu8);
-        let operands = Operands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
+        let operands = GemmOperands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
         // SAFETY: as above.
         unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         all.push(bench.down(&out));

@@ -10,12 +10,12 @@ use twofour_cuda::{
     cache::Cache,
     dispatch::Dispatcher,
     engine::{Engine, KeptForm, Weight},
-    gemm::{Activation, Epilogue, Order, Problem, XOrder, int4, packed_bytes},
+    gemm::{Activation, Epilogue, GemmProblem, Order, XOrder, int4, packed_bytes},
 };
 
-fn problem(features: usize, tokens: usize, reduction: usize) -> Problem {
+fn problem(features: usize, tokens: usize, reduction: usize) -> GemmProblem {
     let (element, output) = (DataType::BF16, DataType::BF16);
-    Problem::plain(element, output, features, tokens, reduction)
+    GemmProblem::plain(element, output, features, tokens, reduction)
 }
 
 #[test]
@@ -40,9 +40,10 @@ fn every_kind_of_problem_is_compared() {
     let folder = tempfile::tempdir().unwrap();
     let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
     let plain = problem(100, 40, 72);
-    let gradient = Problem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..plain };
-    let mixed = Problem { element: DataType::E4M3, x_element: DataType::E5M2, epilogue: true, ..problem(64, 40, 128) };
-    for problem in [plain, Problem { epilogue: true, ..plain }, gradient, mixed] {
+    let gradient = GemmProblem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..plain };
+    let mixed =
+        GemmProblem { element: DataType::E4M3, x_element: DataType::E5M2, epilogue: true, ..problem(64, 40, 128) };
+    for problem in [plain, GemmProblem { epilogue: true, ..plain }, gradient, mixed] {
         let choice = dispatcher.choose(problem).unwrap();
         assert!(choice.of("twofour").is_some(), "{choice}");
         assert_eq!(dispatcher.choose(problem).unwrap(), choice);
@@ -73,7 +74,7 @@ fn a_choice_for_four_bits_is_remembered_too() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
     for (granularity, tokens) in [(Granularity::Group, 3), (Granularity::Row, 40)] {
-        let problem = int4::Problem {
+        let problem = int4::Int4Problem {
             element: DataType::F16,
             output: DataType::F16,
             granularity,
@@ -85,9 +86,9 @@ fn a_choice_for_four_bits_is_remembered_too() {
         let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap();
         assert!(choice.measured().windows(2).all(|pair| pair[0].us <= pair[1].us), "{choice}");
         assert_eq!(choice.problem(), problem);
-        assert!(int4::Decode::with(&bench.device, problem, choice.best().how).is_ok());
+        assert!(int4::Int4Gemm::with(&bench.device, problem, choice.best().how).is_ok());
         assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap(), choice);
-        let other = int4::Problem { tokens: 65, ..problem };
+        let other = int4::Int4Problem { tokens: 65, ..problem };
         let refused = Dispatcher::with_cache(&bench.device, &cache).choose_int4(other);
         assert!(matches!(refused, Err(Error::Dimension { what: "tokens", .. })));
     }
@@ -98,30 +99,30 @@ fn a_choice_for_four_bits_is_remembered_too() {
 fn all_engines_compute_the_same() {
     let Some(bench) = hopper() else { return };
     let plain = problem(128, 48, 256);
-    let by_feature = Problem { order: Order::FeaturesFirst, ..plain };
-    let gradient = Problem { x: XOrder::ReductionFirst, accumulate: true, ..by_feature };
-    let f32s = Problem { output: DataType::F32, accumulate: true, ..plain };
-    let epilogue = Problem { epilogue: true, ..plain };
+    let by_feature = GemmProblem { order: Order::FeaturesFirst, ..plain };
+    let gradient = GemmProblem { x: XOrder::ReductionFirst, accumulate: true, ..by_feature };
+    let f32s = GemmProblem { output: DataType::F32, accumulate: true, ..plain };
+    let epilogue = GemmProblem { epilogue: true, ..plain };
     let problems = [
         plain,
         by_feature,
         gradient,
         f32s,
         epilogue,
-        Problem { accumulate: true, ..epilogue },
-        Problem { epilogue: true, ..by_feature },
-        Problem { epilogue: true, ..gradient },
-        Problem { x: XOrder::ReductionFirst, ..epilogue },
+        GemmProblem { accumulate: true, ..epilogue },
+        GemmProblem { epilogue: true, ..by_feature },
+        GemmProblem { epilogue: true, ..gradient },
+        GemmProblem { x: XOrder::ReductionFirst, ..epilogue },
         problem(100, 37, 88),
-        Problem { epilogue: true, accumulate: true, ..problem(51, 7, 30) },
+        GemmProblem { epilogue: true, accumulate: true, ..problem(51, 7, 30) },
     ];
     for problem in problems {
         engines_compute_the_same(&bench, problem);
     }
 }
 
-fn engines_compute_the_same(bench: &Bench, problem: Problem) {
-    let Problem { features, tokens, reduction, .. } = problem;
+fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
+    let GemmProblem { features, tokens, reduction, .. } = problem;
     let number = |i: usize| bf16::from_f32(((i * 7919 + 13) % 257) as f32 / 128.0 - 1.0);
     let dense: Vec<bf16> = (0..features * reduction).map(number).collect();
     let matrix = MatrixRef::new(features, reduction, &dense).unwrap();

@@ -16,7 +16,9 @@ use support::{
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
     Architecture, DataType, Error,
-    gemm::{Activation, Epilogue, Gemm, Method, Operands, Order, Problem, XOrder, mma, packed_bytes, stream},
+    gemm::{
+        Activation, Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder, mma, packed_bytes, stream,
+    },
     prune::Packed,
 };
 
@@ -128,7 +130,7 @@ struct Case {
     output: DataType,
     x_order: XOrder,
     order: Order,
-    method: Option<Method>,
+    method: Option<GemmMethod>,
     activation: Option<Activation>,
     /// Elements between an aligned address and X, and results between one and the result.
     before: usize,
@@ -153,15 +155,15 @@ impl Case {
     }
 
     /// Of a weight and an X of those types.
-    fn problem(&self, element: DataType, x_element: DataType) -> Problem {
+    fn problem(&self, element: DataType, x_element: DataType) -> GemmProblem {
         let &Case { features, tokens, reduction, output, x_order, order, activation, accumulate, .. } = self;
-        let plain = Problem::plain(element, output, features, tokens, reduction);
-        Problem { x_element, x: x_order, order, epilogue: activation.is_some(), accumulate, ..plain }
+        let plain = GemmProblem::plain(element, output, features, tokens, reduction);
+        GemmProblem { x_element, x: x_order, order, epilogue: activation.is_some(), accumulate, ..plain }
     }
 }
 
 /// With a method, or the one that a plan chooses.
-fn planned(bench: &Bench, problem: Problem, method: Option<Method>) -> Gemm {
+fn planned(bench: &Bench, problem: GemmProblem, method: Option<GemmMethod>) -> Gemm {
     match method {
         Some(method) => Gemm::with(&bench.device, problem, method),
         None => Gemm::new(&bench.device, problem),
@@ -176,7 +178,7 @@ fn check<T: Number>(bench: &Bench, case: &Case) {
 /// What a case's product is made of, on the device, and what is expected of it: made once for all methods.
 struct Given<'a, T, X> {
     bench: &'a Bench,
-    problem: Problem,
+    problem: GemmProblem,
     before: usize,
     weight: [CudaSlice<u8>; 2],
     x: CudaSlice<u8>,
@@ -264,12 +266,12 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
         }
     }
 
-    fn check(&self, method: Option<Method>) {
+    fn check(&self, method: Option<GemmMethod>) {
         self.check_plan(&planned(self.bench, self.problem, method));
     }
 
     fn check_plan(&self, gemm: &Gemm) {
-        let Problem { features, tokens, output, order, accumulate, .. } = self.problem;
+        let GemmProblem { features, tokens, output, order, accumulate, .. } = self.problem;
         let what = format!("{} for {:?}, {} before", gemm.kernel(), self.problem, self.before);
         let width = output.bytes();
         // What is there before: small whole numbers, or bits that no result has.
@@ -305,7 +307,7 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
         let packed = Packed { values: bench.at(&self.weight[0]), meta: bench.at(&self.weight[1]) };
         let bytes = if self.before == 0 { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() };
         let workspace = Guarded::new(bench, bytes);
-        let operands = Operands {
+        let operands = GemmOperands {
             weight: packed,
             x: bench.at(&self.x) + (self.before * problem.x_element.bytes()) as u64,
             out: bench.at(&out) + guard.len() as u64,
@@ -366,8 +368,8 @@ const SHAPES: [(usize, usize, usize); 17] = [
 const HALF_A_STEP: [(usize, usize, usize); 2] = [(320, 7, 1216), (192, 40, 64)];
 
 /// Whether a method is for few tokens only.
-fn is_for_few(method: &Method) -> bool {
-    matches!(method, Method::Direct(_) | Method::Rings(_) | Method::Streamed(_))
+fn is_for_few(method: &GemmMethod) -> bool {
+    matches!(method, GemmMethod::Direct(_) | GemmMethod::Rings(_) | GemmMethod::Streamed(_))
 }
 
 /// A device that multiplies such elements.
@@ -384,12 +386,12 @@ fn bench_for(element: DataType) -> Option<Bench> {
 fn products<T: Number>(outputs: &[DataType], few: bool) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
-    let tiles = mma::Tile::all(T::ELEMENT, architecture);
+    let tiles = mma::MmaTile::all(T::ELEMENT, architecture);
     let case = |shape, output, order, activation| Case { order, activation, ..Case::plain(shape, output) };
     let by_all_methods = |case: Case| {
-        let mut methods = Method::all(case.problem(T::ELEMENT, T::ELEMENT), architecture);
+        let mut methods = GemmMethod::all(case.problem(T::ELEMENT, T::ELEMENT), architecture);
         if case.x_order == XOrder::TokensFirst {
-            methods.extend(tiles.iter().map(|tile| Method::Mma(*tile)));
+            methods.extend(tiles.iter().map(|tile| GemmMethod::Mma(*tile)));
         }
         methods.retain(|method| is_for_few(method) == few);
         if methods.is_empty() {
@@ -418,7 +420,7 @@ fn products<T: Number>(outputs: &[DataType], few: bool) {
                 continue;
             }
             check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)));
-            let method = Some(Method::Mma(tiles[i % tiles.len()]));
+            let method = Some(GemmMethod::Mma(tiles[i % tiles.len()]));
             check::<T>(&bench, &Case { method, ..case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)) });
         }
     }
@@ -440,7 +442,7 @@ impl Way {
 }
 
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
-fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method) -> usize) {
+fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMethod) -> usize) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let &Way { output, x_order, order, activation } = way;
     let architecture = bench.device.architecture();
@@ -450,11 +452,11 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method)
         let case =
             |reduction| Case { x_order, order, activation, ..Case::plain((features, tokens, reduction), output) };
         // Two steps of clusters, for methods of two blocks to be among them.
-        let mut methods = Method::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT, T::ELEMENT), architecture);
+        let mut methods = GemmMethod::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT, T::ELEMENT), architecture);
         if x_order == XOrder::TokensFirst {
-            methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
+            methods.extend(mma::MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
         }
-        methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
+        methods.retain(|method| !matches!(method, GemmMethod::Streamed(shape) if shape.split > 2));
         for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
             let given = Given::<T, T>::new(&bench, &case(reduction));
             for method in methods.iter().filter(|method| columns(method) == reduction) {
@@ -470,11 +472,11 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&Method)
 
 /// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, tiles have five and those by `mma.sp` eight at most.
 fn buffers_filled_again<T: Number>(output: DataType) {
-    let columns = |method: &Method| {
+    let columns = |method: &GemmMethod| {
         // Steps of 256 bytes of X's rows.
         let steps = match method {
-            Method::Rings(_) => 32,
-            Method::Streamed(shape) => 10 * shape.split as usize,
+            GemmMethod::Rings(_) => 32,
+            GemmMethod::Streamed(shape) => 10 * shape.split as usize,
             // Two of a tile's.
             _ => 6,
         };
@@ -541,8 +543,8 @@ products! {
 fn products_by_mma() {
     let Some(bench) = bench() else { return };
     let architecture = bench.device.architecture();
-    for tile in mma::Tile::all(DataType::BF16, architecture) {
-        let method = Some(Method::Mma(tile));
+    for tile in mma::MmaTile::all(DataType::BF16, architecture) {
+        let method = Some(GemmMethod::Mma(tile));
         for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
             for order in [Order::TokensFirst, Order::FeaturesFirst] {
                 let plain = Case::plain((features, tokens, reduction), DataType::BF16);
@@ -565,7 +567,7 @@ fn products_across<T: Number>() {
                 let case = Case { x_order, order, ..Case::plain((features, tokens, reduction), output) };
                 let given = Given::<T, T>::new(&bench, &case);
                 for method in
-                    Method::all(given.problem, bench.device.architecture()).into_iter().map(Some).chain([None])
+                    GemmMethod::all(given.problem, bench.device.architecture()).into_iter().map(Some).chain([None])
                 {
                     given.check(method);
                 }
@@ -602,7 +604,7 @@ fn every_tile_takes_several_turns() {
     ] {
         let case = Case { order, activation, ..Case::plain((4672, 3300, 448), DataType::BF16) };
         let given = Given::<bf16, bf16>::new(&bench, &case);
-        for method in Method::all(given.problem, bench.device.architecture()) {
+        for method in GemmMethod::all(given.problem, bench.device.architecture()) {
             given.check(Some(method));
         }
     }
@@ -617,9 +619,10 @@ fn calls_can_be_captured_in_a_graph() {
     let w = weight::<bf16>(&mut random, features, reduction);
     let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
     let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
-    let streamed = Method::Streamed(stream::Shape { tile: stream::Tile { features: 224, tokens: 64 }, split: 2 });
+    let streamed =
+        GemmMethod::Streamed(stream::StreamShape { tile: stream::StreamTile { features: 224, tokens: 64 }, split: 2 });
     for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
-        let problem = Problem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
+        let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
         let gemm = planned(&bench, problem, method);
         let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
         let x = bench.up(&bytes_of(&x));
@@ -627,7 +630,7 @@ fn calls_can_be_captured_in_a_graph() {
         let places = [bench.at(&outs[0]), bench.at(&outs[1])];
         let x_place = bench.at(&x);
         let run = |out| {
-            let operands = Operands { weight: packed, x: x_place, out, workspace: 0 };
+            let operands = GemmOperands { weight: packed, x: x_place, out, workspace: 0 };
             // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
             unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         };
@@ -644,29 +647,35 @@ fn calls_can_be_captured_in_a_graph() {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = hopper() else { return };
-    let problem = Problem::plain(DataType::BF16, DataType::BF16, 64, 8, 64);
+    let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 64, 8, 64);
     let plan = |problem| Gemm::new(&bench.device, problem);
-    let few = Method::all(problem, bench.device.architecture())[0];
-    assert!(matches!(Gemm::with(&bench.device, Problem { tokens: 9, ..problem }, few), Err(Error::Method { .. })));
-    assert!(matches!(plan(Problem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
-    assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    assert!(matches!(plan(Problem { tokens: usize::MAX, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let mixed = Problem { x_element: DataType::F16, ..problem };
+    let few = GemmMethod::all(problem, bench.device.architecture())[0];
+    assert!(matches!(
+        Gemm::with(&bench.device, GemmProblem { tokens: 9, ..problem }, few),
+        Err(Error::GemmMethod { .. })
+    ));
+    assert!(matches!(plan(GemmProblem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(GemmProblem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    assert!(matches!(
+        plan(GemmProblem { tokens: usize::MAX, ..problem }),
+        Err(Error::Dimension { what: "tokens", .. })
+    ));
+    let mixed = GemmProblem { x_element: DataType::F16, ..problem };
     assert!(matches!(plan(mixed), Err(Error::MixedElements { element: DataType::BF16, x_element: DataType::F16 })));
     let gemm = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
-    let operands = Operands { weight: Packed { values: at, meta: at }, x: at, out: at, workspace: 0 };
+    let operands = GemmOperands { weight: Packed { values: at, meta: at }, x: at, out: at, workspace: 0 };
     // SAFETY: none of these calls launches anything.
     let run = |operands, epilogue| unsafe { gemm.run(bench.stream(), operands, epilogue) };
     let plain = Epilogue::default();
-    assert!(matches!(run(Operands { x: at + 1, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
+    assert!(matches!(run(GemmOperands { x: at + 1, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
     // What would have to be copied has nowhere to go.
     assert_eq!(gemm.workspace_bytes(), 0);
-    for unaligned in [Operands { x: at + 2, ..operands }, Operands { x: at + 8, ..operands }] {
+    for unaligned in [GemmOperands { x: at + 2, ..operands }, GemmOperands { x: at + 8, ..operands }] {
         assert!(matches!(run(unaligned, plain), Err(Error::Pointer { what: "workspace", .. })));
     }
-    assert!(matches!(run(Operands { out: 0, ..operands }, plain), Err(Error::Pointer { what: "result", .. })));
+    assert!(matches!(run(GemmOperands { out: 0, ..operands }, plain), Err(Error::Pointer { what: "result", .. })));
     assert!(matches!(run(operands, Epilogue { alpha: 2.0, ..plain }), Err(Error::Epilogue)));
 }
 
@@ -703,14 +712,17 @@ fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
                 let plain = Case::plain(shape, output);
                 let case = Case { x_order, order, before, accumulate, activation, ..plain };
                 let given = Given::<T, X>::new(&bench, &case);
-                let mut methods = Method::likely(given.problem, architecture);
+                let mut methods = GemmMethod::likely(given.problem, architecture);
                 assert!(!methods.is_empty(), "{:?}", given.problem);
-                methods.extend(mma::Tile::all(T::ELEMENT, architecture).into_iter().map(Method::Mma));
+                methods.extend(mma::MmaTile::all(T::ELEMENT, architecture).into_iter().map(GemmMethod::Mma));
                 let mut kinds = BTreeSet::new();
                 for method in methods {
                     // Some of each kind: two shapes of the same kernel family read and store alike.
                     let Ok(gemm) = Gemm::with(&bench.device, given.problem, method) else {
-                        assert!(matches!(method, Method::Mma(_)) && x_order == XOrder::ReductionFirst, "{method:?}");
+                        assert!(
+                            matches!(method, GemmMethod::Mma(_)) && x_order == XOrder::ReductionFirst,
+                            "{method:?}"
+                        );
                         continue;
                     };
                     let kind = format!("{:?}", std::mem::discriminant(&method));
@@ -764,14 +776,14 @@ fn accumulation_adds_what_would_be_stored() {
         for output in [DataType::BF16, DataType::F32] {
             let stored = Given::<bf16, bf16>::new(&bench, &Case { order, ..Case::plain(shape, output) });
             let added = Given::<bf16, bf16> {
-                problem: Problem { accumulate: true, ..stored.problem },
+                problem: GemmProblem { accumulate: true, ..stored.problem },
                 ..Given::new(&bench, &Case { order, accumulate: true, ..Case::plain(shape, output) })
             };
             let width = output.bytes();
             let number = |bytes: &[u8]| result(bytes, output, 0.0).0;
             let there: Vec<u8> =
                 (0..shape.0 * shape.1).flat_map(|i| result_bytes(output, (i % 11) as f64 / 8.0 - 0.5)).collect();
-            for method in Method::likely(added.problem, architecture) {
+            for method in GemmMethod::likely(added.problem, architecture) {
                 let plan = |given: &Given<'_, bf16, bf16>| planned(&bench, given.problem, Some(method));
                 let results = stored.run(&plan(&stored), &there, "stored");
                 let sums = added.run(&plan(&added), &there, "added");

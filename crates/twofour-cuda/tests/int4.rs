@@ -20,7 +20,7 @@ use twofour_cuda::{
     DataType, Error,
     gemm::{
         Activation, Epilogue, Order,
-        int4::{Decode, Method, Problem, Weight, staged},
+        int4::{Int4Gemm, Int4Method, Int4Problem, Int4Weight, staged},
     },
 };
 
@@ -55,8 +55,8 @@ impl There {
         Self { values: bench.up(&lanes.values), meta: bench.up(&lanes.meta), scales: bench.up(&lanes.scales) }
     }
 
-    fn places(&self, bench: &Bench) -> Weight {
-        Weight { values: bench.at(&self.values), meta: bench.at(&self.meta), scales: bench.at(&self.scales) }
+    fn places(&self, bench: &Bench) -> Int4Weight {
+        Int4Weight { values: bench.at(&self.values), meta: bench.at(&self.meta), scales: bench.at(&self.scales) }
     }
 }
 
@@ -70,7 +70,7 @@ fn narrow(value: f32, element: DataType) -> ([u8; 2], f64) {
 /// What a product is made of, on the device, and what is expected of it: made once for all methods.
 struct Given<'a> {
     bench: &'a Bench,
-    problem: Problem,
+    problem: Int4Problem,
     weight: There,
     x: CudaSlice<u8>,
     factors: [CudaSlice<f32>; 2],
@@ -83,8 +83,8 @@ struct Given<'a> {
 const ALPHA: f32 = 0.0625;
 
 impl<'a> Given<'a> {
-    fn new(bench: &'a Bench, problem: Problem, with_epilogue: bool) -> Self {
-        let Problem { element, output, granularity, features, tokens, reduction, .. } = problem;
+    fn new(bench: &'a Bench, problem: Int4Problem, with_epilogue: bool) -> Self {
+        let Int4Problem { element, output, granularity, features, tokens, reduction, .. } = problem;
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
         let w = weight(&mut random, features, reduction, granularity);
         let (bytes, x): (Vec<_>, Vec<f64>) = (0..tokens * reduction).map(|_| narrow(random.number(), element)).unzip();
@@ -121,12 +121,12 @@ impl<'a> Given<'a> {
         }
     }
 
-    fn check(&self, method: Option<Method>) {
+    fn check(&self, method: Option<Int4Method>) {
         let (bench, problem) = (self.bench, self.problem);
-        let Problem { output, features, tokens, order, .. } = problem;
+        let Int4Problem { output, features, tokens, order, .. } = problem;
         let decode = match method {
-            Some(method) => Decode::with(&bench.device, problem, method),
-            None => Decode::new(&bench.device, problem),
+            Some(method) => Int4Gemm::with(&bench.device, problem, method),
+            None => Int4Gemm::new(&bench.device, problem),
         }
         .unwrap();
         let what = format!("{} for {problem:?}", decode.kernel());
@@ -167,7 +167,7 @@ impl<'a> Given<'a> {
 /// By all methods that only Hopper has, or by all others, and by the one that a plan chooses.
 fn products(element: DataType, hopper: bool) {
     let Some(bench) = bench() else { return };
-    let is_of_hopper = |method: &Method| matches!(method, Method::Rings(_) | Method::Streamed(_));
+    let is_of_hopper = |method: &Int4Method| matches!(method, Int4Method::Rings(_) | Int4Method::Streamed(_));
     for granularity in [Granularity::Group, Granularity::Row] {
         for (features, tokens, reduction) in [
             (16, 1, 128),
@@ -179,7 +179,7 @@ fn products(element: DataType, hopper: bool) {
             (144, 33, 384),
             (96, 64, 3968),
         ] {
-            let problem = Problem {
+            let problem = Int4Problem {
                 element,
                 output: element,
                 granularity,
@@ -188,8 +188,8 @@ fn products(element: DataType, hopper: bool) {
                 reduction,
                 order: Order::TokensFirst,
             };
-            let methods: Vec<Method> = Method::all(problem, bench.device.architecture());
-            let other = Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
+            let methods: Vec<Int4Method> = Int4Method::all(problem, bench.device.architecture());
+            let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
             for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
                 let given = Given::new(&bench, problem, with_epilogue);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
@@ -222,18 +222,18 @@ fn bf16_products_on_hopper() {
 }
 
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
-fn kernels_once(problem: Problem, with_epilogue: bool, columns: impl Fn(&Method) -> usize) {
+fn kernels_once(problem: Int4Problem, with_epilogue: bool, columns: impl Fn(&Int4Method) -> usize) {
     let Some(bench) = bench() else { return };
     let mut seen = BTreeSet::new();
     for granularity in [Granularity::Group, Granularity::Row] {
         for tokens in [1, 7, 13, 27, 60] {
-            let problem = |reduction| Problem { granularity, tokens, reduction, ..problem };
-            let mut methods = Method::all(problem(256), bench.device.architecture());
-            methods.retain(|method| !matches!(method, Method::Streamed(shape) if shape.split > 2));
+            let problem = |reduction| Int4Problem { granularity, tokens, reduction, ..problem };
+            let mut methods = Int4Method::all(problem(256), bench.device.architecture());
+            methods.retain(|method| !matches!(method, Int4Method::Streamed(shape) if shape.split > 2));
             for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
                 let given = Given::new(&bench, problem(reduction), with_epilogue);
                 for method in methods.iter().filter(|method| columns(method) == reduction) {
-                    let kernel = Decode::with(&bench.device, given.problem, *method).unwrap().kernel();
+                    let kernel = Int4Gemm::with(&bench.device, given.problem, *method).unwrap().kernel();
                     if seen.insert(kernel.clone()) {
                         eprintln!("{kernel} of {reduction} columns, {with_epilogue}");
                         given.check(Some(*method));
@@ -245,19 +245,19 @@ fn kernels_once(problem: Problem, with_epilogue: bool, columns: impl Fn(&Method)
 }
 
 /// What [`kernels_once`] is to vary.
-fn plain(element: DataType, features: usize) -> Problem {
+fn plain(element: DataType, features: usize) -> Int4Problem {
     let (granularity, order) = (Granularity::Group, Order::TokensFirst);
-    Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
+    Int4Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
 }
 
 /// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and eight are shared by warps.
 fn buffers_filled_again(element: DataType) {
-    let columns = |method: &Method| {
+    let columns = |method: &Int4Method| {
         let units = match method {
-            Method::Rings(_) => 32,
-            Method::Streamed(shape) => 20 * shape.split as usize,
-            Method::Staged(shape) => 10 * shape.k_warps as usize,
-            Method::Direct(_) => 4,
+            Int4Method::Rings(_) => 32,
+            Int4Method::Streamed(shape) => 20 * shape.split as usize,
+            Int4Method::Staged(shape) => 10 * shape.k_warps as usize,
+            Int4Method::Direct(_) => 4,
         };
         units * 128
     };
@@ -267,7 +267,7 @@ fn buffers_filled_again(element: DataType) {
 /// With few columns: plain, with an epilogue, and in f32 and the other order.
 fn endings(element: DataType) {
     let plain = plain(element, 144);
-    let other = Problem { output: DataType::F32, order: Order::FeaturesFirst, ..plain };
+    let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..plain };
     for (problem, with_epilogue) in [(plain, false), (plain, true), (other, false)] {
         kernels_once(problem, with_epilogue, |_| 256);
     }
@@ -307,7 +307,7 @@ fn capture(bench: &Bench, tokens: usize) {
     let (features, reduction) = (256, 2048);
     let w = weight(&mut random, features, reduction, Granularity::Group);
     let there = There::new(bench, &w);
-    let problem = Problem {
+    let problem = Int4Problem {
         element: DataType::F16,
         output: DataType::F16,
         granularity: Granularity::Group,
@@ -316,7 +316,7 @@ fn capture(bench: &Bench, tokens: usize) {
         reduction,
         order: Order::TokensFirst,
     };
-    let decode = Decode::new(&bench.device, problem).unwrap();
+    let decode = Int4Gemm::new(&bench.device, problem).unwrap();
     let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), DataType::F16).0).collect();
     let x = bench.up(&x);
     let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
@@ -335,7 +335,7 @@ fn capture(bench: &Bench, tokens: usize) {
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let Some(bench) = bench() else { return };
-    let problem = Problem {
+    let problem = Int4Problem {
         element: DataType::F16,
         output: DataType::F16,
         granularity: Granularity::Group,
@@ -344,25 +344,28 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         reduction: 128,
         order: Order::TokensFirst,
     };
-    let plan = |problem| Decode::new(&bench.device, problem);
-    assert!(matches!(plan(Problem { element: DataType::I8, ..problem }), Err(Error::Product { .. })));
-    assert!(matches!(plan(Problem { output: DataType::BF16, ..problem }), Err(Error::Product { .. })));
-    assert!(matches!(plan(Problem { features: 40, ..problem }), Err(Error::Multiple { found: 40, multiple: 16, .. })));
+    let plan = |problem| Int4Gemm::new(&bench.device, problem);
+    assert!(matches!(plan(Int4Problem { element: DataType::I8, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(Int4Problem { output: DataType::BF16, ..problem }), Err(Error::Product { .. })));
     assert!(matches!(
-        plan(Problem { reduction: 64, ..problem }),
+        plan(Int4Problem { features: 40, ..problem }),
+        Err(Error::Multiple { found: 40, multiple: 16, .. })
+    ));
+    assert!(matches!(
+        plan(Int4Problem { reduction: 64, ..problem }),
         Err(Error::Multiple { found: 64, multiple: 128, .. })
     ));
-    assert!(matches!(plan(Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    assert!(matches!(plan(Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
-    let more_tokens = Method::Staged(staged::Shape { tokens: 16, k_warps: 4, height: 1 });
-    assert!(matches!(Decode::with(&bench.device, problem, more_tokens), Err(Error::Int4Method { .. })));
+    assert!(matches!(plan(Int4Problem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    assert!(matches!(plan(Int4Problem { tokens: 65, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    let more_tokens = Int4Method::Staged(staged::StagedShape { tokens: 16, k_warps: 4, height: 1 });
+    assert!(matches!(Int4Gemm::with(&bench.device, problem, more_tokens), Err(Error::Int4Method { .. })));
     let decode = plan(problem).unwrap();
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
-    let weight = Weight { values: at, meta: at, scales: at };
+    let weight = Int4Weight { values: at, meta: at, scales: at };
     // SAFETY: none of these calls launches anything.
     let run = |weight, x, out| unsafe { decode.run(bench.stream(), weight, x, out, Epilogue::default()) };
     assert!(matches!(run(weight, at + 8, at), Err(Error::Pointer { what: "X", .. })));
     assert!(matches!(run(weight, at, 0), Err(Error::Pointer { what: "result", .. })));
-    assert!(matches!(run(Weight { scales: at + 4, ..weight }, at, at), Err(Error::Pointer { what: "scales", .. })));
+    assert!(matches!(run(Int4Weight { scales: at + 4, ..weight }, at, at), Err(Error::Pointer { what: "scales", .. })));
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use twofour::int4::Granularity;
 use twofour_cuda::{
     Architecture, DataType,
-    gemm::{Method, Order, Problem, XOrder, int4},
+    gemm::{GemmMethod, GemmProblem, Order, XOrder, int4},
 };
 
 /// Multiprocessors of small and large devices, and of impossible ones.
@@ -20,21 +20,21 @@ proptest! {
     fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool, accumulate: bool, across: bool, by_feature: bool) {
         use DataType::{BF16, E4M3, E5M2, F16, I8};
         for (element, architecture) in [F16, BF16, E4M3, E5M2, I8].into_iter().flat_map(|e| Architecture::ALL.map(|a| (e, a))) {
-            let problem = Problem {
+            let problem = GemmProblem {
                 epilogue,
                 accumulate,
                 x: if across { XOrder::ReductionFirst } else { XOrder::TokensFirst },
                 order: if by_feature { Order::FeaturesFirst } else { Order::TokensFirst },
-                ..Problem::plain(element, BF16, features, tokens, reduction)
+                ..GemmProblem::plain(element, BF16, features, tokens, reduction)
             };
-            let all = Method::all(problem, architecture);
+            let all = GemmMethod::all(problem, architecture);
             // Ampere has no 8-bit floats: an error of its own.
             if all.is_empty() {
                 prop_assert!(matches!(element, E4M3 | E5M2) && architecture < Architecture::SM_89, "{problem:?} on {architecture}");
                 continue;
             }
             for multiprocessors in MULTIPROCESSORS {
-                let best = Method::best(problem, architecture, multiprocessors);
+                let best = GemmMethod::best(problem, architecture, multiprocessors);
                 prop_assert!(all.contains(&best), "{best:?} for {problem:?} on {architecture}");
             }
         }
@@ -44,17 +44,17 @@ proptest! {
     fn two_8_bit_floats_have_a_method((features, tokens, reduction) in sizes(), epilogue: bool, swapped: bool) {
         use DataType::{BF16, E4M3, E5M2};
         let (element, x_element) = if swapped { (E5M2, E4M3) } else { (E4M3, E5M2) };
-        let problem = Problem { x_element, epilogue, ..Problem::plain(element, BF16, features, tokens, reduction) };
+        let problem = GemmProblem { x_element, epilogue, ..GemmProblem::plain(element, BF16, features, tokens, reduction) };
         for architecture in [Architecture::SM_89, Architecture::SM_90] {
-            let best = Method::best(problem, architecture, 132);
-            prop_assert!(Method::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on {architecture}");
+            let best = GemmMethod::best(problem, architecture, 132);
+            prop_assert!(GemmMethod::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on {architecture}");
         }
     }
 
     #[test]
     fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MOST_TOKENS, by_row: bool) {
         let granularity = if by_row { Granularity::Row } else { Granularity::Group };
-        let problem = int4::Problem {
+        let problem = int4::Int4Problem {
             element: DataType::F16,
             output: DataType::F32,
             granularity,
@@ -64,8 +64,8 @@ proptest! {
             order: Order::TokensFirst,
         };
         for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {
-            let best = int4::Method::best(problem, architecture, multiprocessors);
-            prop_assert!(best.is_some_and(|best| int4::Method::all(problem, architecture).contains(&best)), "{best:?} on {architecture}");
+            let best = int4::Int4Method::best(problem, architecture, multiprocessors);
+            prop_assert!(best.is_some_and(|best| int4::Int4Method::all(problem, architecture).contains(&best)), "{best:?} on {architecture}");
         }
     }
 }

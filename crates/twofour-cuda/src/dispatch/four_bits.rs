@@ -5,16 +5,16 @@ use std::fmt;
 use super::{Dispatcher, Measured, MeasuredChoice};
 use crate::{
     Error, Result,
-    gemm::int4::{MOST_TOKENS, Method, Problem},
+    gemm::int4::{Int4Method, Int4Problem, MOST_TOKENS},
     measure::Int4Trial,
 };
 
 /// What a kind of methods took at best.
-pub type Int4Measured = Measured<Method>;
+pub type Int4Measured = Measured<Int4Method>;
 
 /// What was measured for a problem with a four-bit weight: each kind of methods at its best, the fastest first, to be planned by
-/// [`Decode::with`](crate::gemm::int4::Decode::with).
-pub type Int4Choice = MeasuredChoice<Problem, Method>;
+/// [`Int4Gemm::with`](crate::gemm::int4::Int4Gemm::with).
+pub type Int4Choice = MeasuredChoice<Int4Problem, Int4Method>;
 
 impl fmt::Display for Int4Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,7 +28,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// [`Error::Product`], [`Error::Multiple`] and [`Error::Dimension`] for a problem that no kernel takes; those of planning and launching.
-    pub fn choose_int4(&self, problem: Problem) -> Result<Int4Choice> {
+    pub fn choose_int4(&self, problem: Int4Problem) -> Result<Int4Choice> {
         if let Some(choice) = self.0.int4.of(problem) {
             return Ok(choice);
         }

@@ -29,7 +29,7 @@ use crate::{
     Device, Error, Result,
     cache::Cache,
     engine::{Engine, KeptForm, Product, Weight},
-    gemm::{Problem, int4},
+    gemm::{GemmProblem, int4},
     libraries::Libraries,
     measure::Trial,
 };
@@ -38,7 +38,7 @@ pub use crate::measure::Measured;
 
 /// What was measured for a problem: each engine at its best, or each kind of methods, the fastest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredChoice<P = Problem, How = Engine> {
+pub struct MeasuredChoice<P = GemmProblem, How = Engine> {
     problem: P,
     measured: Vec<Measured<How>>,
 }
@@ -90,8 +90,8 @@ pub struct Dispatcher(Arc<Inner>);
 struct Inner {
     device: Device,
     libraries: Libraries,
-    choices: Remembered<Problem, Engine>,
-    int4: Remembered<int4::Problem, int4::Method>,
+    choices: Remembered<GemmProblem, Engine>,
+    int4: Remembered<int4::Int4Problem, int4::Int4Method>,
 }
 
 /// Changes when what is remembered does, or how it is measured.
@@ -124,7 +124,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes, [`Error::NoEngine`]; those of planning and launching.
-    pub fn choose(&self, problem: Problem) -> Result<MeasuredChoice> {
+    pub fn choose(&self, problem: GemmProblem) -> Result<MeasuredChoice> {
         if let Some(choice) = self.0.choices.of(problem) {
             return Ok(choice);
         }
@@ -151,7 +151,7 @@ impl Dispatcher {
     pub unsafe fn product(
         &self,
         stream: &Arc<CudaStream>,
-        problem: Problem,
+        problem: GemmProblem,
         weight: Weight,
         kept: KeptForm,
     ) -> Result<Product> {

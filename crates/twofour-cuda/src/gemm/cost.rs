@@ -6,7 +6,7 @@
 //!
 //! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md says how well it chooses).
 
-use super::{Method, Problem};
+use super::{GemmMethod, GemmProblem};
 
 /// CTAs of clusters of 1 to 8 that an H200 holds at once, in clusters.
 const CLUSTERS: [u32; 8] = [132, 66, 39, 30, 21, 20, 14, 14];
@@ -74,13 +74,13 @@ struct Work {
 }
 
 impl Work {
-    fn of(method: Method, problem: Problem) -> Option<Work> {
+    fn of(method: GemmMethod, problem: GemmProblem) -> Option<Work> {
         let rows = |tokens: u32| {
             let tiles = problem.tokens.div_ceil(tokens as usize);
             (problem.tokens.div_ceil(tiles).next_multiple_of(8) as u32).min(tokens)
         };
         Some(match method {
-            Method::Tiled(tile) => {
+            GemmMethod::Tiled(tile) => {
                 let (sharing, split) = (tile.cluster, tile.split.unwrap_or(1));
                 let (features, tokens) = (tile.features, tile.tokens);
                 let (family, key, at_once) = match tile.split {
@@ -90,7 +90,7 @@ impl Work {
                 let x_rows = if sharing == 1 { rows(tokens) } else { tokens };
                 Work { family, key, features, tokens, x_rows, at_once, sharing, split, together: tile.atoms, warps: 1 }
             }
-            Method::Streamed(shape) => {
+            GemmMethod::Streamed(shape) => {
                 let (features, tokens, split) = (shape.tile.features, shape.tile.tokens, shape.split);
                 let small = features <= 128 && tokens < 64;
                 let at_once = clusters(split) * if small { 2 } else { 1 };
@@ -108,7 +108,7 @@ impl Work {
                     warps: 1,
                 }
             }
-            Method::Rings(shape) => {
+            GemmMethod::Rings(shape) => {
                 let (features, tokens, warps) = (16 * shape.height, shape.tokens, shape.warps);
                 let (key, x_rows) = ([features, tokens, warps, shape.blocks], rows(tokens));
                 let at_once = CLUSTERS[0] * shape.blocks;
@@ -125,7 +125,7 @@ impl Work {
                     warps,
                 }
             }
-            Method::Direct(shape) => {
+            GemmMethod::Direct(shape) => {
                 let (features, tokens, warps) = (16 * shape.height, 8, shape.warps);
                 let (key, x_rows) = ([features, warps, shape.depth, 0], rows(tokens));
                 let at_once = CLUSTERS[0] * 2;
@@ -142,7 +142,7 @@ impl Work {
                     warps,
                 }
             }
-            Method::Mma(_) => return None,
+            GemmMethod::Mma(_) => return None,
         })
     }
 }
@@ -153,7 +153,7 @@ fn clusters(ctas: u32) -> u32 {
 }
 
 /// Microseconds that a method takes for a problem on an H200, about: infinitely many for one that has no model.
-pub(super) fn microseconds(method: Method, problem: Problem) -> f64 {
+pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     let Some(work) = Work::of(method, problem) else { return f64::INFINITY };
     let Family { launch, l2, hbm, split, exchange, sharing, cluster, .. } = *work.family;
     let kernel = work.family.kernel(work.key);

@@ -2,7 +2,7 @@
 
 pub use twofour::kernel::Activation;
 
-use super::problem::{Order, Problem};
+use super::problem::{GemmProblem, Order};
 use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
 
 /// The epilogue: what is done to accumulators before they are stored.
@@ -54,8 +54,8 @@ pub(super) struct RawOutput {
 
 impl RawOutput {
     /// Of a problem's results.
-    pub(super) fn of(problem: Problem, data: DevicePtr, epilogue: Epilogue) -> Self {
-        let Problem { features, tokens, order, accumulate, .. } = problem;
+    pub(super) fn of(problem: GemmProblem, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let GemmProblem { features, tokens, order, accumulate, .. } = problem;
         let mut output = Self::new((features, tokens), order, data, epilogue);
         output.accumulate = u32::from(accumulate);
         // Eight 16-bit results, or four others, can be stored at once where each token's begin at a multiple of 16 bytes.

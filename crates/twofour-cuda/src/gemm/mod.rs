@@ -43,18 +43,18 @@ use epilogue::RawOutput;
 pub(crate) use epilogue::expect_epilogue;
 pub use epilogue::{Activation, Epilogue};
 pub(crate) use problem::tile_k;
-pub use problem::{Operands, Order, PackedBytes, Problem, XOrder, packed_bytes};
+pub use problem::{GemmOperands, GemmProblem, Order, PackedBytes, XOrder, packed_bytes};
 use problem::{TYPES, is_hopper};
 use staging::Staging;
 
 /// Every source.
 pub(crate) fn sources() -> Vec<Source> {
-    let tiled = sm90::Variant::all().into_iter().map(|variant| variant.source());
-    let streamed = stream::Variant::all().into_iter().map(|variant| variant.source());
-    let rings = rings::Variant::all().into_iter().map(|variant| variant.source());
-    let mma = mma::Variant::all().into_iter().map(|variant| variant.source());
-    let direct = direct::Variant::all().into_iter().map(|variant| variant.source());
-    let int4 = int4::Variant::all().into_iter().map(|variant| variant.source());
+    let tiled = sm90::Sm90Kernel::all().into_iter().map(|variant| variant.source());
+    let streamed = stream::StreamKernel::all().into_iter().map(|variant| variant.source());
+    let rings = rings::RingsKernel::all().into_iter().map(|variant| variant.source());
+    let mma = mma::MmaKernel::all().into_iter().map(|variant| variant.source());
+    let direct = direct::DirectKernel::all().into_iter().map(|variant| variant.source());
+    let int4 = int4::Int4Kernel::all().into_iter().map(|variant| variant.source());
     tiled
         .chain([copies::source(), finish::source()])
         .chain(streamed)
@@ -67,46 +67,46 @@ pub(crate) fn sources() -> Vec<Source> {
 
 /// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Method {
+pub enum GemmMethod {
     /// Tile by tile, for many tokens, by `wgmma.sp`.
-    Tiled(sm90::Tile),
+    Tiled(sm90::Sm90Tile),
     /// All tokens at once, for few, by `wgmma.sp`.
-    Streamed(stream::Shape),
+    Streamed(stream::StreamShape),
     /// All tokens at once, for few, by `mma.sp` and without a cluster.
-    Rings(rings::Shape),
+    Rings(rings::RingsShape),
     /// All tokens at once, for at most eight, by `mma.sp`.
-    Direct(direct::Shape),
+    Direct(direct::DirectShape),
     /// Tile by tile, by `mma.sp`: on Hopper, too, but not at its best there.
-    Mma(mma::Tile),
+    Mma(mma::MmaTile),
 }
 
 /// How far from the least time by the model a method may be, and how many there may be, to be worth measuring.
 const LIKELY: f64 = 1.5;
 const MOST_LIKELY: usize = 24;
 
-impl Method {
+impl GemmMethod {
     /// Those that compute a problem.
-    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
+    pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
         let problem = problem.computed(architecture);
-        let direct = direct::Shape::all(problem, architecture).into_iter().map(Method::Direct);
+        let direct = direct::DirectShape::all(problem, architecture).into_iter().map(GemmMethod::Direct);
         if !is_hopper(architecture) {
-            let tiles = mma::Tile::all(problem.element, architecture).into_iter().map(Method::Mma);
+            let tiles = mma::MmaTile::all(problem.element, architecture).into_iter().map(GemmMethod::Mma);
             return direct.chain(tiles).collect();
         }
-        let tiled = sm90::Tile::all(problem).into_iter().map(Method::Tiled);
+        let tiled = sm90::Sm90Tile::all(problem).into_iter().map(GemmMethod::Tiled);
         if problem.x == XOrder::ReductionFirst {
             return tiled.collect();
         }
         if problem.is_mixed() {
             return tiled.collect();
         }
-        let streamed = stream::Shape::all(problem).into_iter().map(Method::Streamed);
-        let rings = rings::Shape::all(problem.element, problem.tokens).into_iter().map(Method::Rings);
+        let streamed = stream::StreamShape::all(problem).into_iter().map(GemmMethod::Streamed);
+        let rings = rings::RingsShape::all(problem.element, problem.tokens).into_iter().map(GemmMethod::Rings);
         direct.chain(rings).chain(streamed).chain(tiled).collect()
     }
 
     /// Those of them that may be the fastest by a model of the device's time: what is worth measuring. On Hopper at most 24.
-    pub fn likely(problem: Problem, architecture: Architecture) -> Vec<Method> {
+    pub fn likely(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
         let mut methods = Self::all(problem, architecture);
         if is_hopper(architecture) {
             let mut times: Vec<f64> = methods.iter().map(|method| cost::microseconds(*method, problem)).collect();
@@ -120,33 +120,33 @@ impl Method {
     }
 
     /// The one that takes the least time by a model of the device.
-    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Method {
+    pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> GemmMethod {
         let problem = problem.computed(architecture);
         if is_hopper(architecture) {
-            let time = |method: &Method| cost::microseconds(*method, problem);
+            let time = |method: &GemmMethod| cost::microseconds(*method, problem);
             let best = Self::all(problem, architecture).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
             return best.expect("a persistent tile computes any problem");
         }
-        let direct = direct::Shape::best(problem, architecture, multiprocessors).map(Method::Direct);
-        direct.unwrap_or_else(|| Method::Mma(mma::Tile::best(problem, architecture, multiprocessors)))
+        let direct = direct::DirectShape::best(problem, architecture, multiprocessors).map(GemmMethod::Direct);
+        direct.unwrap_or_else(|| GemmMethod::Mma(mma::MmaTile::best(problem, architecture, multiprocessors)))
     }
 }
 
 /// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
 pub struct Gemm {
-    problem: Problem,
+    problem: GemmProblem,
     plan: GemmPlan,
     staging: Staging,
 }
 
 #[derive(Debug, Clone)]
 enum GemmPlan {
-    Tiled(sm90::Plan),
-    Streamed(stream::Plan),
-    Rings(rings::Plan),
-    Direct(direct::Plan),
-    Mma(mma::Plan),
+    Tiled(sm90::Sm90Plan),
+    Streamed(stream::StreamPlan),
+    Rings(rings::RingsPlan),
+    Direct(direct::DirectPlan),
+    Mma(mma::MmaPlan),
 }
 
 impl Gemm {
@@ -155,40 +155,40 @@ impl Gemm {
     /// # Errors
     /// [`Error::Unsupported`] for the device, [`Error::Product`] and [`Error::MixedElements`] for a combination of types that no kernel has, [`Error::Dimension`] for a dimension that is 0 or more than
     /// kernels count; those of compiling and loading.
-    pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+    pub fn new(device: &Device, problem: GemmProblem) -> Result<Self> {
         // The model takes no empty problem.
         problem.expect_known()?;
-        Self::with(device, problem, Method::best(problem, device.architecture(), device.multiprocessors()))
+        Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.multiprocessors()))
     }
 
-    /// Plans with a method of the caller's choice: one of [`Method::all`], or any of [`mma::Tile::all`].
+    /// Plans with a method of the caller's choice: one of [`GemmMethod::all`], or any of [`mma::MmaTile::all`].
     ///
     /// # Errors
-    /// Those of [`Gemm::new`], and [`Error::Method`].
-    pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
+    /// Those of [`Gemm::new`], and [`Error::GemmMethod`].
+    pub fn with(device: &Device, problem: GemmProblem, method: GemmMethod) -> Result<Self> {
         problem.expect_known()?;
         let architecture = device.architecture();
         let computed = problem.computed(architecture);
         let known = match method {
             // What the architecture lacks is an error of its own.
-            Method::Mma(_) => computed.x == XOrder::TokensFirst,
-            Method::Direct(shape) => direct::Shape::all(computed, architecture).contains(&shape),
+            GemmMethod::Mma(_) => computed.x == XOrder::TokensFirst,
+            GemmMethod::Direct(shape) => direct::DirectShape::all(computed, architecture).contains(&shape),
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";
                 return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
             }
-            _ => Method::all(computed, architecture).contains(&method),
+            _ => GemmMethod::all(computed, architecture).contains(&method),
         };
         if !known {
-            return Err(Error::Method { method, problem });
+            return Err(Error::GemmMethod { method, problem });
         }
         let plan = match method {
-            Method::Tiled(tile) => GemmPlan::Tiled(sm90::Plan::new(device, computed, tile)?),
-            Method::Streamed(shape) => GemmPlan::Streamed(stream::Plan::new(device, computed, shape)?),
-            Method::Rings(shape) => GemmPlan::Rings(rings::Plan::new(device, computed, shape)?),
-            Method::Direct(shape) => GemmPlan::Direct(direct::Plan::new(device, computed, shape)?),
-            Method::Mma(tile) => GemmPlan::Mma(mma::Plan::new(device, computed, tile)?),
+            GemmMethod::Tiled(tile) => GemmPlan::Tiled(sm90::Sm90Plan::new(device, computed, tile)?),
+            GemmMethod::Streamed(shape) => GemmPlan::Streamed(stream::StreamPlan::new(device, computed, shape)?),
+            GemmMethod::Rings(shape) => GemmPlan::Rings(rings::RingsPlan::new(device, computed, shape)?),
+            GemmMethod::Direct(shape) => GemmPlan::Direct(direct::DirectPlan::new(device, computed, shape)?),
+            GemmMethod::Mma(tile) => GemmPlan::Mma(mma::MmaPlan::new(device, computed, tile)?),
         };
         let (x_row, stores_by_tma) = match &plan {
             GemmPlan::Tiled(plan) => (computed.x_row_by_tma(), plan.stores_by_tma()),
@@ -220,8 +220,8 @@ impl Gemm {
     /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the weight is padded
     /// ([`packed_bytes`]), and its padding's values are zeros; the workspace has as many bytes as [`Gemm::workspace_bytes`] or, where X or the result is not aligned to 16 bytes,
     /// [`Gemm::unaligned_workspace_bytes`] says, and calls that may run at once on several streams have one each; the metadata's codes are six of the sixteen, as compressing makes them; the stream is of the plan's device.
-    pub unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Operands { weight, x, out, .. } = operands;
+    pub unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmOperands { weight, x, out, .. } = operands;
         let problem = self.problem;
         expect_pointers(&[
             ("values", weight.values, 16),
@@ -250,7 +250,7 @@ impl Gemm {
     }
 
     /// The problem.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 

@@ -1,6 +1,6 @@
 //! The order in which products of many tokens take their tiles.
 
-use super::Problem;
+use super::GemmProblem;
 
 /// As kernels have it (`panels.cuh`): tiles are taken panel after panel, so many tiles of features wide. Blocks that are at work together share what they read.
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub(super) struct Panels {
 
 impl Panels {
     /// Of a problem in tiles of so many features and tokens, and panels of so many features, or of one tile if that has more.
-    pub(super) fn new(problem: Problem, (features, tokens): (u32, u32), panel_features: u32) -> Self {
+    pub(super) fn new(problem: GemmProblem, (features, tokens): (u32, u32), panel_features: u32) -> Self {
         Self {
             feature_tiles: problem.features.div_ceil(features as usize) as u32,
             token_tiles: problem.tokens.div_ceil(tokens as usize) as u32,

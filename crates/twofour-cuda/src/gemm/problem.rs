@@ -11,7 +11,7 @@ use crate::{
 
 /// What is to be multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Problem {
+pub struct GemmProblem {
     /// What W is made of.
     pub element: DataType,
     /// What X is made of: `element`, or of the two 8-bit floats the other one.
@@ -57,7 +57,7 @@ pub enum XOrder {
 
 /// Where the tensors are.
 #[derive(Debug, Clone, Copy)]
-pub struct Operands {
+pub struct GemmOperands {
     /// W, compressed, with metadata in [`super::Gemm::meta_order`].
     pub weight: Packed,
     /// X: aligned to its elements.
@@ -78,7 +78,7 @@ pub(super) const TYPES: &[(DataType, &[DataType])] = &[
     (DataType::I8, &[DataType::BF16, DataType::F16, DataType::I32]),
 ];
 
-impl Problem {
+impl GemmProblem {
     /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
     pub fn plain(element: DataType, output: DataType, features: usize, tokens: usize, reduction: usize) -> Self {
         let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
@@ -98,7 +98,7 @@ impl Problem {
 
     /// Refuses types that no kernel has, and dimensions beyond what kernels count.
     pub(crate) fn expect_known(self) -> Result<()> {
-        let Problem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
+        let GemmProblem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
         if !known || epilogue && output == DataType::I32 {
             return Err(Error::Product { element, output, epilogue });
@@ -118,9 +118,9 @@ impl Problem {
     }
 
     /// As kernels of an architecture compute it: they read only some X with the reduction first, and others after they were transposed.
-    pub(super) fn computed(self, architecture: Architecture) -> Problem {
+    pub(super) fn computed(self, architecture: Architecture) -> GemmProblem {
         let read = is_hopper(architecture) && self.element.bytes() == 2 && !self.epilogue;
-        if read { self } else { Problem { x: XOrder::TokensFirst, ..self } }
+        if read { self } else { GemmProblem { x: XOrder::TokensFirst, ..self } }
     }
 
     /// Rows and columns of W, padding included.

@@ -1,7 +1,7 @@
 //! What is copied before and after a product's kernel, and the workspace for it.
 
 use super::{
-    Operands, Order, Problem, XOrder,
+    GemmOperands, GemmProblem, Order, XOrder,
     copies::{Copies, Rows},
 };
 use crate::{Device, Result, Stream, arguments::expect_pointers};
@@ -16,7 +16,7 @@ const PART: usize = 256;
 #[derive(Debug, Clone)]
 pub(super) struct Staging {
     /// As the caller has it.
-    problem: Problem,
+    problem: GemmProblem,
     /// Whether the kernel reads the transpose of the caller's X.
     transposed: bool,
     /// Rows of X as the kernel reads it, and elements of each.
@@ -31,7 +31,7 @@ impl Staging {
     /// For a kernel that computes `computed` for `problem`, and reads rows of X of so many elements.
     pub(super) fn new(
         device: &Device,
-        (problem, computed): (Problem, Problem),
+        (problem, computed): (GemmProblem, GemmProblem),
         x_row: usize,
         aligned_out: bool,
     ) -> Result<Self> {
@@ -50,7 +50,7 @@ impl Staging {
 
     /// Bytes of a copy of the results.
     fn out_bytes(&self) -> usize {
-        let Problem { features, tokens, output, .. } = self.problem;
+        let GemmProblem { features, tokens, output, .. } = self.problem;
         features.saturating_mul(tokens).saturating_mul(output.bytes())
     }
 
@@ -87,8 +87,8 @@ impl Staging {
     pub(super) unsafe fn run(
         &self,
         stream: Stream,
-        operands: Operands,
-        kernel: impl FnOnce(Operands) -> Result<()>,
+        operands: GemmOperands,
+        kernel: impl FnOnce(GemmOperands) -> Result<()>,
     ) -> Result<()> {
         let is_aligned = |address: u64| address.is_multiple_of(ALIGNMENT as u64);
         let x = self.copies_x() || !is_aligned(operands.x);
@@ -107,7 +107,7 @@ impl Staging {
             return kernel(inner);
         }
         inner.out = operands.workspace + self.x_bytes() as u64;
-        let Problem { features, tokens, output, order, accumulate, .. } = self.problem;
+        let GemmProblem { features, tokens, output, order, accumulate, .. } = self.problem;
         let (rows, row) = match order {
             Order::TokensFirst => (tokens, features * output.bytes()),
             Order::FeaturesFirst => (features, tokens * output.bytes()),
@@ -125,10 +125,10 @@ impl Staging {
 
     /// # Safety
     /// That of [`Staging::run`].
-    unsafe fn copy_x(&self, stream: Stream, operands: Operands) -> Result<()> {
+    unsafe fn copy_x(&self, stream: Stream, operands: GemmOperands) -> Result<()> {
         let width = self.problem.element.bytes();
         if self.transposed {
-            let Problem { tokens, reduction, .. } = self.problem;
+            let GemmProblem { tokens, reduction, .. } = self.problem;
             let (places, shape) = ((operands.x, operands.workspace), (reduction, tokens));
             // SAFETY: X and the workspace are valid, as this function requires.
             return unsafe { self.copies.transpose(stream, places, shape, width, self.x_row) };

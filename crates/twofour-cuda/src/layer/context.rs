@@ -16,8 +16,8 @@ use crate::{
     elementwise::Elementwise,
     engine::Engine,
     gemm::{
-        Gemm, Problem,
-        int4::{self, Decode},
+        Gemm, GemmProblem,
+        int4::{self, Int4Gemm},
     },
     libraries::{
         Libraries,
@@ -43,13 +43,13 @@ struct Shared {
     libraries: Libraries,
     /// Where kernels are chosen by measuring them.
     dispatcher: Option<Dispatcher>,
-    gemms: Plans<Problem, Gemm>,
+    gemms: Plans<GemmProblem, Gemm>,
     dense: Plans<DenseProblem, CublasLtPlan>,
     pruners: Plans<(DataType, DataType), Pruner>,
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
     quantizers: Plans<DataType, Quantizer>,
-    int4: Plans<int4::Problem, Decode>,
+    int4: Plans<int4::Int4Problem, Int4Gemm>,
 }
 
 impl fmt::Debug for LayerContext {
@@ -225,7 +225,7 @@ impl LayerContext {
     }
 
     /// The GEMM for a problem.
-    pub(super) fn gemm(&self, problem: Problem) -> Result<Gemm> {
+    pub(super) fn gemm(&self, problem: GemmProblem) -> Result<Gemm> {
         self.shared.gemms.of(problem, || {
             self.expect_not_capturing("planning a GEMM")?;
             let ours = |engine: Engine| match engine {
@@ -271,8 +271,8 @@ impl LayerContext {
     }
 
     /// The GEMM with a four-bit weight for a problem.
-    pub(super) fn int4(&self, problem: int4::Problem) -> Result<Decode> {
-        self.shared.int4.of(problem, || self.load(|device| Decode::new(device, problem)))
+    pub(super) fn int4(&self, problem: int4::Int4Problem) -> Result<Int4Gemm> {
+        self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
     }
 
     /// Loads kernels, which cannot be done during a capture.

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     DataType, DevicePtr, Result,
     elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Gemm, Operands, Problem},
+    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     prune::Packed,
 };
@@ -77,7 +77,7 @@ impl SparseLinear {
     /// Launches a GEMM with one of the packed weights, in the layer's precision.
     fn multiply(
         &self,
-        problem: Problem,
+        problem: GemmProblem,
         weight: &PackedBuffer,
         x: DevicePtr,
         epilogue: Epilogue,
@@ -96,19 +96,19 @@ impl SparseLinear {
 }
 
 /// The forward pass as a GEMM.
-fn forward_problem(layer: &SparseLinear, tokens: usize) -> Problem {
+fn forward_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     let element = if layer.float8.is_some() { DataType::E4M3 } else { layer.dtype };
-    Problem::plain(element, layer.dtype, layer.out_features, tokens, layer.in_features)
+    GemmProblem::plain(element, layer.dtype, layer.out_features, tokens, layer.in_features)
 }
 
 /// The input gradient as a GEMM with the packed transpose.
-fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> Problem {
+fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     let (features, reduction) = (layer.in_features, layer.out_features);
     if layer.float8.is_none() {
-        return Problem::plain(layer.dtype, layer.dtype, features, tokens, reduction);
+        return GemmProblem::plain(layer.dtype, layer.dtype, features, tokens, reduction);
     }
-    let problem = Problem::plain(DataType::E4M3, layer.dtype, features, tokens, reduction);
-    Problem { x_element: DataType::E5M2, ..problem }
+    let problem = GemmProblem::plain(DataType::E4M3, layer.dtype, features, tokens, reduction);
+    GemmProblem { x_element: DataType::E5M2, ..problem }
 }
 
 /// The input gradient as a dense GEMM: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
@@ -138,7 +138,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     }
     let mut bytes = 0;
     for epilogue in [false, true] {
-        let gemm = context.gemm(Problem { epilogue, ..forward_problem(layer, tokens) })?;
+        let gemm = context.gemm(GemmProblem { epilogue, ..forward_problem(layer, tokens) })?;
         bytes = bytes.max(gemm.unaligned_workspace_bytes());
     }
     if layer.transposed.is_some() {
@@ -154,7 +154,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
 /// Launches a GEMM with a packed weight; of a product without elements nothing.
 pub(super) fn linear(
     context: &LayerContext,
-    problem: Problem,
+    problem: GemmProblem,
     weight: Packed,
     x: DevicePtr,
     epilogue: Epilogue,
@@ -163,11 +163,11 @@ pub(super) fn linear(
     if problem.features == 0 || problem.tokens == 0 || problem.reduction == 0 {
         return Ok(());
     }
-    let gemm = context.gemm(Problem { epilogue: epilogue != Epilogue::default(), ..problem })?;
+    let gemm = context.gemm(GemmProblem { epilogue: epilogue != Epilogue::default(), ..problem })?;
     let mut work = context.work();
     let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
-    unsafe { gemm.run(context.raw(), Operands { weight, x, out, workspace }, epilogue) }
+    unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
 }
 
 /// Bytes of workspace that a GEMM needs for operands at these addresses.

@@ -14,7 +14,7 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     column_sums::ColumnSumsTarget,
     compress::{CompressRule, CompressTarget},
-    gemm::{Epilogue, Gemm, Operands, Order, Problem, XOrder, packed_bytes},
+    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem, Order, XOrder, packed_bytes},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     prune::{DenseWeight, Packed},
 };
@@ -118,7 +118,7 @@ impl SparseLinear {
         unsafe {
             self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
             self.compressor.advance(stream, self.seed_at())?;
-            gemm.run(stream, Operands { weight, x, out: dw, workspace }, Epilogue::default())
+            gemm.run(stream, GemmOperands { weight, x, out: dw, workspace }, Epilogue::default())
         }
     }
 
@@ -210,12 +210,12 @@ fn dense_weight_gradient(
 }
 
 /// The weight gradient as a GEMM whose packed operand is the estimate of the transposed output gradient.
-fn sampled_problem(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> Problem {
-    Problem {
+fn sampled_problem(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> GemmProblem {
+    GemmProblem {
         x: XOrder::ReductionFirst,
         order: Order::FeaturesFirst,
         accumulate: accumulate == Accumulate::Add,
-        ..Problem::plain(layer.dtype, output, layer.out_features, layer.in_features, tokens)
+        ..GemmProblem::plain(layer.dtype, output, layer.out_features, layer.in_features, tokens)
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     DataType, DevicePtr, Error, Result,
     gemm::{
-        Epilogue, Order, Problem,
+        Epilogue, GemmProblem, Order,
         int4::{self, MOST_TOKENS},
     },
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
@@ -58,7 +58,7 @@ enum PackedWeight {
     },
     Int4 {
         granularity: Granularity,
-        place: int4::Weight,
+        place: int4::Int4Weight,
         memory: [CudaSlice<u32>; 3],
     },
 }
@@ -138,7 +138,7 @@ impl PackedLinear {
         let lanes = lanes::encode(weight)?;
         let memory = [copy(context, &lanes.values)?, copy(context, &lanes.meta)?, copy(context, &lanes.scales)?];
         let [values, meta, scales] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(context.stream()).0);
-        let place = int4::Weight { values, meta, scales };
+        let place = int4::Int4Weight { values, meta, scales };
         let weight = PackedWeight::Int4 { granularity: weight.granularity(), place, memory };
         Self::with(context, weight, shape, bias, activation, dtype)
     }
@@ -186,12 +186,12 @@ impl PackedLinear {
         let epilogue = Epilogue { bias, activation: self.activation, ..Epilogue::default() };
         match &self.weight {
             PackedWeight::Float(weight) => {
-                let problem = Problem::plain(dtype, dtype, self.out_features, tokens, self.in_features);
+                let problem = GemmProblem::plain(dtype, dtype, self.out_features, tokens, self.in_features);
                 super::forward::linear(context, problem, weight.packed(), x, epilogue, y)
             }
             PackedWeight::Scaled { dtype: of, weight, scales } => {
                 let scales = scales.expect("the scales", context, DataType::F32, self.out_features)?;
-                let problem = Problem::plain(*of, dtype, self.out_features, tokens, self.in_features);
+                let problem = GemmProblem::plain(*of, dtype, self.out_features, tokens, self.in_features);
                 let epilogue = Epilogue { feature_scales: Some(scales), ..epilogue };
                 quantized_linear(context, problem, weight.packed(), (x, dtype), epilogue, y)
             }
@@ -204,14 +204,14 @@ impl PackedLinear {
     fn int4_forward(
         &self,
         granularity: Granularity,
-        weight: int4::Weight,
+        weight: int4::Int4Weight,
         (x, tokens): (DevicePtr, usize),
         epilogue: Epilogue,
         out: DevicePtr,
     ) -> Result<()> {
         let (context, bytes) = (&self.context, self.dtype.bytes());
         for first in (0..tokens).step_by(MOST_TOKENS) {
-            let decode = context.int4(int4::Problem {
+            let decode = context.int4(int4::Int4Problem {
                 element: self.dtype,
                 output: self.dtype,
                 granularity,

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use super::{LayerContext, forward::workspace_bytes};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    gemm::{Epilogue, Operands, Problem},
+    gemm::{Epilogue, GemmOperands, GemmProblem},
     prune::{DenseWeight, Packed},
     quantize::TensorScale,
 };
@@ -59,13 +59,13 @@ fn zero(context: &LayerContext, at: DevicePtr) -> Result<()> {
 }
 
 /// Bytes of the workspace's parts for a GEMM: quantized activations, their scales, what the scale is computed in, and the GEMM's own.
-fn bytes(problem: Problem, gemm: usize) -> [usize; 4] {
+fn bytes(problem: GemmProblem, gemm: usize) -> [usize; 4] {
     [problem.tokens * problem.reduction, 4 * problem.tokens, 8, gemm]
 }
 
 /// Plans [`quantized_linear`] for a problem.
-pub(super) fn prepare(context: &LayerContext, problem: Problem, activations: DataType) -> Result<()> {
-    let gemm = context.gemm(Problem { epilogue: true, ..problem })?;
+pub(super) fn prepare(context: &LayerContext, problem: GemmProblem, activations: DataType) -> Result<()> {
+    let gemm = context.gemm(GemmProblem { epilogue: true, ..problem })?;
     context.quantizer(activations)?;
     context.work().parts(bytes(problem, gemm.unaligned_workspace_bytes()))?;
     Ok(())
@@ -75,13 +75,13 @@ pub(super) fn prepare(context: &LayerContext, problem: Problem, activations: Dat
 /// token, to floats with one scale. The epilogue has the weight's scales.
 pub(super) fn quantized_linear(
     context: &LayerContext,
-    problem: Problem,
+    problem: GemmProblem,
     weight: Packed,
     (x, activations): (DevicePtr, DataType),
     epilogue: Epilogue,
     out: DevicePtr,
 ) -> Result<()> {
-    let gemm = context.gemm(Problem { epilogue: true, ..problem })?;
+    let gemm = context.gemm(GemmProblem { epilogue: true, ..problem })?;
     let quantizer = context.quantizer(activations)?;
     let (tokens, cols, of) = (problem.tokens, problem.reduction, problem.x_element);
     let mut work = context.work();
@@ -102,6 +102,6 @@ pub(super) fn quantized_linear(
             quantizer.to_floats(stream, x, tokens * cols, of, scale, quantized)?;
         }
         let epilogue = Epilogue { token_scales: Some(scales), ..epilogue };
-        gemm.run(stream, Operands { weight, x: quantized, out, workspace }, epilogue)
+        gemm.run(stream, GemmOperands { weight, x: quantized, out, workspace }, epilogue)
     }
 }

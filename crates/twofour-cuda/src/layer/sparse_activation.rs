@@ -17,7 +17,7 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     arguments::expect_dimension,
     elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Order, Problem, XOrder},
+    gemm::{Epilogue, GemmProblem, Order, XOrder},
     libraries::cublaslt::DenseProblem,
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Watch, first_nan},
 };
@@ -197,8 +197,8 @@ impl SparseActivationLinear {
         let bias = bias.map(|bias| bias.expect("the bias", context, dtype, out_features)).transpose()?;
         let y = y.expect("the output", context, dtype, elements(x.tokens, out_features)?)?;
         // The packed operand is the activation: what the GEMM calls features are tokens, and its tokens are output features.
-        let problem = Problem::plain(dtype, dtype, x.tokens, out_features, x.in_features);
-        let problem = Problem { order: Order::FeaturesFirst, ..problem };
+        let problem = GemmProblem::plain(dtype, dtype, x.tokens, out_features, x.in_features);
+        let problem = GemmProblem { order: Order::FeaturesFirst, ..problem };
         let epilogue = Epilogue { token_bias: bias, ..Epilogue::default() };
         linear(context, problem, x.rows.packed(), weight, epilogue, y)
     }
@@ -224,10 +224,10 @@ impl SparseActivationLinear {
         if x.tokens == 0 {
             return zero(context, accumulate, dw, out_features * x.in_features * output.bytes());
         }
-        let problem = Problem {
+        let problem = GemmProblem {
             x: XOrder::ReductionFirst,
             accumulate: accumulate == Accumulate::Add,
-            ..Problem::plain(dtype, output, x.in_features, out_features, x.tokens)
+            ..GemmProblem::plain(dtype, output, x.in_features, out_features, x.tokens)
         };
         linear(context, problem, x.columns.packed(), dy, Epilogue::default(), dw)
     }

@@ -12,7 +12,7 @@ use super::{
     data_type,
     loader::{Search, functions},
 };
-use crate::{DataType, Device, DevicePtr, Error, Result, Stream, gemm::Problem};
+use crate::{DataType, Device, DevicePtr, Error, Result, Stream, gemm::GemmProblem};
 
 /// An object of the library's: opaque, and of at most 11 KiB in any version.
 #[repr(C, align(16))]
@@ -139,7 +139,7 @@ impl CusparseLt {
     ///
     /// # Errors
     /// [`Error::Vendor`] for what the library does not take.
-    pub fn plan(&self, problem: Problem, algorithm: Option<i32>) -> Result<CusparseLtPlan> {
+    pub fn plan(&self, problem: GemmProblem, algorithm: Option<i32>) -> Result<CusparseLtPlan> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
         let mut objects = Objects::new(functions, handle, problem, algorithm)?;
@@ -158,7 +158,7 @@ impl CusparseLt {
     ///
     /// # Errors
     /// [`Error::Vendor`].
-    pub fn algorithms(&self, problem: Problem) -> Result<i32> {
+    pub fn algorithms(&self, problem: GemmProblem) -> Result<i32> {
         let mut plan = self.plan(problem, None)?;
         let mut count = 0i32;
         let into = std::ptr::from_mut(&mut count).cast();
@@ -225,8 +225,8 @@ struct Objects {
 }
 
 impl Objects {
-    fn new(functions: &Functions, handle: Object, problem: Problem, algorithm: Option<i32>) -> Result<Self> {
-        let Problem { element, output, features, tokens, reduction, .. } = problem;
+    fn new(functions: &Functions, handle: Object, problem: GemmProblem, algorithm: Option<i32>) -> Result<Self> {
+        let GemmProblem { element, output, features, tokens, reduction, .. } = problem;
         let (features, tokens, reduction) = (features as i64, tokens as i64, reduction as i64);
         let compute = if element == DataType::I8 { 0 } else { 2 };
         let (input, result) = (data_type(element), data_type(output));
@@ -407,7 +407,7 @@ mod tests {
     fn what_was_initialized_is_destroyed_wherever_planning_fails() {
         let functions = counting();
         let mut handle = Opaque::new();
-        let problem = Problem::plain(DataType::BF16, DataType::BF16, 64, 16, 64);
+        let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 64, 16, 64);
         for left in 0..7 {
             LEFT.set(left);
             assert!(Objects::new(&functions, &mut *handle, problem, Some(0)).is_err(), "{left}");

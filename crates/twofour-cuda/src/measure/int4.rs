@@ -9,7 +9,7 @@ use crate::{
     Device, Result, Stream,
     gemm::{
         Epilogue,
-        int4::{Decode, Method, Problem},
+        int4::{Int4Gemm, Int4Method, Int4Problem},
     },
 };
 
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Int4Trial {
     device: Device,
-    problem: Problem,
+    problem: Int4Problem,
     stream: Arc<CudaStream>,
     weight: Arc<RandomInt4>,
     x: CudaSlice<u8>,
@@ -30,7 +30,7 @@ impl Int4Trial {
     /// # Errors
     /// [`crate::Error::Product`], [`crate::Error::Multiple`] and [`crate::Error::Dimension`] for a problem that kernels do not take;
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`].
-    pub fn random(device: &Device, problem: Problem) -> Result<Self> {
+    pub fn random(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
         let stream = device.context().new_stream().map_err(failed)?;
         let weight = RandomInt4::new(&stream, problem.features, problem.reduction, problem.granularity)?;
@@ -43,19 +43,19 @@ impl Int4Trial {
     /// Those of [`Int4Trial::random`].
     pub fn with_weight(
         device: &Device,
-        problem: Problem,
+        problem: Int4Problem,
         stream: &Arc<CudaStream>,
         weight: Arc<RandomInt4>,
     ) -> Result<Self> {
         problem.expect_known()?;
-        let Problem { element, output, features, tokens, reduction, .. } = problem;
+        let Int4Problem { element, output, features, tokens, reduction, .. } = problem;
         let x = random(stream, element, tokens * reduction, 1)?;
         let out = stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed)?;
         Ok(Self { device: device.clone(), problem, stream: stream.clone(), weight, x, out })
     }
 
     /// The problem.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> Int4Problem {
         self.problem
     }
 
@@ -65,7 +65,7 @@ impl Int4Trial {
     }
 
     /// A product of this trial as a contender.
-    pub fn contender<'a>(&'a self, decode: &'a Decode) -> Contender<'a> {
+    pub fn contender<'a>(&'a self, decode: &'a Int4Gemm) -> Contender<'a> {
         let weight = self.weight.weight(&self.stream);
         let (x, out) = (self.x.device_ptr(&self.stream).0, self.out.device_ptr(&self.stream).0);
         let raw = Stream(self.stream.cu_stream());
@@ -78,9 +78,9 @@ impl Int4Trial {
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`], and those of compiling and loading.
-    pub fn measure(&self) -> Result<Vec<Measured<Method>>> {
-        let all = Method::all(self.problem, self.device.architecture());
-        let plan = |method: &Method| Ok((*method, Decode::with(&self.device, self.problem, *method)?));
+    pub fn measure(&self) -> Result<Vec<Measured<Int4Method>>> {
+        let all = Int4Method::all(self.problem, self.device.architecture());
+        let plan = |method: &Int4Method| Ok((*method, Int4Gemm::with(&self.device, self.problem, *method)?));
         let kinds = all.chunk_by(|a, b| discriminant(a) == discriminant(b)).map(|kind| kind.iter().map(plan).collect());
         best_of_kinds(&mut Timer::new(&self.device, &self.stream)?, self, Int4Trial::contender, kinds)
     }

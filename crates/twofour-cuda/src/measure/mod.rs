@@ -19,7 +19,7 @@ use crate::{
     Device, Error, Result, Stream,
     arguments::expect_dimension,
     engine::{Engine, Product, Weight},
-    gemm::{Epilogue, Problem},
+    gemm::{Epilogue, GemmProblem},
     libraries::Libraries,
     prune::Packed,
 };
@@ -29,7 +29,7 @@ use crate::{
 pub struct TrialTensors {
     stream: Arc<CudaStream>,
     /// The problem of the most tokens.
-    largest: Problem,
+    largest: GemmProblem,
     weight: Arc<RandomWeight>,
     x: CudaSlice<u8>,
     outs: [CudaSlice<u8>; 3],
@@ -42,7 +42,7 @@ pub struct TrialTensors {
 pub struct Trial {
     device: Device,
     libraries: Libraries,
-    problem: Problem,
+    problem: GemmProblem,
     tensors: Arc<TrialTensors>,
 }
 
@@ -55,14 +55,14 @@ impl TrialTensors {
     ///
     /// # Errors
     /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn random(stream: &Arc<CudaStream>, largest: Problem) -> Result<Self> {
+    pub fn random(stream: &Arc<CudaStream>, largest: GemmProblem) -> Result<Self> {
         let weight = RandomWeight::new(stream, largest.element, largest.features, largest.reduction)?;
         Self::with_weight(stream, largest, Arc::new(weight))
     }
 
-    fn with_weight(stream: &Arc<CudaStream>, largest: Problem, weight: Arc<RandomWeight>) -> Result<Self> {
+    fn with_weight(stream: &Arc<CudaStream>, largest: GemmProblem, weight: Arc<RandomWeight>) -> Result<Self> {
         largest.expect_known()?;
-        let Problem { x_element, features, tokens, reduction, output, .. } = largest;
+        let GemmProblem { x_element, features, tokens, reduction, output, .. } = largest;
         let x = random(stream, x_element, tokens * reduction, 1)?;
         let zeros = |elements: usize| stream.alloc_zeros::<u8>(elements * output.bytes()).map_err(failed);
         let out = || zeros(features * tokens);
@@ -77,7 +77,7 @@ impl Trial {
     ///
     /// # Errors
     /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
-    pub fn random(device: &Device, libraries: &Libraries, problem: Problem) -> Result<Self> {
+    pub fn random(device: &Device, libraries: &Libraries, problem: GemmProblem) -> Result<Self> {
         let stream = device.context().new_stream().map_err(failed)?;
         let tensors = Arc::new(TrialTensors::random(&stream, problem)?);
         Self::with_tensors(device, libraries, &tensors, problem.tokens)
@@ -90,7 +90,7 @@ impl Trial {
     pub fn with_weight(
         device: &Device,
         libraries: &Libraries,
-        problem: Problem,
+        problem: GemmProblem,
         stream: &Arc<CudaStream>,
         weight: Arc<RandomWeight>,
     ) -> Result<Self> {
@@ -110,12 +110,12 @@ impl Trial {
         tokens: usize,
     ) -> Result<Self> {
         expect_dimension("tokens", tokens, tensors.largest.tokens)?;
-        let problem = Problem { tokens, ..tensors.largest };
+        let problem = GemmProblem { tokens, ..tensors.largest };
         Ok(Self { device: device.clone(), libraries: libraries.clone(), problem, tensors: tensors.clone() })
     }
 
     /// The problem.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 

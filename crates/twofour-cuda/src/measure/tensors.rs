@@ -208,8 +208,8 @@ impl RandomInt4 {
     }
 
     /// As products take it, on a stream; valid as long as this lives.
-    pub fn weight(&self, stream: &Arc<CudaStream>) -> int4::Weight {
-        int4::Weight {
+    pub fn weight(&self, stream: &Arc<CudaStream>) -> int4::Int4Weight {
+        int4::Int4Weight {
             values: self.values.device_ptr(stream).0,
             meta: self.meta.device_ptr(stream).0,
             scales: self.scales.device_ptr(stream).0,

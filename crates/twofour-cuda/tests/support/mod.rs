@@ -16,7 +16,7 @@ use twofour_cuda::{
     Architecture, Device, Error, Stream,
     dispatch::Dispatcher,
     engine::{Engine, Product, Weight},
-    gemm::Problem,
+    gemm::GemmProblem,
 };
 
 /// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/gpu_run.sh` does, a missing
@@ -82,7 +82,7 @@ impl Bench {
     pub(crate) unsafe fn product(
         &self,
         dispatcher: &Dispatcher,
-        problem: Problem,
+        problem: GemmProblem,
         engine: Engine,
         weight: Weight,
     ) -> Result<Product, Error> {

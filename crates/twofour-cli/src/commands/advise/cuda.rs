@@ -9,8 +9,8 @@ use twofour_cuda::{
     dispatch::Dispatcher,
     engine::Engine,
     gemm::{
-        Order, Problem,
-        int4::{self, Decode},
+        GemmProblem, Order,
+        int4::{self, Int4Gemm},
     },
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Timer, Trial},
 };
@@ -87,13 +87,13 @@ pub(super) fn measure(
 }
 
 /// A problem whose result is bf16 where the library can have that.
-fn problem(element: DataType, shape: Shape, tokens: usize) -> Problem {
+fn problem(element: DataType, shape: Shape, tokens: usize) -> GemmProblem {
     let output = if element == DataType::F16 { DataType::F16 } else { DataType::BF16 };
-    Problem::plain(element, output, shape.out, tokens, shape.inputs)
+    GemmProblem::plain(element, output, shape.out, tokens, shape.inputs)
 }
 
 impl Bench<'_> {
-    fn trial(&self, problem: Problem) -> Result<Trial> {
+    fn trial(&self, problem: GemmProblem) -> Result<Trial> {
         Ok(Trial::random(self.device, self.dispatcher.libraries(), problem)?)
     }
 
@@ -145,7 +145,7 @@ impl Bench<'_> {
     fn four_bits(&self, shape: Shape, tokens: usize) -> Result<Timing> {
         let element = DataType::BF16;
         let dense = self.trial(problem(element, shape, tokens))?;
-        let problem = int4::Problem {
+        let problem = int4::Int4Problem {
             element,
             output: element,
             granularity: Granularity::Group,
@@ -159,7 +159,7 @@ impl Bench<'_> {
         let choice = self.dispatcher.choose_int4_by(&sparse)?;
         tracing::info!(%choice, "chosen");
         let best = choice.best();
-        let decode = Decode::with(self.device, problem, best.how)?;
+        let decode = Int4Gemm::with(self.device, problem, best.how)?;
         let side = Side { us: 0.0, contender: format!("twofour, {}", best.kernel), bytes: problem.weight_bytes() };
         self.against(&dense, sparse.contender(&decode), side, tokens)
     }

@@ -11,8 +11,8 @@ use twofour_cuda::{
     dispatch::Dispatcher,
     engine::{Engine, dense_output},
     gemm::{
-        Order, Problem,
-        int4::{self, Decode},
+        GemmProblem, Order,
+        int4::{self, Int4Gemm},
     },
     libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
@@ -137,7 +137,7 @@ impl<'a> Layer<'a> {
     pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
         let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
         let output = if element.bytes() == 2 { element } else { DataType::BF16 };
-        let problem = Problem::plain(element, output, features, tokens, reduction);
+        let problem = GemmProblem::plain(element, output, features, tokens, reduction);
         let trial = Trial::with_weight(device, dispatcher.libraries(), problem, stream, weight.clone())?;
         let choice = dispatcher.choose_by(&trial)?;
         let engines = ["cublaslt", "cusparselt", "twofour"].into_iter().filter_map(|name| choice.of(name));
@@ -146,13 +146,13 @@ impl<'a> Layer<'a> {
         let chosen = trial.product(choice.best().how)?;
         // Our best, as the dispatcher found or remembers it.
         let (granularity, order) = (Granularity::Group, Order::TokensFirst);
-        let four_bits = int4::Problem { element, output, granularity, features, tokens, reduction, order };
+        let four_bits = int4::Int4Problem { element, output, granularity, features, tokens, reduction, order };
         let int4 = int4.as_ref().map(|weight| Int4Trial::with_weight(device, four_bits, stream, weight.clone()));
         let int4 = int4.transpose()?;
         let decode = match &int4 {
             Some(trial) => {
                 let method = dispatcher.choose_int4_by(trial)?.best().how;
-                Some((trial, Decode::with(device, four_bits, method)?))
+                Some((trial, Int4Gemm::with(device, four_bits, method)?))
             }
             None => None,
         };

@@ -8,7 +8,7 @@ use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, Stream,
-    gemm::{Epilogue, Gemm, Operands, Problem},
+    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     libraries::cublaslt::{self, DenseProblem},
     measure::RandomWeight,
     prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
@@ -80,10 +80,10 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
     };
 
     for tokens in [8, most] {
-        let problem = Problem::plain(element, element, features, tokens, reduction);
+        let problem = GemmProblem::plain(element, element, features, tokens, reduction);
         let gemm = Gemm::new(device, problem)?;
         let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
-        let operands = Operands { weight: packed, x: at(&x), out: at(&out), workspace: 0 };
+        let operands = GemmOperands { weight: packed, x: at(&x), out: at(&out), workspace: 0 };
         // SAFETY: here and below, all memory is allocated above, as long as the calls ask for, and lives until the stream has been waited for.
         let mut call = || Ok(unsafe { gemm.run(raw, operands, Epilogue::default()) }?);
         row(tokens, "twofour", gemm.kernel(), &mut call)?;

@@ -8,7 +8,7 @@ use twofour_cuda::{
     DataType, Device, Stream,
     compress::{CompressRule, CompressTarget, Compressor},
     engine,
-    gemm::{Epilogue, Gemm, Method, Operands, Order, Problem, XOrder},
+    gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder},
     libraries::cublaslt::{self, DenseProblem},
     measure::{Contender, Time, Timer, random},
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
@@ -93,14 +93,14 @@ pub(crate) fn train_linear(
     let input = dense_part(dense(inputs, tokens, outputs, false, false), w, dy, dx)?;
     let weight = dense_part(dense(inputs, outputs, tokens, false, true), x, dy, dw)?;
 
-    let mut sparse_part = |problem: Problem, weight, x, out| -> Result<Gemm> {
-        let plans = Method::all(problem, device.architecture())
+    let mut sparse_part = |problem: GemmProblem, weight, x, out| -> Result<Gemm> {
+        let plans = GemmMethod::all(problem, device.architecture())
             .into_iter()
             .map(|method| Ok(Gemm::with(device, problem, method)?));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         // SAFETY: as above.
         let run =
-            |plan: &Gemm| unsafe { plan.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) };
+            |plan: &Gemm| unsafe { plan.run(raw, GemmOperands { weight, x, out, workspace: 0 }, Epilogue::default()) };
         let all = plans.iter().map(|plan| Contender::new("twofour", plan.kernel(), move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("there is no kernel")?;
         Ok(plans[which].clone())
@@ -115,7 +115,7 @@ pub(crate) fn train_linear(
     // SAFETY: as above.
     let prune = || unsafe { pruner.both_ways(raw, weight_there, MaskChoice::Rule(rule), to, order, watch) };
     prune()?;
-    let product = |features, reduction| Problem::plain(element, element, features, tokens, reduction);
+    let product = |features, reduction| GemmProblem::plain(element, element, features, tokens, reduction);
     let sparse_forward = sparse_part(product(outputs, inputs), packed, x, y)?;
     let sparse_input = sparse_part(product(inputs, outputs), transposed, dy, dx)?;
     // The gradient of the weight, [outputs, inputs]: the reduction is over the tokens, in groups of which the output's gradient is estimated.
@@ -127,8 +127,12 @@ pub(crate) fn train_linear(
     let estimate_gradient =
         || unsafe { compressor.run(raw, gradient, Axis::Column, CompressRule::Estimate(estimator), to) };
     estimate_gradient()?;
-    let weight_gradient =
-        Problem { tokens: inputs, x: XOrder::ReductionFirst, order: Order::FeaturesFirst, ..product(outputs, tokens) };
+    let weight_gradient = GemmProblem {
+        tokens: inputs,
+        x: XOrder::ReductionFirst,
+        order: Order::FeaturesFirst,
+        ..product(outputs, tokens)
+    };
     let sparse_weight = sparse_part(weight_gradient, estimate, x, dw)?;
 
     let run_dense = |part: &cublaslt::CublasLtPlan, a, b, d| -> Result<()> {
@@ -137,7 +141,7 @@ pub(crate) fn train_linear(
     };
     let run_sparse = |part: &Gemm, weight, x, out| -> Result<()> {
         // SAFETY: as above.
-        Ok(unsafe { part.run(raw, Operands { weight, x, out, workspace: 0 }, Epilogue::default()) }?)
+        Ok(unsafe { part.run(raw, GemmOperands { weight, x, out, workspace: 0 }, Epilogue::default()) }?)
     };
     let d_forward = || run_dense(&forward.0, w, x, y);
     let d_input = || run_dense(&input.0, w, dy, dx);

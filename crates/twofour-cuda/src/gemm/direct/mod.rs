@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Operands, Problem, RawOutput, XOrder, is_hopper, mma, tile_k};
+use super::{Epilogue, GemmOperands, GemmProblem, RawOutput, XOrder, is_hopper, mma, tile_k};
 use crate::{
     Architecture, DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
@@ -19,7 +19,7 @@ const ROWS: u32 = 16;
 
 /// What a block does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape {
+pub struct DirectShape {
     /// Rows of W, in units of 16.
     pub height: u32,
     /// Warps, each of which sums over a part of the columns.
@@ -30,7 +30,7 @@ pub struct Shape {
     pub blocks: u32,
 }
 
-impl Shape {
+impl DirectShape {
     /// Bytes of shared memory: sums of all warps, and so many rows of X, parted among the warps. `steps` are those of a row, of so many bytes of X.
     pub(super) fn shared_bytes(self, tokens: usize, steps: usize, step_bytes: usize) -> usize {
         let warps = self.warps as usize;
@@ -39,13 +39,13 @@ impl Shape {
 
     /// Its name.
     pub(super) fn name(self) -> String {
-        let Shape { height, warps, depth, .. } = self;
+        let DirectShape { height, warps, depth, .. } = self;
         format!("{}w{warps}d{depth}", height * ROWS)
     }
 
     /// What sources are defined for.
     pub(super) fn definitions(self) -> String {
-        let Shape { height, warps, depth, blocks } = self;
+        let DirectShape { height, warps, depth, blocks } = self;
         format!("#define HEIGHT {height}\n#define WARPS {warps}\n#define DEPTH {depth}\n#define BLOCKS {blocks}\n")
     }
 
@@ -57,31 +57,31 @@ impl Shape {
 }
 
 /// Shapes that there are kernels of 16-bit weights for, by what they were the fastest for on an H200.
-const MANY_ROWS: Shape = Shape { height: 1, warps: 8, depth: 4, blocks: 3 };
-const FEW_ROWS: Shape = Shape { height: 1, warps: 16, depth: 2, blocks: 2 };
-const MORE_TOKENS: Shape = Shape { height: 2, warps: 8, depth: 2, blocks: 2 };
-const SHAPES: [Shape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
+const MANY_ROWS: DirectShape = DirectShape { height: 1, warps: 8, depth: 4, blocks: 3 };
+const FEW_ROWS: DirectShape = DirectShape { height: 1, warps: 16, depth: 2, blocks: 2 };
+const MORE_TOKENS: DirectShape = DirectShape { height: 2, warps: 8, depth: 2, blocks: 2 };
+const SHAPES: [DirectShape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
 
-impl Shape {
+impl DirectShape {
     /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory; none on Hopper, either, where X would have to be copied
     /// that other kernels read as it is.
-    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Shape> {
+    pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<DirectShape> {
         let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
         let whole = problem.reduction.is_multiple_of(tile_k(problem.element).columns()) || !is_hopper(architecture);
         let known = problem.element.bytes() == 2 && few && whole;
-        let fits = |shape: &Shape| shape.shared_bytes_of(problem) <= architecture.shared_bytes() as usize;
+        let fits = |shape: &DirectShape| shape.shared_bytes_of(problem) <= architecture.shared_bytes() as usize;
         SHAPES.into_iter().filter(|shape| known && fits(shape)).collect()
     }
 
     /// The one that spreads the work best over the device.
-    pub(super) fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Shape> {
-        let all = Shape::all(problem, architecture);
+    pub(super) fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
+        let all = DirectShape::all(problem, architecture);
         let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
         let best = if few_rows { FEW_ROWS } else { MANY_ROWS };
         all.contains(&best).then_some(best).or(all.first().copied())
     }
 
-    fn shared_bytes_of(self, problem: Problem) -> usize {
+    fn shared_bytes_of(self, problem: GemmProblem) -> usize {
         let columns = tile_k(problem.element).columns();
         self.shared_bytes(problem.tokens, problem.reduction.div_ceil(columns), columns * problem.element.bytes())
     }
@@ -89,17 +89,17 @@ impl Shape {
 
 /// A kernel of 16-bit weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct DirectKernel {
     /// What W and X are made of.
     pub element: DataType,
     /// What a block does.
-    pub shape: Shape,
+    pub shape: DirectShape,
 }
 
-impl Variant {
+impl DirectKernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
-        let of = |element| SHAPES.map(|shape| Variant { element, shape });
+    pub fn all() -> Vec<DirectKernel> {
+        let of = |element| SHAPES.map(|shape| DirectKernel { element, shape });
         [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
     }
 
@@ -127,16 +127,16 @@ impl Variant {
 
 /// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    problem: Problem,
-    variant: Variant,
+pub(super) struct DirectPlan {
+    problem: GemmProblem,
+    variant: DirectKernel,
     kernel: Kernel,
     launch: Launch,
 }
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct DirectParameters {
     values: DevicePtr,
     meta: DevicePtr,
     x: DevicePtr,
@@ -148,10 +148,10 @@ struct Parameters {
     features: u32,
 }
 
-impl Plan {
+impl DirectPlan {
     /// Of a problem that is known to kernels, with one of its shapes.
-    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
-        let variant = Variant { element: problem.element, shape };
+    pub(super) fn new(device: &Device, problem: GemmProblem, shape: DirectShape) -> Result<Self> {
+        let variant = DirectKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "direct")?;
         let shared = shape.shared_bytes_of(problem) as u32;
         kernel.allow_shared(shared)?;
@@ -164,10 +164,10 @@ impl Plan {
 
     /// # Safety
     /// That of [`super::Gemm::run`].
-    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, .. } = self.problem;
+    pub(super) unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmProblem { element, output, features, tokens, .. } = self.problem;
         let (rows, columns) = self.problem.padded();
-        let parameters = Parameters {
+        let parameters = DirectParameters {
             values: operands.weight.values,
             meta: operands.weight.meta,
             x: operands.x,

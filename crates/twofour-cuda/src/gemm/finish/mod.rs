@@ -1,6 +1,6 @@
 //! The epilogue as a pass of its own, after a GEMM of a library that has no such epilogue, or no such results.
 
-use super::{Epilogue, Order, Problem, epilogue::RawOutput};
+use super::{Epilogue, GemmProblem, Order, epilogue::RawOutput};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -54,12 +54,12 @@ impl Finish {
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,
-        problem: Problem,
+        problem: GemmProblem,
         (sums, sum_type): (DevicePtr, DataType),
         out: DevicePtr,
         epilogue: Epilogue,
     ) -> Result<()> {
-        let Problem { features, tokens, output, order, .. } = problem;
+        let GemmProblem { features, tokens, output, order, .. } = problem;
         let (rows, length) = match order {
             Order::TokensFirst => (tokens, features),
             Order::FeaturesFirst => (features, tokens),

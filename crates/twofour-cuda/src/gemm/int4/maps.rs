@@ -1,6 +1,6 @@
 //! A four-bit weight and X, described to TMA.
 
-use super::{Problem, UNIT, Weight};
+use super::{Int4Problem, Int4Weight, UNIT};
 use crate::{
     DevicePtr, Result,
     tensor_map::{Swizzle, TensorMap},
@@ -18,7 +18,13 @@ pub(super) struct Maps {
 
 impl Maps {
     /// For tiles of so many units of rows, and so many tokens.
-    pub(super) fn new(problem: Problem, weight: Weight, x: DevicePtr, height: u32, tokens: u32) -> Result<Self> {
+    pub(super) fn new(
+        problem: Int4Problem,
+        weight: Int4Weight,
+        x: DevicePtr,
+        height: u32,
+        tokens: u32,
+    ) -> Result<Self> {
         // Words of eight bytes: rows of units, and so many words of each unit.
         let units = |data, words: u32| {
             let matrix = (problem.features / UNIT.0, problem.steps() * words as usize);

@@ -1,8 +1,8 @@
 //! GEMM of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
 //! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
-//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Method::Direct`]), with more through shared memory:
-//! by circular buffers of stages ([`Method::Rings`]) or clusters of blocks ([`Method::Streamed`]) on Hopper, elsewhere by [`staged`].
+//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Int4Method::Direct`]), with more through shared memory:
+//! by circular buffers of stages ([`Int4Method::Rings`]) or clusters of blocks ([`Int4Method::Streamed`]) on Hopper, elsewhere by [`staged`].
 
 mod maps;
 mod rings;
@@ -33,7 +33,7 @@ const UNIT: (usize, usize) = (16, 128);
 
 /// What is to be multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Problem {
+pub struct Int4Problem {
     /// What X is made of: f16 or bf16.
     pub element: DataType,
     /// What the result and the bias are made of: X's type or f32.
@@ -50,10 +50,10 @@ pub struct Problem {
     pub order: Order,
 }
 
-impl Problem {
+impl Int4Problem {
     /// An error for what no kernel takes.
     pub(crate) fn expect_known(self) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, .. } = self;
+        let Int4Problem { element, output, features, tokens, reduction, .. } = self;
         if !matches!(element, DataType::F16 | DataType::BF16)
             || !matches!(output, o if o == element || o == DataType::F32)
         {
@@ -80,47 +80,47 @@ impl Problem {
     }
 
     /// Bytes of shared memory of a direct kernel.
-    fn shared_bytes(self, shape: direct::Shape) -> usize {
+    fn shared_bytes(self, shape: direct::DirectShape) -> usize {
         shape.shared_bytes(self.tokens, self.steps(), UNIT.1 * 2)
     }
 }
 
 /// How a GEMM is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Method {
+pub enum Int4Method {
     /// Straight from memory into registers, for at most eight tokens.
-    Direct(direct::Shape),
+    Direct(direct::DirectShape),
     /// Through a circular buffer of stages for each warp, filled by TMA, on Hopper.
-    Rings(super::rings::Shape),
+    Rings(super::rings::RingsShape),
     /// By clusters of blocks, on Hopper: for more than eight tokens.
-    Streamed(super::stream::Shape),
+    Streamed(super::stream::StreamShape),
     /// Through shared memory.
-    Staged(staged::Shape),
+    Staged(staged::StagedShape),
 }
 
 /// Shapes that there are direct kernels for, by what they were the fastest for on an H200.
-const MANY_ROWS: direct::Shape = direct::Shape { height: 1, warps: 8, depth: 2, blocks: 5 };
-const MANY_ROWS_MORE_TOKENS: direct::Shape = direct::Shape { height: 2, warps: 8, depth: 1, blocks: 4 };
-const FEW_ROWS: direct::Shape = direct::Shape { height: 1, warps: 16, depth: 1, blocks: 3 };
-const FEW_LONG_ROWS: direct::Shape = direct::Shape { height: 1, warps: 16, depth: 2, blocks: 2 };
-const DIRECT: [direct::Shape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
+const MANY_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 8, depth: 2, blocks: 5 };
+const MANY_ROWS_MORE_TOKENS: direct::DirectShape = direct::DirectShape { height: 2, warps: 8, depth: 1, blocks: 4 };
+const FEW_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 16, depth: 1, blocks: 3 };
+const FEW_LONG_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 16, depth: 2, blocks: 2 };
+const DIRECT: [direct::DirectShape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
 
-impl Method {
+impl Int4Method {
     /// Those for a problem: none where there are too many tokens.
-    pub fn all(problem: Problem, architecture: Architecture) -> Vec<Method> {
-        let fits = |shape: &direct::Shape| {
+    pub fn all(problem: Int4Problem, architecture: Architecture) -> Vec<Int4Method> {
+        let fits = |shape: &direct::DirectShape| {
             problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
         };
-        let direct = DIRECT.into_iter().filter(fits).map(Method::Direct);
+        let direct = DIRECT.into_iter().filter(fits).map(Int4Method::Direct);
         direct
-            .chain(rings_for(problem, architecture).into_iter().map(Method::Rings))
-            .chain(streams_for(problem, architecture).into_iter().map(Method::Streamed))
-            .chain(staged::Shape::all(problem.tokens).into_iter().map(Method::Staged))
+            .chain(rings_for(problem, architecture).into_iter().map(Int4Method::Rings))
+            .chain(streams_for(problem, architecture).into_iter().map(Int4Method::Streamed))
+            .chain(staged::StagedShape::all(problem.tokens).into_iter().map(Int4Method::Staged))
             .collect()
     }
 
     /// The one that spreads the work best, as measured on an H200.
-    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Option<Method> {
+    pub fn best(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<Int4Method> {
         let few_rows = problem.features <= (3 * UNIT.0) * multiprocessors as usize;
         let best = match few_rows {
             true if problem.steps() > 64 => FEW_LONG_ROWS,
@@ -128,58 +128,59 @@ impl Method {
             false if problem.tokens > 4 => MANY_ROWS_MORE_TOKENS,
             false => MANY_ROWS,
         };
-        let best = Method::Direct(best);
+        let best = Int4Method::Direct(best);
         let rings = rings_for(problem, architecture);
-        if Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
+        if Int4Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
             return Some(best);
         }
         // The more tokens, the more it counts that X is read by few blocks.
         if !few_rows && problem.tokens > 16 || problem.tokens > 32 {
             let streams = streams_for(problem, architecture);
-            if let Some(shape) = super::stream::Shape::best(&streams, problem.features, multiprocessors) {
-                return Some(Method::Streamed(shape));
+            if let Some(shape) = super::stream::StreamShape::best(&streams, problem.features, multiprocessors) {
+                return Some(Int4Method::Streamed(shape));
             }
         }
-        let rings = super::rings::Shape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
+        let rings = super::rings::RingsShape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
         if let Some(rings) = rings {
-            return Some(Method::Rings(rings));
+            return Some(Int4Method::Rings(rings));
         }
-        staged::Shape::best(problem, multiprocessors).map(Method::Staged)
+        staged::StagedShape::best(problem, multiprocessors).map(Int4Method::Staged)
     }
 }
 
 /// Rings for a problem's tokens, where the architecture has what they take.
-fn rings_for(problem: Problem, architecture: Architecture) -> Vec<super::rings::Shape> {
+fn rings_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::rings::RingsShape> {
     let shapes: &[_] = if is_hopper(architecture) { &rings::SHAPES } else { &[] };
-    super::rings::Shape::with_room(shapes, problem.tokens)
+    super::rings::RingsShape::with_room(shapes, problem.tokens)
 }
 
 /// Clusters for a problem, where the architecture has what they take.
-fn streams_for(problem: Problem, architecture: Architecture) -> Vec<super::stream::Shape> {
+fn streams_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::stream::StreamShape> {
     if is_hopper(architecture) { stream::shapes(problem) } else { Vec::new() }
 }
 
 /// A kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct Int4Kernel {
     /// What X is made of.
     pub element: DataType,
     /// What shares a scale.
     pub granularity: Granularity,
     /// How.
-    pub method: Method,
+    pub method: Int4Method,
 }
 
-impl Variant {
+impl Int4Kernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
-        let staged = staged::Shape::every().into_iter().map(Method::Staged);
-        let rings = rings::SHAPES.into_iter().map(Method::Rings);
-        let streams = stream::kernels().into_iter().map(Method::Streamed);
-        let direct = DIRECT.into_iter().map(Method::Direct);
-        let methods: Vec<Method> = direct.chain(rings).chain(streams).chain(staged).collect();
-        let of =
-            |element, granularity| methods.iter().map(move |method| Variant { element, granularity, method: *method });
+    pub fn all() -> Vec<Int4Kernel> {
+        let staged = staged::StagedShape::every().into_iter().map(Int4Method::Staged);
+        let rings = rings::SHAPES.into_iter().map(Int4Method::Rings);
+        let streams = stream::kernels().into_iter().map(Int4Method::Streamed);
+        let direct = DIRECT.into_iter().map(Int4Method::Direct);
+        let methods: Vec<Int4Method> = direct.chain(rings).chain(streams).chain(staged).collect();
+        let of = |element, granularity| {
+            methods.iter().map(move |method| Int4Kernel { element, granularity, method: *method })
+        };
         [DataType::F16, DataType::BF16]
             .into_iter()
             .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
@@ -194,19 +195,19 @@ impl Variant {
             Granularity::Group => "g128",
         };
         let shape = match self.method {
-            Method::Direct(shape) => format!("direct-{}", shape.name()),
-            Method::Rings(shape) => format!("rings-{}", shape.name()),
-            Method::Streamed(shape) => format!("stream-{}", shape.name()),
-            Method::Staged(shape) => shape.name(),
+            Int4Method::Direct(shape) => format!("direct-{}", shape.name()),
+            Int4Method::Rings(shape) => format!("rings-{}", shape.name()),
+            Int4Method::Streamed(shape) => format!("stream-{}", shape.name()),
+            Int4Method::Staged(shape) => shape.name(),
         };
         format!("{}-{scales}-{shape}", self.element)
     }
 
-    /// The one of [`Variant::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
-    fn compiled(self) -> Variant {
+    /// The one of [`Int4Kernel::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
+    fn compiled(self) -> Int4Kernel {
         match self.method {
-            Method::Streamed(shape) => {
-                Variant { method: Method::Streamed(super::stream::Shape { split: 1, ..shape }), ..self }
+            Int4Method::Streamed(shape) => {
+                Int4Kernel { method: Int4Method::Streamed(super::stream::StreamShape { split: 1, ..shape }), ..self }
             }
             _ => self,
         }
@@ -214,21 +215,21 @@ impl Variant {
 
     pub(super) fn source(&self) -> Source {
         let support = match self.method {
-            Method::Rings(_) | Method::Streamed(_) => Support::Only((9, 0)),
-            Method::Direct(_) | Method::Staged(_) => Support::ALL,
+            Int4Method::Rings(_) | Int4Method::Streamed(_) => Support::Only((9, 0)),
+            Int4Method::Direct(_) | Int4Method::Staged(_) => Support::ALL,
         };
         let source = Source::new(format!("int4-{}", self.name()), support).define(self.definitions());
         let by_mma = [headers::COMMON, headers::EPILOGUE, headers::SPARSE_PRODUCT, headers::INT4];
         match self.method {
-            Method::Direct(_) => {
+            Int4Method::Direct(_) => {
                 let kernel = File::new("gemm/int4/direct/kernel.cu", include_str!("direct/kernel.cu"));
                 source.with(by_mma).with([headers::DIRECT, kernel])
             }
-            Method::Rings(_) => {
+            Int4Method::Rings(_) => {
                 let kernel = File::new("gemm/int4/rings/kernel.cu", include_str!("rings/kernel.cu"));
                 source.with(by_mma).with([headers::HOPPER, headers::RINGS, headers::MAPS_INT4, kernel])
             }
-            Method::Streamed(shape) => {
+            Int4Method::Streamed(shape) => {
                 let (tokens, x) = (shape.tile.tokens, XOrder::TokensFirst);
                 let products = wgmma::products((self.element, self.element), tokens, x, Weights::Registers);
                 let kernel = File::new("gemm/int4/stream/kernel.cu", include_str!("stream/kernel.cu"));
@@ -238,7 +239,7 @@ impl Variant {
                     kernel,
                 ])
             }
-            Method::Staged(_) => {
+            Int4Method::Staged(_) => {
                 let kernel = File::new("gemm/int4/staged/kernel.cu", include_str!("staged/kernel.cu"));
                 source.with(by_mma).with([kernel])
             }
@@ -249,14 +250,14 @@ impl Variant {
     pub(crate) fn definitions(&self) -> String {
         let by_row = self.granularity == Granularity::Row;
         let shape = match self.method {
-            Method::Direct(shape) => shape.definitions(),
-            Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
-            Method::Streamed(shape) => {
+            Int4Method::Direct(shape) => shape.definitions(),
+            Int4Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
+            Int4Method::Streamed(shape) => {
                 let element = self.element.definition();
                 let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
                 return format!("#define BY_ROW {by_row}\n#define ELEMENT {element}\n{tile}");
             }
-            Method::Staged(shape) => shape.definitions(),
+            Int4Method::Staged(shape) => shape.definitions(),
         };
         format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element, self.element))
     }
@@ -264,7 +265,7 @@ impl Variant {
 
 /// Where a weight is, in the order of [`twofour::layout::lanes`].
 #[derive(Debug, Clone, Copy)]
-pub struct Weight {
+pub struct Int4Weight {
     /// The values.
     pub values: DevicePtr,
     /// The metadata.
@@ -275,9 +276,9 @@ pub struct Weight {
 
 /// A GEMM that has been planned: its kernel is loaded and its launch is settled.
 #[derive(Debug, Clone)]
-pub struct Decode {
-    problem: Problem,
-    variant: Variant,
+pub struct Int4Gemm {
+    problem: Int4Problem,
+    variant: Int4Kernel,
     kernel: Kernel,
     launch: Launch,
     resident: bool,
@@ -285,7 +286,7 @@ pub struct Decode {
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct Int4Parameters {
     values: DevicePtr,
     meta: DevicePtr,
     scales: DevicePtr,
@@ -298,24 +299,24 @@ struct Parameters {
     resident: u32,
 }
 
-impl Decode {
+impl Int4Gemm {
     /// Plans with the method that spreads the work best.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
-    pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+    pub fn new(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
-        let method = Method::best(problem, device.architecture(), device.multiprocessors());
+        let method = Int4Method::best(problem, device.architecture(), device.multiprocessors());
         let many = Error::Dimension { what: "tokens", size: problem.tokens, most: MOST_TOKENS };
         Self::with(device, problem, method.ok_or(many)?)
     }
 
-    /// Plans with a method of the caller's choice, one of [`Method::all`].
+    /// Plans with a method of the caller's choice, one of [`Int4Method::all`].
     ///
     /// # Errors
-    /// Those of [`Decode::new`]; [`Error::Int4Method`] for another method.
-    pub fn with(device: &Device, problem: Problem, method: Method) -> Result<Self> {
+    /// Those of [`Int4Gemm::new`]; [`Error::Int4Method`] for another method.
+    pub fn with(device: &Device, problem: Int4Problem, method: Int4Method) -> Result<Self> {
         let (major, minor) = device.architecture().capability();
         if major < 8 {
             return Err(Error::Unsupported {
@@ -326,29 +327,29 @@ impl Decode {
             });
         }
         problem.expect_known()?;
-        if !Method::all(problem, device.architecture()).contains(&method) {
+        if !Int4Method::all(problem, device.architecture()).contains(&method) {
             return Err(Error::Int4Method { method, problem });
         }
-        let variant = Variant { element: problem.element, granularity: problem.granularity, method };
+        let variant = Int4Kernel { element: problem.element, granularity: problem.granularity, method };
         let kernel = device.kernel(&variant.compiled().source(), "decode")?;
         let (resident, launch) = match method {
-            Method::Direct(shape) => {
+            Int4Method::Direct(shape) => {
                 let shared = problem.shared_bytes(shape) as u32;
                 kernel.allow_shared(shared)?;
                 (true, shape.launch(problem.features, shared))
             }
-            Method::Rings(shape) => {
+            Int4Method::Rings(shape) => {
                 let launch = shape.launch(problem.features, rings::step_bytes(shape, problem.granularity));
                 kernel.allow_shared(launch.shared)?;
                 (false, launch)
             }
-            Method::Streamed(shape) => {
+            Int4Method::Streamed(shape) => {
                 let launch =
                     shape.launch((problem.features, problem.tokens), stream::step(shape.tile, problem.granularity));
                 kernel.allow_shared(launch.shared)?;
                 (false, launch)
             }
-            Method::Staged(shape) => {
+            Int4Method::Staged(shape) => {
                 let (resident, shared) = shape.shared(problem);
                 kernel.allow_shared(shared)?;
                 let threads = staged::WARPS * 32;
@@ -372,7 +373,7 @@ impl Decode {
     pub unsafe fn run(
         &self,
         stream: Stream,
-        weight: Weight,
+        weight: Int4Weight,
         x: DevicePtr,
         out: DevicePtr,
         epilogue: Epilogue,
@@ -384,23 +385,23 @@ impl Decode {
             ("X", x, 16),
             ("result", out, 16),
         ])?;
-        let Problem { output, features, tokens, reduction, order, .. } = self.problem;
+        let Int4Problem { output, features, tokens, reduction, order, .. } = self.problem;
         expect_epilogue(epilogue, output)?;
         let to = RawOutput::new((features, tokens), order, out, epilogue);
         match self.variant.method {
-            Method::Rings(shape) => {
-                let parameters = rings::Parameters::new(self.problem, shape, weight, x, to)?;
+            Int4Method::Rings(shape) => {
+                let parameters = rings::Int4RingsParameters::new(self.problem, shape, weight, x, to)?;
                 // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
-            Method::Streamed(shape) => {
-                let parameters = stream::Parameters::new(self.problem, shape, weight, x, to)?;
+            Int4Method::Streamed(shape) => {
+                let parameters = stream::Int4StreamParameters::new(self.problem, shape, weight, x, to)?;
                 // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
                 return unsafe { self.kernel.launch(stream, self.launch, &parameters) };
             }
-            Method::Direct(_) | Method::Staged(_) => {}
+            Int4Method::Direct(_) | Int4Method::Staged(_) => {}
         }
-        let parameters = Parameters {
+        let parameters = Int4Parameters {
             values: weight.values,
             meta: weight.meta,
             scales: weight.scales,

@@ -4,7 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Method, Operands, Problem, RawOutput, panels::Panels, problem::elements_name, tile_k};
+use super::{
+    Epilogue, GemmMethod, GemmOperands, GemmProblem, RawOutput, panels::Panels, problem::elements_name, tile_k,
+};
 use crate::{
     Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
@@ -14,7 +16,7 @@ use crate::{
 
 /// What a block computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tile {
+pub struct MmaTile {
     /// Rows of W: a multiple of 64.
     pub features: u32,
     /// Rows of X: a multiple of 16.
@@ -29,24 +31,24 @@ const THREADS: u32 = 128;
 /// Bytes of a step of X's rows.
 const STEP_BYTES: u32 = 128;
 
-const TILES: [Tile; 4] = [
-    Tile { features: 128, tokens: 128, stages: 3 },
-    Tile { features: 128, tokens: 64, stages: 4 },
-    Tile { features: 64, tokens: 32, stages: 6 },
-    Tile { features: 64, tokens: 16, stages: 8 },
+const TILES: [MmaTile; 4] = [
+    MmaTile { features: 128, tokens: 128, stages: 3 },
+    MmaTile { features: 128, tokens: 64, stages: 4 },
+    MmaTile { features: 64, tokens: 32, stages: 6 },
+    MmaTile { features: 64, tokens: 16, stages: 8 },
 ];
 
-impl Tile {
+impl MmaTile {
     /// Those that there are kernels for, whatever 8-bit float X is made of.
-    pub fn all(element: DataType, architecture: Architecture) -> Vec<Tile> {
-        let variant = |tile: &Tile| Variant { element, x_element: element, tile: *tile };
+    pub fn all(element: DataType, architecture: Architecture) -> Vec<MmaTile> {
+        let variant = |tile: &MmaTile| MmaKernel { element, x_element: element, tile: *tile };
         TILES.into_iter().filter(|tile| variant(tile).is_for(architecture)).collect()
     }
 
     /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads. Any
     /// where the architecture has no kernel for the elements at all, which planning tells.
-    pub fn best(problem: Problem, architecture: Architecture, multiprocessors: u32) -> Tile {
-        let time = |tile: &Tile| {
+    pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> MmaTile {
+        let time = |tile: &MmaTile| {
             let tiles =
                 problem.features.div_ceil(tile.features as usize) * problem.tokens.div_ceil(tile.tokens as usize);
             let rounds = tiles.div_ceil(multiprocessors.max(1) as usize) as f64;
@@ -55,7 +57,7 @@ impl Tile {
             let reads = f64::from(tile.features * STEP_BYTES * 9 / 16 + tile.tokens * STEP_BYTES) / 64.0;
             rounds * products.max(reads)
         };
-        let there = Tile::all(problem.element, architecture);
+        let there = MmaTile::all(problem.element, architecture);
         there.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TILES[0])
     }
 
@@ -66,19 +68,19 @@ impl Tile {
 
 /// A kernel: a tile for an element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct MmaKernel {
     /// What W is made of.
     pub element: DataType,
     /// What X is made of.
     pub x_element: DataType,
     /// The tile.
-    pub tile: Tile,
+    pub tile: MmaTile,
 }
 
-impl Variant {
+impl MmaKernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
-        let of = |(element, x_element)| TILES.map(|tile| Variant { element, x_element, tile });
+    pub fn all() -> Vec<MmaKernel> {
+        let of = |(element, x_element)| TILES.map(|tile| MmaKernel { element, x_element, tile });
         super::problem::elements().into_iter().flat_map(of).collect()
     }
 
@@ -111,7 +113,7 @@ impl Variant {
 
     /// Bytes of the buffers, or of the sums on their way out, which follow them.
     fn shared_bytes(&self) -> u32 {
-        let Tile { features, tokens, stages } = self.tile;
+        let MmaTile { features, tokens, stages } = self.tile;
         let meta = features * tile_k(self.element).columns() as u32 / 8;
         let stages = stages * (features * STEP_BYTES / 2 + tokens * STEP_BYTES + meta);
         let sums = ((features + 4) * tokens).max((tokens + 4) * features) * 4;
@@ -120,7 +122,7 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        let Tile { features, tokens, stages } = self.tile;
+        let MmaTile { features, tokens, stages } = self.tile;
         let instruction = instruction(self.element, self.x_element);
         format!("{instruction}#define FEATURES {features}\n#define TOKENS {tokens}\n#define STAGES {stages}\n")
     }
@@ -151,9 +153,9 @@ fn needed(element: DataType) -> (u32, u32) {
 
 /// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    problem: Problem,
-    variant: Variant,
+pub(super) struct MmaPlan {
+    problem: GemmProblem,
+    variant: MmaKernel,
     kernel: Kernel,
     launch: Launch,
     panels: Panels,
@@ -161,7 +163,7 @@ pub(super) struct Plan {
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct MmaParameters {
     values: DevicePtr,
     meta: DevicePtr,
     x: DevicePtr,
@@ -177,16 +179,16 @@ struct Parameters {
 /// Features of the tiles that are taken side by side: see [`super::sm90`].
 const PANEL_FEATURES: u32 = 2048;
 
-impl Plan {
-    pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
-        let variant = Variant { element: problem.element, x_element: problem.x_element, tile };
+impl MmaPlan {
+    pub(super) fn new(device: &Device, problem: GemmProblem, tile: MmaTile) -> Result<Self> {
+        let variant = MmaKernel { element: problem.element, x_element: problem.x_element, tile };
         let (major, minor) = device.architecture().capability();
         if (major, minor) < needed(problem.element) {
             let needs = if needed(problem.element) == ADA { "8.9 (Ada) or later" } else { "8.0 (Ampere) or later" };
             return Err(Error::Unsupported { operation: "a product by mma.sp of these elements", major, minor, needs });
         }
-        if !Tile::all(problem.element, device.architecture()).contains(&tile) {
-            return Err(Error::Method { method: Method::Mma(tile), problem });
+        if !MmaTile::all(problem.element, device.architecture()).contains(&tile) {
+            return Err(Error::GemmMethod { method: GemmMethod::Mma(tile), problem });
         }
         let kernel = device.kernel(&variant.source(), "gemm")?;
         let shared = variant.shared_bytes();
@@ -206,10 +208,10 @@ impl Plan {
 
     /// # Safety
     /// That of [`super::Gemm::run`].
-    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, .. } = self.problem;
+    pub(super) unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmProblem { element, output, features, tokens, .. } = self.problem;
         let (rows, columns) = self.problem.padded();
-        let parameters = Parameters {
+        let parameters = MmaParameters {
             values: operands.weight.values,
             meta: operands.weight.meta,
             x: operands.x,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Epilogue, Operands, Problem, RawOutput, mma, sm90::shared_bytes_of_each, tile_k};
+use super::{Epilogue, GemmOperands, GemmProblem, RawOutput, mma, sm90::shared_bytes_of_each, tile_k};
 use crate::{
     DataType, Device, Result, Stream,
     device::{Kernel, Launch},
@@ -13,7 +13,7 @@ use crate::{
 
 /// What a block of the kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape {
+pub struct RingsShape {
     /// Rows of W, in units of 16.
     pub height: u32,
     /// Warps, each of which sums over a part of the columns.
@@ -24,12 +24,12 @@ pub struct Shape {
     pub tokens: u32,
 }
 
-pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> Shape {
-    Shape { height, warps, blocks, tokens }
+pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> RingsShape {
+    RingsShape { height, warps, blocks, tokens }
 }
 
 /// Those that there are kernels for. One block to a multiprocessor is for weights that the device takes at once, 32 or 48 rows to a block; two are for larger ones.
-const SHAPES: [Shape; 14] = [
+const SHAPES: [RingsShape; 14] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
@@ -55,21 +55,21 @@ const ROW: u32 = 128;
 /// Most buffers of a block: more are no faster.
 const MOST_BUFFERS: u32 = 24;
 
-impl Shape {
+impl RingsShape {
     /// Those for an element type and so many tokens: none where there are too many, nor for 8-bit floats, whose `mma.sp` Hopper makes of other instructions.
-    pub fn all(element: DataType, tokens: usize) -> Vec<Shape> {
-        if ELEMENTS.contains(&element) { Shape::with_room(&SHAPES, tokens) } else { Vec::new() }
+    pub fn all(element: DataType, tokens: usize) -> Vec<RingsShape> {
+        if ELEMENTS.contains(&element) { RingsShape::with_room(&SHAPES, tokens) } else { Vec::new() }
     }
 
     /// Those of a list that have room for so many tokens, and no more of it than they need.
-    pub(super) fn with_room(shapes: &[Shape], tokens: usize) -> Vec<Shape> {
+    pub(super) fn with_room(shapes: &[RingsShape], tokens: usize) -> Vec<RingsShape> {
         let room = shapes.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
         shapes.iter().filter(|shape| Some(shape.tokens) == room).copied().collect()
     }
 
     /// The one of some that spreads so many rows best over the device, if there is one that does.
-    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
-        let rows = |shape: &Shape| (16 * shape.height * multiprocessors) as usize;
+    pub(super) fn best(all: &[RingsShape], features: usize, multiprocessors: u32) -> Option<RingsShape> {
+        let rows = |shape: &RingsShape| (16 * shape.height * multiprocessors) as usize;
         // As few rows to a block as the device takes at once, or else as many as leave more blocks than multiprocessors.
         let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
         let in_rounds = all.iter().rfind(|shape| shape.blocks > 1 && features > rows(shape));
@@ -78,13 +78,13 @@ impl Shape {
 
     /// Its name.
     pub(super) fn name(self) -> String {
-        let Shape { height, warps, blocks, tokens } = self;
+        let RingsShape { height, warps, blocks, tokens } = self;
         format!("{}x{tokens}w{warps}b{blocks}", 16 * height)
     }
 
     /// Buffers of a warp, for a step of so many bytes: as many as there is room for, beside another block where there may be one.
     fn stages(self, step_bytes: u32) -> u32 {
-        let Shape { warps, blocks, .. } = self;
+        let RingsShape { warps, blocks, .. } = self;
         ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
     }
 
@@ -95,7 +95,7 @@ impl Shape {
 
     /// What sources are defined for, where a step has so many bytes.
     pub(super) fn definitions(self, step_bytes: u32) -> String {
-        let Shape { height, warps, blocks, tokens } = self;
+        let RingsShape { height, warps, blocks, tokens } = self;
         let (stages, shared) = (self.stages(step_bytes), self.shared_bytes(step_bytes));
         format!(
             "#define HEIGHT {height}\n#define WARPS {warps}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n\
@@ -117,17 +117,17 @@ fn stage_bytes(step_bytes: u32) -> u32 {
 
 /// A kernel: for a type and a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct RingsKernel {
     /// What W and X are made of.
     pub element: DataType,
     /// What a block does.
-    pub shape: Shape,
+    pub shape: RingsShape,
 }
 
-impl Variant {
+impl RingsKernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
-        let of = |element| SHAPES.map(|shape| Variant { element, shape });
+    pub fn all() -> Vec<RingsKernel> {
+        let of = |element| SHAPES.map(|shape| RingsKernel { element, shape });
         ELEMENTS.into_iter().flat_map(of).collect()
     }
 
@@ -148,7 +148,7 @@ impl Variant {
 
     /// Bytes of a step.
     fn step_bytes(&self) -> u32 {
-        let Shape { height, tokens, .. } = self.shape;
+        let RingsShape { height, tokens, .. } = self.shape;
         16 * height * ROW + 2 * tokens * ROW + 2 * height * self.sixteen_codes()
     }
 
@@ -169,16 +169,16 @@ impl Variant {
 
 /// A GEMM with its kernel and its launch.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    problem: Problem,
-    variant: Variant,
+pub(super) struct RingsPlan {
+    problem: GemmProblem,
+    variant: RingsKernel,
     kernel: Kernel,
     launch: Launch,
 }
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct RingsParameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
@@ -189,10 +189,10 @@ struct Parameters {
     steps: u32,
 }
 
-impl Plan {
+impl RingsPlan {
     /// Of a problem that is known to kernels, with one of its shapes.
-    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
-        let variant = Variant { element: problem.element, shape };
+    pub(super) fn new(device: &Device, problem: GemmProblem, shape: RingsShape) -> Result<Self> {
+        let variant = RingsKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "rings")?;
         let launch = shape.launch(problem.features, variant.step_bytes());
         kernel.allow_shared(launch.shared)?;
@@ -205,16 +205,16 @@ impl Plan {
 
     /// # Safety
     /// That of [`super::Gemm::run`].
-    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, .. } = self.problem;
+    pub(super) unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmProblem { element, output, features, tokens, .. } = self.problem;
         let (rows, columns) = self.problem.padded();
         let (bytes, half) = (element.bytes(), self.variant.k_step() / 2);
-        let Shape { height, tokens: room, .. } = self.variant.shape;
+        let RingsShape { height, tokens: room, .. } = self.variant.shape;
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
         let units = self.variant.sixteen_codes() / 8;
         let meta = (columns / tile_k(element).columns(), rows / 16 * units as usize);
         let wide = Swizzle::Bytes128;
-        let parameters = Parameters {
+        let parameters = RingsParameters {
             weight: TensorMap::new(operands.weight.values, bytes, (rows, columns / 2), (16 * height, half), wide)?,
             x: TensorMap::new(operands.x, bytes, (tokens, self.problem.x_row_by_tma()), (room, half), wide)?,
             meta: TensorMap::new(operands.weight.meta, 8, meta, (2, height * units), Swizzle::None)?,

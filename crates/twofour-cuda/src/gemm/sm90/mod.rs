@@ -8,7 +8,7 @@ use crate::{
     Architecture, DataType as Element, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
     gemm::{
-        Epilogue, Operands, Order, Problem, RawOutput, XOrder,
+        Epilogue, GemmOperands, GemmProblem, Order, RawOutput, XOrder,
         panels::Panels,
         problem::{elements, elements_name},
         tile_k,
@@ -18,7 +18,7 @@ use crate::{
 
 /// A tile of the result, and the CTAs that compute it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tile {
+pub struct Sm90Tile {
     /// Rows of W: 128 or 256.
     pub features: u32,
     /// Rows of X: a multiple of 8, of 16 for i8, at most 256.
@@ -36,16 +36,17 @@ pub struct Tile {
 /// Tokens of a piece of X where it is [reduction, tokens], and of results where they are [features, tokens].
 const PIECE_TOKENS: u32 = 64;
 
-const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Tile {
-    Tile { features, tokens, stages, atoms: 1, cluster, split: None }
+const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Sm90Tile {
+    Sm90Tile { features, tokens, stages, atoms: 1, cluster, split: None }
 }
 
 /// For 16-bit elements and 8-bit floats: persistent kernels whose accumulators fill the registers.
-const FLOAT_TILES: [Tile; 5] =
+const FLOAT_TILES: [Sm90Tile; 5] =
     [tile(256, 200, 4, 2), tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 200, 5, 2)];
 
 /// For i8, whose instructions take multiples of 16 tokens.
-const I8_TILES: [Tile; 4] = [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
+const I8_TILES: [Sm90Tile; 4] =
+    [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
 
 /// Rows of W and rows of X of the kernels with split-K, for every element type.
 const SPLIT_TILES: [(u32, u32); 12] = [
@@ -107,14 +108,14 @@ const fn accumulator_bytes(chunk: u32) -> u32 {
 /// Threads of a block.
 const THREADS: u32 = (WARPGROUPS + 1) * 128;
 
-impl Tile {
+impl Sm90Tile {
     /// Those of the persistent kernels for an element type.
-    fn persistent(element: Element) -> &'static [Tile] {
+    fn persistent(element: Element) -> &'static [Sm90Tile] {
         if element == Element::I8 { &I8_TILES } else { &FLOAT_TILES }
     }
 
     /// Those with split-K for an element type, with every cluster.
-    fn split_all(element: Element) -> impl Iterator<Item = Tile> {
+    fn split_all(element: Element) -> impl Iterator<Item = Sm90Tile> {
         let clusters = [1, 2].into_iter().flat_map(|cluster| SPLITS.map(|split| (cluster, split)));
         let clusters = clusters.filter(|(cluster, split)| cluster * split <= MOST_CTAS);
         SPLIT_TILES.into_iter().flat_map(move |(features, tokens)| {
@@ -124,7 +125,8 @@ impl Tile {
             // Two atoms of columns to a stage where three such stages fit.
             let stages = |atoms| room / stage_bytes(element, features, tokens, atoms);
             let (atoms, stages) = if stages(2) >= 3 { (2, stages(2)) } else { (1, stages(1)) };
-            let split = move |(cluster, split)| Tile { features, tokens, stages, atoms, cluster, split: Some(split) };
+            let split =
+                move |(cluster, split)| Sm90Tile { features, tokens, stages, atoms, cluster, split: Some(split) };
             clusters.clone().map(split)
         })
     }
@@ -135,22 +137,23 @@ impl Tile {
     }
 
     /// Those that a problem can be computed with.
-    pub fn all(problem: Problem) -> Vec<Tile> {
-        let store = Store::of(problem);
-        let atoms = Variant::atoms(problem);
-        let fits = |tile: &Tile| {
-            (problem.x == XOrder::TokensFirst && store != Store::Across || tile.tokens.is_multiple_of(PIECE_TOKENS))
+    pub fn all(problem: GemmProblem) -> Vec<Sm90Tile> {
+        let store = Sm90Store::of(problem);
+        let atoms = Sm90Kernel::atoms(problem);
+        let fits = |tile: &Sm90Tile| {
+            (problem.x == XOrder::TokensFirst && store != Sm90Store::Across || tile.tokens.is_multiple_of(PIECE_TOKENS))
                 && tile.parts() <= atoms.div_ceil(tile.atoms)
-                && Variant::of(problem, *tile).has_room_for(tile.parts())
+                && Sm90Kernel::of(problem, *tile).has_room_for(tile.parts())
         };
-        if problem.is_mixed() || Variant::adds_by_tma(problem) {
-            let all = Tile::persistent(problem.element).iter().copied().chain(Tile::split_all(problem.element));
+        if problem.is_mixed() || Sm90Kernel::adds_by_tma(problem) {
+            let all = Sm90Tile::persistent(problem.element).iter().copied().chain(Sm90Tile::split_all(problem.element));
             return all.filter(|tile| RARE_TILES.contains(&tile.size())).filter(fits).collect();
         }
-        let mut persistent: Vec<Tile> = Tile::persistent(problem.element).iter().copied().filter(fits).collect();
+        let mut persistent: Vec<Sm90Tile> =
+            Sm90Tile::persistent(problem.element).iter().copied().filter(fits).collect();
         // Elements stored one at a time are slow in any case: one tile for many tokens and one for few.
-        let split = Tile::split_all(problem.element).filter(fits);
-        if store == Store::OneByOne {
+        let split = Sm90Tile::split_all(problem.element).filter(fits);
+        if store == Sm90Store::OneByOne {
             persistent.truncate(1);
             return persistent
                 .into_iter()
@@ -166,7 +169,7 @@ impl Tile {
     }
 
     fn name(self) -> String {
-        let Tile { features, tokens, stages, cluster, split, .. } = self;
+        let Sm90Tile { features, tokens, stages, cluster, split, .. } = self;
         let split = split.map_or(String::new(), |split| format!("s{split}"));
         format!("{features}x{tokens}x{stages}c{cluster}{split}")
     }
@@ -174,7 +177,7 @@ impl Tile {
 
 /// A kernel: a tile for types, an order of the result, and sums as they are or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct Sm90Kernel {
     /// What W is made of.
     pub element: Element,
     /// What X is made of.
@@ -182,11 +185,11 @@ pub struct Variant {
     /// What the result is made of.
     pub output: Element,
     /// The tile; with split-K that of one CTA, for any cluster.
-    pub tile: Tile,
+    pub tile: Sm90Tile,
     /// Which of X's axes is contiguous.
     pub x: XOrder,
     /// How results are stored.
-    pub store: Store,
+    pub store: Sm90Store,
     /// Whether sums are scaled, biased or activated.
     pub epilogue: bool,
     /// Whether TMA adds results to what is there. Kernels that store one by one find out with each call.
@@ -195,7 +198,7 @@ pub struct Variant {
 
 /// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Store {
+pub enum Sm90Store {
     /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`, of a multiple of eight features.
     Tiles,
     /// The same for `[features, tokens]`, of a multiple of eight tokens, without an epilogue.
@@ -204,25 +207,25 @@ pub enum Store {
     OneByOne,
 }
 
-impl Store {
+impl Sm90Store {
     /// How a problem's results are stored: the copy engine requires rows that are multiples of 16 bytes. It adds only results of 16-bit elements without an epilogue: others are rare.
-    fn of(problem: Problem) -> Store {
-        let Problem { element, output, order, features, tokens, epilogue, accumulate, .. } = problem;
+    fn of(problem: GemmProblem) -> Sm90Store {
+        let GemmProblem { element, output, order, features, tokens, epilogue, accumulate, .. } = problem;
         if accumulate && (element.bytes() != 2 || epilogue) {
-            return Store::OneByOne;
+            return Sm90Store::OneByOne;
         }
         let across = output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) && !problem.is_mixed();
         match order {
-            Order::TokensFirst if output.bytes() == 2 && features.is_multiple_of(8) => Store::Tiles,
-            Order::FeaturesFirst if across => Store::Across,
-            _ => Store::OneByOne,
+            Order::TokensFirst if output.bytes() == 2 && features.is_multiple_of(8) => Sm90Store::Tiles,
+            Order::FeaturesFirst if across => Sm90Store::Across,
+            _ => Sm90Store::OneByOne,
         }
     }
 }
 
-impl Variant {
+impl Sm90Kernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
+    pub fn all() -> Vec<Sm90Kernel> {
         let mut all = Vec::new();
         for (element, x_element) in elements() {
             let outputs = super::TYPES.iter().filter(|(of, _)| *of == element).flat_map(|(_, outputs)| *outputs);
@@ -233,36 +236,38 @@ impl Variant {
                     {
                         for (epilogue, accumulate) in [(false, false), (true, false), (false, true)] {
                             let (features, reduction) = (64, tile_k(element).columns());
-                            let plain = Problem::plain(element, output, features, tokens, reduction);
-                            let problem = Problem { x_element, x, order, epilogue, accumulate, ..plain };
+                            let plain = GemmProblem::plain(element, output, features, tokens, reduction);
+                            let problem = GemmProblem { x_element, x, order, epilogue, accumulate, ..plain };
                             let is_computed = problem.computed(Architecture::SM_90) == problem;
                             if problem.expect_known().is_ok() && is_computed {
-                                all.extend(Tile::all(problem).into_iter().map(|tile| Variant::of(problem, tile)));
+                                all.extend(
+                                    Sm90Tile::all(problem).into_iter().map(|tile| Sm90Kernel::of(problem, tile)),
+                                );
                             }
                         }
                     }
                 }
             }
         }
-        all.sort_by_key(Variant::name);
+        all.sort_by_key(Sm90Kernel::name);
         all.dedup();
         all
     }
 
     /// The kernel for a problem by a tile.
-    fn of(problem: Problem, tile: Tile) -> Variant {
-        let Problem { element, x_element, output, x, epilogue, .. } = problem;
-        let tile = if tile.split.is_some() { Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
-        let (store, accumulate) = (Store::of(problem), Variant::adds_by_tma(problem));
-        Variant { element, x_element, output, tile, x, store, epilogue, accumulate }
+    fn of(problem: GemmProblem, tile: Sm90Tile) -> Sm90Kernel {
+        let GemmProblem { element, x_element, output, x, epilogue, .. } = problem;
+        let tile = if tile.split.is_some() { Sm90Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
+        let (store, accumulate) = (Sm90Store::of(problem), Sm90Kernel::adds_by_tma(problem));
+        Sm90Kernel { element, x_element, output, tile, x, store, epilogue, accumulate }
     }
 
     /// Its name.
     pub fn name(&self) -> String {
         let store = match self.store {
-            Store::Tiles => "",
-            Store::Across => "-across",
-            Store::OneByOne => "-one-by-one",
+            Sm90Store::Tiles => "",
+            Sm90Store::Across => "-across",
+            Sm90Store::OneByOne => "-one-by-one",
         };
         let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
         let epilogue = if self.epilogue { "-epilogue" } else { "" };
@@ -272,8 +277,8 @@ impl Variant {
     }
 
     /// Whether TMA adds a problem's results to what is there.
-    fn adds_by_tma(problem: Problem) -> bool {
-        problem.accumulate && Store::of(problem) != Store::OneByOne
+    fn adds_by_tma(problem: GemmProblem) -> bool {
+        problem.accumulate && Sm90Store::of(problem) != Sm90Store::OneByOne
     }
 
     /// Elements of the reduction in an atom.
@@ -287,14 +292,14 @@ impl Variant {
     }
 
     /// Atoms of a problem's reduction.
-    fn atoms(problem: Problem) -> u32 {
+    fn atoms(problem: GemmProblem) -> u32 {
         let depth = problem.reduction.next_multiple_of(tile_k(problem.element).columns());
         (depth * problem.element.bytes() / 128) as u32
     }
 
     /// Whether accumulators of so many parts fit where the stages are: what each CTA of a cluster receives, of its share of 64 features by a chunk of tokens.
     fn has_room_for(&self, split: u32) -> bool {
-        let Tile { features, tokens, stages, atoms, .. } = self.tile;
+        let Sm90Tile { features, tokens, stages, atoms, .. } = self.tile;
         let (chunk, blocks) = (self.chunk(), features / 64 / WARPGROUPS);
         let pieces = blocks * tokens / chunk;
         let received = pieces.div_ceil(split) * (split - 1) * WARPGROUPS * chunk * 256;
@@ -307,7 +312,7 @@ impl Variant {
         let most = if self.tile.split.is_some() { 4 } else { 8 };
         let chunks = (1..=most).rev().map(|eights| 8 * eights);
         // Rows of 16, 32 or 64 tokens are what the copy engine can permute.
-        let known = |chunk: u32| self.store != Store::Across || matches!(chunk, 16 | 32 | 64);
+        let known = |chunk: u32| self.store != Sm90Store::Across || matches!(chunk, 16 | 32 | 64);
         let fits = |chunk: &u32| {
             known(*chunk) && self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES
         };
@@ -315,7 +320,7 @@ impl Variant {
     }
 
     /// Rows of X that each tile of a problem takes: with split-K and for one CTA only as many as it has to, in whole chunks where there are several tiles.
-    fn x_rows(&self, problem: Problem, tile: Tile) -> u32 {
+    fn x_rows(&self, problem: GemmProblem, tile: Sm90Tile) -> u32 {
         if tile.split.is_none() || tile.cluster != 1 || self.x == XOrder::ReductionFirst {
             return tile.tokens;
         }
@@ -325,9 +330,9 @@ impl Variant {
     }
 
     fn shared_bytes(&self, chunk: u32) -> u32 {
-        let Tile { features, tokens, stages, atoms, split, .. } = self.tile;
-        let staging = if self.store == Store::OneByOne { 0 } else { staging_bytes(chunk) };
-        let sums = if self.epilogue || self.store == Store::OneByOne { accumulator_bytes(chunk) } else { 0 };
+        let Sm90Tile { features, tokens, stages, atoms, split, .. } = self.tile;
+        let staging = if self.store == Sm90Store::OneByOne { 0 } else { staging_bytes(chunk) };
+        let sums = if self.epilogue || self.store == Sm90Store::OneByOne { accumulator_bytes(chunk) } else { 0 };
         let received = if split.is_some() { RECEIVED_BARRIER } else { 0 };
         ALIGNMENT
             + stages * stage_bytes(self.element, features, tokens, atoms)
@@ -337,15 +342,15 @@ impl Variant {
 
     /// What the source is defined for.
     pub(crate) fn definitions(&self) -> String {
-        let Tile { features, tokens, stages, atoms, cluster, .. } = self.tile;
+        let Sm90Tile { features, tokens, stages, atoms, cluster, .. } = self.tile;
         let split_k = u32::from(self.tile.split.is_some());
         let blocks = features / 64 / WARPGROUPS;
         // What feeding needs; the others get the rest. They need more where two blocks of sums fill nearly all.
         let (left, taken) = if blocks == 2 { (24, 240) } else { (40, 232) };
         let store = match self.store {
-            Store::Tiles => 0,
-            Store::OneByOne => 1,
-            Store::Across => 2,
+            Sm90Store::Tiles => 0,
+            Sm90Store::OneByOne => 1,
+            Sm90Store::Across => 2,
         };
         format!(
             "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
@@ -365,12 +370,12 @@ impl Variant {
 
 /// A product with its kernel and its launch.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    problem: Problem,
-    tile: Tile,
+pub(super) struct Sm90Plan {
+    problem: GemmProblem,
+    tile: Sm90Tile,
     /// Rows of X that a tile takes.
     x_rows: u32,
-    variant: Variant,
+    variant: Sm90Kernel,
     kernel: Kernel,
     launch: Launch,
     panels: Panels,
@@ -378,7 +383,7 @@ pub(super) struct Plan {
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct Sm90Parameters {
     weight: TensorMap,
     x: [TensorMap; 2],
     out: TensorMap,
@@ -398,9 +403,9 @@ struct Parameters {
 /// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
 const PANEL_FEATURES: u32 = 4096;
 
-impl Plan {
-    pub(super) fn new(device: &Device, problem: Problem, tile: Tile) -> Result<Self> {
-        let variant = Variant::of(problem, tile);
+impl Sm90Plan {
+    pub(super) fn new(device: &Device, problem: GemmProblem, tile: Sm90Tile) -> Result<Self> {
+        let variant = Sm90Kernel::of(problem, tile);
         let shared = variant.shared_bytes(variant.chunk());
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
         let kernel = device.kernel(&variant.source(), "gemm")?;
@@ -418,20 +423,20 @@ impl Plan {
 
     /// Whether results are stored by TMA, to addresses that are multiples of 16 bytes.
     pub(super) fn stores_by_tma(&self) -> bool {
-        self.variant.store != Store::OneByOne
+        self.variant.store != Sm90Store::OneByOne
     }
 
     pub(super) fn kernel(&self) -> String {
-        Variant { tile: self.tile, ..self.variant }.name()
+        Sm90Kernel { tile: self.tile, ..self.variant }.name()
     }
 
     /// # Safety
     /// That of [`super::Gemm::run`].
-    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, reduction, .. } = self.problem;
+    pub(super) unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmProblem { element, output, features, tokens, reduction, .. } = self.problem;
         let (rows, depth) = self.problem.padded();
         let x_row = self.problem.x_row_by_tma();
-        let Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.tile;
+        let Sm90Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.tile;
         let (bytes, atom, step) = (element.bytes(), self.variant.k_atom(), self.variant.k_step());
         // The rows of X that the first block of a cluster reads: as the kernel has it.
         let first_part = if cluster == 1 { self.x_rows } else { (tile_tokens / 2).next_multiple_of(8) };
@@ -442,7 +447,7 @@ impl Plan {
             }
         };
         let x_first = x(first_part)?;
-        let parameters = Parameters {
+        let parameters = Sm90Parameters {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
@@ -452,11 +457,11 @@ impl Plan {
             )?,
             x: [x_first, if cluster == 1 { x_first } else { x(tile_tokens - first_part)? }],
             out: match self.variant.store {
-                Store::Tiles => {
+                Sm90Store::Tiles => {
                     let tile = (self.variant.chunk(), 64);
                     TensorMap::of_results(operands.out, output, (tokens, features), tile, Swizzle::Bytes128)?
                 }
-                Store::Across => {
+                Sm90Store::Across => {
                     let chunk = self.variant.chunk();
                     let swizzle = match chunk {
                         16 => Swizzle::Bytes32,
@@ -465,7 +470,7 @@ impl Plan {
                     };
                     TensorMap::of_results(operands.out, output, (features, tokens), (64, chunk), swizzle)?
                 }
-                Store::OneByOne => TensorMap::NONE,
+                Sm90Store::OneByOne => TensorMap::NONE,
             },
             meta: operands.weight.meta,
             to: RawOutput::of(self.problem, operands.out, epilogue),

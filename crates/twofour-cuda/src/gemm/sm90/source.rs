@@ -1,13 +1,13 @@
 //! The sources of the kernels.
 
-use super::Variant;
+use super::Sm90Kernel;
 use crate::{
     gemm::wgmma::{self, Weights},
     headers,
     source::{File, Source, Support},
 };
 
-impl Variant {
+impl Sm90Kernel {
     pub(in crate::gemm) fn source(&self) -> Source {
         let products = wgmma::products((self.element, self.x_element), self.tile.tokens, self.x, Weights::Shared);
         let kernel = File::new("gemm/sm90/kernel.cu", include_str!("kernel.cu"));

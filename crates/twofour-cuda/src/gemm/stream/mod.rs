@@ -6,7 +6,7 @@ use crate::{
     DataType as Element, Device, Result, Stream,
     device::{Kernel, Launch},
     gemm::{
-        Epilogue, Operands, Problem, RawOutput, XOrder,
+        Epilogue, GemmOperands, GemmProblem, RawOutput, XOrder,
         sm90::{SHARED_BYTES, shared_bytes_of_each},
         wgmma::{self, Weights},
     },
@@ -17,7 +17,7 @@ use crate::{
 
 /// What a cluster of the kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tile {
+pub struct StreamTile {
     /// Rows of W, a multiple of 16.
     pub features: u32,
     /// Rows of X that there is room for: 8, 16, 32, 64, 96 or 128.
@@ -26,9 +26,9 @@ pub struct Tile {
 
 /// What a cluster takes, and how many blocks it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape {
+pub struct StreamShape {
     /// Rows of W and of X.
-    pub tile: Tile,
+    pub tile: StreamTile,
     /// Blocks that share the rows of W and sum over a part of the columns each: 1 to 8.
     pub split: u32,
 }
@@ -78,7 +78,7 @@ fn k_step(element: Element) -> u32 {
 /// To round up the start, and the barrier of sums that others send.
 const OTHER_BYTES: u32 = 1024 + 8;
 
-impl Tile {
+impl StreamTile {
     /// Its name.
     pub(super) fn name(self) -> String {
         format!("{}x{}", self.features, self.tokens)
@@ -159,7 +159,7 @@ impl Tile {
 
     /// What sources are defined for.
     pub(super) fn definitions(self, step: Step) -> String {
-        let Tile { features, tokens } = self;
+        let StreamTile { features, tokens } = self;
         let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
         let (sums, gives, blocks) = (self.room_for_sums(step), u32::from(self.gives(step)), self.blocks());
         let taken = self.taken(step);
@@ -171,15 +171,15 @@ impl Tile {
     }
 }
 
-impl Shape {
+impl StreamShape {
     /// Those of some tiles for so many features, tokens and steps: of the widths of X that hold all tokens the least, and where that has 64 or more, all
     /// such widths, as several tiles; none where there are too many tokens. Every block has a step at least, and room for the sums that others send.
     pub(super) fn of(
         tiles: &[u32],
         (features, tokens): (usize, usize),
         steps: u32,
-        step: impl Fn(Tile) -> Step,
-    ) -> Vec<Shape> {
+        step: impl Fn(StreamTile) -> Step,
+    ) -> Vec<StreamShape> {
         if tokens > MOST_TOKENS {
             return Vec::new();
         }
@@ -187,22 +187,23 @@ impl Shape {
         let widths = TOKENS.into_iter().filter(|width| {
             Some(*width) == least || *width >= LEAST_OF_SEVERAL && least.is_none_or(|least| *width <= least)
         });
-        let tiles = widths.flat_map(|tokens| tiles.iter().map(move |features| Tile { features: *features, tokens }));
+        let tiles =
+            widths.flat_map(|tokens| tiles.iter().map(move |features| StreamTile { features: *features, tokens }));
         let tiles = tiles.filter(|tile| tile.clusters(features) * tile.tiles(tokens) <= MOST_CLUSTERS);
-        let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| Shape { tile, split }));
+        let all = tiles.flat_map(|tile| (1..=steps.min(MOST_BLOCKS)).map(move |split| StreamShape { tile, split }));
         all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
     }
 
     /// Those for a problem.
-    pub fn all(problem: Problem) -> Vec<Shape> {
-        let Problem { element, reduction, .. } = problem;
+    pub fn all(problem: GemmProblem) -> Vec<StreamShape> {
+        let GemmProblem { element, reduction, .. } = problem;
         let steps = reduction.div_ceil(k_step(element) as usize) as u32;
         let of = (problem.features, problem.tokens);
-        Shape::of(features(element), of, steps, |tile| Variant { element, tile }.step())
+        StreamShape::of(features(element), of, steps, |tile| StreamKernel { element, tile }.step())
     }
 
     /// The one of some that spreads so many rows best over the device, if there is one that does.
-    pub(super) fn best(all: &[Shape], features: usize, multiprocessors: u32) -> Option<Shape> {
+    pub(super) fn best(all: &[StreamShape], features: usize, multiprocessors: u32) -> Option<StreamShape> {
         // As few blocks to a row of W as occupy most of the device, and as few readers of X.
         let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
         enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).copied()
@@ -220,7 +221,7 @@ impl Shape {
 
     /// The launch for so many features and tokens.
     pub(super) fn launch(self, (features, tokens): (usize, usize), step: Step) -> Launch {
-        let Shape { tile, split } = self;
+        let StreamShape { tile, split } = self;
         let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", self.name());
         Launch { grid: (split, tile.clusters(features) * tile.tiles(tokens)), block, shared, cluster: split }
@@ -229,17 +230,18 @@ impl Shape {
 
 /// A kernel: for a type, rows of W and rows of X.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct StreamKernel {
     /// What W and X are made of.
     pub element: Element,
     /// Rows of W and of X.
-    pub tile: Tile,
+    pub tile: StreamTile,
 }
 
-impl Variant {
+impl StreamKernel {
     /// Every kernel that a problem may ask for.
-    pub fn all() -> Vec<Variant> {
-        let of = |element, features| TOKENS.map(|tokens| Variant { element, tile: Tile { features, tokens } });
+    pub fn all() -> Vec<StreamKernel> {
+        let of =
+            |element, features| TOKENS.map(|tokens| StreamKernel { element, tile: StreamTile { features, tokens } });
         let of = |element| features(element).iter().flat_map(move |features| of(element, *features));
         super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
     }
@@ -255,7 +257,7 @@ impl Variant {
     }
 
     fn step(&self) -> Step {
-        let Tile { features, tokens } = self.tile;
+        let StreamTile { features, tokens } = self.tile;
         let meta = features / 16 * 2 * (self.atom_bytes() / 4);
         Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
     }
@@ -314,7 +316,7 @@ impl RawProblem {
         output: Element,
         (features, tokens): (usize, usize),
         steps: usize,
-        shape: Shape,
+        shape: StreamShape,
     ) -> Self {
         let (output, split) = (output as u32, shape.split);
         Self {
@@ -333,27 +335,27 @@ impl RawProblem {
 
 /// A product with its kernel and its launch.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    problem: Problem,
-    variant: Variant,
-    shape: Shape,
+pub(super) struct StreamPlan {
+    problem: GemmProblem,
+    variant: StreamKernel,
+    shape: StreamShape,
     kernel: Kernel,
     launch: Launch,
 }
 
 /// As the kernel has it.
 #[repr(C)]
-struct Parameters {
+struct StreamParameters {
     weight: TensorMap,
     x: TensorMap,
     meta: TensorMap,
     problem: RawProblem,
 }
 
-impl Plan {
+impl StreamPlan {
     /// Of a problem that is known to kernels, with one of its shapes.
-    pub(super) fn new(device: &Device, problem: Problem, shape: Shape) -> Result<Self> {
-        let variant = Variant { element: problem.element, tile: shape.tile };
+    pub(super) fn new(device: &Device, problem: GemmProblem, shape: StreamShape) -> Result<Self> {
+        let variant = StreamKernel { element: problem.element, tile: shape.tile };
         let kernel = device.kernel(&variant.source(), "stream")?;
         let launch = shape.launch((problem.features, problem.tokens), variant.step());
         kernel.allow_shared(launch.shared)?;
@@ -366,17 +368,17 @@ impl Plan {
 
     /// # Safety
     /// That of [`super::Gemm::run`].
-    pub(super) unsafe fn run(&self, stream: Stream, operands: Operands, epilogue: Epilogue) -> Result<()> {
-        let Problem { element, output, features, tokens, .. } = self.problem;
+    pub(super) unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
+        let GemmProblem { element, output, features, tokens, .. } = self.problem;
         let (rows, columns) = self.problem.padded();
-        let Tile { features: tile_features, .. } = self.shape.tile;
+        let StreamTile { features: tile_features, .. } = self.shape.tile;
         let x_rows = self.shape.tile.x_rows(tokens);
         let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
         // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
         let meta_rows = columns.div_ceil(step as usize / 2);
         let meta_cols = rows / 64 * atom as usize / 8;
-        let parameters = Parameters {
+        let parameters = StreamParameters {
             weight: TensorMap::new(
                 operands.weight.values,
                 bytes,
@@ -419,16 +421,19 @@ mod tests {
     fn every_cluster_has_room_for_buffers_and_for_the_sums_that_others_send() {
         for tokens in TOKENS {
             for element in [Element::BF16, Element::E4M3, Element::I8] {
-                let shapes = Shape::all(Problem::plain(element, Element::F32, 4096, tokens as usize, 14_336));
-                for Shape { tile, split } in &shapes {
-                    let step = Variant { element, tile: *tile }.step();
+                let shapes = StreamShape::all(GemmProblem::plain(element, Element::F32, 4096, tokens as usize, 14_336));
+                for StreamShape { tile, split } in &shapes {
+                    let step = StreamKernel { element, tile: *tile }.step();
                     assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
                     assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
                     assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
                 }
                 // What small layers are measured to want.
                 for split in [1, 2] {
-                    assert!(shapes.contains(&Shape { tile: Tile { features: 64, tokens }, split }), "{tokens} {split}");
+                    assert!(
+                        shapes.contains(&StreamShape { tile: StreamTile { features: 64, tokens }, split }),
+                        "{tokens} {split}"
+                    );
                 }
             }
         }
@@ -442,7 +447,7 @@ mod tests {
                 assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
                 // Whoever has the most rows has room for what all others send of them.
                 let most = each + u32::from(more > 0);
-                let room = Tile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
+                let room = StreamTile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
                 assert_eq!(room, most * (blocks - 1) * 16 * 8 * 4, "{all} {blocks}");
             }
         }
@@ -450,7 +455,7 @@ mod tests {
 
     #[test]
     fn more_clusters_than_a_grid_has_rows_are_not_asked_for() {
-        let shapes = |features| Shape::all(Problem::plain(Element::BF16, Element::BF16, features, 8, 4096));
+        let shapes = |features| StreamShape::all(GemmProblem::plain(Element::BF16, Element::BF16, features, 8, 4096));
         assert!(shapes(1 << 22).iter().all(|shape| shape.tile.features > 64));
         assert!(shapes(65_535 * 64).iter().any(|shape| shape.tile.features == 64));
         assert!(shapes(1 << 28).is_empty());

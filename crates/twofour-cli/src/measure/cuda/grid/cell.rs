@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use twofour_cuda::{
     Device, Error,
     engine::{Engine, Product, dense_output},
-    gemm::{Gemm, Method},
+    gemm::{Gemm, GemmMethod},
     libraries::Libraries,
     measure::{Contender, REST, Time, Timer, Trial, TrialTensors},
 };
@@ -118,7 +118,7 @@ impl<'a> GridTimer<'a> {
         let tensors = TrialTensors::random(self.stream, first.problem(first.most_tokens))?;
         let likely = |cell: &GridCell<'_>| {
             let problem = cell.problem(cell.tokens);
-            let methods = Method::likely(problem, self.device.architecture());
+            let methods = GemmMethod::likely(problem, self.device.architecture());
             methods.into_iter().map(|method| (problem, method)).collect::<Vec<_>>()
         };
         let methods: Vec<_> = cells.iter().flat_map(likely).collect();
@@ -135,7 +135,7 @@ impl<'a> GridTimer<'a> {
         let of = |name: &'static str| engines.iter().copied().filter(move |engine| engine.name() == name);
         let mut finalists = self.fastest(trial, of("twofour"), OURS)?;
         let unmeasured =
-            Engine::TwoFour(Method::best(problem, self.device.architecture(), self.device.multiprocessors()));
+            Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.multiprocessors()));
         if !finalists.iter().any(|candidate| candidate.engine == unmeasured) {
             let product = trial.product(unmeasured)?;
             let us = self.first_launches(trial, &product)?;

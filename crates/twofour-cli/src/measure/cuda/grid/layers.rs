@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use twofour_cuda::{DataType, gemm::Problem};
+use twofour_cuda::{DataType, gemm::GemmProblem};
 
 /// A weight, and the layers of models that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,9 +132,9 @@ pub(crate) struct GridCell<'a> {
 
 impl GridCell<'_> {
     /// Its GEMM, with that number of tokens.
-    pub(crate) fn problem(&self, tokens: usize) -> Problem {
+    pub(crate) fn problem(&self, tokens: usize) -> GemmProblem {
         let output = if self.element.bytes() == 2 { self.element } else { DataType::BF16 };
-        Problem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs)
+        GemmProblem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs)
     }
 
     /// Tokens, input features, output features.

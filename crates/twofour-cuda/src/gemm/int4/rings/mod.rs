@@ -1,17 +1,17 @@
 //! GEMM of few tokens with a four-bit weight on sm_90a, through circular buffers of stages: see [`crate::gemm::rings`].
 
-use super::{Problem, Weight, maps::Maps};
+use super::{Int4Problem, Int4Weight, maps::Maps};
 use crate::{
     DevicePtr, Result,
     gemm::{
         RawOutput,
-        rings::{Shape, shape},
+        rings::{RingsShape, shape},
     },
 };
 use twofour::int4::Granularity;
 
 /// Shapes that there are kernels for. 112 rows are for weights of which every multiprocessor takes several blocks: 28672 rows are two for each of 128.
-pub(super) const SHAPES: [Shape; 15] = [
+pub(super) const SHAPES: [RingsShape; 15] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
     shape(2, 4, 2, 8),
@@ -30,14 +30,14 @@ pub(super) const SHAPES: [Shape; 15] = [
 ];
 
 /// Bytes of two tiles of X, of so many tokens, and of a unit of W for each sixteen rows.
-pub(super) fn step_bytes(shape: Shape, granularity: Granularity) -> u32 {
+pub(super) fn step_bytes(shape: RingsShape, granularity: Granularity) -> u32 {
     let scales = if granularity == Granularity::Group { 32 } else { 0 };
     2 * shape.tokens * 128 + shape.height * (512 + 256 + scales)
 }
 
 /// As the kernel has it.
 #[repr(C)]
-pub(super) struct Parameters {
+pub(super) struct Int4RingsParameters {
     maps: Maps,
     row_scales: DevicePtr,
     to: RawOutput,
@@ -47,9 +47,15 @@ pub(super) struct Parameters {
     steps: u32,
 }
 
-impl Parameters {
+impl Int4RingsParameters {
     /// Of a problem that is known to kernels.
-    pub(super) fn new(problem: Problem, shape: Shape, weight: Weight, x: DevicePtr, to: RawOutput) -> Result<Self> {
+    pub(super) fn new(
+        problem: Int4Problem,
+        shape: RingsShape,
+        weight: Int4Weight,
+        x: DevicePtr,
+        to: RawOutput,
+    ) -> Result<Self> {
         Ok(Self {
             maps: Maps::new(problem, weight, x, shape.height, shape.tokens)?,
             row_scales: weight.scales,
@@ -70,7 +76,7 @@ mod tests {
     #[test]
     fn weights_get_blocks_of_the_rows_that_were_fastest() {
         for tokens in [8, 16] {
-            let shapes = Shape::with_room(&SHAPES, tokens);
+            let shapes = RingsShape::with_room(&SHAPES, tokens);
             for (features, rows) in [
                 (4096, 32),
                 (6144, 48),
@@ -81,7 +87,7 @@ mod tests {
                 (28_672, 112),
                 (57_344, 112),
             ] {
-                let best = Shape::best(&shapes, features, 132).unwrap();
+                let best = RingsShape::best(&shapes, features, 132).unwrap();
                 assert_eq!(16 * best.height, rows, "{features} rows, {tokens} tokens");
             }
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Problem, UNIT};
+use super::{Int4Problem, UNIT};
 use crate::Architecture;
 
 /// Tokens that there are kernels for.
@@ -23,7 +23,7 @@ const SHARED_BYTES: u32 = Architecture::SM_86.shared_bytes();
 
 /// How the warps of a block share the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Shape {
+pub struct StagedShape {
     /// Rows of X that there is room for.
     pub tokens: u32,
     /// Warps that share the same rows of W: 1, 2, 4 or 8 of the block's eight, and no fewer than the units.
@@ -32,26 +32,26 @@ pub struct Shape {
     pub height: u32,
 }
 
-impl Shape {
+impl StagedShape {
     /// Those for so many tokens: none where there are too many.
-    pub fn all(tokens: usize) -> Vec<Shape> {
+    pub fn all(tokens: usize) -> Vec<StagedShape> {
         let Some(tokens) = TOKENS.into_iter().find(|most| tokens <= *most as usize) else { return Vec::new() };
         let heights: &[u32] = if tokens <= 16 { &[2, 1] } else { &[1] };
-        let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| Shape { tokens, k_warps, height: *height });
-        let is = |shape: &Shape| shape.k_warps >= shape.height && shape.stages() >= 2;
+        let of = |height: &u32| [1, 2, 4, 8].map(|k_warps| StagedShape { tokens, k_warps, height: *height });
+        let is = |shape: &StagedShape| shape.k_warps >= shape.height && shape.stages() >= 2;
         heights.iter().flat_map(of).filter(is).collect()
     }
 
     /// Every one.
-    pub(super) fn every() -> Vec<Shape> {
-        TOKENS.iter().flat_map(|tokens| Shape::all(*tokens as usize)).collect()
+    pub(super) fn every() -> Vec<StagedShape> {
+        TOKENS.iter().flat_map(|tokens| StagedShape::all(*tokens as usize)).collect()
     }
 
     /// The one that spreads the work best, as measured on an H200: the most rows to a block, and so the least of X to be read, that leave blocks for
     /// seven of ten multiprocessors.
-    pub fn best(problem: Problem, multiprocessors: u32) -> Option<Shape> {
-        let all = Shape::all(problem.tokens);
-        let enough = |shape: &&Shape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
+    pub fn best(problem: Int4Problem, multiprocessors: u32) -> Option<StagedShape> {
+        let all = StagedShape::all(problem.tokens);
+        let enough = |shape: &&StagedShape| shape.blocks(problem.features) * 10 >= 7 * multiprocessors;
         all.iter().find(enough).or(all.last()).copied()
     }
 
@@ -77,7 +77,7 @@ impl Shape {
     }
 
     /// Whether all of X stays in shared memory, and how much of it that takes.
-    pub(super) fn shared(self, problem: Problem) -> (bool, u32) {
+    pub(super) fn shared(self, problem: Int4Problem) -> (bool, u32) {
         let chunk = u64::from(self.chunk_bytes(problem.tokens as u32));
         let chunks = problem.reduction.div_ceil(self.k_warps as usize * UNIT.1) as u64;
         let stages = u64::from(self.stages());
@@ -88,13 +88,13 @@ impl Shape {
 
     /// Its name.
     pub(super) fn name(self) -> String {
-        let Shape { tokens, k_warps, height } = self;
+        let StagedShape { tokens, k_warps, height } = self;
         format!("{tokens}k{k_warps}h{height}")
     }
 
     /// What the source is defined for.
     pub(super) fn definitions(self) -> String {
-        let Shape { tokens, k_warps, height } = self;
+        let StagedShape { tokens, k_warps, height } = self;
         let stages = self.stages();
         format!(
             "#define TOKENS {tokens}\n#define K_WARPS {k_warps}\n#define HEIGHT {height}\n#define STAGES {stages}\n"

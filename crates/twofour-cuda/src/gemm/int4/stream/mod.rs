@@ -1,11 +1,11 @@
 //! Products of few tokens with a four-bit weight on sm_90a, by clusters: see [`crate::gemm::stream`].
 
-use super::{Problem, UNIT, Weight, maps::Maps};
+use super::{Int4Problem, Int4Weight, UNIT, maps::Maps};
 use crate::{
     DevicePtr, Result,
     gemm::{
         RawOutput,
-        stream::{RawProblem, Shape, Step, Tile},
+        stream::{RawProblem, Step, StreamShape, StreamTile},
     },
 };
 use twofour::int4::Granularity;
@@ -17,20 +17,20 @@ const FEATURES: [u32; 4] = [64, 96, 128, 256];
 const TOKENS: [u32; 3] = [16, 32, 64];
 
 /// Those for a problem.
-pub(super) fn shapes(problem: Problem) -> Vec<Shape> {
+pub(super) fn shapes(problem: Int4Problem) -> Vec<StreamShape> {
     let of = (problem.features, problem.tokens);
-    let all = Shape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
+    let all = StreamShape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
     all.into_iter().filter(|shape| TOKENS.contains(&shape.tile.tokens)).collect()
 }
 
 /// Those that differ in their kernels.
-pub(super) fn kernels() -> Vec<Shape> {
-    let of = |tokens| FEATURES.map(|features| Shape { tile: Tile { features, tokens }, split: 1 });
+pub(super) fn kernels() -> Vec<StreamShape> {
+    let of = |tokens| FEATURES.map(|features| StreamShape { tile: StreamTile { features, tokens }, split: 1 });
     TOKENS.into_iter().flat_map(of).collect()
 }
 
 /// What a step needs: two tiles of X, and a unit of W for each sixteen rows.
-pub(super) fn step(tile: Tile, granularity: Granularity) -> Step {
+pub(super) fn step(tile: StreamTile, granularity: Granularity) -> Step {
     let units = tile.features / UNIT.0 as u32;
     let scales = if granularity == Granularity::Group { (units * 32).next_multiple_of(128) } else { 0 };
     let height = if tile.features > 64 { 2 } else { 1 };
@@ -39,17 +39,23 @@ pub(super) fn step(tile: Tile, granularity: Granularity) -> Step {
 
 /// As the kernel has it.
 #[repr(C)]
-pub(super) struct Parameters {
+pub(super) struct Int4StreamParameters {
     maps: Maps,
     row_scales: DevicePtr,
     problem: RawProblem,
 }
 
-impl Parameters {
+impl Int4StreamParameters {
     /// Of a problem that is known to kernels.
-    pub(super) fn new(problem: Problem, shape: Shape, weight: Weight, x: DevicePtr, to: RawOutput) -> Result<Self> {
-        let Problem { output, features, tokens, .. } = problem;
-        let Tile { features: rows, tokens: room } = shape.tile;
+    pub(super) fn new(
+        problem: Int4Problem,
+        shape: StreamShape,
+        weight: Int4Weight,
+        x: DevicePtr,
+        to: RawOutput,
+    ) -> Result<Self> {
+        let Int4Problem { output, features, tokens, .. } = problem;
+        let StreamTile { features: rows, tokens: room } = shape.tile;
         Ok(Self {
             maps: Maps::new(problem, weight, x, rows / UNIT.0 as u32, room)?,
             row_scales: weight.scales,
@@ -67,7 +73,7 @@ mod tests {
     fn clusters_have_room_for_sums_where_layers_want_them() {
         for granularity in [Granularity::Group, Granularity::Row] {
             for tokens in TOKENS {
-                let problem = Problem {
+                let problem = Int4Problem {
                     element: DataType::BF16,
                     output: DataType::BF16,
                     granularity,
@@ -78,7 +84,7 @@ mod tests {
                 };
                 let shapes = shapes(problem);
                 for (features, split) in [(64, 1), (64, 2), (128, 7)] {
-                    let wanted = Shape { tile: Tile { features, tokens }, split };
+                    let wanted = StreamShape { tile: StreamTile { features, tokens }, split };
                     assert!(shapes.contains(&wanted), "{granularity:?} {wanted:?}");
                 }
                 for shape in shapes {
