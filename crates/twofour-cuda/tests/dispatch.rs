@@ -188,7 +188,8 @@ fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
                 expected += 1.0;
                 rounded += expected.abs();
             }
-            size *= 1e-5;
+            // cuBLASLt may round partial sums to the output's type.
+            size *= if matches!(engine, Engine::CublasLt(_)) { 1e-3 } else { 1e-5 };
             let (value, _) = result(found, problem.output, expected);
             assert!(
                 (value - expected).abs() <= rounded / 256.0 + size + 1e-6,

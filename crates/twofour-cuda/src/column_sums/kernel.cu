@@ -15,42 +15,40 @@ struct ColumnSums {
 };
 
 typedef Bits<ELEMENT>::type Raw;
-struct __align__(2 * sizeof(Raw)) Two { Raw first, second; };
+// Elements of a lane: 16 bytes.
+constexpr u32 WIDTH = 16 / sizeof(Raw);
+struct __align__(16) Vector { Raw of[WIDTH]; };
+constexpr u32 COLUMNS = 32 * WIDTH;
 
-// A block of eight warps sums 64 columns of a chunk of rows; a lane two of its warp's rows' columns.
+// A block of eight warps sums COLUMNS columns of a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns of it.
 extern "C" __global__ void __launch_bounds__(256) sum_chunks(const __grid_constant__ ColumnSums p) {
-    __shared__ float2 sums[8][32];
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 64 * blockIdx.x + 2 * lane;
+    __shared__ float sums[8][COLUMNS];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = COLUMNS * blockIdx.x + WIDTH * lane;
     const u32 first = blockIdx.y * p.chunk, end = min(first + p.chunk, p.rows);
     const Raw* from = (const Raw*)p.matrix + (u64)(first + warp) * p.cols + col;
-    const bool pairs = p.cols % 2 == 0 && (u64)p.matrix % sizeof(Two) == 0;
-    float2 sum = make_float2(0.0f, 0.0f);
-    if (col < p.cols) {
-        if (pairs) {
-            #pragma unroll 8
-            for (u32 row = first + warp; row < end; row += 8, from += 8 * (u64)p.cols) {
-                const Two two = *(const Two*)from;
-                sum.x += widen<ELEMENT>(two.first);
-                sum.y += widen<ELEMENT>(two.second);
-            }
-        } else {
-            #pragma unroll 4
-            for (u32 row = first + warp; row < end; row += 8, from += 8 * (u64)p.cols) {
-                sum.x += widen<ELEMENT>(from[0]);
-                if (col + 1 < p.cols) sum.y += widen<ELEMENT>(from[1]);
-            }
+    const bool vectors = p.cols % WIDTH == 0 && (u64)p.matrix % sizeof(Vector) == 0;
+    float sum[WIDTH] = {};
+    if (vectors && col < p.cols) {
+        #pragma unroll 8
+        for (u32 row = first + warp; row < end; row += 8, from += 8 * (u64)p.cols) {
+            const Vector vector = *(const Vector*)from;
+            unrolled<WIDTH>([&](auto i) { sum[i.value] += widen<ELEMENT>(vector.of[i.value]); });
+        }
+    } else if (!vectors) {
+        #pragma unroll 2
+        for (u32 row = first + warp; row < end; row += 8, from += 8 * (u64)p.cols) {
+            unrolled<WIDTH>([&](auto i) {
+                if (col + i.value < p.cols) sum[i.value] += widen<ELEMENT>(from[i.value]);
+            });
         }
     }
-    sums[warp][lane] = sum;
+    unrolled<WIDTH>([&](auto i) { sums[warp][WIDTH * lane + i.value] = sum[i.value]; });
     __syncthreads();
-    if (warp > 0 || col >= p.cols) return;
-    for (u32 w = 1; w < 8; w++) {
-        sum.x += sums[w][lane].x;
-        sum.y += sums[w][lane].y;
+    for (u32 c = threadIdx.x; c < COLUMNS && COLUMNS * blockIdx.x + c < p.cols; c += 256) {
+        float total = sums[0][c];
+        for (u32 w = 1; w < 8; w++) total += sums[w][c];
+        p.partial[(u64)blockIdx.y * p.cols + COLUMNS * blockIdx.x + c] = total;
     }
-    float* to = p.partial + (u64)blockIdx.y * p.cols + col;
-    to[0] = sum.x;
-    if (col + 1 < p.cols) to[1] = sum.y;
 }
 
 template <int E> __device__ __forceinline__ void finish(const ColumnSums& p, u32 col, float sum) {

@@ -15,9 +15,13 @@ use crate::{
 /// Data types that matrices and sums may have.
 const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
-/// Columns that a CTA sums, and the fewest rows of a chunk.
-const COLUMNS: usize = 64;
+/// The fewest rows of a chunk.
 const LEAST_CHUNK: usize = 64;
+
+/// Columns that a CTA sums: 16 bytes for each of 32 lanes.
+fn columns(dtype: DataType) -> usize {
+    32 * 16 / dtype.bytes()
+}
 
 /// The kernels for matrices of one data type, on one device.
 #[derive(Debug, Clone)]
@@ -86,7 +90,7 @@ impl ColumnSums {
 
     /// Rows of a chunk, and how many chunks there are.
     fn chunks(&self, rows: usize, cols: usize) -> (usize, usize) {
-        let wanted = self.blocks.div_ceil(cols.div_ceil(COLUMNS).max(1));
+        let wanted = self.blocks.div_ceil(cols.div_ceil(columns(self.dtype)).max(1));
         let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MOST_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
@@ -137,7 +141,7 @@ impl ColumnSums {
             accumulate: u32::from(to.accumulate),
         };
         if chunks > 0 {
-            let launch = Launch::simple((cols.div_ceil(COLUMNS) as u32, chunks as u32), BLOCK);
+            let launch = Launch::simple((cols.div_ceil(columns(self.dtype)) as u32, chunks as u32), BLOCK);
             // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
             unsafe { self.sum_chunks.launch(stream, launch, &parameters) }?;
         }

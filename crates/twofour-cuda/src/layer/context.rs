@@ -9,6 +9,7 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
+use super::dense::{ALGORITHMS, fastest};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     column_sums::ColumnSums,
@@ -21,7 +22,7 @@ use crate::{
     },
     libraries::{
         Libraries,
-        cublaslt::{self, CublasLtPlan, DenseProblem},
+        cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem},
     },
     prune::Pruner,
     quantize::Quantizer,
@@ -45,6 +46,7 @@ struct Shared {
     dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
     dense: Plans<DenseProblem, CublasLtPlan>,
+    bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
     pruners: Plans<(DataType, DataType), Pruner>,
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
@@ -119,6 +121,7 @@ impl Work<'_> {
     }
 }
 
+const NO_DENSE: Error = Error::Vendor { library: "cuBLASLt", action: "planning a dense GEMM", status: 15 };
 const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
 
 impl LayerContext {
@@ -149,6 +152,7 @@ impl LayerContext {
             dispatcher,
             gemms: Plans::default(),
             dense: Plans::default(),
+            bias_gradients: Plans::default(),
             pruners: Plans::default(),
             elementwise: Plans::default(),
             column_sums: Plans::default(),
@@ -247,11 +251,31 @@ impl LayerContext {
     pub(super) fn dense(&self, problem: DenseProblem) -> Result<CublasLtPlan> {
         self.shared.dense.of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;
-            let library = self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
-            let mut plans = library.plans(problem, 1)?;
-            let none = Error::Vendor { library: "cuBLASLt", action: "planning a dense GEMM", status: 15 };
-            plans.pop().ok_or(none)
+            let plans = self.cublaslt()?.plans(problem, ALGORITHMS)?;
+            fastest(self, problem, plans)?.ok_or(NO_DENSE)
         })
+    }
+
+    /// The dense GEMM for a weight gradient that writes the bias gradient to a vector too; `None` where the library has none.
+    ///
+    /// # Safety
+    /// The vector is valid, of the problem's output type, until this returns. The plan may be run while the vector is valid.
+    pub(super) unsafe fn dense_with_bias_gradient(
+        &self,
+        problem: DenseProblem,
+        vector: DevicePtr,
+    ) -> Result<Option<CublasLtPlan>> {
+        self.shared.bias_gradients.of((problem, vector), || {
+            self.expect_not_capturing("planning a dense GEMM")?;
+            // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.
+            let plans =
+                unsafe { self.cublaslt()?.plans_with(problem, DenseEpilogue::BiasGradient, vector, ALGORITHMS) };
+            fastest(self, problem, plans.unwrap_or_default())
+        })
+    }
+
+    fn cublaslt(&self) -> Result<&CublasLt> {
+        self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)
     }
 
     pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {

@@ -3,7 +3,9 @@
 use twofour::layer::Activation;
 
 use super::{
-    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements,
+    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear,
+    dense::dense,
+    elements,
     quantized::{self, quantized_linear},
     weight::PackedBuffer,
 };
@@ -173,24 +175,6 @@ pub(super) fn linear(
 /// Bytes of workspace that a GEMM needs for operands at these addresses.
 pub(super) fn workspace_bytes(gemm: &Gemm, x: DevicePtr, out: DevicePtr) -> usize {
     if (x | out).is_multiple_of(16) { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() }
-}
-
-/// Launches a dense GEMM.
-pub(super) fn dense(
-    context: &LayerContext,
-    problem: DenseProblem,
-    a: DevicePtr,
-    b: DevicePtr,
-    d: DevicePtr,
-) -> Result<()> {
-    if problem.rows == 0 || problem.cols == 0 || problem.reduction == 0 {
-        return Ok(());
-    }
-    let plan = context.dense(problem)?;
-    let mut work = context.work();
-    let [workspace] = work.parts([WORKSPACE_BYTES])?;
-    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
-    unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
 /// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16: turns the gradient of a layer's output into that of its

@@ -7,8 +7,7 @@ use twofour::{
 };
 
 use super::{
-    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, elements,
-    forward::{dense, workspace_bytes},
+    DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, dense::dense, elements, forward::workspace_bytes,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
@@ -120,6 +119,44 @@ impl SparseLinear {
             self.compressor.advance(stream, self.seed_at())?;
             gemm.run(stream, GemmOperands { weight, x, out: dw, workspace }, Epilogue::default())
         }
+    }
+
+    /// Launches both: [`SparseLinear::weight_gradient`] and [`SparseLinear::bias_gradient`]. Where the weight gradient is dense and overwritten and `db` is of its type, one GEMM computes
+    /// both, whose bias gradient is of the same sums in another order.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn parameter_gradients(
+        &self,
+        dy: DeviceSlice<'_>,
+        x: DeviceSlice<'_>,
+        tokens: usize,
+        accumulate: Accumulate,
+        mut dw: DeviceSliceMut<'_>,
+        mut db: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let is_dense = self.settings.weight_gradient == WeightGradient::Dense && accumulate == Accumulate::Overwrite;
+        if !(is_dense && tokens > 0 && db.dtype() == dw.dtype()) {
+            self.weight_gradient(dy, x, tokens, accumulate, dw.reborrow())?;
+            return self.bias_gradient(dy, tokens, accumulate, db.reborrow());
+        }
+        let (context, dtype, output) = (&self.context, self.dtype, dw.dtype());
+        expect_gradient(output, dtype)?;
+        let vector = db.expect("the bias gradient", context, output, self.out_features)?;
+        let problem = dense_weight_gradient(self, tokens, accumulate, output);
+        // SAFETY: the vector has been found to be as long as the output features, and is passed to every run of its plan.
+        let plan = unsafe { context.dense_with_bias_gradient(problem, vector) }?;
+        let Some(plan) = plan else {
+            self.weight_gradient(dy, x, tokens, accumulate, dw.reborrow())?;
+            return self.bias_gradient(dy, tokens, accumulate, db.reborrow());
+        };
+        let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
+        let x = x.expect("the input", context, dtype, elements(tokens, self.in_features)?)?;
+        let dw = dw.expect("the weight gradient", context, output, elements(self.out_features, self.in_features)?)?;
+        let mut work = context.work();
+        let [workspace] = work.parts([WORKSPACE_BYTES])?;
+        // SAFETY: the slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+        unsafe { plan.run(context.raw(), x, dy, dw, workspace) }
     }
 
     /// Launches the bias gradient: the sums of the columns of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]` of f32, f16 or bf16.

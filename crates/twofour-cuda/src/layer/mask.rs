@@ -7,15 +7,13 @@ use twofour::{Element, Mask, MatrixRef};
 use super::LayerContext;
 use crate::{DataType, DevicePtr, Error, Result, prune::DenseWeight};
 
-/// A mask, and the one before it.
+/// A mask.
 #[derive(Debug)]
 pub(super) struct TileMask {
     rows: usize,
     cols: usize,
     tiles: CudaSlice<u16>,
-    before: CudaSlice<u16>,
     tiles_at: DevicePtr,
-    before_at: DevicePtr,
 }
 
 impl TileMask {
@@ -23,13 +21,10 @@ impl TileMask {
     pub(super) fn new(context: &LayerContext, rows: usize, cols: usize) -> Result<Self> {
         context.expect_not_capturing("allocating memory")?;
         let len = (rows.div_ceil(4) * cols.div_ceil(4)).max(1);
-        let zeros = || {
-            let zeros = context.stream().alloc_zeros::<u16>(len);
-            zeros.map_err(|error| Error::driver("allocating a mask", error))
-        };
-        let (tiles, before) = (zeros()?, zeros()?);
-        let (tiles_at, before_at) = (tiles.device_ptr(context.stream()).0, before.device_ptr(context.stream()).0);
-        Ok(Self { rows, cols, tiles, before, tiles_at, before_at })
+        let zeros = context.stream().alloc_zeros::<u16>(len);
+        let tiles = zeros.map_err(|error| Error::driver("allocating a mask", error))?;
+        let tiles_at = tiles.device_ptr(context.stream()).0;
+        Ok(Self { rows, cols, tiles, tiles_at })
     }
 
     /// Where it is.
@@ -37,29 +32,9 @@ impl TileMask {
         self.tiles_at
     }
 
-    /// Where the one before is.
-    pub(super) fn before(&self) -> DevicePtr {
-        self.before_at
-    }
-
-    /// Bytes of both.
+    /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
-        self.tiles.num_bytes() + self.before.num_bytes()
-    }
-
-    /// Launches keeping the mask as the one before.
-    pub(super) fn keep_before(&self, context: &LayerContext) -> Result<()> {
-        context.device().bind()?;
-        // SAFETY: both masks are as long, and the stream is of their device.
-        let copied = unsafe {
-            result::memcpy_dtod_async(
-                self.before_at,
-                self.tiles_at,
-                self.tiles.num_bytes(),
-                context.stream().cu_stream(),
-            )
-        };
-        copied.map_err(|error| Error::driver("copying a mask", error))
+        self.tiles.num_bytes()
     }
 
     /// Overwrites it with one of host memory, of the same shape.

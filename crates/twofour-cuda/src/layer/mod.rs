@@ -15,6 +15,7 @@
 //! CUDA graph: what changes from step to step, seeds, step numbers and learning rates, is in device memory.
 
 mod context;
+mod dense;
 mod forward;
 mod gradient;
 mod mask;

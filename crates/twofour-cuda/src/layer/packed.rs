@@ -13,7 +13,7 @@ use twofour::{
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, elements, forward::dense,
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::dense, elements,
     quantized::quantized_linear, weight::PackedBuffer,
 };
 use crate::{

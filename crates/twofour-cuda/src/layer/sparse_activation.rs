@@ -7,11 +7,8 @@ use twofour::{
 };
 
 use super::{
-    DeviceSlice, DeviceSliceMut, LayerContext, bias_gradient, elements,
-    forward::{dense, linear},
-    gradient::zero,
-    mask::TileMask,
-    weight::PackedBuffer,
+    DeviceSlice, DeviceSliceMut, LayerContext, bias_gradient, dense::dense, elements, forward::linear, gradient::zero,
+    mask::TileMask, weight::PackedBuffer,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,

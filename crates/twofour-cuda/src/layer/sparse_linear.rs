@@ -64,7 +64,10 @@ pub struct SparseLinear {
     pub(super) float8: Option<WeightScale>,
 }
 
-/// Numbers that kernels leave, u64s: the place of the first number that no mask can be chosen with, flipped mask elements, and the seed of the next MVUE.
+/// What counts flips where there were none: all ones, as the place of no NaN, so that one operation resets both.
+const NO_FLIPS: u64 = u64::MAX;
+
+/// Numbers that kernels leave, u64s: the place of the first number that no mask can be chosen with, flipped mask elements less one, and the seed of the next MVUE.
 #[derive(Debug)]
 struct Status {
     memory: CudaSlice<u64>,
@@ -76,7 +79,7 @@ struct Status {
 impl Status {
     fn new(context: &LayerContext) -> Result<Self> {
         context.expect_not_capturing("allocating memory")?;
-        let copied = context.stream().clone_htod(&[NO_NAN, 0, 0]);
+        let copied = context.stream().clone_htod(&[NO_NAN, NO_FLIPS, 0]);
         let memory = copied.map_err(|error| Error::driver("allocating device memory", error))?;
         let wrong = memory.device_ptr(context.stream()).0;
         Ok(Self { memory, wrong, flips: wrong + 8, seed: wrong + 16 })
@@ -86,11 +89,8 @@ impl Status {
     fn reset(&self, context: &LayerContext) -> Result<()> {
         let stream = context.stream().cu_stream();
         context.device().bind()?;
-        // SAFETY: both numbers are 8 bytes of `memory`, and the stream is of their device.
-        let set = unsafe {
-            result::memset_d8_async(self.wrong, 0xFF, 8, stream)
-                .and_then(|()| result::memset_d8_async(self.flips, 0, 8, stream))
-        };
+        // SAFETY: both numbers are neighbours in `memory`, 8 bytes each, and the stream is of their device.
+        let set = unsafe { result::memset_d8_async(self.wrong, 0xFF, 16, stream) };
         set.map_err(|error| Error::driver("resetting a layer's counters", error))
     }
 
@@ -246,10 +246,15 @@ impl SparseLinear {
         self.check_mask(mask)?;
         let weight = self.weight(master)?;
         self.context.expect_not_capturing("setting a mask")?;
-        self.status.reset(&self.context)?;
-        self.mask.keep_before(&self.context)?;
+        let flips = mask.flips(&self.mask.read(&self.context)?)?;
         self.mask.write(&self.context, mask)?;
-        self.launch(weight, MaskChoice::Given, true)
+        let copied = self
+            .context
+            .stream()
+            .memcpy_htod(&[NO_NAN, NO_FLIPS.wrapping_add(flips)], &mut self.status.memory.slice_mut(..2));
+        copied.map_err(|error| Error::driver("setting a layer's counters", error))?;
+        self.context.synchronize()?;
+        self.launch(weight, MaskChoice::Given)
     }
 
     /// An error unless [`SparseLinear::set_mask`] takes the mask.
@@ -288,14 +293,11 @@ impl SparseLinear {
         if chooses || selection == Selection::Rule {
             self.status.reset(&self.context)?;
         }
-        if chooses {
-            self.mask.keep_before(&self.context)?;
-        }
-        self.launch(weight, choice, chooses)
+        self.launch(weight, choice)
     }
 
-    /// Launches a pass over the weight, and what follows from it. `counts`: flips against the mask before.
-    fn launch(&mut self, weight: DenseWeight, choice: MaskChoice, counts: bool) -> Result<()> {
+    /// Launches a pass over the weight, and what follows from it. A mask that is chosen is compared with the one before it.
+    fn launch(&mut self, weight: DenseWeight, choice: MaskChoice) -> Result<()> {
         let (context, status) = (&self.context, &self.status);
         let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
             (MaskRule::SoftThreshold, Some((_, scale)), MaskChoice::Rows) => Some(*scale),
@@ -310,7 +312,10 @@ impl SparseLinear {
         if let Some(scale) = &self.float8 {
             scale.update(context, weight, self.master)?;
         }
-        let watch = Watch { nan: status.wrong, flips: counts.then(|| (self.mask.before(), status.flips)) };
+        let watch = Watch {
+            nan: status.wrong,
+            flips: (choice != MaskChoice::Given).then(|| (self.mask.tiles(), status.flips)),
+        };
         let order = self.packed.order();
         // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
         unsafe { self.pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
@@ -348,7 +353,7 @@ impl SparseLinear {
     /// # Errors
     /// [`Error::Driver`].
     pub fn flips(&self) -> Result<u64> {
-        Ok(self.status.read(&self.context)?[1])
+        Ok(self.status.read(&self.context)?[1].wrapping_sub(NO_FLIPS))
     }
 
     /// The same as a share of all elements (flip rate; FST, Hu et al., ICML 2024).

@@ -172,6 +172,8 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         if constexpr (!AT_ONCE) unrolled<4>([&](auto r) { w[R + r.value] = load(row + r.value); });
         const u64 tile = (u64)(row / 4) * tile_cols + col0 / 4;
         u32 kept = 0;
+        // Read before the mask is written, which may be in the same memory.
+        const u32 before = inside && p.tiles_before ? p.tiles_before[tile] : 0;
         if (RULE == GIVEN || (RULE == ANY && p.rule == GIVEN)) {
             if (inside) kept = p.tiles[tile];
             if constexpr (RULE == ANY) kept &= inside_of(p, row, col0);
@@ -187,7 +189,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
                 });
             }
         }
-        if (inside && p.tiles_before) flips += __popc(kept ^ p.tiles_before[tile]);
+        if (inside && p.tiles_before) flips += __popc(kept ^ before);
 
         Values<BYTES> out[4];
         unrolled<4>([&](auto r) {

@@ -104,7 +104,7 @@ pub struct Watch {
     /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with. A mask
     /// that is given needs no order, so [`MaskChoice::Given`] does not look for any.
     pub nan: DevicePtr,
-    /// A mask of before, and a u64 to which the number of elements that differ is added.
+    /// A mask of before, which may be in the memory of [`BothWays::tiles`], and a u64 to which the number of elements that differ is added.
     pub flips: Option<(DevicePtr, DevicePtr)>,
 }
 

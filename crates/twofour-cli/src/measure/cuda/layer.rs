@@ -166,8 +166,8 @@ pub(crate) fn layer(
     };
     let s_gradients = |layer: &RefCell<SparseLinear>| -> Result<()> {
         let (layer, overwrite) = (layer.borrow(), Accumulate::Overwrite);
-        layer.weight_gradient(tensors.read(dy), tensors.read(x), tokens, overwrite, tensors.write(dw))?;
-        Ok(layer.bias_gradient(tensors.read(dy), tokens, overwrite, tensors.write(db))?)
+        let (dy, x, dw, db) = (tensors.read(dy), tensors.read(x), tensors.write(dw), tensors.write(db));
+        Ok(layer.parameter_gradients(dy, x, tokens, overwrite, dw, db)?)
     };
     let s_step = |layer: &RefCell<SparseLinear>| {
         s_mask(layer).and_then(|()| s_forward(layer)).and_then(|()| s_input(layer)).and_then(|()| s_gradients(layer))

@@ -165,13 +165,16 @@ struct Finisher {
         }
     }
 
+    // Of the thread's tokens that are `column` after its first two.
+    __device__ __forceinline__ void scales_of_tokens(u32 column, float (&scales)[2]) const {
+        #pragma unroll
+        for (int odd = 0; odd < 2; odd++) scales[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
+    }
+
     // Of the sums of both features and of the thread's tokens that are `column` after its first two.
     template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
         float by_token[2] = {1.0f, 1.0f};
-        if (EPILOGUE && p.to.token_scales) {
-            #pragma unroll
-            for (int odd = 0; odd < 2; odd++) by_token[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
-        }
+        if (EPILOGUE && p.to.token_scales) scales_of_tokens(column, by_token);
         float values[4];
         #pragma unroll
         for (int i = 0; i < 4; i++) values[i] = EPILOGUE ? fmaf((float)sums[i], scale[i / 2] * by_token[i % 2], bias[i / 2]) : (float)sums[i];
@@ -221,6 +224,27 @@ struct Storer {
             }
             const u32 row = eight * 8 + lane / 16 * 8 + lane % 8;
             store_transposed(at + row * 128 + ((column ^ row % 8) << 4), low, high, next_low, next_high);
+        }
+    }
+
+    // The same after scales, a bias for each feature and ReLU, for tokens from `token` on. The thread's features are `row` and `row + 8`.
+    template <int FIRST> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
+        const u32 lane = threadIdx.x % 32;
+        const Finisher finisher(p, feature + threadIdx.x % 128 / 32 * 16 + lane / 4, token + lane % 4 * 2);
+        // NaN is below nothing.
+        const float least = p.to.activation == RELU ? 0.0f : __uint_as_float(0xFF800000u);
+        #pragma unroll
+        for (int eight = 0; eight < CHUNK / 8; eight++) {
+            const int sum = FIRST / 2 + 4 * eight;
+            float by_token[2] = {1.0f, 1.0f};
+            if (p.to.token_scales) finisher.scales_of_tokens(eight * 8, by_token);
+            Out results[4];
+            #pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float value = fmaf((float)all[sum + i], finisher.scale[i / 2] * by_token[i % 2], finisher.bias[i / 2]);
+                results[i] = Result<OUTPUT>::of(all[sum + i], value < least ? least : value);
+            }
+            put_eight(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
         }
     }
 
@@ -366,6 +390,20 @@ struct Storer {
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         } else {
+            // With split-K the largest tile leaves no registers for it.
+            if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
+                // In registers: other activations would take too much code, once for each of them.
+                if (!p.to.token_bias && p.to.activation <= RELU) {
+                    unrolled<PIECES>([&](auto piece) {
+                        constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
+                        if (!owns(WHICH)) return;
+                        const u32 at = begin();
+                        round_finished<FIRST>(sums[BLOCK], at, feature + BLOCK * 64, token + FIRST);
+                        end(at, feature + BLOCK * 64, token + FIRST);
+                    });
+                    return;
+                }
+            }
             #pragma unroll 1
             for (u32 piece = 0; piece < PIECES; piece++) {
                 if (!owns(piece)) continue;
