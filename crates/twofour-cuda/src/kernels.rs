@@ -14,11 +14,17 @@ pub fn all() -> Vec<Source> {
     weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
 }
 
-/// Returns the first 64 bits of the SHA-256 of the GEMM's sources, in hexadecimal: times of kernels with another digest are those of other kernels.
+/// Returns the first 64 bits of the SHA-256 of the GEMM's sources without comments, in hexadecimal: times of kernels with another digest are those of other kernels.
 pub fn gemm_digest() -> String {
     let mut digest = Sha256::new();
-    gemm::sources().iter().for_each(|source| digest.update(source.digest()));
+    gemm::sources().iter().for_each(|source| digest.update(without_comments(&source.text())));
     digest.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The lines of a source that hold code, each without its comment and the space around it.
+fn without_comments(text: &str) -> String {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or("").trim());
+    code.filter(|line| !line.is_empty() && !line.starts_with("#line")).flat_map(|line| [line, "\n"]).collect()
 }
 
 #[cfg(test)]
@@ -31,6 +37,14 @@ mod tests {
     fn the_digest_repeats() {
         let digest = gemm_digest();
         assert_eq!((digest.len(), &digest), (16, &gemm_digest()));
+    }
+
+    #[test]
+    fn comments_and_their_lines_do_not_count() {
+        assert_eq!(
+            without_comments("#line 1 \"a.cu\"\n// What it is.\n\n  int a; // One.\nint b;\n"),
+            "int a;\nint b;\n"
+        );
     }
 
     #[test]
