@@ -1,4 +1,4 @@
-//! Dense GEMMs of a layer, by cuBLASLt: planned once, with the fastest of a few of its algorithms.
+//! Dense GEMMs of a layer with cuBLASLt: planned once, with the fastest of a few of its algorithms.
 
 use cudarc::driver::{CudaSlice, DevicePtr as _, result, sys};
 
@@ -8,13 +8,13 @@ use crate::{
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
 };
 
-/// How many of the library's algorithms are timed.
+/// Most algorithms of the library that are timed.
 pub(super) const ALGORITHMS: usize = 4;
 
-/// Launches of each that count.
+/// Timed launches of each algorithm.
 const RUNS: u32 = 3;
 
-/// Launches a dense GEMM, `D = op(A) op(B)`; of one without elements nothing.
+/// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
 pub(super) fn dense(
     context: &LayerContext,
     problem: DenseProblem,
@@ -32,8 +32,8 @@ pub(super) fn dense(
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
-/// Returns the fastest of some plans for a problem: each runs a few times on memory of constant numbers. That also loads the library's kernels, which cannot be done while a stream
-/// is being captured. The first plan where there is no memory to try them.
+/// Returns the fastest of several plans for a problem: each runs a few times on constant numbers. This also loads the library's kernels, which is
+/// impossible while a stream is being captured. Returns the first plan where there is no memory for the trial.
 pub(super) fn fastest(
     context: &LayerContext,
     problem: DenseProblem,
@@ -55,7 +55,7 @@ pub(super) fn fastest(
     let stream = context.stream();
     let at: Vec<DevicePtr> = memory.iter().map(|memory| memory.device_ptr(stream).0).collect();
     for (at, bytes) in at.iter().zip(sizes).take(2) {
-        // Small numbers, whatever the type: time depends on the numbers' bits.
+        // Small numbers in every data type: time depends on the numbers' bits.
         // SAFETY: the memory was allocated above, and the stream is of its device.
         let set = unsafe { result::memset_d8_async(*at, 0x2D, bytes, stream.cu_stream()) };
         set.map_err(|error| Error::driver("filling memory", error))?;
@@ -64,7 +64,7 @@ pub(super) fn fastest(
     for plan in plans {
         // SAFETY: the memory was allocated above for the problem, and the stream is of its device.
         let run = || unsafe { plan.run(context.raw(), at[0], at[1], at[2], at[3]) };
-        // What the library lists but does not run is no candidate.
+        // An algorithm that the library lists but does not run is skipped.
         if run().is_err() {
             continue;
         }
