@@ -192,7 +192,7 @@ impl fmt::Debug for Product {
 }
 
 fn failed(error: cudarc::driver::DriverError) -> Error {
-    Error::driver("preparing a product", error)
+    Error::driver("planning a GEMM", error)
 }
 
 impl Product {
@@ -273,7 +273,7 @@ impl Product {
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
                 let mut plans = library.plans(dense_of(problem), HEURISTICS)?;
                 if which >= plans.len() {
-                    let action = "choosing a heuristic that is not there";
+                    let action = "choosing a heuristic that does not exist";
                     return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });
                 }
                 let sums_bytes = sums_bytes(problem);
@@ -346,7 +346,7 @@ impl Product {
                 unsafe { plan.run(stream, a, b, to, *workspace) }?;
                 let Some(finish) = finish else { return Ok(()) };
                 expect_epilogue(epilogue, problem.output)?;
-                // SAFETY: the sums are held by the plan or lie in the result, which is valid, as this function requires.
+                // SAFETY: `to` is the plan's buffer or the result, which is valid, as this function requires.
                 unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
             }
         }

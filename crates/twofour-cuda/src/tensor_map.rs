@@ -76,7 +76,7 @@ impl TensorMap {
             Swizzle::Bytes128 => Swizzled::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let mut map = Self::NONE;
-        // SAFETY: all pointers are valid and as long as two dimensions ask for; the map is aligned to 64 bytes.
+        // SAFETY: all pointers are valid and as long as two dimensions require; the map is aligned to 64 bytes.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,

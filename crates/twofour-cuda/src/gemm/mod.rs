@@ -177,7 +177,7 @@ impl Gemm {
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";
-                return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
+                return Err(Error::Unsupported { operation: "GEMM by wgmma.sp", major, minor, needs });
             }
             _ => GemmMethod::all(computed, architecture).contains(&method),
         };

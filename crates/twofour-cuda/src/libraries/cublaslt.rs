@@ -121,7 +121,7 @@ impl fmt::Debug for CublasLt {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the library created the handle, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the handle, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.functions.close)(self.handle) };
     }
 }
@@ -287,7 +287,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the library created the object, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the object, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.destroy)(self.object) };
     }
 }
@@ -376,7 +376,7 @@ impl CublasLtPlan {
         });
         let Parts { product, a: a_layout, b: b_layout, d: d_layout } = &*self.parts;
         let Inner { functions, handle, .. } = *self.library.0;
-        // SAFETY: the pointers are valid for what the product reads and writes, which this function requires; the descriptions are valid.
+        // SAFETY: the pointers are valid for what the GEMM reads and writes, as this function requires; the descriptors are valid.
         let done = unsafe {
             (functions.multiply)(
                 handle,

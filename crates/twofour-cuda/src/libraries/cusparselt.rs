@@ -208,7 +208,7 @@ impl fmt::Debug for Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: the object was initialized, and its only owner is gone. A failure has nobody to be reported to.
+            // SAFETY: the object was initialized, and its only owner is gone. A failure cannot be reported.
             let _ = unsafe { destroy(self.at()) };
         }
     }
@@ -254,7 +254,7 @@ impl Objects {
                 succeed("selecting an algorithm", (functions.set)(handle, selection.at(), ALGORITHM, id, 4))?;
             }
         }
-        // SAFETY: as for the product.
+        // SAFETY: all objects are valid memory, large enough; they stay where they are as long as the plan, which refers to them.
         let plan = |plan| unsafe { (functions.plan)(handle, plan, product.at(), selection.at()) };
         let plan = Owned::new("planning", functions.forget_plan, plan)?;
         Ok(Self { plan, selection, _product: product, _matrices: matrices })

@@ -115,7 +115,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the library created the program, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the program, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.functions.destroy)(&mut self.handle) };
     }
 }

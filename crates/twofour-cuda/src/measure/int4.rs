@@ -69,7 +69,7 @@ impl Int4Trial {
         let weight = self.weight.weight(&self.stream);
         let (x, out) = (self.x.device_ptr(&self.stream).0, self.out.device_ptr(&self.stream).0);
         let raw = Stream(self.stream.cu_stream());
-        // SAFETY: all memory is the trial's, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is the trial's, as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
         Contender::new("twofour", decode.kernel(), launch)
     }

@@ -165,7 +165,7 @@ impl Trial {
         // A bias is the most frequent epilogue of layers.
         let bias = self.problem.epilogue.then(|| self.tensors.bias.device_ptr(stream).0);
         let epilogue = Epilogue { bias, ..Epilogue::default() };
-        // SAFETY: all memory is the trial's, at least as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)
     }

@@ -1,5 +1,5 @@
-//! The `gemm` crate, called directly: for one token its matrix-vector product runs on one thread, so the outputs are shared among
-//! the threads here, which makes it a stronger contender than candle's one call.
+//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among threads here; this makes it a
+//! stronger contender than candle's one call.
 
 use std::{any::TypeId, rc::Rc};
 
@@ -19,7 +19,7 @@ pub(super) struct Gemm<T: KernelElement> {
 }
 
 impl<T: KernelElement> Gemm<T> {
-    /// Nothing where `gemm` does not know the dtype.
+    /// Returns nothing for a dtype that `gemm` does not support.
     pub(super) fn new(weights: Rc<Rotation<DenseWeight<T>>>, x: Rc<Vec<T>>, tokens: usize) -> Option<Self> {
         let known = [TypeId::of::<f32>(), TypeId::of::<f16>()];
         let out = weights.next().out_features();

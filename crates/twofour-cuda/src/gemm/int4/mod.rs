@@ -65,8 +65,8 @@ impl Int4Problem {
         {
             expect_dimension(what, size, most)?;
         }
-        expect_multiple("features of the product", features, UNIT.0)?;
-        expect_multiple("reduction of the product", reduction, UNIT.1)
+        expect_multiple("features of an int4 weight", features, UNIT.0)?;
+        expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
     }
 
     /// Returns the bytes of the weight: four bits and two of metadata for each kept value, and 16 bits for each scale.
@@ -321,7 +321,7 @@ impl Int4Gemm {
         let (major, minor) = device.architecture().capability();
         if major < 8 {
             return Err(Error::Unsupported {
-                operation: "a product by mma.sp",
+                operation: "GEMM by mma.sp",
                 major,
                 minor,
                 needs: "8.0 (Ampere) or later",

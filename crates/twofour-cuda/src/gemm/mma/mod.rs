@@ -184,7 +184,7 @@ impl MmaPlan {
         let (major, minor) = device.architecture().capability();
         if (major, minor) < needed(problem.element) {
             let needs = if needed(problem.element) == ADA { "8.9 (Ada) or later" } else { "8.0 (Ampere) or later" };
-            return Err(Error::Unsupported { operation: "a product by mma.sp of these elements", major, minor, needs });
+            return Err(Error::Unsupported { operation: "GEMM by mma.sp with these data types", major, minor, needs });
         }
         if !MmaTile::all(problem.element, device.architecture()).contains(&tile) {
             return Err(Error::GemmMethod { method: GemmMethod::Mma(tile), problem });

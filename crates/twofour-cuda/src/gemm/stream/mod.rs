@@ -410,7 +410,7 @@ impl StreamPlan {
                 self.shape,
             ),
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }

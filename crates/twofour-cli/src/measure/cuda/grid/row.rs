@@ -1,4 +1,4 @@
-//! What is recorded of a cell of the grid.
+//! The record of a cell of the grid.
 
 use serde::{Deserialize, Serialize};
 
