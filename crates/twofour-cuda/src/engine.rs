@@ -19,7 +19,7 @@ use crate::{
     },
     libraries::{
         Libraries,
-        cublaslt::{self, DenseProblem},
+        cublaslt::{self, DenseProblem, PartialSums},
         cusparselt,
     },
     prune::{DenseWeight, NO_NAN, Packed},
@@ -64,7 +64,8 @@ impl Libraries {
         let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
         let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
-        let dense = dense.map_or(0, |dense| dense.plans(dense_of(problem), HEURISTICS).map_or(0, |p| p.len()));
+        let dense = dense
+            .map_or(0, |dense| dense.plans(dense_of(problem), PartialSums::Any, HEURISTICS).map_or(0, |p| p.len()));
         ours.chain((0..sparse).map(Engine::CusparseLt)).chain((0..dense).map(Engine::CublasLt)).collect()
     }
 }
@@ -271,7 +272,7 @@ impl Product {
                     return Err(Error::NotComputed { engine, problem });
                 }
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
-                let mut plans = library.plans(dense_of(problem), HEURISTICS)?;
+                let mut plans = library.plans(dense_of(problem), PartialSums::Any, HEURISTICS)?;
                 if which >= plans.len() {
                     let action = "choosing a heuristic that does not exist";
                     return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });

@@ -94,3 +94,13 @@ extern "C" __global__ void __launch_bounds__(256) add_where_kept(const __grid_co
     Raw* out = (Raw*)p.out + at;
     *out = narrow<ELEMENT>(widen<ELEMENT>(*out) + ((const float*)p.input)[at]);
 }
+
+// Fills a tensor with numbers between -1 and 1 that look random: what GEMMs are timed on.
+extern "C" __global__ void __launch_bounds__(256) fill(const __grid_constant__ Elementwise p) {
+    const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= p.count) return;
+    u32 bits = (u32)at * 0x9E3779B9u + (u32)(at >> 32);
+    bits = (bits ^ bits >> 16) * 0x85EBCA6Bu;
+    bits = (bits ^ bits >> 13) * 0xC2B2AE35u;
+    ((Raw*)p.out)[at] = narrow<ELEMENT>((float)(int)(bits ^ bits >> 16) * 4.6566129e-10f);
+}

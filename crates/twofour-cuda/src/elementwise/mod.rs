@@ -31,6 +31,7 @@ pub struct Elementwise {
     apply: [Kernel; 5],
     gradient: [Kernel; 5],
     add_where_kept: Kernel,
+    fill: Kernel,
 }
 
 /// The kernels' parameters, in their memory layout.
@@ -84,7 +85,8 @@ impl Elementwise {
             Ok([kernel("identity")?, kernel("relu")?, kernel("gelu")?, kernel("silu")?, kernel("squared_relu")?])
         };
         let (apply, gradient) = (kernels("apply")?, kernels("gradient")?);
-        Ok(Self { dtype, apply, gradient, add_where_kept: device.kernel(&source, "add_where_kept")? })
+        let (add_where_kept, fill) = (device.kernel(&source, "add_where_kept")?, device.kernel(&source, "fill")?);
+        Ok(Self { dtype, apply, gradient, add_where_kept, fill })
     }
 
     /// `out = function(input)` for `count` elements, computed in f32; `out` may be `input`.
@@ -159,6 +161,25 @@ impl Elementwise {
         let launch = Launch::simple((grid(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { self.add_where_kept.launch(stream, launch, &parameters) }
+    }
+
+    /// Writes numbers between -1 and 1 that look random, the same ones at every call: to time GEMMs on.
+    ///
+    /// # Errors
+    /// Those of [`Elementwise::apply`].
+    ///
+    /// # Safety
+    /// As for [`Elementwise::apply`].
+    pub(crate) unsafe fn fill(&self, stream: Stream, out: DevicePtr, count: usize) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[("output", out, self.dtype.bytes() as u64)])?;
+        let count = count as u64;
+        let parameters = ElementwiseParameters { input: 0, gradient: 0, out, tiles: 0, count, cols: 1 };
+        let launch = Launch::simple((grid(count, 1)?, 1), BLOCK);
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
+        unsafe { self.fill.launch(stream, launch, &parameters) }
     }
 
     /// # Safety

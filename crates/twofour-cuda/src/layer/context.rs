@@ -9,10 +9,10 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
-use super::dense::{ALGORITHMS, fastest};
+use super::dense::{ALGORITHMS, TimedPlan, fastest, median_time};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    column_sums::ColumnSums,
+    column_sums::{ColumnSums, ColumnSumsTarget},
     dispatch::Dispatcher,
     elementwise::Elementwise,
     engine::Engine,
@@ -22,7 +22,7 @@ use crate::{
     },
     libraries::{
         Libraries,
-        cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem},
+        cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
     },
     prune::Pruner,
     quantize::Quantizer,
@@ -45,7 +45,7 @@ struct Shared {
     /// The dispatcher, where GEMM methods are chosen by measurement.
     dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
-    dense: Plans<DenseProblem, CublasLtPlan>,
+    dense: Plans<DenseProblem, TimedPlan>,
     bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
     pruners: Plans<(DataType, DataType), Pruner>,
     elementwise: Plans<DataType, Elementwise>,
@@ -247,15 +247,16 @@ impl LayerContext {
     }
 
     /// Returns the dense GEMM for a problem.
-    pub(super) fn dense(&self, problem: DenseProblem) -> Result<CublasLtPlan> {
+    pub(super) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
         self.shared.dense.of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;
-            let plans = self.cublaslt()?.plans(problem, ALGORITHMS)?;
+            let plans = self.cublaslt()?.plans(problem, PartialSums::Wide, ALGORITHMS)?;
             fastest(self, problem, plans)?.ok_or(NO_DENSE)
         })
     }
 
-    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none.
+    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none or where a
+    /// dense GEMM and column sums are faster.
     ///
     /// # Safety
     /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
@@ -266,11 +267,29 @@ impl LayerContext {
     ) -> Result<Option<CublasLtPlan>> {
         self.shared.bias_gradients.of((problem, vector), || {
             self.expect_not_capturing("planning a dense GEMM")?;
+            let epilogue = DenseEpilogue::BiasGradient;
             // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.
             let plans =
-                unsafe { self.cublaslt()?.plans_with(problem, DenseEpilogue::BiasGradient, vector, ALGORITHMS) };
-            fastest(self, problem, plans.unwrap_or_default())
+                unsafe { self.cublaslt()?.plans_with(problem, epilogue, vector, PartialSums::Wide, ALGORITHMS) };
+            let Some(together) = fastest(self, problem, plans.unwrap_or_default())? else { return Ok(None) };
+            let (Some(together_us), Some(apart_us)) = (together.us, self.dense(problem)?.us) else {
+                return Ok(Some(together.plan));
+            };
+            let is_faster = together_us <= apart_us + self.column_sums_us(problem)?;
+            Ok(is_faster.then_some(together.plan))
         })
+    }
+
+    /// Microseconds that the sums of op(B) over the reduction take.
+    fn column_sums_us(&self, problem: DenseProblem) -> Result<f64> {
+        let DenseProblem { element, cols, reduction, output, .. } = problem;
+        let kernel = self.column_sums(element)?;
+        let bytes = [cols * reduction * element.bytes(), 4 * cols, kernel.workspace_bytes(reduction, cols)];
+        let memory = bytes.into_iter().map(|bytes| self.allocate(bytes)).collect::<Result<Vec<_>>>()?;
+        let [matrix, sums, workspace] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(&self.stream).0);
+        let to = ColumnSumsTarget { sums, dtype: output, accumulate: false, workspace };
+        // SAFETY: the memory was allocated above for the matrix, and the stream is of its device.
+        median_time(self, || unsafe { kernel.run(self.raw(), matrix, reduction, cols, to) })
     }
 
     fn cublaslt(&self) -> Result<&CublasLt> {

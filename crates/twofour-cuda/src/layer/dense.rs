@@ -1,6 +1,6 @@
 //! Dense GEMMs of a layer with cuBLASLt: planned once, with the fastest of a few of its algorithms.
 
-use cudarc::driver::{CudaSlice, DevicePtr as _, result, sys};
+use cudarc::driver::{CudaSlice, DevicePtr as _, sys};
 
 use super::LayerContext;
 use crate::{
@@ -11,8 +11,15 @@ use crate::{
 /// Most algorithms of the library that are timed.
 pub(super) const ALGORITHMS: usize = 4;
 
-/// Timed launches of each algorithm.
-const RUNS: u32 = 3;
+/// Rounds of the timing.
+const ROUNDS: usize = 5;
+
+/// A dense GEMM and its time, where it was timed.
+#[derive(Debug, Clone)]
+pub(super) struct TimedPlan {
+    pub(super) plan: CublasLtPlan,
+    pub(super) us: Option<f64>,
+}
 
 /// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
 pub(super) fn dense(
@@ -25,22 +32,23 @@ pub(super) fn dense(
     if problem.rows == 0 || problem.cols == 0 || problem.reduction == 0 {
         return Ok(());
     }
-    let plan = context.dense(problem)?;
+    let TimedPlan { plan, .. } = context.dense(problem)?;
     let mut work = context.work();
     let [workspace] = work.parts([WORKSPACE_BYTES])?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
-/// Returns the fastest of several plans for a problem: each runs a few times on constant numbers. This also loads the library's kernels, which is
-/// impossible while a stream is being captured. Returns the first plan where there is no memory for the trial.
+/// Returns the fastest of several plans for a problem, by medians of interleaved launches on random numbers. This also loads the library's kernels,
+/// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial.
 pub(super) fn fastest(
     context: &LayerContext,
     problem: DenseProblem,
     plans: Vec<CublasLtPlan>,
-) -> Result<Option<CublasLtPlan>> {
+) -> Result<Option<TimedPlan>> {
     let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
     let DenseProblem { element, output, rows, cols, reduction, .. } = problem;
+    let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)];
     let sizes = [
         bytes(rows, reduction, element.bytes()),
         bytes(reduction, cols, element.bytes()),
@@ -49,35 +57,50 @@ pub(super) fn fastest(
     ];
     let memory: Result<Vec<CudaSlice<u8>>> = sizes.into_iter().map(|bytes| context.allocate(bytes)).collect();
     let memory = match memory {
-        Err(Error::OutOfMemory { .. }) => return Ok(plans.into_iter().next()),
+        Err(Error::OutOfMemory { .. }) => {
+            return Ok(plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }));
+        }
         memory => memory?,
     };
-    let stream = context.stream();
-    let at: Vec<DevicePtr> = memory.iter().map(|memory| memory.device_ptr(stream).0).collect();
-    for (at, bytes) in at.iter().zip(sizes).take(2) {
-        // Small numbers in every data type: time depends on the numbers' bits.
+    let at: Vec<DevicePtr> = memory.iter().map(|memory| memory.device_ptr(context.stream()).0).collect();
+    for (at, count) in at.iter().zip(operands) {
         // SAFETY: the memory was allocated above, and the stream is of its device.
-        let set = unsafe { result::memset_d8_async(*at, 0x2D, bytes, stream.cu_stream()) };
-        set.map_err(|error| Error::driver("filling memory", error))?;
+        unsafe { context.elementwise(element)?.fill(context.raw(), *at, count) }?;
     }
-    let mut best: Option<(f32, CublasLtPlan)> = None;
-    for plan in plans {
-        // SAFETY: the memory was allocated above for the problem, and the stream is of its device.
-        let run = || unsafe { plan.run(context.raw(), at[0], at[1], at[2], at[3]) };
-        // An algorithm that the library lists but does not run is skipped.
-        if run().is_err() {
-            continue;
-        }
-        let timed = |error| Error::driver("timing a dense GEMM", error);
-        let event = || stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(timed);
-        let begin = event()?;
-        for _ in 0..RUNS {
-            run()?;
-        }
-        let time = begin.elapsed_ms(&event()?).map_err(timed)?;
-        if best.as_ref().is_none_or(|(least, _)| time < *least) {
-            best = Some((time, plan));
+    // SAFETY: the memory was allocated above for the problem, and the stream is of its device.
+    let run = |plan: &CublasLtPlan| unsafe { plan.run(context.raw(), at[0], at[1], at[2], at[3]) };
+    // An algorithm that the library lists but does not run is skipped.
+    let plans: Vec<CublasLtPlan> = plans.into_iter().filter(|plan| run(plan).is_ok()).collect();
+    let mut times = vec![[0.0; ROUNDS]; plans.len()];
+    for round in 0..ROUNDS {
+        for (plan, times) in plans.iter().zip(&mut times) {
+            times[round] = time(context, || run(plan))?;
         }
     }
-    Ok(best.map(|(_, plan)| plan))
+    let timed = plans.into_iter().zip(times).map(|(plan, times)| TimedPlan { plan, us: Some(median(times)) });
+    Ok(timed.min_by(|a, b| a.us.unwrap_or(f64::MAX).total_cmp(&b.us.unwrap_or(f64::MAX))))
+}
+
+/// Returns the median of a few times of a launch, in microseconds, after one launch that is not timed.
+pub(super) fn median_time(context: &LayerContext, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
+    launch()?;
+    let mut times = [0.0; ROUNDS];
+    for us in &mut times {
+        *us = time(context, &mut launch)?;
+    }
+    Ok(median(times))
+}
+
+fn median(mut times: [f64; ROUNDS]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[ROUNDS / 2]
+}
+
+/// Returns the microseconds of a launch on the device.
+fn time(context: &LayerContext, launch: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let failed = |error| Error::driver("timing a GEMM", error);
+    let event = || context.stream().record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed);
+    let begin = event()?;
+    launch()?;
+    Ok(f64::from(begin.elapsed_ms(&event()?).map_err(failed)?) * 1e3)
 }

@@ -74,7 +74,7 @@ impl SparseLinear {
             return unsafe { context.pruner(output, self.dtype)?.apply_mask(context.raw(), gradient, tiles, dw) };
         }
         let problem = dense_weight_gradient(self, tokens, Accumulate::Overwrite, DataType::F32);
-        let (plan, elementwise) = (context.dense(problem)?, context.elementwise(output)?);
+        let (plan, elementwise) = (context.dense(problem)?.plan, context.elementwise(output)?);
         let mut work = context.work();
         let [product, workspace] = work.parts([4 * rows * cols, WORKSPACE_BYTES])?;
         // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the product, and the

@@ -254,7 +254,7 @@ impl PackedLinear {
         if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
             return dense(context, problem, 0, dy, dx);
         }
-        let (plan, unpacker) = (context.dense(problem)?, Unpacker::new(context.device(), dtype)?);
+        let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
         let mut work = context.work();
         let [unpacked, workspace] =
             work.parts([self.out_features * self.in_features * dtype.bytes(), WORKSPACE_BYTES])?;

@@ -63,6 +63,7 @@ const TRANSPOSE_B: c_int = 4;
 const EPILOGUE: c_int = 7;
 const EPILOGUE_VECTOR: c_int = 8;
 const MOST_WORKSPACE: c_int = 1;
+const REDUCTION_SCHEMES: c_int = 3;
 
 const SEARCH: Search = Search {
     variable: "TWOFOUR_CUBLASLT",
@@ -170,6 +171,25 @@ impl DenseEpilogue {
     }
 }
 
+/// The data type in which a dense GEMM with split-K may add partial sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartialSums {
+    /// Any type, including D's: the fastest choice of the library.
+    Any,
+    /// f32 (i32 for integers), so that a result is rounded once.
+    Wide,
+}
+
+impl PartialSums {
+    /// Returns the library's mask of reduction schemes: in place 1, in the compute type 2, in the output's type 4.
+    fn mask(self) -> u32 {
+        match self {
+            PartialSums::Any => 7,
+            PartialSums::Wide => 2,
+        }
+    }
+}
+
 impl CublasLt {
     /// Loads the library from the system's library path, or from a CUDA toolkit's or Python environment's folders.
     ///
@@ -194,9 +214,9 @@ impl CublasLt {
     ///
     /// # Errors
     /// [`Error::Vendor`] for a problem that the library does not support.
-    pub fn plans(&self, dense: DenseProblem, most: usize) -> Result<Vec<CublasLtPlan>> {
+    pub fn plans(&self, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
         let parts = Parts::new(self.0.functions, dense)?;
-        self.plans_of(parts, dense, most)
+        self.plans_of(parts, dense, sums, most)
     }
 
     /// Plans a GEMM with an epilogue, as [`CublasLt::plans`] does. Every call reads or writes the vector.
@@ -211,15 +231,16 @@ impl CublasLt {
         dense: DenseProblem,
         epilogue: DenseEpilogue,
         vector: DevicePtr,
+        sums: PartialSums,
         most: usize,
     ) -> Result<Vec<CublasLtPlan>> {
         let parts = Parts::new(self.0.functions, dense)?;
         parts.set(self.0.functions, EPILOGUE, &epilogue.number())?;
         parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
-        self.plans_of(parts, dense, most)
+        self.plans_of(parts, dense, sums, most)
     }
 
-    fn plans_of(&self, parts: Parts, dense: DenseProblem, most: usize) -> Result<Vec<CublasLtPlan>> {
+    fn plans_of(&self, parts: Parts, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
         let parts = Arc::new(parts);
@@ -230,6 +251,11 @@ impl CublasLt {
         let value = ptr::from_ref(&workspace).cast();
         // SAFETY: the preference is valid, and the attribute is a usize.
         let set = unsafe { (functions.set_preference)(preference.object, MOST_WORKSPACE, value, size_of::<usize>()) };
+        succeed("planning", set)?;
+        let mask = sums.mask();
+        let value = ptr::from_ref(&mask).cast();
+        // SAFETY: the preference is valid, and the attribute is a u32.
+        let set = unsafe { (functions.set_preference)(preference.object, REDUCTION_SCHEMES, value, size_of::<u32>()) };
         succeed("planning", set)?;
         let mut found = vec![NOTHING_FOUND; most];
         let mut count = 0;

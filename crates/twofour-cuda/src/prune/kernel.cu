@@ -158,6 +158,14 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         greedy_two(w + 8, w + 12, payloads, masks + 2);
     }
 
+    // The mask before: read first, as the new one may be in the same memory.
+    u32 before[4] = {};
+    if (p.tiles_before && column_inside) {
+        unrolled<4>([&](auto t) {
+            const u32 row = row0 + 4 * t.value;
+            if (row < p.rows) before[t.value] = p.tiles_before[(u64)(row / 4) * tile_cols + col0 / 4];
+        });
+    }
     u32 flips = 0;
     u32 column_code[4] = {0, 0, 0, 0};
     Piece column_values[4];
@@ -172,8 +180,6 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         if constexpr (!AT_ONCE) unrolled<4>([&](auto r) { w[R + r.value] = load(row + r.value); });
         const u64 tile = (u64)(row / 4) * tile_cols + col0 / 4;
         u32 kept = 0;
-        // Read before the mask is written, because both may be in the same memory.
-        const u32 before = inside && p.tiles_before ? p.tiles_before[tile] : 0;
         if (RULE == GIVEN || (RULE == ANY && p.rule == GIVEN)) {
             if (inside) kept = p.tiles[tile];
             if constexpr (RULE == ANY) kept &= inside_of(p, row, col0);
@@ -189,7 +195,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
                 });
             }
         }
-        if (inside && p.tiles_before) flips += __popc(kept ^ before);
+        if (inside && p.tiles_before) flips += __popc(kept ^ before[t.value]);
 
         Values<BYTES> out[4];
         unrolled<4>([&](auto r) {

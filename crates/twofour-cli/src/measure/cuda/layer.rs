@@ -12,7 +12,7 @@ use twofour_cuda::{
         Accumulate, DeviceSlice, DeviceSliceMut, Forward, InputGradient, LayerContext, MaskRule, SparseLinear,
         SparseLinearSettings, WeightGradient, bias_gradient,
     },
-    libraries::cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, WORKSPACE_BYTES},
+    libraries::cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums, WORKSPACE_BYTES},
     measure::{Contender, Time, Timer, random},
 };
 
@@ -114,15 +114,18 @@ pub(crate) fn layer(
     let missing = "cuBLASLt has no algorithm for a training step";
     let problem = dense(outputs, tokens, inputs, true, false);
     // SAFETY: the bias is as long as the result's rows, and lives until the stream has been waited for.
-    let plans = unsafe { libraries.dense.plans_with(problem, DenseEpilogue::Bias, bias.at, HEURISTICS) }?;
+    let plans =
+        unsafe { libraries.dense.plans_with(problem, DenseEpilogue::Bias, bias.at, PartialSums::Any, HEURISTICS) }?;
     let (forward, forward_kernel) = fastest(plans, w, x, y)?.context(missing)?;
-    let plans = libraries.dense.plans(dense(inputs, tokens, outputs, false, false), HEURISTICS)?;
+    let plans = libraries.dense.plans(dense(inputs, tokens, outputs, false, false), PartialSums::Any, HEURISTICS)?;
     let (input, input_kernel) = fastest(plans, w, dy, dx)?.context(missing)?;
     let problem = dense(inputs, outputs, tokens, false, true);
-    let plans = libraries.dense.plans(problem, HEURISTICS)?;
+    let plans = libraries.dense.plans(problem, PartialSums::Any, HEURISTICS)?;
     let (weight, weight_kernel) = fastest(plans, x, dy, dw)?.context(missing)?;
     // SAFETY: the bias gradient is as long as the result's columns, and lives until the stream has been waited for.
-    let plans = unsafe { libraries.dense.plans_with(problem, DenseEpilogue::BiasGradient, db.at, HEURISTICS) };
+    let plans = unsafe {
+        libraries.dense.plans_with(problem, DenseEpilogue::BiasGradient, db.at, PartialSums::Any, HEURISTICS)
+    };
     // The library may lack that epilogue.
     let fused = fastest(plans.unwrap_or_default(), x, dy, dw)?;
 

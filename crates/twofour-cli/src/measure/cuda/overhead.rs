@@ -9,7 +9,7 @@ use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, Stream,
     gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
-    libraries::cublaslt::{self, DenseProblem},
+    libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::RandomWeight,
     prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
 };
@@ -99,7 +99,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
             b_transposed: false,
             accumulate: false,
         };
-        let plans = libraries.dense.plans(dense, 1)?;
+        let plans = libraries.dense.plans(dense, PartialSums::Any, 1)?;
         let plan = plans.first().context("cuBLASLt has no algorithm for a small GEMM")?;
         // SAFETY: as above.
         let mut call = || Ok(unsafe { plan.run(raw, at(&weight.dense), at(&x), at(&out), at(&workspace)) }?);

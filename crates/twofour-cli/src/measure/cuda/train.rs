@@ -9,7 +9,7 @@ use twofour_cuda::{
     compress::{CompressRule, CompressTarget, Compressor},
     engine,
     gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder},
-    libraries::cublaslt::{self, DenseProblem},
+    libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::{Contender, Time, Timer, random},
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
@@ -83,8 +83,8 @@ pub(crate) fn train_linear(
         accumulate: false,
     };
     let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
-        let plans = libraries.dense.plans(dense, engine::HEURISTICS)?;
-        // SAFETY: here and below, all memory is allocated above, as long as the products require, and lives until the stream has been waited for.
+        let plans = libraries.dense.plans(dense, PartialSums::Any, engine::HEURISTICS)?;
+        // SAFETY: here and below, all memory is allocated above, as long as the GEMMs require, and lives until the stream has been waited for.
         let run = |plan: &cublaslt::CublasLtPlan| unsafe { plan.run(raw, a, b, d, workspace) };
         let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("cuBLASLt has no algorithm for a training step")?;
