@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn as_many_are_at_work_as_there_are_cores() {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        // Each waits until all are there: with fewer threads nobody would get through.
+        // Each waits until all have started: with fewer threads none would return.
         let barrier = Barrier::new(cores);
         let meet = |_: &()| {
             barrier.wait();

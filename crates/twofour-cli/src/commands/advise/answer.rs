@@ -117,11 +117,11 @@ pub(super) struct Timing {
     pub(super) tokens: usize,
     /// Median time of the fastest dense GEMM.
     dense_us: f64,
-    /// Whose GEMM that was.
+    /// The library or kernel of that GEMM.
     dense_contender: String,
     /// Median time of the 2:4 GEMM.
     sparse_us: f64,
-    /// Whose GEMM that was.
+    /// The library or kernel of that GEMM.
     sparse_contender: String,
     dense_bytes: usize,
     /// Values and metadata.

@@ -73,7 +73,7 @@ fn product<T: KernelElement>(
     let [row, of_y] = [inputs, out].map(|stride| stride as isize);
     let (zero, one) = (T::ZERO, T::from_f32(1.0));
     // SAFETY: with these strides, `gemm` reads tokens x inputs elements at `x` and inputs x out at `weight`, and writes tokens x out at `y`:
-    // exactly the slices, as the assertion makes sure. `T` is one of the types that it knows (`Gemm::new`); `y` is not read.
+    // exactly the slices, as the assertion makes sure. `T` is one of the types that it supports (`Gemm::new`); `y` is not read.
     unsafe {
         gemm::gemm(
             tokens,
