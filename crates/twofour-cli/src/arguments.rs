@@ -6,8 +6,8 @@ use crate::{commands, present::style::ColorChoice};
 
 /// 2:4 sparsity for neural networks: prune, check, compress, train and run it, and see what it gains on this machine.
 ///
-/// In a 2:4 weight two of every four consecutive elements of a row are zero. The other two and a 4-bit code for their
-/// places take 9 bits where dense bf16 takes 16, and kernels that skip the zeros read and multiply less.
+/// In a 2:4 weight two of every four consecutive elements of a row are zero. The other two and 4 bits of metadata for their
+/// positions take 9/16 of the bytes of dense bf16, and kernels that skip the zeros read and multiply less.
 #[derive(Debug, Parser)]
 #[command(
     name = "twofour",
@@ -16,7 +16,7 @@ use crate::{commands, present::style::ColorChoice};
     infer_subcommands = false,
     arg_required_else_help = true,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 asked wrongly, 130 interrupted.",
+    after_help = "Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.",
     after_long_help = AFTER_LONG_HELP
 )]
 pub(crate) struct Arguments {
@@ -44,7 +44,7 @@ Environment:
   RAYON_NUM_THREADS   threads to compute with
   NO_COLOR            no colours, whatever the terminal
 
-Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 asked wrongly, 130 interrupted.";
+Exit codes: 0 done, 1 failed (or `check` found a tensor that does not obey), 2 usage error, 130 interrupted.";
 
 /// Options that every command has.
 #[derive(Debug, Clone, Args)]
@@ -66,7 +66,7 @@ pub(crate) struct Global {
     pub(crate) color: ColorChoice,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Quickstart(commands::quickstart::Quickstart),

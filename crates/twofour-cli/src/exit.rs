@@ -1,4 +1,4 @@
-//! Exit codes, and how an error is told.
+//! Exit codes and error messages.
 
 use std::{error::Error, process::ExitCode};
 
@@ -7,21 +7,21 @@ use anyhow::Result;
 
 use crate::{interrupt, present::style};
 
-/// How a command that ran to its end ended.
+/// The result of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Exit code 0.
     Yes,
-    /// Exit code 1: the command did its work and the answer is no (`check` found a tensor that does not obey).
+    /// Exit code 1: the command ran and the answer is no (`check` found a tensor that does not obey).
     No,
 }
 
-/// Something that was asked wrongly: exit code 2, as for arguments that clap refuses.
+/// A usage error: exit code 2, as for arguments that clap rejects.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Usage(pub(crate) String);
 
-/// Runs the command, tells an error on stderr and gives the exit code.
+/// Runs the command, prints an error to stderr and returns the exit code.
 pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
     match command() {
         Ok(Verdict::Yes) => ExitCode::SUCCESS,
@@ -35,7 +35,7 @@ pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
     }
 }
 
-/// The error's message and, line by line, those of its causes that it does not already contain.
+/// Returns the error's message and, line by line, those of its causes that it does not already contain.
 fn message(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

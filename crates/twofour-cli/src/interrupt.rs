@@ -1,9 +1,8 @@
-//! Ctrl-C: nothing half-written, exit code 130.
+//! Ctrl-C: no partial output, exit code 130.
 //!
-//! A command that writes nothing ends at once. One that does is [`guard`]ed: the first signal only raises a flag, which the
-//! command looks at where it can stop ([`check`], or [`flow`] as a callback's answer), so that temporary files are removed on
-//! the way out. A second signal ends the process at once in any case; the files' final
-//! names are then still untouched, because they are given in one step.
+//! A command that writes nothing ends at once. One that writes is [`guard`]ed: the first signal only sets a flag, which the command tests where it
+//! can stop ([`check`], or [`flow`] as a callback's result), so that temporary files are removed. A second signal ends the process at once. Files
+//! with their final names are then still unchanged, because renaming is the last step.
 
 use std::{
     ops::ControlFlow,
@@ -12,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// What shells report for a process ended by Ctrl-C: 128 + SIGINT.
+/// The exit code that shells report for a process ended by Ctrl-C: 128 + SIGINT.
 pub(crate) const EXIT_CODE: u8 = 130;
 
 static GUARDS: AtomicUsize = AtomicUsize::new(0);
@@ -23,7 +22,7 @@ static SIGNALS: AtomicUsize = AtomicUsize::new(0);
 #[error("interrupted")]
 pub(crate) struct Interrupted;
 
-/// Catches SIGINT and SIGTERM from now on.
+/// Installs the handler of SIGINT and SIGTERM.
 pub(crate) fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         let earlier = SIGNALS.fetch_add(1, Ordering::SeqCst);
@@ -51,22 +50,22 @@ impl Drop for Guard {
     }
 }
 
-/// Whether a signal came.
+/// Returns whether a signal was received.
 pub(crate) fn requested() -> bool {
     SIGNALS.load(Ordering::SeqCst) > 0
 }
 
-/// An error where a signal came.
+/// Returns an error if a signal was received.
 pub(crate) fn check() -> Result<()> {
     if requested() { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-/// The answer of a callback: to break off where a signal came.
+/// Returns the result of a callback: break if a signal was received.
 pub(crate) fn flow() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// Whether an error says that a command stopped because of a signal.
+/// Returns whether an error says that a command stopped because of a signal.
 pub(crate) fn is_cause_of(error: &anyhow::Error) -> bool {
     error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(twofour::Error::Interrupted))
 }

@@ -6,9 +6,9 @@
 //! | `commands/` | one file for each command |
 //! | `measure/` | timing dense against 2:4 |
 //! | `quickstart/` | training and comparing a small model |
-//! | `present/` | what people and scripts see: tables, units, progress, colours, JSON |
-//! | `selection` | which tensors of a model are meant |
-//! | `tightest` | which pattern a matrix obeys |
+//! | `present/` | output: tables, units, progress, colours, JSON |
+//! | `selection` | choosing tensors of a model |
+//! | `tightest` | the tightest N:M pattern of a matrix |
 //! | `interrupt` | Ctrl-C |
 //! | `exit` | exit codes and the error message |
 

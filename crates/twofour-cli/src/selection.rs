@@ -1,7 +1,7 @@
-//! Which tensors of a model are meant.
+//! Choosing tensors of a model.
 //!
-//! Without `--include`, every two-dimensional tensor named `weight` or `*.weight`, except three kinds that are not worth
-//! pruning, told by the parts of their dotted names:
+//! Without `--include`, the chosen tensors are all two-dimensional ones named `weight` or `*.weight`, except three kinds that are not worth pruning,
+//! recognized by the parts of their dotted names:
 //!
 //! | kind | its name has a part that |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | norm | contains `norm`, is `ln` or `bn`, or begins with `ln_` or `bn_` |
 //! | output head | is the last before `weight`, one of `head`, `lm_head`, `output`, `output_projection`, `classifier`, `score`, `proj_out`, `logits`; and no part is a number, so that it is not inside a repeated layer |
 //!
-//! `--include` replaces these rules of names; `--exclude` takes away from either. A `*` matches dots too.
+//! `--include` replaces these rules of names; `--exclude` removes tensors from either. A `*` matches dots too.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ pub(crate) struct SelectionOptions {
     exclude: Vec<String>,
 }
 
-/// Why a tensor is not meant.
+/// Why a tensor is not chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Skipped {
     /// Its name does not end in `weight`.
@@ -79,7 +79,7 @@ impl Serialize for Skipped {
     }
 }
 
-/// The rule, ready to be asked.
+/// The compiled rule.
 #[derive(Debug)]
 pub(crate) struct Selection {
     include: Vec<GlobMatcher>,
@@ -87,7 +87,7 @@ pub(crate) struct Selection {
 }
 
 impl SelectionOptions {
-    /// Reads the globs.
+    /// Compiles the globs.
     pub(crate) fn selection(&self) -> Result<Selection, Usage> {
         let matchers = |option: &str, globs: &[String]| {
             let matcher = |text: &String| match GlobBuilder::new(text).literal_separator(false).build() {
@@ -101,7 +101,7 @@ impl SelectionOptions {
 }
 
 impl Selection {
-    /// Whether the tensor is meant, and if not, why.
+    /// Returns whether the tensor is chosen, and if not, why.
     pub(crate) fn of(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> Result<(), Skipped> {
         if self.exclude.iter().any(|glob| glob.is_match(name)) {
             return Err(Skipped::Excluded);
@@ -121,7 +121,7 @@ impl Selection {
         }
     }
 
-    /// An error for the first glob of either option that matches no tensor: most likely a misspelling.
+    /// Returns an error for the first glob of either option that matches no tensor: most likely a misspelling.
     pub(crate) fn expect_matches(&self, reader: &Reader) -> Result<(), Usage> {
         let names = || {
             let compressed = reader.compressed_weights().map(|w| w.name.as_str());

@@ -24,7 +24,7 @@ impl Tightest {
         self.pattern().map(|(n, m)| if n == 0 { "zero".to_owned() } else { format!("{n}:{m}") })
     }
 
-    /// Says nothing of groups longer than a line, which no line fills: a row of 24 would obey 12:32 by its length alone.
+    /// Excludes groups longer than a line, which no line fills: a row of 24 would obey 12:32 by its length alone.
     fn within(mut self, line: usize) -> Tightest {
         for (n, m) in self.0.iter_mut().zip(LENGTHS).skip(1).filter(|(_, m)| *m > line) {
             *n = m as u8;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use twofour::{Mask, Pattern};
 
-    /// The rule as a sentence: N:M is obeyed where no group of M breaks it.
+    /// Returns the rule as a sentence: N:M is obeyed where no group of M breaks it.
     fn reference(matrix: MatrixRef<'_, f32>, axis: Axis) -> Tightest {
         let mask = Mask::of_nonzeros(matrix);
         Tightest(LENGTHS.map(|m| {

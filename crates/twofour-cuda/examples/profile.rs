@@ -1,4 +1,4 @@
-//! Runs products of few tokens once each, in bf16 and with four bits, for a profiler to look at:
+//! Runs small-batch GEMMs once each, in bf16 and int4, under a profiler:
 //! `ncu --kernel-name regex:... profile FEATURES REDUCTION TOKENS [NAME]`, with `cargo build -p twofour-cuda --example profile` before. Of all
 //! methods those whose kernel's name contains `NAME`; their names are printed in the order of their launches.
 
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for method in GemmMethod::all(problem, device.architecture()) {
         let product = trial.product(Engine::TwoFour(method))?;
         if wanted(&product.kernel()) {
-            // SAFETY: the result is as long as the problem asks for; all memory lives until the timer has waited.
+            // SAFETY: the result is as long as the problem requires; all memory lives until the timer has waited.
             let us = timer.time(|| unsafe { product.run(Stream(stream.cu_stream()), x, out) })?;
             println!("bf16 {}: {us:.1} us", product.kernel());
         }
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let decode = Int4Gemm::with(&device, problem, method)?;
         if wanted(&decode.kernel()) {
             let raw = Stream(stream.cu_stream());
-            // SAFETY: as above.
+            // SAFETY: the result is as long as the problem requires; all memory lives until the timer has waited.
             let us = timer.time(|| unsafe { decode.run(raw, weight, x, out, Epilogue::default()) })?;
             println!("int4 {}: {us:.1} us", decode.kernel());
         }

@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 let problem = GemmProblem::plain(element, output, features, tokens, reduction);
                 let trial = Trial::random(&device, &libraries, problem)?;
-                // With many tokens there is nothing to be gained by dividing the reduction.
+                // With many tokens split-K has no advantage.
                 let fits = |method: &GemmMethod| !matches!(method, GemmMethod::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1));
                 let methods = GemmMethod::all(problem, device.architecture()).into_iter().filter(fits);
                 let mut engines: Vec<Engine> = methods.map(Engine::TwoFour).collect();

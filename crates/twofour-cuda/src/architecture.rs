@@ -1,10 +1,10 @@
-//! Which GPU a kernel is compiled for.
+//! GPU architectures that kernels are compiled for.
 
 use std::fmt;
 
 use crate::{Error, Result};
 
-/// A GPU architecture with tensor cores that know 2:4: compute capability 8.0 and newer.
+/// A GPU architecture with sparse tensor cores: compute capability 8.0 and newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Architecture {
     major: u32,
@@ -25,10 +25,10 @@ impl Architecture {
     /// Blackwell (RTX 50).
     pub const SM_120: Self = Self { major: 12, minor: 0 };
 
-    /// Those that every kernel is compiled for in tests.
+    /// The architectures for which tests compile every kernel.
     pub const ALL: [Self; 6] = [Self::SM_80, Self::SM_86, Self::SM_89, Self::SM_90, Self::SM_100, Self::SM_120];
 
-    /// The architecture of a compute capability.
+    /// Returns the architecture of a compute capability.
     ///
     /// # Errors
     /// [`Error::Unsupported`] below 8.0.
@@ -47,7 +47,7 @@ impl Architecture {
         }
     }
 
-    /// The most shared memory that a block can have, in bytes.
+    /// Returns the most shared memory of a CTA, in bytes.
     pub const fn shared_bytes(self) -> u32 {
         1024 * match (self.major, self.minor) {
             (8, 0 | 7) => 163,
@@ -56,13 +56,13 @@ impl Architecture {
         }
     }
 
-    /// Compute capability.
+    /// Returns the compute capability.
     pub fn capability(self) -> (u32, u32) {
         (self.major, self.minor)
     }
 }
 
-/// As compilers name it, with the instructions of that architecture alone where it has any: `sm_86`, `sm_90a`.
+/// Writes the compilers' name, with architecture-specific instructions where there are any: `sm_86`, `sm_90a`.
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = if self.major >= 9 { "a" } else { "" };

@@ -1,18 +1,18 @@
-//! Checks of what callers pass.
+//! Validation of arguments.
 
 use crate::{DevicePtr, Error, Result};
 
-/// An error for a dimension that is not a multiple.
+/// Returns an error for a dimension that is not a multiple.
 pub(crate) fn expect_multiple(what: &'static str, found: usize, multiple: usize) -> Result<()> {
     if found.is_multiple_of(multiple) { Ok(()) } else { Err(Error::Multiple { what, multiple, found }) }
 }
 
-/// An error for a dimension that is zero or more than it may be.
+/// Returns an error for a dimension that is zero or too large.
 pub(crate) fn expect_dimension(what: &'static str, size: usize, most: usize) -> Result<()> {
     if (1..=most).contains(&size) { Ok(()) } else { Err(Error::Dimension { what, size, most }) }
 }
 
-/// An error for a pointer that is null or not aligned: names, addresses and alignments.
+/// Returns an error for a pointer that is null or not aligned. Items are names, addresses and alignments.
 pub(crate) fn expect_pointers(pointers: &[(&'static str, DevicePtr, u64)]) -> Result<()> {
     for &(what, address, alignment) in pointers {
         if address == 0 || !address.is_multiple_of(alignment) {

@@ -1,7 +1,7 @@
-//! Machine code kept on disk, so that a kernel is compiled once for each source, architecture and compiler.
+//! An on-disk cache of machine code: each source is compiled once per architecture and compiler.
 //!
-//! A file holds its contents' SHA-256 first, and its name is made of all that the contents depend on. A damaged file is as good as none. Files are
-//! written under another name and renamed: processes that compile the same kernel at once write the same bytes one after the other.
+//! A file begins with its contents' SHA-256, and its name depends on all inputs of the contents. A damaged file is ignored. Files are written under a
+//! temporary name and renamed, so that processes that compile the same kernel concurrently do not interfere.
 
 use std::{
     io::Write,
@@ -16,7 +16,7 @@ use crate::{
     source::Source,
 };
 
-/// Changes when the layout of files does, or the compiler's options.
+/// The version of the cache: it must change when the files' layout or the compiler's options change.
 const VERSION: u32 = 1;
 
 /// A folder of machine code.
@@ -26,12 +26,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache in that folder, which is created when something is kept.
+    /// Returns a cache in a folder, which is created when code is stored.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// The user's: `TWOFOUR_CACHE`, or `twofour` in `XDG_CACHE_HOME`, in `~/.cache`, or in the folder for temporary files.
+    /// Returns the user's cache: `TWOFOUR_CACHE`, or `twofour` in `XDG_CACHE_HOME`, in `~/.cache`, or in the folder for temporary files.
     pub fn of_user() -> Self {
         let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let folder = variable("TWOFOUR_CACHE").unwrap_or_else(|| {
@@ -41,17 +41,17 @@ impl Cache {
         Self { folder }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The machine code of a source: from the disk, or compiled and kept. Where there is no compiler, code from any version of it will do.
+    /// Returns the machine code of a source, from disk, or compiled and stored. Without a compiler, code compiled by any version is accepted.
     ///
-    /// Where it cannot be kept (a read-only folder, no space), it is compiled each time.
+    /// If the folder is read-only or full, code is not stored and the next call compiles again.
     ///
     /// # Errors
-    /// [`Error::NoCompiler`] where it has to be compiled and cannot, [`Error::Compile`].
+    /// [`Error::NoCompiler`] where the code must be compiled and there is no compiler; [`Error::Compile`].
     pub fn code(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>> {
         let Some(compiler) = Compiler::find() else {
             return self
@@ -62,15 +62,15 @@ impl Cache {
             return Ok(code);
         }
         let code = compiler.compile(source, architecture)?.code;
-        // The next process will try again.
+        // A process that cannot store code compiles again next time.
         let _ = self.keep(source, architecture, compiler, &code);
         Ok(code)
     }
 
-    /// Compiles, whatever is there, and keeps the code.
+    /// Compiles a source, regardless of the cache, and stores the code.
     ///
     /// # Errors
-    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where it cannot be written.
+    /// [`Error::NoCompiler`], [`Error::Compile`], and [`Error::Io`] where the file cannot be written.
     pub fn compile(&self, source: &Source, architecture: Architecture) -> Result<Compiled> {
         let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture })?;
         let compiled = compiler.compile(source, architecture)?;
@@ -112,7 +112,7 @@ fn version(compiler: Compiler) -> String {
     format!("nvrtc{major:03}.{minor:03}")
 }
 
-/// The contents of a sound file.
+/// Returns the contents of a file whose checksum is correct.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = std::fs::read(path).ok()?;
     let code = bytes.split_off(bytes.len().min(32));

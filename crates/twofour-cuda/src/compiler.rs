@@ -1,21 +1,20 @@
-//! From a source to machine code for one architecture, by NVRTC, which is found at run time.
+//! Compiles a source to machine code for one architecture with NVRTC, which is loaded at run time.
 
 use std::{ffi::CString, fmt};
 
 use crate::{Architecture, Error, Result, libraries::nvrtc::Nvrtc, source::Source};
 
-/// Machine code for one architecture, and what the compiler said of it.
+/// Machine code for one architecture, and the compiler's log.
 #[derive(Debug, Clone)]
 pub struct Compiled {
     /// A cubin.
     pub code: Vec<u8>,
-    /// Registers, shared memory and spills of each kernel, and warnings.
+    /// Registers, shared memory and register spills of each kernel, and warnings.
     pub log: String,
 }
 
 impl Compiled {
-    /// Lines of the log that a kernel fit to be released does not have: values spilled to memory, products that wait for each
-    /// other for want of registers, and warnings.
+    /// Returns the log's lines that no released kernel has: register spills, serialized `wgmma`, and warnings.
     pub fn complaints(&self) -> Vec<&str> {
         let complaint = |line: &&str| {
             line.contains("warning")
@@ -26,7 +25,7 @@ impl Compiled {
     }
 }
 
-/// NVRTC, loaded. Several threads may compile at once.
+/// The NVRTC library. Several threads can compile concurrently.
 #[derive(Clone, Copy)]
 pub struct Compiler(Nvrtc);
 
@@ -37,18 +36,18 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Finds NVRTC: in the folder that `TWOFOUR_NVRTC` names, where the system looks for libraries, and in a CUDA toolkit's or Python
-    /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`). `None` where it is nowhere.
+    /// Loads NVRTC from the folder that `TWOFOUR_NVRTC` names, from the system's library path, or from a CUDA toolkit's or Python environment's
+    /// folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`). Returns `None` if it is not found.
     pub fn find() -> Option<Self> {
         Nvrtc::find().map(Self)
     }
 
-    /// Its version, as in (13, 0).
+    /// Returns NVRTC's version, as in (13, 0).
     pub fn version(&self) -> (i32, i32) {
         self.0.version()
     }
 
-    /// Compiles for one architecture.
+    /// Compiles a source for one architecture.
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log.
@@ -65,7 +64,7 @@ impl Compiler {
             "--std=c++17".into(),
             "-default-device".into(),
             "--ptxas-options=-v".into(),
-            // Masks must be the CPU's to the bit: multiplications and additions are not contracted, and subnormal numbers not flushed.
+            // Masks must be bit for bit those of the CPU: no FMA contraction, and no flush of subnormal numbers.
             "--fmad=false".into(),
             "--ftz=false".into(),
         ];

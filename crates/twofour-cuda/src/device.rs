@@ -1,4 +1,4 @@
-//! A device and the kernels that are loaded on it.
+//! Devices, and the kernels that are loaded on them.
 
 use std::{
     ffi::{CString, c_void},
@@ -10,10 +10,10 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use crate::{Architecture, Error, Result, cache::Cache, libraries::loader, once_map::OnceMap, source::Source};
 
-/// An address in a device's memory.
+/// An address in device memory.
 pub type DevicePtr = u64;
 
-/// A stream of the driver; null is the default stream.
+/// A stream of the CUDA driver; null is the default stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Stream(pub sys::CUstream);
 
@@ -27,7 +27,7 @@ impl Stream {
     pub const DEFAULT: Stream = Stream(std::ptr::null_mut());
 }
 
-/// A GPU, with kernels compiled for it. Clones share everything; any thread may use one.
+/// A GPU, with kernels compiled for it. Clones share all state, and can be used from several threads.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -36,11 +36,11 @@ struct Inner {
     architecture: Architecture,
     multiprocessors: u32,
     cache: Cache,
-    /// By the names of their sources.
+    /// Loaded modules, by the names of their sources.
     modules: OnceMap<String, Module>,
 }
 
-/// A loaded module: it stays until the process ends, as kernels may be running.
+/// A loaded module. It is never unloaded, because its kernels may be running.
 #[derive(Clone, Copy)]
 struct Module(sys::CUmodule);
 
@@ -56,7 +56,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// A kernel, ready to be launched.
+/// A loaded kernel.
 #[derive(Clone)]
 pub(crate) struct Kernel {
     function: sys::CUfunction,
@@ -75,15 +75,15 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Device {
-    /// The device of that number, with the user's cache of kernels.
+    /// Opens device `ordinal`, with the user's cache of kernels.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::Unsupported`] where it is older than compute capability 8.0.
+    /// [`Error::NoDriver`], [`Error::NoDevice`], and [`Error::Unsupported`] below compute capability 8.0.
     pub fn open(ordinal: usize) -> Result<Self> {
         Self::with_cache(ordinal, Cache::of_user())
     }
 
-    /// The same with a cache of the caller's.
+    /// Opens device `ordinal` with another cache of kernels.
     ///
     /// # Errors
     /// Those of [`Device::open`].
@@ -93,7 +93,7 @@ impl Device {
         }
         let failed = |error| Error::driver("opening a device", error);
         match result::init() {
-            // A driver without a GPU.
+            // The driver is installed, but there is no GPU.
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
                 return Err(Error::NoDevice { ordinal, count: 0 });
             }
@@ -113,12 +113,12 @@ impl Device {
         Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: OnceMap::default() })))
     }
 
-    /// Its architecture.
+    /// Returns the device's architecture.
     pub fn architecture(&self) -> Architecture {
         self.0.architecture
     }
 
-    /// Its name, as the driver tells it.
+    /// Returns the device's name, as the driver reports it.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -126,7 +126,7 @@ impl Device {
         self.0.context.name().map_err(|error| Error::driver("asking for the device's name", error))
     }
 
-    /// The newest CUDA version that the driver supports, as in (13, 0).
+    /// Returns the newest CUDA version that the driver supports, as in (13, 0).
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -138,17 +138,17 @@ impl Device {
         Ok((version / 1000, version % 1000 / 10))
     }
 
-    /// How many multiprocessors it has.
+    /// Returns the number of SMs.
     pub fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
     }
 
-    /// Its context, in which memory for the kernels is to be allocated: the device's primary one.
+    /// Returns the device's primary context, in which memory for the kernels must be allocated.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.0.context
     }
 
-    /// A kernel of a source, which is compiled or read from the cache the first time.
+    /// Returns a kernel of a source. The first call compiles the source or reads it from the cache.
     pub(crate) fn kernel(&self, source: &Source, name: &str) -> Result<Kernel> {
         self.bind()?;
         let module = self.module(source)?;
@@ -163,7 +163,7 @@ impl Device {
         Ok(Kernel { function, device: self.clone() })
     }
 
-    /// Loads a source's module once. Different sources may be compiled at the same time.
+    /// Loads a source's module once. Different sources can be compiled concurrently.
     fn module(&self, source: &Source) -> Result<Module> {
         self.0.modules.get_or_try_insert(source.name().to_owned(), || {
             let code = self.0.cache.code(source, self.0.architecture)?;
@@ -179,28 +179,28 @@ impl Device {
     }
 }
 
-/// How many threads run a kernel, and with what.
+/// A launch configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
-    /// Blocks.
+    /// CTAs of the grid.
     pub(crate) grid: (u32, u32),
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub(crate) block: u32,
-    /// Bytes of shared memory that a block asks for, on top of what its source declares.
+    /// Bytes of dynamic shared memory of a CTA.
     pub(crate) shared: u32,
-    /// Blocks of a cluster: they run at once and see each other's shared memory. 1 where there are none.
+    /// CTAs of a cluster, which are scheduled together and can access each other's shared memory; 1 without clusters.
     pub(crate) cluster: u32,
 }
 
 impl Launch {
-    /// Without any more shared memory.
+    /// Returns a configuration without dynamic shared memory and clusters.
     pub(crate) fn simple(grid: (u32, u32), block: u32) -> Self {
         Self { grid, block, shared: 0, cluster: 1 }
     }
 }
 
 impl Kernel {
-    /// Lets blocks ask for so much shared memory; needed once for more than 48 KiB.
+    /// Allows CTAs to use `bytes` bytes of dynamic shared memory; required once for more than 48 KiB.
     pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
         self.device.bind()?;
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -209,7 +209,7 @@ impl Kernel {
         set.map_err(|error| Error::driver("asking for shared memory", error))
     }
 
-    /// How many of its blocks a multiprocessor runs at once, with so much shared memory each.
+    /// Returns the CTAs that can be resident on an SM, with `shared` bytes of dynamic shared memory each.
     pub(crate) fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
         self.device.bind()?;
         let mut blocks = 0;
@@ -226,10 +226,10 @@ impl Kernel {
         Ok(blocks.max(1) as u32)
     }
 
-    /// Launches with one parameter, a structure laid out as the kernel's; neither allocates nor waits.
+    /// Launches with one parameter, a structure in the kernel's memory layout; neither allocates nor synchronizes.
     ///
     /// # Safety
-    /// `parameter` has the layout of the kernel's, and its pointers are as the kernel needs them until it has run; the stream is of this device.
+    /// `parameter` has the memory layout of the kernel's parameter, and its pointers are valid as the kernel requires until it has run; the stream is of this device.
     pub(crate) unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
         self.device.bind()?;
         let Launch { grid, block, shared, cluster } = launch;
@@ -251,7 +251,7 @@ impl Kernel {
             sharedMemBytes: shared,
             hStream: stream.0,
             attrs: &mut attribute,
-            // Devices before Hopper know no clusters.
+            // Devices before Hopper have no clusters.
             numAttrs: u32::from(cluster > 1),
         };
         // SAFETY: the parameter has the kernel's layout and valid pointers, as this function requires; the driver copies it before it returns.

@@ -1,4 +1,4 @@
-//! The engines that can compute a product, and products that one of them has been chosen for.
+//! GEMM engines (this crate's kernels, cuSPARSELt, cuBLASLt), and GEMMs planned with one of them.
 
 use std::{
     fmt,
@@ -25,20 +25,20 @@ use crate::{
     prune::{DenseWeight, NO_NAN, Packed},
 };
 
-/// Who computes a product, and how.
+/// A GEMM implementation: a library, and which of its kernels or algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// This crate's kernels.
     TwoFour(GemmMethod),
-    /// cuSPARSELt, with the algorithm of that number.
+    /// cuSPARSELt, with the algorithm of this number.
     CusparseLt(i32),
-    /// cuBLASLt with the weight as if it were dense, with the heuristics' choice of that number.
+    /// cuBLASLt with the dense weight, with the heuristics' choice of this number.
     CublasLt(usize),
 }
 
 impl Engine {
-    /// Its name.
+    /// Returns the engine's name.
     pub fn name(self) -> &'static str {
         match self {
             Engine::TwoFour(_) => "twofour",
@@ -47,17 +47,18 @@ impl Engine {
         }
     }
 
-    /// Whether its calls read the dense weight, and not a compressed one.
+    /// Returns whether calls read the dense weight instead of a compressed one.
     pub fn reads_dense(self) -> bool {
         matches!(self, Engine::CublasLt(_))
     }
 }
 
-/// How many choices cuBLASLt's heuristics are asked for.
+/// Most choices requested from cuBLASLt's heuristics.
 pub const HEURISTICS: usize = 16;
 
 impl Libraries {
-    /// Every engine that computes a problem: this crate's kernels any, cuBLASLt any whose W and X are of the same type, cuSPARSELt those of [`GemmProblem::plain`].
+    /// Returns every engine that computes a problem. This crate's kernels compute any problem, cuBLASLt any whose W and X have the same data type,
+    /// and cuSPARSELt those of [`GemmProblem::plain`].
     pub fn engines(&self, device: &Device, problem: GemmProblem) -> Vec<Engine> {
         let ours = GemmMethod::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
         let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
@@ -69,13 +70,14 @@ impl Libraries {
     }
 }
 
-/// Whether a problem is one of [`GemmProblem::plain`], the only ones that cuSPARSELt is asked for.
+/// Returns whether a problem is one of [`GemmProblem::plain`], the only ones that are given to cuSPARSELt.
 fn is_plain(problem: GemmProblem) -> bool {
     let GemmProblem { element, output, features, tokens, reduction, .. } = problem;
     problem == GemmProblem::plain(element, output, features, tokens, reduction)
 }
 
-/// The product as cuBLASLt has it: column-major `[features, tokens]` is row-major `[tokens, features]`, and the operands are exchanged for `[features, tokens]`.
+/// Returns the problem in cuBLASLt's column-major terms: column-major `[features, tokens]` is row-major `[tokens, features]`. For a row-major
+/// `[features, tokens]` result the operands are exchanged.
 fn dense_of(problem: GemmProblem) -> DenseProblem {
     let GemmProblem { element, features, tokens, reduction, x, order, .. } = problem;
     let across = x == XOrder::ReductionFirst;
@@ -87,50 +89,52 @@ fn dense_of(problem: GemmProblem) -> DenseProblem {
     DenseProblem { element, output: dense_sums(problem), rows, cols, reduction, a_transposed, b_transposed, accumulate }
 }
 
-/// What cuBLASLt's own result of a problem is made of: it has no 16-bit results of integers.
+/// Returns the data type of cuBLASLt's result: i32 for i8, because cuBLASLt has no 16-bit results of integers.
 fn dense_sums(problem: GemmProblem) -> DataType {
     if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
 }
 
-/// Whether cuBLASLt's own result is not the problem's: it has other epilogues, or is of another type.
+/// Returns whether [`Finish`] must follow cuBLASLt's GEMM: the problem has an epilogue, or another output type than cuBLASLt's result.
 fn needs_finish(problem: GemmProblem) -> bool {
     problem.epilogue || dense_sums(problem) != problem.output
 }
 
-/// Bytes of memory for cuBLASLt's own result, where it cannot lie in the problem's.
+/// Returns the bytes of a buffer for cuBLASLt's result, or 0 where cuBLASLt writes straight to the problem's output.
 fn sums_bytes(problem: GemmProblem) -> usize {
     let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
     if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
 }
 
-/// What the result of cuBLASLt's product of a problem is made of: the problem's output.
+/// Returns the data type of the output of a GEMM by cuBLASLt: the problem's.
 pub fn dense_output(problem: GemmProblem) -> DataType {
     problem.output
 }
 
-/// A weight that is 2:4 along its rows, on the device: one or both of its forms.
+/// A 2:4 weight in device memory, pruned along its rows, in one or both of its forms.
 #[derive(Debug, Clone, Copy)]
 pub struct Weight {
-    /// As it is, `[features, reduction]`: read while a product is made by an engine that compresses it, and by cuBLASLt at every call. Where it is not there, only this crate's kernels can be used.
+    /// The dense form, `[features, reduction]`. Engines that compress it read it once, when a GEMM is planned; cuBLASLt reads it at every call.
+    /// Without it only this crate's kernels can be used.
     pub dense: Option<DevicePtr>,
-    /// Compressed, with metadata in [`Gemm::meta_order_of`] and padded ([`crate::gemm::packed_bytes`]): read at every call by this crate's kernels, which compress for themselves where it is
-    /// not there.
+    /// The compressed form, with metadata in [`Gemm::meta_order_of`] and padding ([`crate::gemm::packed_bytes`]). This crate's kernels read it at
+    /// every call. Without it they compress the dense form when a GEMM is planned.
     pub packed: Option<Packed>,
 }
 
-/// Which forms of a weight stay in memory once its product was made. Both take 1.5625 times (16-bit elements) or 1.625 times (8-bit ones) the bytes of the dense form.
+/// Which forms of a weight stay in memory after a GEMM is planned. Both together take 1.5625 times (16-bit elements) or 1.625 times (8-bit elements)
+/// the bytes of the dense form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeptForm {
-    /// Whichever the fastest engine reads; the caller keeps what it has.
+    /// The form that the fastest engine reads; the caller keeps the forms it has.
     Any,
-    /// A compressed one only: cuBLASLt, which reads the dense weight at every call, is left out.
+    /// The compressed form only. This excludes cuBLASLt, which reads the dense weight at every call.
     Compressed,
-    /// The dense one only: engines that read a compressed weight are left out.
+    /// The dense form only. This excludes engines that read a compressed weight.
     Dense,
 }
 
 impl KeptForm {
-    /// Whether an engine reads no other form at its calls.
+    /// Returns whether an engine's calls read no other form.
     pub fn allows(self, engine: Engine) -> bool {
         match self {
             KeptForm::Any => true,
@@ -140,16 +144,16 @@ impl KeptForm {
     }
 }
 
-/// Bytes of device memory that a product keeps.
+/// Bytes of device memory that a planned GEMM holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProductBytes {
-    /// Of its own form of the weight; 0 where it reads one of the caller's.
+    /// Bytes of the engine's own form of the weight; 0 where it reads one of the caller's.
     pub weight: usize,
-    /// Of memory that its calls work in.
+    /// Bytes of workspace.
     pub workspace: usize,
 }
 
-/// A product by one engine, with the weight in the form that the engine wants.
+/// A GEMM planned with one engine, and the weight in the form that the engine reads.
 pub struct Product {
     problem: GemmProblem,
     engine: Engine,
@@ -164,7 +168,7 @@ enum ProductPlan {
         workspace: DevicePtr,
         _memory: Vec<CudaSlice<u8>>,
     },
-    // The library asks for a mutable plan at every call, and does not change it.
+    // cuSPARSELt's C API takes a mutable plan at every call, but does not change it.
     CusparseLt {
         plan: Mutex<cusparselt::CusparseLtPlan>,
         compressed: DevicePtr,
@@ -176,7 +180,7 @@ enum ProductPlan {
         weight: DevicePtr,
         workspace: DevicePtr,
         finish: Option<Finish>,
-        /// Memory for the library's own result, where that cannot lie in the problem's.
+        /// Buffer for cuBLASLt's result, where it does not go straight to the output.
         sums: Option<DevicePtr>,
         _memory: Vec<CudaSlice<u8>>,
     },
@@ -189,18 +193,19 @@ impl fmt::Debug for Product {
 }
 
 fn failed(error: cudarc::driver::DriverError) -> Error {
-    Error::driver("preparing a product", error)
+    Error::driver("planning a GEMM", error)
 }
 
 impl Product {
-    /// Plans, allocates what the engine needs, and compresses the weight where the engine has a form of its own; waits until that is done.
+    /// Plans the GEMM, allocates the engine's memory, and compresses the weight where the engine has its own form. Returns after the compression is complete.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`], [`Error::Vendor`]; those of [`Gemm::with`], and [`Error::Types`] where this crate's kernels would have to compress 8-bit
-    /// elements; [`Error::NoForm`] for a weight without the form that the engine reads; [`Error::NotComputed`] for a problem that the engine does not compute; [`Error::OutOfMemory`].
+    /// [`Error::NoLibrary`], [`Error::Vendor`]; those of [`Gemm::with`]; [`Error::Types`] where this crate's kernels would have to compress 8-bit
+    /// elements; [`Error::NoForm`] for a weight without the form that the engine reads; [`Error::NotComputed`] for a problem that the engine does not
+    /// compute; [`Error::OutOfMemory`].
     ///
     /// # Safety
-    /// The weight is valid, and 2:4, until this returns, and what [`Weight`] says is read at every call, until the last call is done.
+    /// The weight is valid and 2:4 until this function returns. The form that calls read, as [`Weight`] says, stays valid until the last call is complete.
     pub unsafe fn new(
         device: &Device,
         libraries: &Libraries,
@@ -269,7 +274,7 @@ impl Product {
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
                 let mut plans = library.plans(dense_of(problem), PartialSums::Any, HEURISTICS)?;
                 if which >= plans.len() {
-                    let action = "choosing a heuristic that is not there";
+                    let action = "choosing a heuristic that does not exist";
                     return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });
                 }
                 let sums_bytes = sums_bytes(problem);
@@ -289,12 +294,12 @@ impl Product {
         Ok(Self { problem, engine, plan, bytes })
     }
 
-    /// Bytes of device memory that the product keeps, beside the forms of the weight that the caller keeps for it.
+    /// Returns the bytes of device memory that the GEMM holds, besides the caller's forms of the weight.
     pub fn bytes(&self) -> ProductBytes {
         self.bytes
     }
 
-    /// Launches the GEMM with the accumulators as they are; neither allocates nor waits.
+    /// Launches the GEMM without an epilogue. It neither allocates nor synchronizes.
     ///
     /// # Errors
     /// Those of [`Product::run_with`].
@@ -306,14 +311,15 @@ impl Product {
         unsafe { self.run_with(stream, x, out, Epilogue::default()) }
     }
 
-    /// Launches the GEMM with an epilogue; neither allocates nor waits. Where a library has no such epilogue or no such results, a kernel of this crate follows its GEMM: sums are then rounded to the output's type
-    /// before the epilogue, but for integers and where results are added.
+    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. Where a library lacks the epilogue or the output type, a kernel of
+    /// this crate runs after its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the
+    /// result is added to the output.
     ///
     /// # Errors
-    /// Those of [`Gemm::run`], whose X and result must be aligned to 16 bytes here, and [`Error::Vendor`].
+    /// Those of [`Gemm::run`], except that X and the result must be aligned to 16 bytes; [`Error::Vendor`].
     ///
     /// # Safety
-    /// That of [`Gemm::run`]; and calls that may run at once on several streams need products of their own, for engines have memory to work in.
+    /// That of [`Gemm::run`]. Calls that may run concurrently on several streams need one [`Product`] each, because its workspace is shared between calls.
     pub unsafe fn run_with(&self, stream: Stream, x: DevicePtr, out: DevicePtr, epilogue: Epilogue) -> Result<()> {
         expect_pointers(&[("X", x, 16), ("result", out, 16)])?;
         let problem = self.problem;
@@ -341,23 +347,23 @@ impl Product {
                 unsafe { plan.run(stream, a, b, to, *workspace) }?;
                 let Some(finish) = finish else { return Ok(()) };
                 expect_epilogue(epilogue, problem.output)?;
-                // SAFETY: the sums are held by the plan or lie in the result, which is valid, as this function requires.
+                // SAFETY: `to` is the plan's buffer or the result, which is valid, as this function requires.
                 unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
             }
         }
     }
 
-    /// The engine that computes it.
+    /// Returns the engine.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// The problem.
+    /// Returns the problem.
     pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 
-    /// The kernel's name, as far as the engine tells it.
+    /// Returns the kernel's name: for the libraries, the number of the algorithm or heuristic.
     pub fn kernel(&self) -> String {
         match (&self.plan, self.engine) {
             (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),

@@ -1,4 +1,4 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use crate::{
     gemm::{GemmMethod, GemmProblem},
 };
 
-/// Everything that can go wrong in this crate, and what to do about it.
+/// Every error of this crate; messages say what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The driver's library is not there.
+    /// The driver's library was not found.
     #[error(
         "no NVIDIA driver: its library (libcuda.so.1) was not found; on a machine without a GPU use the CPU kernels"
     )]
@@ -21,40 +21,40 @@ pub enum Error {
     /// The driver is there and has no such device.
     #[error("no CUDA device {ordinal}: the driver has {count}; see CUDA_VISIBLE_DEVICES")]
     NoDevice {
-        /// The device asked for.
+        /// The requested device.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
 
     /// The device is older or newer than anything the kernels are written for.
-    #[error("{operation}: not supported on compute capability {major}.{minor}; needs {needs}")]
+    #[error("{operation}: unsupported on compute capability {major}.{minor}; requires {needs}")]
     Unsupported {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
         /// Compute capability.
         major: u32,
         /// Compute capability.
         minor: u32,
-        /// What would do.
+        /// The capability that it requires.
         needs: &'static str,
     },
 
-    /// Weights of one type cannot be compressed to values of another.
+    /// No kernel compresses weights of one type to values of another.
     #[error(
-        "compressing {input} tensors to {output} values: there is f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"
+        "compressing {input} tensors to {output} values is unsupported; supported: f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"
     )]
     Types {
-        /// What the weights are made of.
+        /// Data type of the weights.
         input: DataType,
-        /// What the values were to be made of.
+        /// Data type of the values.
         output: DataType,
     },
 
-    /// Values of 16 bits are the weight's own.
-    #[error("a factor for {output} values: only 8-bit floats have one; leave it out, or scale the weight")]
+    /// 16-bit values have no scale.
+    #[error("a scale for {output} values: only 8-bit floats have one; leave it out, or scale the weight")]
     Factor {
-        /// What the values are made of.
+        /// Data type of the values.
         output: DataType,
     },
 
@@ -65,75 +65,75 @@ pub enum Error {
     NoTranspose,
 
     /// The optimizer has no kernel for such gradients.
-    #[error("an AdamW step with gradients of {element}: there is f32, f16 and bf16; bring them to one of those first")]
+    #[error("an AdamW step with gradients of {element} is unsupported: convert them to f32, f16 or bf16")]
     Gradient {
-        /// What the gradients are made of.
+        /// Data type of the gradients.
         element: DataType,
     },
 
     /// An operation has no kernel for a data type.
     #[error("{operation}: no kernel for {dtype}; supported: {supported}")]
     DataType {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The data type.
         dtype: DataType,
-        /// Those that there are kernels for.
+        /// The supported data types.
         supported: &'static str,
     },
 
-    /// No kernel multiplies these types.
-    #[error("a product of {element} elements with {output} results{}: there is f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
+    /// No GEMM kernel has this combination of data types.
+    #[error("no GEMM kernel for {element} elements with {output} results{}; supported: f16 to f16 or f32, bf16 to bf16 or f32, e4m3 and e5m2 to f16, \
              bf16 or f32, and i8 to f16, bf16 or (without an epilogue) i32", if *epilogue { " and an epilogue" } else { "" })]
     Product {
-        /// What was to be multiplied.
+        /// Data type of the weight and X.
         element: DataType,
-        /// What the result was to be made of.
+        /// Data type of the result.
         output: DataType,
-        /// Whether accumulators were to be scaled, biased or activated.
+        /// Whether the problem has an epilogue.
         epilogue: bool,
     },
 
-    /// No kernel multiplies a weight of one type with an X of the other.
+    /// No GEMM kernel has a weight of one type and X of the other.
     #[error(
         "a weight of {element} elements and X of {x_element} elements: they must be of the same type, or one of e4m3 and the other of e5m2"
     )]
     MixedElements {
-        /// What the weight is made of.
+        /// Data type of the weight.
         element: DataType,
-        /// What X is made of.
+        /// Data type of X.
         x_element: DataType,
     },
 
-    /// A problem is not computed that way.
+    /// A GEMM method does not compute a problem.
     #[error("there is no kernel for {problem:?} by {method:?}: choose one of GemmMethod::all")]
     GemmMethod {
-        /// How it was to be computed.
+        /// The method.
         method: GemmMethod,
-        /// What was to be computed.
+        /// The problem.
         problem: GemmProblem,
     },
 
-    /// A call asks for an epilogue and its plan has none.
+    /// A call has an epilogue, but its plan has none.
     #[error(
-        "scales, a bias or an activation are asked for, and the product was planned without: set GemmProblem::epilogue"
+        "the call has an epilogue (scales, bias or activation), but the GEMM was planned without one: set GemmProblem::epilogue"
     )]
     Epilogue,
 
     /// An engine does not compute a problem.
     #[error(
-        "{engine:?} does not compute {problem:?}: cuSPARSELt is asked for plain products only, and cuBLASLt for W and X of one type; choose one of Libraries::engines"
+        "{engine:?} does not compute {problem:?}: cuSPARSELt is used for plain problems only, and cuBLASLt for W and X of the same type; choose one of Libraries::engines"
     )]
     NotComputed {
         /// The engine.
         engine: Engine,
-        /// What was to be computed.
+        /// The problem.
         problem: GemmProblem,
     },
 
     /// A weight lacks the form that an engine reads or compresses.
     #[error(
-        "{engine:?} needs the dense weight, and only the compressed one is there: pass Weight::dense, or choose one of this crate's kernels"
+        "{engine:?} requires the dense weight, and only the compressed one is present: pass Weight::dense, or choose one of this crate's kernels"
     )]
     NoForm {
         /// The engine.
@@ -143,26 +143,26 @@ pub enum Error {
     /// Every engine that computes a problem reads a form of the weight that is not kept.
     #[error("no engine that was measured for {problem:?} reads only the weight's {} form: keep the other one, or both", if *dense { "dense" } else { "compressed" })]
     NoEngineForForm {
-        /// What was to be computed.
+        /// The problem.
         problem: GemmProblem,
-        /// Whether the dense form alone is kept, or else a compressed one.
+        /// Whether only the dense form is kept; otherwise only the compressed one.
         dense: bool,
     },
 
-    /// Neither this crate's kernels nor a library that is there takes a problem on the device.
+    /// Neither this crate's kernels nor an installed library computes a problem on the device.
     #[error(
-        "no engine computes {problem:?} on this device: products of 8-bit floats need compute capability 8.9; NVIDIA's libraries may be missing"
+        "no engine computes {problem:?} on this device: GEMMs of 8-bit floats require compute capability 8.9; NVIDIA's libraries may be missing"
     )]
     NoEngine {
-        /// What was to be computed.
+        /// The problem.
         problem: GemmProblem,
     },
 
-    /// Random tensors could not be made.
+    /// Random tensors could not be created.
     #[error("making random tensors: {0}")]
     Random(String),
 
-    /// The compiler's library is not there, and the kernel is not in the cache.
+    /// NVRTC was not found, and the kernel is not in the cache.
     #[error(
         "no NVRTC (libnvrtc.so) to compile `{kernel}` for {architecture}: install the CUDA toolkit or the package nvidia-cuda-nvrtc, \
          and name its folder in TWOFOUR_NVRTC if it is not found; or compile ahead elsewhere and copy the cache"
@@ -170,47 +170,47 @@ pub enum Error {
     NoCompiler {
         /// The source's name.
         kernel: String,
-        /// What it was to be compiled for.
+        /// The target architecture.
         architecture: Architecture,
     },
 
-    /// NVRTC refused a source: too old for the architecture, or a defect of this crate.
+    /// NVRTC rejected a source: NVRTC is too old for the architecture, or the source has a defect.
     #[error("NVRTC {}.{} cannot compile `{kernel}` for {architecture}: {log}", version.0, version.1)]
     Compile {
         /// The source's name.
         kernel: String,
-        /// What it was to be compiled for.
+        /// The target architecture.
         architecture: Architecture,
         /// Version of NVRTC.
         version: (i32, i32),
-        /// What NVRTC said.
+        /// NVRTC's log.
         log: String,
     },
 
-    /// One of NVIDIA's libraries is not there.
+    /// One of NVIDIA's libraries was not found.
     #[error("no {library}: install it, and name its folder in {variable} if it is not found")]
     NoLibrary {
-        /// Its name.
+        /// The library's name.
         library: &'static str,
         /// The environment variable that can name its folder.
         variable: &'static str,
     },
 
-    /// One of NVIDIA's libraries refused.
+    /// A call of one of NVIDIA's libraries failed.
     #[error("{action}: {library} says status {status}")]
     Vendor {
-        /// Its name.
+        /// The library's name.
         library: &'static str,
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
-        /// Its number for the error.
+        /// The library's status code.
         status: i32,
     },
 
     /// A call of the driver failed.
     #[error("{action}: the CUDA driver says {code} ({text})")]
     Driver {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
         /// The driver's name for the error.
         code: String,
@@ -218,14 +218,14 @@ pub enum Error {
         text: String,
     },
 
-    /// The device's memory is used up.
+    /// The device is out of memory.
     #[error("{action}: out of device memory; free some or choose smaller shapes")]
     OutOfMemory {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
     },
 
-    /// A pointer is null or not aligned as a kernel needs it.
+    /// A pointer is null or not aligned.
     #[error("{what}: the device pointer {address:#x} must be a multiple of {alignment} and not null")]
     Pointer {
         /// Which buffer.
@@ -236,7 +236,7 @@ pub enum Error {
         alignment: u64,
     },
 
-    /// A dimension does not fit.
+    /// A dimension is not a multiple.
     #[error("{what}: {found} is not a multiple of {multiple}")]
     Multiple {
         /// Which dimension.
@@ -247,19 +247,19 @@ pub enum Error {
         found: usize,
     },
 
-    /// A dimension is zero or beyond what kernels count.
+    /// A dimension is zero or larger than kernels support.
     #[error("{what}: {size} must be at least 1 and at most {most}")]
     Dimension {
         /// Which dimension.
         what: &'static str,
         /// What it is.
         size: usize,
-        /// The most that the product takes.
+        /// The largest supported size.
         most: usize,
     },
 
-    /// A method for four-bit weights that a problem's size rules out.
-    #[error("there is no four-bit kernel for {problem:?} by {method:?}: choose one of int4::Int4Method::all")]
+    /// A method for int4 weights does not compute a problem.
+    #[error("there is no int4 kernel for {problem:?} by {method:?}: choose one of int4::Int4Method::all")]
     Int4Method {
         /// The method.
         method: crate::gemm::int4::Int4Method,
@@ -268,7 +268,7 @@ pub enum Error {
     },
 
     /// A shape is larger than a launch can be.
-    #[error("a weight [{rows}, {cols}] is larger than one launch takes")]
+    #[error("a [{rows}, {cols}] matrix is larger than one launch supports")]
     TooLarge {
         /// Rows.
         rows: usize,
@@ -276,8 +276,8 @@ pub enum Error {
         cols: usize,
     },
 
-    /// A weight has a NaN, which has no order.
-    #[error("NaN at row {row}, column {col}: a weight to be pruned must not have any")]
+    /// A weight to be pruned has a NaN.
+    #[error("NaN at row {row}, column {col}: a weight to be pruned must not contain NaN")]
     NotANumber {
         /// Its row.
         row: usize,
@@ -285,29 +285,29 @@ pub enum Error {
         col: usize,
     },
 
-    /// What the `twofour` crate refuses: settings that contradict each other, a mask that is not 2:4.
+    /// An error of the `twofour` crate: settings that contradict each other, a mask that is not 2:4.
     #[error(transparent)]
     Core(#[from] twofour::Error),
 
-    /// A slice does not have the length that a call needs.
-    #[error("{what}: {expected} elements are needed, and there are {found}")]
+    /// A slice does not have the required length.
+    #[error("{what}: {expected} elements are required, found {found}")]
     Length {
         /// Which slice.
         what: &'static str,
-        /// The elements that are needed.
+        /// The required number of elements.
         expected: usize,
-        /// The elements that there are.
+        /// The slice's number of elements.
         found: usize,
     },
 
-    /// A slice is of another type than a call needs.
-    #[error("{what}: {expected} is needed, and it is of {found}")]
+    /// A slice does not have the required data type.
+    #[error("{what}: data type {expected} is required, found {found}")]
     SliceType {
         /// Which slice.
         what: &'static str,
-        /// The type that is needed.
+        /// The required data type.
         expected: DataType,
-        /// The type that it has.
+        /// The slice's data type.
         found: DataType,
     },
 
@@ -322,16 +322,16 @@ pub enum Error {
         found: usize,
     },
 
-    /// Something that a CUDA graph cannot hold was needed while the stream was being captured.
+    /// A stream capture needed an action that a CUDA graph cannot contain.
     #[error(
         "{action} while the stream is being captured: call `prepare` for the number of tokens before the capture, and run the step once"
     )]
     Capturing {
-        /// What was needed.
+        /// The action.
         action: &'static str,
     },
 
-    /// A setting of the `twofour` crate that this crate has no kernels for.
+    /// This crate has no kernel for a setting of the `twofour` crate.
     #[error("{what}: there is no CUDA kernel for it yet")]
     NoMethod {
         /// The setting.
@@ -343,9 +343,9 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -355,7 +355,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The driver's error, met while doing `action`.
+    /// Returns the driver's error for a failed `action`.
     pub(crate) fn driver(action: &'static str, error: cudarc::driver::DriverError) -> Self {
         if error.0 == cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Error::OutOfMemory { action };

@@ -1,4 +1,4 @@
-//! The list of this crate's kernels, for compiling them ahead of time.
+//! The list of this crate's kernel sources, for compiling them ahead of time.
 
 use sha2::{Digest, Sha256};
 
@@ -6,7 +6,7 @@ use crate::{
     adamw, column_sums, compress, elementwise, gemm, measure, prune, quantize, soft_threshold, source::Source, unpack,
 };
 
-/// Returns every source that a program may need.
+/// Returns every source that a program can need.
 pub fn all() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
     let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(quantize::sources());
@@ -14,14 +14,14 @@ pub fn all() -> Vec<Source> {
     weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
 }
 
-/// Returns the first 64 bits of the SHA-256 of the GEMM's sources without comments, in hexadecimal: times of kernels with another digest are those of other kernels.
+/// Returns the first 64 bits, in hexadecimal, of the SHA-256 of the GEMM sources without comments. Timings recorded with another digest are those of other kernels.
 pub fn gemm_digest() -> String {
     let mut digest = Sha256::new();
     gemm::sources().iter().for_each(|source| digest.update(without_comments(&source.text())));
     digest.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The lines of a source that hold code, each without its comment and the space around it.
+/// Returns a source's lines of code, each without its comment and surrounding space.
 fn without_comments(text: &str) -> String {
     let code = text.lines().map(|line| line.split("//").next().unwrap_or("").trim());
     code.filter(|line| !line.is_empty() && !line.starts_with("#line")).flat_map(|line| [line, "\n"]).collect()

@@ -1,24 +1,24 @@
-//! CUDA kernels for 2:4 sparsity, over raw device pointers and a stream, so that any framework can call them.
+//! CUDA kernels for 2:4 sparsity. They take raw device pointers and a stream, so that any framework can call them.
 //!
-//! The crate builds on a machine without CUDA: the driver and the compiler are found at run time. Kernels are compiled from the sources that
-//! this crate carries, for the device at hand, and kept on disk.
+//! The crate builds on a machine without CUDA: it loads the driver and NVRTC at run time. It compiles the kernel sources it carries for the device at
+//! hand, and caches the machine code on disk.
 //!
-//! | step | module |
+//! | task | module |
 //! |---|---|
-//! | which GPU it is | [`architecture`] |
-//! | from source to machine code | [`source`], [`kernels`], [`compiler`], [`cache`] |
+//! | compute capability of a GPU | [`architecture`] |
+//! | compiling kernels, and the cache of machine code | [`source`], [`kernels`], [`compiler`], [`cache`] |
 //! | a device and its loaded kernels | [`device`] |
-//! | weights to masks and compressed weights, both ways | [`prune`] |
-//! | tensors to compressed ones, one way | [`compress`] |
-//! | GEMM with compressed weights | [`gemm`] |
-//! | activations and their gradients, element by element | [`elementwise`] |
-//! | a bias gradient | [`column_sums`] |
+//! | pruning a weight: mask, compressed weight and compressed transpose | [`prune`] |
+//! | compressing a tensor along one axis | [`compress`] |
+//! | GEMM with a compressed weight | [`gemm`] |
+//! | element-wise activations and their gradients | [`elementwise`] |
+//! | column sums: bias gradients | [`column_sums`] |
 //! | quantization to 8 bits | [`quantize`] |
-//! | packed weights to dense ones | [`unpack`] |
+//! | decompressing a packed weight | [`unpack`] |
 //! | the scale of a soft threshold | [`soft_threshold`] |
-//! | a step of training's optimizer | [`adamw`] |
-//! | NVIDIA's libraries, beside our kernels | [`libraries`] |
-//! | one product by one engine; which engine is fastest | [`engine`], [`dispatch`] |
+//! | an AdamW step | [`adamw`] |
+//! | cuBLASLt and cuSPARSELt | [`libraries`] |
+//! | a GEMM by a given engine; choosing the fastest engine | [`engine`], [`dispatch`] |
 //! | the sparse layer, over length-checked device memory | [`layer`] |
 //!
 //! Masks and compressed bytes are those of the `twofour` crate, bit for bit.

@@ -1,4 +1,4 @@
-//! CUDA C++ sources. Each kernel's module puts its own together; [`crate::kernels`] lists them all.
+//! CUDA C++ sources. Each kernel's module assembles its own; [`crate::kernels`] lists them all.
 
 use std::borrow::Cow;
 
@@ -14,33 +14,33 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// A file that this crate carries, under the name that the compiler's messages give it.
+    /// A file embedded in this crate, with the name for the compiler's messages.
     pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
         Self { name, text: Cow::Borrowed(text) }
     }
 
-    /// A file that is generated.
+    /// A generated file.
     pub(crate) fn generated(name: &'static str, text: String) -> Self {
         Self { name, text: Cow::Owned(text) }
     }
 }
 
-/// Compute capabilities that a source is for.
+/// The compute capabilities that a source supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Support {
     /// This one and all later ones.
     From((u32, u32)),
-    /// The same without those of some major versions.
+    /// This one and all later ones, except some major versions.
     FromExcept((u32, u32), &'static [u32]),
     /// This one alone.
     Only((u32, u32)),
 }
 
 impl Support {
-    /// Every architecture that this crate is for.
+    /// Every architecture that this crate supports.
     pub(crate) const ALL: Self = Self::From((8, 0));
 
-    /// Whether an architecture is among them.
+    /// Returns whether an architecture is supported.
     pub(crate) fn includes(self, architecture: Architecture) -> bool {
         let capability = architecture.capability();
         match self {
@@ -66,12 +66,12 @@ enum Part {
 }
 
 impl Source {
-    /// A source without text. No other source has its name.
+    /// Returns an empty source. Its name must be unique.
     pub(crate) fn new(name: String, support: Support) -> Self {
         Self { name, support, parts: Vec::new() }
     }
 
-    /// Appends definitions.
+    /// Appends preprocessor definitions.
     #[must_use]
     pub(crate) fn define(mut self, definitions: impl Into<String>) -> Self {
         self.parts.push(Part::Definitions(definitions.into()));
@@ -85,17 +85,17 @@ impl Source {
         self
     }
 
-    /// The name of the kernel and of what it is compiled for; unique.
+    /// Returns the unique name: that of the kernel and its parameters.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is for that architecture.
+    /// Returns whether the source supports an architecture.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         self.support.includes(architecture)
     }
 
-    /// The whole text.
+    /// Returns the complete text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for part in &self.parts {
@@ -107,7 +107,7 @@ impl Source {
         text
     }
 
-    /// The text's SHA-256.
+    /// Returns the text's SHA-256.
     pub(crate) fn digest(&self) -> [u8; 32] {
         Sha256::digest(self.text()).into()
     }

@@ -1,15 +1,15 @@
-//! Descriptions of matrices for TMA.
+//! Tensor maps: TMA's descriptors of matrices.
 
 use cudarc::driver::sys::{self, CUtensorMapDataType as Type};
 
 use crate::{DataType, DevicePtr, Error, Result};
 
-/// A matrix and the tile of it that one copy takes.
+/// A tensor map: a matrix, and the box of it that one copy transfers.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct TensorMap(sys::CUtensorMap);
 
-/// How rows of a tile are permuted in shared memory; as wide as its rows.
+/// The swizzle of a box's rows in shared memory, whose width is a row's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Swizzle {
     None,
@@ -19,13 +19,13 @@ pub(crate) enum Swizzle {
 }
 
 impl TensorMap {
-    /// Of no matrix, for kernels that do not use it.
+    /// A map of no matrix, for kernels that do not use it.
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
-    /// A row-major matrix of (rows, columns), its elements `width` bytes wide, and a tile of (rows, columns). Outside of the matrix a copy reads zeros.
+    /// Returns the map of a row-major matrix of (rows, columns) with elements of `width` bytes, and a box of (rows, columns). Copies read zeros outside the matrix.
     ///
     /// # Errors
-    /// [`Error::Driver`] where the driver refuses: an address or a pitch that is no multiple of 16 bytes.
+    /// [`Error::Driver`] where the driver rejects an address or a pitch that is not a multiple of 16 bytes.
     pub(crate) fn new(
         data: DevicePtr,
         width: usize,
@@ -33,7 +33,7 @@ impl TensorMap {
         tile: (u32, u32),
         swizzle: Swizzle,
     ) -> Result<Self> {
-        // Bits are copied as they are: only the width of elements counts.
+        // Copies do not interpret elements: only their width matters.
         let kind = match width {
             1 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             2 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT16,
@@ -43,7 +43,7 @@ impl TensorMap {
         Self::encode(data, (kind, width), (rows, cols), tile, swizzle)
     }
 
-    /// Of f16 or bf16 results, which may be added to what is there.
+    /// Returns the map of f16 or bf16 results, which TMA can also add to the output.
     ///
     /// # Errors
     /// Those of [`TensorMap::new`].
@@ -76,7 +76,7 @@ impl TensorMap {
             Swizzle::Bytes128 => Swizzled::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let mut map = Self::NONE;
-        // SAFETY: all pointers are valid and as long as two dimensions ask for; the map is aligned to 64 bytes.
+        // SAFETY: all pointers are valid and as long as two dimensions require; the map is aligned to 64 bytes.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,
@@ -89,7 +89,7 @@ impl TensorMap {
                 [1, 1].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
-                // Reading 256 bytes where 128 are asked for made products of few tokens slower by 1.3 to 2 us, and those of many no faster.
+                // L2 promotion to 256 bytes where 128 are requested made small-batch GEMMs slower by 1.3 to 2 us, and large-batch ones no faster.
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )

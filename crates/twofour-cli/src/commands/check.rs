@@ -29,7 +29,7 @@ use crate::{
 /// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their places,
 /// and how many elements are -0.0, NaN or infinite. Compressed weights are checked for every rule of their format too.
 ///
-/// The exit code is 0 only if every tensor asked for obeys.
+/// The exit code is 0 only if every selected tensor obeys.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -37,7 +37,7 @@ Examples:
   twofour check pruned.safetensors --axis both                     transposable: along rows and along columns
   twofour check --json pruned.safetensors | jq '.tensors[] | select(.obeys | not)'
 
-Without --include the tensors asked for are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
+Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
 pub(crate) struct Check {
     /// The model: a .safetensors file, an index, or a directory
     file: PathBuf,
@@ -45,7 +45,7 @@ pub(crate) struct Check {
     #[command(flatten)]
     selection: SelectionOptions,
 
-    /// The pattern to obey
+    /// The pattern to check
     #[arg(long, default_value_t = Pattern::TWO_FOUR, value_name = "N:M")]
     pattern: Pattern,
 
@@ -121,7 +121,7 @@ struct SkippedAnswer {
     reason: String,
 }
 
-/// What one tensor's elements say.
+/// The elements of one tensor, checked.
 struct Findings {
     rows: (Conformance, Tightest),
     columns: (Conformance, Tightest),
@@ -203,7 +203,7 @@ impl Check {
         Ok(if answer.obeys { Verdict::Yes } else { Verdict::No })
     }
 
-    /// What a tensor's elements say; `None` where it is of a dtype that twofour does not know.
+    /// Returns the checks of a tensor's elements, or `None` for a dtype that twofour does not support.
     fn look(&self, reader: &Reader, stored: &Stored<'_>) -> Result<Option<TensorAnswer>> {
         let code = Look { pattern: self.pattern, places: self.places };
         let (name, dtype, shape, findings) = match *stored {
@@ -278,7 +278,7 @@ impl Check {
             if answer.skipped.is_empty() {
                 String::new()
             } else {
-                format!("; {} not asked for", units::plural(answer.skipped.len(), "tensor"))
+                format!("; {} not selected", units::plural(answer.skipped.len(), "tensor"))
             }
         ))
     }

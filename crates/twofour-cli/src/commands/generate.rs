@@ -12,7 +12,7 @@ use crate::{exit::Verdict, present::Screen};
 
 /// Write text with a model that `quickstart` trained
 ///
-/// Bytes appear as they are made. Computes in bf16, as the files of `quickstart` are.
+/// Prints bytes as they are generated. Computes in bf16, the dtype of `quickstart`'s files.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:

@@ -24,10 +24,9 @@ use crate::{
 
 /// Compile the GPU kernels ahead of time
 ///
-/// GPU kernels are compiled when they are first used, by NVRTC, and kept in a cache: the folder that TWOFOUR_CACHE names, or twofour in the
-/// user's folder for caches. This command fills the cache, also for GPUs that are not here, so that a machine with a driver and no
-/// compiler can be given a copy of it. It needs NVRTC (of the CUDA toolkit, or of the Python package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names
-/// its folder), and no GPU.
+/// GPU kernels are compiled by NVRTC when they are first used, and cached in the folder that TWOFOUR_CACHE names, or else in twofour in the user's
+/// cache folder. This command fills the cache, also for GPUs that are not installed, so that the cache can be copied to a machine with a driver but
+/// no compiler. It requires NVRTC (of the CUDA toolkit, or of the Python package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -50,7 +49,7 @@ struct Row {
     source: String,
     architecture: String,
     bytes: usize,
-    /// Spills to memory, and warnings.
+    /// Register spills, and warnings.
     complaints: Vec<String>,
 }
 
@@ -105,8 +104,9 @@ impl Kernels {
     }
 }
 
-/// Returns the results of all work, in its order, from as many threads as there are cores. `done` is called on this thread with how many are done and what was
-/// done last. After a failure no more work is begun, and the error returned is that of the first item, in the order of `work`, that fails.
+/// Returns the results of all work, in its order, computed by as many threads as there are cores. `done` is called on this thread with the number of
+/// finished items and the last one. After a failure no more work begins, and the error returned is that of the first item, in the order of `work`,
+/// that fails.
 fn on_all_cores<T: Sync, R: Send, E: Send>(
     work: &[T],
     each: impl Fn(&T) -> Result<R, E> + Sync,
@@ -125,7 +125,7 @@ fn on_all_cores<T: Sync, R: Send, E: Send>(
                     let Some(item) = work.get(index) else { return };
                     let result = each(item);
                     if result.is_err() {
-                        // Items are claimed in order, so those before this one are finished or at work.
+                        // Items are claimed in order, so those before this one are finished or in progress.
                         next.store(work.len(), Ordering::Relaxed);
                     }
                     if sender.send((index, result)).is_err() {
@@ -140,7 +140,7 @@ fn on_all_cores<T: Sync, R: Send, E: Send>(
             done(finished + 1, &work[index]);
         }
     });
-    // What was not begun comes after a failure.
+    // Items that were not begun come after a failure.
     results.into_iter().flatten().collect()
 }
 
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn as_many_are_at_work_as_there_are_cores() {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        // Each waits until all are there: with fewer threads nobody would get through.
+        // Each waits until all have started: with fewer threads none would return.
         let barrier = Barrier::new(cores);
         let meet = |_: &()| {
             barrier.wait();

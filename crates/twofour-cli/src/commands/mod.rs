@@ -23,7 +23,7 @@ use crate::{
     present::Screen,
 };
 
-/// Runs the command that was asked for.
+/// Runs the command of the command line.
 pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
     let mut screen = Screen::new(&arguments.global);
     match arguments.command {

@@ -1,4 +1,4 @@
-//! What the commands that write a model have in common: where to, and how far they are.
+//! Shared options and progress of the commands that write a model.
 
 use std::{ops::ControlFlow, path::PathBuf};
 
@@ -20,13 +20,13 @@ pub(crate) struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// Whether an existing output may be replaced.
+    /// Returns whether an existing output may be replaced.
     pub(crate) fn overwrite(&self) -> Overwrite {
         if self.force { Overwrite::Yes } else { Overwrite::No }
     }
 }
 
-/// Shows how far a conversion is; breaks it off where Ctrl-C was pressed.
+/// Shows the progress of a conversion; stops it after Ctrl-C.
 pub(crate) fn show(bar: &mut present::progress::Progress, progress: Progress<'_>) -> ControlFlow<()> {
     tracing::debug!(tensor = progress.tensor, phase = ?progress.phase, "done");
     let done = match progress.phase {

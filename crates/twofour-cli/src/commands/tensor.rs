@@ -1,4 +1,4 @@
-//! Looking at a stored tensor's elements, whatever their dtype and form.
+//! Access to a stored tensor's elements, generic over dtype and form.
 
 use anyhow::Result;
 use half::{bf16, f16};
@@ -9,14 +9,14 @@ use twofour::{
 
 /// Code over a matrix of any element type.
 pub(crate) trait OnMatrix {
-    /// What it gives.
+    /// The result.
     type Output;
 
-    /// Runs it.
+    /// Computes the result.
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Self::Output;
 }
 
-/// Runs code over a plain two-dimensional tensor; `None` where its dtype is not one that twofour knows or it is no matrix.
+/// Runs code over a plain two-dimensional tensor. Returns `None` for a dtype that twofour does not support, and for a tensor that is not a matrix.
 pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: C) -> Result<Option<C::Output>> {
     let (Some(dtype), &[rows, cols]) = (tensor.dtype.element(), tensor.shape.as_slice()) else { return Ok(None) };
     fn typed<T: Element + StoredElement, C: OnMatrix>(
@@ -38,7 +38,7 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
     }))
 }
 
-/// Runs code over the dense matrix that a compressed weight stands for, after checking every rule of the compressed form.
+/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form.
 pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
     fn typed<T: Element + StoredElement, C: OnMatrix>(
         reader: &Reader,

@@ -1,4 +1,4 @@
-//! Timing contenders that take turns.
+//! Interleaved timing of contenders.
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,19 @@ const SAMPLE: Duration = Duration::from_micros(500);
 /// A first call that takes this long is not repeated to warm up: page faults and cold code are a small share of it.
 const LONG: Duration = Duration::from_millis(50);
 
-/// Rounds that are made even when the time is up: a median of fewer says little.
+/// The fewest rounds, even when the budget is used up: a median of fewer is unreliable.
 pub(super) const LEAST_ROUNDS: usize = 5;
 
-/// A rival whose fastest sample takes this many times the median of the fastest rival is not run any more: it cannot win, and the time is
-/// better spent on those that can. Its fastest sample counts because other processes only ever add to a time.
+/// A rival is dropped once its fastest sample takes this many times the median of the fastest rival: it cannot win, and the time is better spent on
+/// those that can. The fastest sample counts because other processes only add to a time.
 const HOPELESS: u32 = 4;
 
-/// What a contender is measured for.
+/// The purpose of a contender's measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stake {
-    /// To win against the other rivals; may be dropped when far behind.
+    /// To be the fastest of the rivals; it may be dropped when far behind.
     Rival,
-    /// For its own time; runs in every round.
+    /// For its own time; it runs in every round.
     Own,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Of the samples of one contender.
+    /// Returns the statistics of one contender's samples.
     pub(super) fn of(samples: &[Duration]) -> Self {
         let mut samples = samples.to_vec();
         samples.sort_unstable();
@@ -63,23 +63,23 @@ fn median(sorted: &[Duration]) -> Duration {
     }
 }
 
-/// The median time of one call of each contender: see [`rounds`].
+/// Returns the median time of one call of each contender: see [`rounds`].
 pub(crate) fn medians(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Duration>> {
     Ok(alternate(contenders, budget)?.into_iter().map(|times| times.median).collect())
 }
 
-/// The times of one call of each contender, all of them rivals: see [`rounds`].
+/// Returns the times of one call of each contender, all of them rivals: see [`rounds`].
 pub(super) fn alternate(contenders: &mut [&mut dyn FnMut() -> Result<()>], budget: Duration) -> Result<Vec<Times>> {
     let mut turns: Vec<Turn<'_>> =
         contenders.iter_mut().map(|run| Turn { stake: Stake::Rival, run: &mut **run }).collect();
     Ok(rounds(&mut turns, budget, LEAST_ROUNDS)?.iter().map(|samples| Times::of(samples)).collect())
 }
 
-/// The time of one call of each contender, round by round.
+/// Returns the time of one call of each contender, round by round.
 ///
-/// Every round runs each contender once, in a shuffled order, so that whatever disturbs the machine disturbs all of them, and what one
-/// leaves behind (threads asleep or on another core, the caches) meets each of the others alike. Rounds go on until `budget` is used up, and
-/// there are `least` at any rate. A rival that was dropped has the samples of the first `least` rounds.
+/// Every round runs each contender once, in shuffled order, so that disturbances of the machine, and the state that one contender leaves behind
+/// (threads asleep or on another core, the caches), affect all contenders alike. Rounds continue until `budget` is used up, and there are at least
+/// `least`. A rival that was dropped has the samples of the first `least` rounds.
 pub(super) fn rounds(turns: &mut [Turn<'_>], budget: Duration, least: usize) -> Result<Vec<Vec<Duration>>> {
     let mut repeats: Vec<u32> = Vec::with_capacity(turns.len());
     for turn in turns.iter_mut() {
@@ -123,7 +123,7 @@ fn time(turn: &mut Turn<'_>, repeats: u32) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Which contenders run on: all but the rivals far behind the fastest.
+/// Returns which contenders continue: all but the rivals far behind the fastest.
 fn competing(turns: &[Turn<'_>], samples: &[Vec<Duration>]) -> Vec<bool> {
     let times: Vec<Times> = samples.iter().map(|samples| Times::of(samples)).collect();
     let rivals = turns.iter().zip(&times).filter(|(turn, _)| turn.stake == Stake::Rival);

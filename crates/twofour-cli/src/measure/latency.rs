@@ -1,7 +1,7 @@
-//! How long one call of a 2:4 layer takes, with one thread and with several: not its median alone, but also the slow calls.
+//! Latency of one call of a 2:4 layer, with one thread and with several: the median, and the percentiles of slow calls.
 //!
-//! In a model, a layer is called after some microseconds of other work, when helping threads may have gone to sleep; a kernel that is
-//! measured in a tight loop never sees that. So calls are measured back to back and with pauses.
+//! In a model, a layer is called after some microseconds of other work, when helping threads may have gone to sleep; a kernel that is measured in a
+//! tight loop never shows this. So calls are measured back to back and with pauses.
 
 use std::{
     fmt,
@@ -24,16 +24,16 @@ use super::{
 };
 use crate::interrupt;
 
-/// The other work between two calls, where there is some.
+/// The length of other work between two calls.
 const PAUSE: Duration = Duration::from_micros(30);
 
-/// One number of threads has its turn for so long.
+/// The length of one turn of a number of threads.
 const TURN: Duration = Duration::from_millis(10);
 
-/// Calls that are timed with each number of threads even when the time is up: a 99th percentile of fewer says little.
+/// The fewest timed calls of each number of threads, even when the budget is used up: a 99th percentile of fewer is unreliable.
 const LEAST_CALLS: usize = 300;
 
-/// What lies between two calls.
+/// The work between two calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Between {
@@ -73,7 +73,7 @@ pub(crate) struct LatencyRow {
     pub(crate) max_us: f64,
 }
 
-/// One thread beside several.
+/// One thread against several.
 #[derive(Debug)]
 pub(crate) struct Latencies {
     pools: [ThreadPool; 2],
@@ -83,7 +83,7 @@ impl Latencies {
     /// Compares one thread with `threads`.
     ///
     /// # Errors
-    /// Where the operating system gives no threads.
+    /// The operating system's error where it cannot create threads.
     pub(crate) fn new(threads: usize) -> Result<Self> {
         let pool = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
@@ -92,7 +92,7 @@ impl Latencies {
         Ok(Latencies { pools: [pool(1)?, pool(threads)?] })
     }
 
-    /// Times calls of one layer for `budget` or longer, by turns with one thread and with several: a row for each.
+    /// Times calls of one layer for at least `budget`, interleaving one thread and several: returns a row for each.
     ///
     /// # Errors
     /// Those of the kernels, and [`interrupt::Interrupted`].

@@ -1,28 +1,28 @@
-//! What machine this is.
+//! The machine's description.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 use twofour::kernel::Engine;
 
-/// The machine that figures belong to.
+/// The machine that was measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// The CPU's name, as the operating system tells it.
+    /// The CPU's name, as the operating system reports it.
     pub(crate) cpu: String,
     /// Hardware threads.
     pub(crate) hardware_threads: usize,
-    /// Threads that are computed with.
+    /// Threads in use.
     pub(crate) threads: usize,
     /// The kernels' engine.
     pub(crate) engine: String,
-    /// Bytes of the last-level cache that a core sees; null where the operating system does not tell.
+    /// Bytes of the last-level cache that a core sees; null where the operating system does not report it.
     pub(crate) last_level_cache_bytes: Option<u64>,
     /// The operating system.
     pub(crate) os: String,
 }
 
-/// This machine, as the present rayon pool sees it.
+/// Returns this machine's description, with the threads of the current rayon pool.
 ///
 /// # Errors
 /// Those of [`Engine::best`].
@@ -43,12 +43,12 @@ fn cpu_name() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Processes that ran or wanted to, over the last minute; nothing where the operating system does not tell.
+/// Returns the load average of the last minute, or nothing where the operating system does not report it.
 pub(crate) fn load_average() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Bytes of the largest cache of the first core, from sysfs.
+/// Returns the bytes of the largest cache of the first core, from sysfs.
 pub(crate) fn last_level_cache() -> Option<u64> {
     let sizes = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.filter_map(|entry| {
         let text = fs::read_to_string(entry.ok()?.path().join("size")).ok()?;
@@ -57,7 +57,7 @@ pub(crate) fn last_level_cache() -> Option<u64> {
     sizes.max()
 }
 
-/// Reads `32768K` or `32M`.
+/// Parses `32768K` or `32M`.
 fn cache_size(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix('K') {
         Some(digits) => (digits, 1 << 10),

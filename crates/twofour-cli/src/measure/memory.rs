@@ -1,33 +1,31 @@
-//! Keeping weights out of the caches: copies take turns.
+//! Keeping weights out of the caches: calls rotate through copies.
 
 use std::{cell::Cell, mem};
 
 use super::machine;
 
-/// Where the cache's size is unknown, it is taken for this.
+/// The assumed size of a last-level cache of unknown size.
 const ASSUMED_CACHE: usize = 64 << 20;
 
-/// What is read in turns is at least this, so that a cache with a clever replacement, which keeps a part of what passes through, keeps a
-/// small part.
+/// The least memory that calls rotate through. A cache whose replacement policy keeps a part of a stream then keeps only a small part.
 const LEAST: usize = 256 << 20;
 
-/// From this size on, a last-level cache may be one of several, or shared with neighbours that leave more of it at times than the
-/// operating system tells: then at least [`LEAST_BESIDE_LARGE_CACHE`].
+/// From this size on, a last-level cache may be one of several, or shared with neighbours, so that at times more of it is available than the operating system
+/// reports. Calls then rotate through at least [`LEAST_BESIDE_LARGE_CACHE`].
 const LARGE_CACHE: usize = 200 << 20;
 const LEAST_BESIDE_LARGE_CACHE: usize = 700 << 20;
 
-/// The most memory that the copies for one contender take. Three contenders have copies of their own, and the read probe a buffer:
-/// about 4 GiB together.
+/// The most memory of one contender's copies. Three contenders have their own copies, and the read probe a buffer: about 4 GiB together.
 const MOST: usize = 1100 << 20;
 
-/// Bytes that must be read before a weight's turn comes again, so that no cache still holds it: twice the last-level cache or more.
+/// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the last-level cache or more.
 pub(crate) fn rotation_bytes() -> usize {
     let cache = machine::last_level_cache().map_or(ASSUMED_CACHE, |bytes| bytes as usize);
     let least = if cache >= LARGE_CACHE { LEAST_BESIDE_LARGE_CACHE } else { LEAST };
     (2 * cache).max(least).min(MOST)
 }
 
-/// A weight and as many copies of it as it takes that none is in a cache when its turn comes.
+/// A weight and enough copies of it that none is in a cache when it is used.
 #[derive(Debug)]
 pub(crate) struct Rotation<W> {
     copies: Vec<W>,
@@ -35,10 +33,10 @@ pub(crate) struct Rotation<W> {
 }
 
 impl<W> Rotation<W> {
-    /// Copies of a weight of `bytes` bytes; `copy` must copy its memory.
+    /// Returns copies of a weight of `bytes` bytes; `copy` must copy its memory.
     pub(crate) fn new(weight: W, bytes: usize, copy: impl Fn(&W) -> W) -> Self {
         let bytes = bytes.max(mem::size_of::<usize>());
-        // One more than fits: at a weight's turn, all of the others have been read since.
+        // One more than fits: before a copy is used again, all of the others have been read.
         let count = (rotation_bytes().div_ceil(bytes) + 1).min(MOST / bytes).max(1);
         let mut copies = Vec::with_capacity(count);
         copies.push(weight);
@@ -48,7 +46,7 @@ impl<W> Rotation<W> {
         Rotation { copies, turn: Cell::new(0) }
     }
 
-    /// The copy whose turn it is.
+    /// Returns the next copy.
     pub(crate) fn next(&self) -> &W {
         let turn = self.turn.get();
         self.turn.set((turn + 1) % self.copies.len());

@@ -1,4 +1,4 @@
-//! Measuring on this machine, fairly: contenders take turns in one process, weights come from memory, medians count.
+//! Measurements on this machine: interleaved contenders in one process, weights that are not in a cache, and medians.
 
 mod alternate;
 mod contender;

@@ -1,16 +1,16 @@
 //! Random numbers for weights, activations and the order of contenders.
 
-/// Numbers without a pattern, the same at every run (xorshift64*, Vigna 2016).
+/// A pseudo-random number generator with a fixed seed (xorshift64*, Vigna 2016).
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The one sequence.
+    /// Returns the generator at the start of its one sequence.
     pub(crate) fn new() -> Self {
         Random(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Sixty-four bits; the upper ones are the better ones.
+    /// Returns 64 bits; the upper ones are the better ones.
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -18,17 +18,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// A number from -1 to 1.
+    /// Returns a number from -1 to 1.
     pub(crate) fn float(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// A whole number below `bound`, for bounds far below 2^32: the remainder favours none that matters.
+    /// Returns an integer below `bound`. For bounds far below 2^32 the bias of the remainder is negligible.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.bits() >> 32) as usize % bound
     }
 
-    /// Puts `items` in an order that depends on the numbers so far (Fisher and Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

@@ -1,4 +1,4 @@
-//! The speedup of 2:4 over dense from interleaved rounds, and the interval that it lies in.
+//! The speedup of 2:4 over dense from interleaved rounds, and its confidence interval.
 //!
 //! Times of one round are neighbours, so what slows the machine for a while slows both sides of a ratio: the ratio is taken round by round, and
 //! its median counts. Rounds of one process resemble each other more than those of another one (placement of memory and threads, what else the
@@ -19,7 +19,7 @@ const TAIL: f64 = 0.005;
 /// Blocks that the rounds of a pass are cut into, at most.
 const BLOCKS: usize = 12;
 
-/// The times of one pass over a piece of work, a number a round, in any unit.
+/// The times of one pass over a piece of work, one number for each round, in any unit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Pass {
     /// Of the 2:4 contender.
@@ -37,30 +37,30 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// The upper end by the lower: 1.2 for a median known to about ±10 %.
+    /// The upper end divided by the lower: 1.2 for a median known to about ±10 %.
     pub(crate) fn width(self) -> f64 {
         self.high / self.low
     }
 
-    /// No part of it above a limit.
+    /// Clamps the interval to a limit.
     pub(crate) fn capped(self, limit: f64) -> Self {
         let cap = |value: f64| value.min(limit);
         Interval { median: cap(self.median), low: cap(self.low), high: cap(self.high) }
     }
 }
 
-/// What [`speed_up`] finds.
+/// The result of [`speed_up`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SpeedUp {
-    /// Time of the fastest dense contender by that of 2:4.
+    /// The time of the fastest dense contender divided by that of 2:4.
     pub(crate) interval: Interval,
     /// Which dense contender is the fastest.
     pub(crate) dense: usize,
 }
 
-/// The speedup of the 2:4 contender over the fastest dense one; nothing where there is no round of both.
+/// Returns the speedup of the 2:4 contender over the fastest dense one, or nothing where no round has both.
 ///
-/// Which dense contender is the fastest is decided anew in every resample, so that the interval covers that choice too.
+/// Every resample decides anew which dense contender is the fastest, so that the interval covers that choice too.
 pub(crate) fn speed_up(passes: &[Pass]) -> Option<SpeedUp> {
     let contenders = passes.iter().map(|pass| pass.dense.len()).min()?;
     // For each contender and pass: the medians of its blocks.
@@ -82,7 +82,7 @@ pub(crate) fn speed_up(passes: &[Pass]) -> Option<SpeedUp> {
     Some(SpeedUp { interval, dense })
 }
 
-/// Logarithms of ratios, round by round, as the medians of blocks of consecutive rounds.
+/// Returns logarithms of ratios, round by round, as the medians of blocks of consecutive rounds.
 fn block_medians(dense: &[f64], sparse: &[f64]) -> Vec<f64> {
     let mut ratios: Vec<f64> = dense.iter().zip(sparse).map(|(dense, sparse)| (dense / sparse).ln()).collect();
     let count = ratios.len().min(BLOCKS);
@@ -94,7 +94,7 @@ fn block_medians(dense: &[f64], sparse: &[f64]) -> Vec<f64> {
     medians
 }
 
-/// The least median of all contenders over passes and blocks drawn with replacement, the same passes for each contender.
+/// Returns the least median of all contenders over passes and blocks drawn with replacement, the same passes for each contender.
 fn resample(blocks: &[Vec<Vec<f64>>], random: &mut Random) -> f64 {
     let passes = blocks[0].len();
     let drawn: Vec<usize> = (0..passes).map(|_| random.below(passes)).collect();
@@ -109,7 +109,7 @@ fn resample(blocks: &[Vec<Vec<f64>>], random: &mut Random) -> f64 {
     medians.fold(f64::INFINITY, f64::min)
 }
 
-/// The median; 0 of nothing.
+/// Returns the median; 0 of nothing.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -186,7 +186,7 @@ mod tests {
         // Medians of each side for itself would see drift only where it is not balanced; noise within rounds widens the interval instead.
     }
 
-    /// In one process of three the 2:4 product takes five times as long: no verdict may come of that.
+    /// In one process of three the 2:4 GEMM takes five times as long: this must not lead to a verdict.
     #[test]
     fn passes_that_contradict_each_other_give_a_wide_interval() {
         let mut random = Random::new();

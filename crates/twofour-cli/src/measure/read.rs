@@ -1,7 +1,7 @@
-//! How fast this machine reads memory: what a kernel that does nothing else would reach.
+//! This machine's read bandwidth, as a loop reaches it that only reads.
 //!
-//! Plain sums of integers, which the compiler vectorises. The instructions' width does not matter: a core asks for far fewer bytes
-//! a cycle than even narrow loads can take; what differs is how many streams the prefetchers see, and how the threads share.
+//! Integer sums, which the compiler vectorizes. The instructions' width does not matter: a core requests far fewer bytes a cycle than even narrow
+//! loads can. What differs is the number of streams that the prefetchers see, and the division among threads.
 
 use std::{
     hint::black_box,
@@ -20,19 +20,19 @@ type Line = [u64; 8];
 
 const LINE: usize = size_of::<Line>();
 
-/// How threads share a buffer.
+/// The division of a buffer among threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Share {
     /// Each reads one part.
     Parts,
-    /// Each takes the next block of this many lines when it is done with one.
+    /// Each thread reads the next block of this many lines when it is done with one.
     Blocks(usize),
 }
 
 /// A way of reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Variant {
-    /// Places that one thread reads in turns.
+    /// Streams that one thread reads concurrently.
     streams: usize,
     share: Share,
 }
@@ -81,7 +81,7 @@ impl Variant {
     }
 }
 
-/// The sum of all words, read in `STREAMS` places in turns.
+/// Returns the sum of all words, read in `STREAMS` interleaved streams.
 fn sum<const STREAMS: usize>(lines: &[Line]) -> u64 {
     let each = lines.len() / STREAMS;
     let streams: [&[Line]; STREAMS] = std::array::from_fn(|stream| &lines[stream * each..][..each]);
@@ -100,13 +100,13 @@ pub(crate) struct ReadBandwidth {
     pub(crate) threads: usize,
     /// 10^9 bytes a second, by the median time of the best variant.
     pub(crate) gb_per_s: f64,
-    /// The best way of reading here.
+    /// The fastest way of reading on this machine.
     pub(crate) variant: String,
-    /// Bytes read at a time.
+    /// Bytes of one measurement.
     pub(crate) buffer_bytes: usize,
 }
 
-/// A buffer too large for any cache, and the best way of reading it.
+/// A buffer larger than any cache, and the fastest way of reading it.
 #[derive(Debug)]
 pub(crate) struct Reader {
     lines: Vec<Line>,
@@ -115,7 +115,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Fills a buffer with random numbers and finds the best way of reading it, by measuring for about `budget`.
+    /// Fills a buffer with random numbers and finds the fastest way of reading it, by measuring for about `budget`.
     pub(crate) fn new(budget: Duration) -> Result<(Self, ReadBandwidth)> {
         let mut random = Random::new();
         let count = rotation_bytes() / LINE;
@@ -148,7 +148,7 @@ impl Reader {
         Ok((Reader { lines, variant: VARIANTS[best], at: 0 }, bandwidth))
     }
 
-    /// Reads the next `bytes` bytes (at most the buffer) and gives the number of bytes read.
+    /// Reads the next `bytes` bytes (at most the buffer) and returns the number of bytes read.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let count = bytes.div_ceil(LINE).min(self.lines.len());
         if self.at + count > self.lines.len() {
@@ -160,7 +160,7 @@ impl Reader {
     }
 }
 
-/// 10^9 bytes a second.
+/// Returns 10^9 bytes a second.
 pub(crate) fn gb_per_s(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / time.as_secs_f64() / 1e9
 }

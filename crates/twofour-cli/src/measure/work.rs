@@ -1,4 +1,4 @@
-//! What is measured: a product of a weight with tokens, and what came out.
+//! The unit of measurement, a GEMM of a weight with tokens, and its results.
 
 use std::{fmt, str::FromStr};
 
@@ -61,20 +61,20 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What the number of tokens makes of a product.
+/// The kind of a GEMM, by its number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// A language model writing its next token, for a few sequences at most: the weight's way from memory takes the time.
+    /// Decode: a language model generates its next token, for a few sequences at most; memory-bound.
     Decode,
-    /// Reading a prompt, or a batch: arithmetic takes the time.
+    /// Prefill: a prompt, or a batch; compute-bound.
     Prefill,
 }
 
 /// The most tokens that count as decoding.
 const DECODE_TOKENS: usize = 16;
 
-/// One product to time: `[tokens, inputs]` by a weight `[out, inputs]`.
+/// One GEMM to time: `[tokens, inputs]` by a weight `[out, inputs]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Work {
     pub(crate) shape: Shape,
@@ -88,7 +88,7 @@ impl Work {
     }
 }
 
-/// The name that `--only` matches: `decode/bf16/14336x4096/1`.
+/// Returns the name that `--only` matches: `decode/bf16/14336x4096/1`.
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind() {
@@ -99,13 +99,13 @@ impl fmt::Display for Work {
     }
 }
 
-/// Whose product was timed.
+/// The library of a timed GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Who {
     /// This project's 2:4 kernels.
     #[serde(rename = "twofour 2:4")]
     Sparse,
-    /// The same in f32, beside a product of another dtype.
+    /// This project's 2:4 kernels in f32, beside a GEMM of another dtype.
     #[serde(rename = "twofour 2:4 f32")]
     SparseF32,
     /// This project's dense kernels.
@@ -120,7 +120,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    /// Whether it multiplies the whole weight.
+    /// Returns whether it multiplies the whole weight.
     pub(crate) fn is_dense(self) -> bool {
         !matches!(self, Who::Sparse | Who::SparseF32)
     }
@@ -154,25 +154,25 @@ pub(crate) struct Row {
     pub(crate) rounds: usize,
     /// Bytes of this contender's weight.
     pub(crate) weight_bytes: usize,
-    /// Its weight's bytes by the median time, in 10^9 bytes a second.
+    /// Its weight's bytes divided by the median time, in 10^9 bytes a second.
     pub(crate) gb_per_s: f64,
-    /// How many times more bytes the dense weight has than the 2:4 one: what 2:4 can gain where only reading counts.
+    /// The dense weight's bytes divided by the 2:4 weight's: the speedup of a memory-bound GEMM.
     pub(crate) byte_limit: f64,
-    /// What mere reading of as many bytes as the dense weight has reached, in turns with the contenders; decode only.
+    /// The read bandwidth with as many bytes as the dense weight has, interleaved with the contenders; decode only.
     pub(crate) read_gb_per_s: Option<f64>,
     /// `gb_per_s` as a share of `read_gb_per_s`.
     pub(crate) read_share: Option<f64>,
 }
 
 impl Row {
-    /// What was measured.
+    /// The work that was measured.
     pub(crate) fn what(&self) -> Work {
         let [out, inputs] = self.shape;
         Work { shape: Shape { out, inputs }, dtype: self.dtype, tokens: self.tokens }
     }
 }
 
-/// The rows of one piece of work, told apart.
+/// The rows of one piece of work, by role.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outcome<'a> {
     pub(crate) sparse: &'a Row,
@@ -181,7 +181,7 @@ pub(crate) struct Outcome<'a> {
 }
 
 impl<'a> Outcome<'a> {
-    /// From the rows of one piece of work; nothing where a side is missing.
+    /// Returns the outcome of the rows of one piece of work, or nothing where 2:4 or dense is missing.
     pub(crate) fn of(rows: &'a [Row]) -> Option<Self> {
         let sparse = rows.iter().find(|row| row.contender == Who::Sparse)?;
         let dense = rows.iter().filter(|row| row.contender.is_dense());
@@ -189,7 +189,7 @@ impl<'a> Outcome<'a> {
         Some(Outcome { sparse, best_dense })
     }
 
-    /// How many times faster the 2:4 product is than the best dense one.
+    /// Returns the time of the best dense GEMM divided by that of the 2:4 GEMM.
     pub(crate) fn speed_up(&self) -> f64 {
         self.best_dense.median_us / self.sparse.median_us
     }

@@ -1,8 +1,7 @@
-//! Measuring in a process of its own.
+//! Measurement in a process of its own.
 //!
-//! The number of threads is fixed when rayon's pool starts, and candle takes it from the environment at every call. So the command
-//! starts itself anew for each number of threads, with `RAYON_NUM_THREADS` set: the request goes to the new process's stdin as
-//! JSON, what it finds comes back line by line.
+//! The number of threads is fixed when rayon's pool starts, and candle reads it from the environment at every call. So the command starts itself anew
+//! for each number of threads, with `RAYON_NUM_THREADS` set. The new process reads the request as JSON from stdin, and writes results line by line.
 
 use std::{
     env,
@@ -24,14 +23,14 @@ use super::{
 };
 use crate::interrupt;
 
-/// What a worker shall measure.
+/// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// Weights are kept from one work to the next with the same shape and dtype.
+    /// Weights are kept from one piece of work to the next with the same shape and dtype.
     pub(crate) works: Vec<Work>,
-    /// Time for each.
+    /// Time for each piece of work.
     pub(crate) budget: Duration,
-    /// Rounds that are made even when the budget is used up.
+    /// The fewest rounds, even when the budget is used up.
     pub(crate) least_rounds: usize,
     pub(crate) bandwidth: Bandwidth,
     pub(crate) arithmetic: Arithmetic,
@@ -39,7 +38,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Times the contenders and nothing else.
+    /// Returns a request to time the contenders only.
     pub(crate) fn new(works: Vec<Work>, budget: Duration) -> Self {
         Request {
             works,
@@ -55,7 +54,7 @@ impl Request {
 /// Whether read bandwidth is measured too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Bandwidth {
-    /// Before everything, and in turns with the contenders where decoding is measured.
+    /// Before everything and, for decode, interleaved with the contenders.
     Beside,
     /// Before everything only.
     Before,
@@ -63,7 +62,7 @@ pub(crate) enum Bandwidth {
     Skip,
 }
 
-/// Whether the arithmetic throughput of the dense contenders is measured before everything, on a GEMM that suits them.
+/// Whether the arithmetic throughput of the dense contenders is measured first, on a large GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arithmetic {
     /// For this dtype.
@@ -72,32 +71,31 @@ pub(crate) enum Arithmetic {
     Skip,
 }
 
-/// Whether the 2:4 kernel in f32 takes turns with the contenders of other dtypes where arithmetic takes the time: fewer bytes do not
-/// make those faster.
+/// Whether the 2:4 kernel in f32 is interleaved with the contenders of other dtypes in compute-bound work, where fewer bytes are no advantage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Single {
-    /// It does.
+    /// It is interleaved.
     Beside,
-    /// No.
+    /// It is not.
     Skip,
 }
 
-/// What a worker tells.
+/// A message of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// How fast memory is read.
     Bandwidth(ReadBandwidth),
     /// The arithmetic throughput of the fastest dense contender, 10^9 operations a second (a multiplication and an addition are two).
     Arithmetic(f64),
-    /// A work begins.
+    /// A piece of work begins.
     Begun(Work),
-    /// A work is done: a row for each contender, and the time of each of its rounds in microseconds.
+    /// A piece of work is complete: a row for each contender, and the time of each of its rounds in microseconds.
     Done { rows: Vec<Row>, rounds_us: Vec<Vec<f64>> },
-    /// Nothing more comes: an error, cause by cause.
+    /// The last message: an error, cause by cause.
     Failed(Vec<String>),
 }
 
-/// Why a worker gave nothing.
+/// Why a worker returned nothing.
 #[derive(Debug, thiserror::Error)]
 enum WorkerError {
     #[error("{0}")]
@@ -119,7 +117,7 @@ impl Drop for Running {
     }
 }
 
-/// Measures in a new process with `threads` threads; `told` hears every message as it comes.
+/// Measures in a new process with `threads` threads; `told` is called with every message as it arrives.
 ///
 /// # Errors
 /// What went wrong in the process, that it ended early, [`interrupt::Interrupted`], and errors of `told`.
@@ -140,7 +138,7 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
     }
     let (send, lines) = mpsc::channel();
     if let Some(stdout) = running.0.stdout.take() {
-        // Ends when the process does, or when nobody listens any more.
+        // Ends when the process does, or when the receiver is dropped.
         thread::spawn(move || BufReader::new(stdout).lines().map_while(io::Result::ok).try_for_each(|l| send.send(l)));
     }
     let mut place = "before it began".to_owned();
@@ -167,14 +165,14 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
     if status.success() { Ok(()) } else { Err(WorkerError::Ended { status, place }.into()) }
 }
 
-/// The chain of causes as an error again.
+/// Returns the chain of causes as an error again.
 fn rebuild(causes: Vec<String>) -> anyhow::Error {
     let mut causes = causes.into_iter().rev();
     let last = causes.next().unwrap_or_else(|| "the measuring process failed".to_owned());
     causes.fold(WorkerError::Failed(last).into(), anyhow::Error::context)
 }
 
-/// The other side: reads the request, measures, answers. An error goes into the answer.
+/// The worker process: reads the request, measures, and writes the results. An error is part of the results.
 ///
 /// # Errors
 /// Only where answering is impossible.
@@ -241,10 +239,10 @@ fn arithmetic(dtype: WeightDType) -> Result<f64> {
     Ok((2 * shape.out * shape.inputs * tokens) as f64 / fastest.as_secs_f64() / 1e9)
 }
 
-/// One unit of a contender's work.
+/// Runs one unit of a contender's work.
 type Run<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Lets the contenders take turns at one piece of work.
+/// Interleaves the contenders of one piece of work.
 fn take_turns(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Message> {
     let mut contenders = weights.contenders(work.tokens)?;
     if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != WeightDType::F32 {

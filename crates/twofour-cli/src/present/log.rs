@@ -1,4 +1,4 @@
-//! Logs: for whoever wants to know what happens inside. On stderr, off unless asked for.
+//! Logs of internal events, on stderr; off by default.
 
 use tracing_subscriber::EnvFilter;
 

@@ -14,7 +14,7 @@ use crate::arguments::Global;
 
 /// A command's output: text for people, or JSON for scripts, on stdout; warnings and progress on stderr.
 ///
-/// When whoever reads stdout goes away (`| head`), the rest is dropped without a word and the command goes on to its verdict.
+/// When the reader of stdout exits (`| head`), the rest is dropped silently and the command continues to its verdict.
 #[derive(Debug)]
 pub(crate) struct Screen {
     quiet: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// The screen that the options ask for.
+    /// Returns the screen for the options.
     pub(crate) fn new(global: &Global) -> Self {
         Screen { quiet: global.quiet, json: global.json, closed: false }
     }
@@ -33,7 +33,7 @@ impl Screen {
         if self.quiet || self.json { Ok(()) } else { self.write(format!("{text}\n").as_bytes()) }
     }
 
-    /// Prints the answer for scripts, if `--json` asks for it.
+    /// Prints the JSON answer, if `--json` is given.
     pub(crate) fn json(&mut self, answer: &impl Serialize) -> Result<()> {
         if !self.json {
             return Ok(());
@@ -43,17 +43,17 @@ impl Screen {
         self.write(&text)
     }
 
-    /// Whether the reader of stdout has gone away.
+    /// Returns whether the reader of stdout has exited.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Prints bytes of a text in the making; nothing with `--json`.
+    /// Prints bytes of generated text; nothing with `--json`.
     pub(crate) fn stream(&mut self, bytes: &[u8]) -> Result<()> {
         if self.json { Ok(()) } else { self.raw(bytes) }
     }
 
-    /// Prints bytes as they are: what the command was asked to produce.
+    /// Prints the command's output bytes unchanged.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if self.closed {
             return Ok(());

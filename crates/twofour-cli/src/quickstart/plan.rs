@@ -20,7 +20,7 @@ use crate::interrupt;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Plan {
-    /// The time that was asked for.
+    /// The requested time.
     pub(crate) minutes: f64,
     /// Decides initial weights and batches, of both models alike.
     pub(crate) seed: u64,
@@ -46,7 +46,7 @@ const FIXED: Duration = Duration::from_secs(5);
 /// Steps of each model that are timed to plan with.
 const TIMED_STEPS: u64 = 2;
 
-/// With fewer steps than this the model learns nothing, so they are done even where they take longer than was asked for.
+/// With fewer steps than this the model learns nothing, so they run even where they take longer than the requested time.
 pub(super) const LEAST_STEPS: u64 = 16;
 
 /// The learning rate after the warm-up. At 1e-3 the first steps of this model overshoot.
@@ -94,7 +94,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The time that was asked for.
+    /// The requested time.
     pub(crate) fn length(&self) -> Duration {
         Duration::from_secs_f64(self.minutes * 60.0)
     }

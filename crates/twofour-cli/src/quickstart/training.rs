@@ -29,7 +29,7 @@ pub(crate) struct Losses {
     pub(crate) seconds: f64,
 }
 
-/// Two trainers that take turns, step by step.
+/// Two trainers, interleaved step by step.
 #[derive(Debug)]
 pub(crate) struct Training {
     pub(crate) dense: Trainer,

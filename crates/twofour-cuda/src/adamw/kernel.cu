@@ -1,9 +1,9 @@
-// A step of AdamW on f32 weights, with masked decay of what a mask of 4x4 tiles drops, in one pass over all that it reads. The same bits as twofour-candle's on the CPU: no two
-// operations are made one.
+// An AdamW step on f32 weights, with masked decay of the elements that a mask of 4x4 tiles prunes, in one pass. Results are bit for bit those of
+// twofour-candle on the CPU, because no operations are contracted to FMA.
 //
 // Defined outside: GRADIENT.
 
-// What a step's number and learning rate come to.
+// The constants of a step that depend on its number and learning rate.
 struct Numbers {
     float decay, first_scale, second_scale, learning_rate;
 };
@@ -37,7 +37,7 @@ __device__ __forceinline__ void update(const Parameters& p, const Numbers& n, fl
     w = add(times(w, n.decay), -times(step, n.learning_rate));
 }
 
-// A thread takes four elements: of one row where there is a mask.
+// A thread updates four elements, which are in one row where there is a mask.
 extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count) return;
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant_
     }
 }
 
-// The schedule of the steps of a graph: the step's number and its learning rate, in device memory.
+// The schedule of a captured step: the step's number and learning rate, in device memory.
 struct Schedule {
     u64* step;                   // the number of steps taken
     const double* learning_rate;
@@ -74,7 +74,7 @@ struct Schedule {
     double beta1, beta2, weight_decay;
 };
 
-// Counts a step and computes its numbers, as the host does for a step whose number it knows.
+// Counts a step and computes its constants, as the host does where it passes the step's number.
 extern "C" __global__ void advance(const __grid_constant__ Schedule p) {
     const u64 step = ++*p.step;
     const double rate = *p.learning_rate;

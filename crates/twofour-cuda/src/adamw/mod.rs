@@ -1,8 +1,9 @@
 //! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; masked decay:
-//! [`twofour::estimate::masked_decay`]). The same bits as the `twofour-candle` crate's optimizer on a CPU.
+//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU.
 //!
-//! Calls only launch: they neither allocate nor wait, and may be captured in a graph. A step's number and learning rate are either numbers of the call
-//! ([`StepNumber::Host`]), which a graph repeats, or read from device memory ([`StepNumber::Device`]), which [`AdamW::advance`] counts at each replay.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A step's number and learning rate are either
+//! arguments of the call ([`StepNumber::Host`]), which a graph repeats, or in device memory ([`StepNumber::Device`]), which [`AdamW::advance`]
+//! updates at each replay.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -13,40 +14,40 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// The optimizer's numbers.
+/// The optimizer's hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWSettings {
-    /// What steps are multiplied by.
+    /// Learning rate.
     pub learning_rate: f64,
-    /// What the mean of gradients keeps at each step.
+    /// Decay rate of the first moment, the mean of gradients.
     pub beta1: f64,
-    /// What the mean of their squares keeps.
+    /// Decay rate of the second moment, the mean of squared gradients.
     pub beta2: f64,
-    /// Added to the root of the mean of squares.
+    /// Added to the square root of the second moment.
     pub epsilon: f64,
-    /// Decoupled decay of all elements, times the learning rate.
+    /// Decoupled weight decay of all elements; it is multiplied by the learning rate.
     pub weight_decay: f64,
 }
 
-/// Decay of what a mask drops, added to its gradient.
+/// Decay of pruned elements, added to their gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MaskedDecay {
-    /// The mask, as [`crate::prune::BothWays::tiles`] has it.
+    /// The mask, in the format of [`crate::prune::BothWays::tiles`].
     pub tiles: DevicePtr,
-    /// What dropped elements are multiplied by.
+    /// The factor that pruned elements are multiplied by before they are added to their gradient.
     pub strength: f32,
 }
 
 /// A parameter with its gradient and moments, `[rows, cols]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamWState {
-    /// The dense master, f32.
+    /// The dense master weight, f32.
     pub weight: DevicePtr,
-    /// Its gradient.
+    /// The gradient.
     pub gradient: DevicePtr,
-    /// The mean of gradients, f32; zeros to begin with.
+    /// The first moment, f32; initially zeros.
     pub first: DevicePtr,
-    /// The mean of their squares, f32; zeros to begin with.
+    /// The second moment, f32; initially zeros.
     pub second: DevicePtr,
     /// Rows.
     pub rows: usize,
@@ -57,7 +58,7 @@ pub struct AdamWState {
 /// The number and learning rate of steps in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdamWSchedule {
-    /// A u64: how many steps have been taken; 0 to begin with.
+    /// A u64: the number of completed steps; initially 0.
     pub step: DevicePtr,
     /// An f64: the learning rate of the next step.
     pub learning_rate: DevicePtr,
@@ -65,27 +66,27 @@ pub struct AdamWSchedule {
     pub numbers: DevicePtr,
 }
 
-/// Where a step's number comes from.
+/// The source of a step's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepNumber {
-    /// It is this, counted from 1; the learning rate is that of the [`AdamWSettings`].
+    /// This number, counted from 1, with the learning rate of the [`AdamWSettings`].
     Host(u64),
-    /// It and the learning rate are those of the last [`AdamW::advance`].
+    /// The number and learning rate of the last [`AdamW::advance`].
     Device(AdamWSchedule),
 }
 
 /// A step of the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
-    /// Its number.
+    /// The step's number.
     pub number: StepNumber,
-    /// Decay of what a mask drops.
+    /// Masked decay.
     pub masked_decay: Option<MaskedDecay>,
-    /// An f32 that gradients are multiplied by first: for clipping, or to undo a loss's scale. Masked decay is not.
+    /// An f32 that gradients are multiplied by first: for clipping, or to undo loss scaling. It does not scale masked decay.
     pub gradient_scale: Option<DevicePtr>,
 }
 
-/// The kernel for gradients of one element type, on one device.
+/// The kernel for gradients of one data type, on one device.
 #[derive(Debug, Clone)]
 pub struct AdamW {
     gradient: DataType,
@@ -93,7 +94,7 @@ pub struct AdamW {
     advance: Kernel,
 }
 
-/// What gradients can be made of.
+/// The supported data types of gradients.
 const GRADIENTS: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 fn source(gradient: DataType) -> Source {
@@ -103,12 +104,12 @@ fn source(gradient: DataType) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     GRADIENTS.into_iter().map(source).collect()
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in its memory layout.
 #[repr(C)]
 struct AdamWParameters {
     weight: DevicePtr,
@@ -129,7 +130,7 @@ struct AdamWParameters {
     numbers: AdamWNumbers,
 }
 
-/// What a step's number and learning rate come to, as the kernel has it.
+/// The constants of a step that depend on its number and learning rate, in the kernel's memory layout.
 #[derive(Default)]
 #[repr(C)]
 struct AdamWNumbers {
@@ -152,7 +153,7 @@ impl AdamWNumbers {
     }
 }
 
-/// As the kernel that counts steps has it.
+/// The parameters of the kernel that counts steps, in its memory layout.
 #[repr(C)]
 struct RawSchedule {
     step: DevicePtr,
@@ -169,10 +170,10 @@ fn expect_schedule(schedule: AdamWSchedule) -> Result<()> {
 }
 
 impl AdamW {
-    /// For gradients of f32, f16 or bf16.
+    /// Loads the kernel for gradients of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::Gradient`] for others; those of compiling and loading.
+    /// [`Error::Gradient`] for other types; those of compiling and loading.
     pub fn new(device: &Device, gradient: DataType) -> Result<Self> {
         if !GRADIENTS.contains(&gradient) {
             return Err(Error::Gradient { element: gradient });
@@ -181,14 +182,14 @@ impl AdamW {
         Ok(Self { gradient, kernel: device.kernel(&source, "step")?, advance: device.kernel(&source, "advance")? })
     }
 
-    /// Counts a step on the device and computes from its number and learning rate what [`AdamW::step`] needs: once for each step, for all
-    /// parameters. Of the settings the learning rate is not read.
+    /// Counts a step on the device, and computes the constants that [`AdamW::step`] reads from the step's number and learning rate. Requires one call
+    /// for each step, for all parameters. The learning rate of `settings` is ignored.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid until the stream has come past this call, and nothing else writes there; the stream is of this device.
+    /// The pointers are valid until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn advance(&self, stream: Stream, schedule: AdamWSchedule, settings: AdamWSettings) -> Result<()> {
         expect_schedule(schedule)?;
         let AdamWSchedule { step, learning_rate, numbers } = schedule;
@@ -201,12 +202,11 @@ impl AdamW {
     /// Updates a parameter and its moments in place.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scale: 4; tiles: 2), [`Error::Multiple`] where rows or columns are no multiples of 4 and there is a mask,
-    /// [`Error::TooLarge`], [`Error::Dimension`] for a step 0, [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scale: 4; tiles: 2), [`Error::Multiple`] where there is a mask and
+    /// rows or columns are not multiples of 4, [`Error::TooLarge`], [`Error::Dimension`] for step 0, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
-    /// device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn step(
         &self,
         stream: Stream,
@@ -273,7 +273,7 @@ impl AdamW {
         unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
     }
 
-    /// What gradients are made of.
+    /// Returns the data type of the gradients.
     pub fn gradient(&self) -> DataType {
         self.gradient
     }

@@ -1,5 +1,4 @@
-// Sums of the columns of a matrix `[rows, cols]` of ELEMENT, in f32: blocks sum chunks of rows, and the chunks are summed in order, so that the
-// result is the same each time.
+// Column sums of a matrix `[rows, cols]` of ELEMENT, in f32. CTAs sum chunks of rows, and a second kernel adds the chunks in order, so that results repeat bit for bit.
 //
 // Defined outside: ELEMENT.
 
@@ -15,12 +14,12 @@ struct ColumnSums {
 };
 
 typedef Bits<ELEMENT>::type Raw;
-// Elements of a lane: 16 bytes.
+// Elements that a lane loads at once: 16 bytes.
 constexpr u32 WIDTH = 16 / sizeof(Raw);
 struct __align__(16) Vector { Raw of[WIDTH]; };
 constexpr u32 COLUMNS = 32 * WIDTH;
 
-// A block of eight warps sums COLUMNS columns of a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns of it.
+// A CTA of eight warps sums COLUMNS columns of a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns of it.
 extern "C" __global__ void __launch_bounds__(256) sum_chunks(const __grid_constant__ ColumnSums p) {
     __shared__ float sums[8][COLUMNS];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = COLUMNS * blockIdx.x + WIDTH * lane;

@@ -1,7 +1,7 @@
-//! Sums of a matrix's columns: the bias gradient of a layer, `db = Σ dy` over tokens.
+//! Column sums of a matrix: the bias gradient of a layer, `db = Σ dy` over tokens.
 //!
-//! Chunks of rows are summed by different CTAs and then added in order, without atomics: the result is the same bits at every run on one kind of
-//! device. Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! CTAs sum chunks of rows, and a second kernel adds the chunks in order, without atomics: results are bit for bit the same at every run on one kind
+//! of device. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -33,7 +33,7 @@ pub struct ColumnSums {
     sum_of_chunks: Kernel,
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 struct ColumnSumsParameters {
     matrix: DevicePtr,
@@ -54,29 +54,29 @@ fn source(dtype: DataType) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(source).collect()
 }
 
-/// Where sums go.
+/// The destination of column sums.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnSumsTarget {
-    /// `[cols]`.
+    /// The sums, `[cols]`.
     pub sums: DevicePtr,
-    /// f32, f16 or bf16.
+    /// Data type of the sums: f32, f16 or bf16.
     pub dtype: DataType,
-    /// Whether sums are added to what is there.
+    /// Whether sums are added to the destination.
     pub accumulate: bool,
-    /// [`ColumnSums::workspace_bytes`] to work in, aligned to 4 bytes.
+    /// Workspace of [`ColumnSums::workspace_bytes`] bytes, aligned to 4.
     pub workspace: DevicePtr,
 }
 
 impl ColumnSums {
-    /// For matrices of f32, f16 or bf16.
+    /// Loads the kernels for matrices of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others; those of compiling and loading.
+    /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         expect_type(dtype)?;
         let source = source(dtype);
@@ -88,14 +88,14 @@ impl ColumnSums {
         })
     }
 
-    /// Rows of a chunk, and how many chunks there are.
+    /// Returns the rows of a chunk, and the number of chunks.
     fn chunks(&self, rows: usize, cols: usize) -> (usize, usize) {
         let wanted = self.blocks.div_ceil(cols.div_ceil(columns(self.dtype)).max(1));
         let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MOST_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
 
-    /// Bytes of memory that a call for a `[rows, cols]` matrix works in.
+    /// Returns the bytes of workspace for a `[rows, cols]` matrix.
     pub fn workspace_bytes(&self, rows: usize, cols: usize) -> usize {
         self.chunks(rows, cols).1 * cols * 4
     }
@@ -107,8 +107,7 @@ impl ColumnSums {
     /// bf16, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of
-    /// this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,

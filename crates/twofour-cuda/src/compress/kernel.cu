@@ -1,8 +1,8 @@
-// From dense tensors of type IN to compressed ones of type OUT, in one direction: along rows, or along columns, which gives the compressed transpose. By a rule for
-// groups of four or by a mask that is there. The same bits as crate twofour: select/nm.rs, estimate.
+// Compresses dense tensors of type IN to values of type OUT, along rows or along columns; the latter produces the compressed transpose. The mask
+// comes from a rule for groups of four or from memory. The same bits as crate twofour's select/nm.rs and estimate.
 //
-// A thread takes 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines beyond the tensor's, and groups beyond the end of a line, are
-// padding: zeros with a legal code.
+// A thread handles 32 elements: of a row, one word of metadata; or of two columns, half a word of each. Lines past the tensor's, and groups past the
+// end of a line, are padding: zeros with a valid code.
 //
 // Defined outside: IN, OUT.
 
@@ -23,7 +23,7 @@ struct OneWay {
     u32 aligned;         // whether four elements of a row, or two where lines are columns, are aligned in every row
 };
 
-// ---- one direction -----------------------------------------------------------------------------------------------------------------
+// ---- one axis ----------------------------------------------------------------------------------------------------------------------
 
 typedef Bits<IN>::type Raw;
 typedef Bits<OUT>::type Stored;
@@ -31,15 +31,15 @@ typedef Pair<sizeof(Stored)>::type Both;
 typedef FourPairs<Both> FourBoth;
 struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
 
-// +0.0 for -0.0.
+// Rounds a value, and replaces -0.0 by +0.0.
 __device__ __forceinline__ Both stored(float value) {
     const Stored bits = narrow<OUT>(value);
     return (Stored)(bits << 1) == 0 ? 0 : bits;
 }
 
-// Whether a number is NaN or, unless those are welcome, infinite.
+// Returns whether a number is NaN or, unless INFINITIES are allowed, infinite.
 template <bool INFINITIES> __device__ __forceinline__ bool is_wrong(float value) { return INFINITIES ? value != value : !(fabsf(value) <= 3.402823466e38f); }
-// Whether one of four is: eighths of magnitudes add up to a finite number if all are.
+// Returns whether any of four is. Magnitudes are divided by eight, so that the sum of finite ones is finite.
 template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float (&v)[4]) {
     if (INFINITIES) return v[0] != v[0] || v[1] != v[1] || v[2] != v[2] || v[3] != v[3];
     float m[4];
@@ -47,19 +47,19 @@ template <bool INFINITIES> __device__ __forceinline__ bool any_wrong(const float
     return is_wrong<false>(add(add(m[0], m[1]), add(m[2], m[3])));
 }
 
-// The seed of this run.
+// Returns the seed of this launch.
 __device__ __forceinline__ u64 seed_of(const OneWay& p) { return p.seed_at ? p.seed + *p.seed_at : p.seed; }
 
-// What becomes of a line's four groups.
+// Four compressed groups of a line.
 struct FourGroups {
     FourBoth values;
     u32 codes;
 };
 
-// The line's groups from `first_group` on. `place` tells where a line's element is in the tensor.
+// Compresses four groups of a line from `first_group` on. `place` returns the index in the tensor of a line's element.
 template <int RULE, bool COLUMNS, class Place>
 __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, float (&values)[4][4], u32 line, u32 first_group, u32 own_groups, float factor, Place place) {
-    // Four groups share one draw of random numbers, or two pairs of them one each.
+    // One Philox draw serves four groups of MVUE, or two groups of MVUE_APPROXIMATE.
     uint4 random = {}, more = {};
     if (RULE == MVUE) random = philox(seed, first_group / 4, line, 0);
     if (RULE == MVUE_APPROXIMATE) {
@@ -100,7 +100,8 @@ __device__ __forceinline__ FourGroups four_groups(const OneWay& p, u64 seed, flo
     return out;
 }
 
-// The same by MVUE where values keep their type of 16 bits and all elements are of the tensor: `groups` has each as it lies there. False where it has to be done as above.
+// Compresses four groups by MVUE where values keep their 16-bit type and all elements are inside the tensor. `groups` returns the bits of each group.
+// Returns false where `four_groups` must be used instead.
 template <int RULE, int E, class Groups, class Out>
 __device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Groups groups, u32 line, u32 first_group, Out& out) {
     if constexpr (RULE == MVUE && E == OUT && sizeof(typename Bits<E>::type) == 2) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ bool four_groups_drawn(const OneWay& p, u64 seed, Gro
     return false;
 }
 
-// Stores the values of a line's four groups from `first_group` on.
+// Stores the values of four groups of a line from `first_group` on.
 __device__ __forceinline__ void store_values(const OneWay& p, u32 line, u32 first_group, const FourBoth& values) {
     Both* to = (Both*)p.values + (u64)line * p.groups + first_group;
     if (p.groups % 4 == 0) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void store_values(const OneWay& p, u32 line, u32 firs
     }
 }
 
-// A thread takes 32 elements of a row, in two halves: twice as much code for both at once makes no difference.
+// A thread compresses 32 elements of a row, in two halves: unrolling both is no faster and twice the code.
 template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) {
     const u32 words = (p.groups + 7) / 8;
     const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -143,7 +144,7 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
     for (u32 half = 0; half < 2; half++) {
         const u32 start = 32 * word + 16 * half;
         const Raw* from = (const Raw*)p.dense + place(start);
-        // All loads first, so that many are under way.
+        // All loads first, so that many are in flight.
         FourRaw raw[4] = {};
         if (p.aligned) {
             unrolled<4>([&](auto g) {
@@ -170,8 +171,8 @@ template <int RULE> __device__ __forceinline__ void along_rows(const OneWay& p) 
     store_meta<sizeof(Stored)>(p.meta, p.lines, words, row, word, codes);
 }
 
-// A block takes 64 columns and 128 elements of each; a thread 16 elements of two neighbouring columns, and a warp's threads neighbouring pairs, so that loads of a row come
-// together. Values and codes go through shared memory, so that those of a line leave together.
+// A CTA compresses 64 columns of 128 elements each. A thread handles 16 elements of two neighbouring columns, and neighbouring threads neighbouring
+// pairs of columns, so that loads of a row are coalesced. Values and metadata go through shared memory, so that stores of a line are coalesced.
 template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& p) {
     typedef Pair<sizeof(Raw)>::type Neighbours;
     __shared__ FourBoth values[ROWS_OF_BLOCK][HALVES_OF_BLOCK];
@@ -211,7 +212,7 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
             unrolled<16>([&](auto i) { wide[i.value / 4][i.value % 4] = widen<IN>((Raw)(raw[i.value] >> (8 * sizeof(Raw) * c.value))); });
             out = four_groups<RULE, true>(p, seed, wide, line, start / 4, (p.rows + 3) / 4, factor, place);
         }
-        // Neighbouring pairs of lines begin in different banks.
+        // Swizzled: neighbouring pairs of lines begin in different banks.
         values[own_line + c.value][half] = out.values;
         ((u16*)meta)[c.value == 0 ? places.even : places.odd] = (u16)out.codes;
     });
@@ -225,7 +226,7 @@ template <int RULE> __device__ __forceinline__ void along_columns(const OneWay& 
     store_meta_of_block(p.meta, p.lines, (p.groups + 7) / 8, first_line, first_half / 2, meta);
 }
 
-// So many blocks at once along rows and along columns as registers let. Before sm_100 the compiler finds room for three of MVUE along rows.
+// CTAs resident on an SM, along rows and along columns, as registers allow. Before sm_100 the compiler fits three of MVUE along rows.
 #if __CUDA_ARCH__ >= 1000
 constexpr u32 MVUE_ALONG_ROWS = 2;
 #else
@@ -240,5 +241,5 @@ ONE_WAY(mvue_approximate, MVUE_APPROXIMATE, 3, 3)
 ONE_WAY(mvue, MVUE, MVUE_ALONG_ROWS, 4)
 ONE_WAY(given, GIVEN, 3, 3)
 
-// Adds one to a seed, for the next run.
+// Adds one to a seed, for the next launch.
 extern "C" __global__ void advance_seed(u64* seed) { *seed += 1; }

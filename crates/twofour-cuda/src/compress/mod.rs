@@ -1,14 +1,14 @@
-//! From dense tensors on the device to compressed ones, in one direction, by a rule for groups of four ([`twofour::estimate`]) or by a mask: the bytes of the `twofour`
-//! crate, bit for bit.
+//! Compresses dense tensors on the device along one axis, by a rule for groups of four ([`twofour::estimate`]) or by a mask. The bytes are those of
+//! the `twofour` crate, bit for bit.
 //!
-//! | wanted | groups | rule |
+//! | result | groups | rule |
 //! |---|---|---|
 //! | W for `X Wᵀ`, by magnitude | along rows | [`Estimator::Magnitude`] |
-//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as factor |
-//! | the gradient of a layer's output, for that of its weight | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
-//! | another tensor by a mask that is there | along rows, along columns | [`CompressRule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
+//! | W for training with S-STE | along rows | [`Estimator::SoftThreshold`], with [`twofour::estimate::soft_threshold_scale`] as scale |
+//! | the output gradient of a layer, for the weight gradient | along tokens: columns of `[tokens, features]` | [`Estimator::Mvue`] |
+//! | a tensor under an existing mask | along rows or along columns | [`CompressRule::Given`] with the tiles of [`crate::prune::Pruner::both_ways`] |
 //!
-//! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use twofour::{Axis, estimate::Estimator};
 
@@ -23,12 +23,12 @@ use crate::{
     source::{File, Source},
 };
 
-/// What is kept of a group, and as what.
+/// Which elements of a group are kept, and their values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CompressRule {
-    /// An estimator's choice.
+    /// The choice and the values of an estimator.
     Estimate(Estimator),
-    /// What a mask of 4x4 tiles keeps, as [`crate::prune::BothWays::tiles`] has it.
+    /// The elements kept by a mask of 4x4 tiles, in the format of [`crate::prune::BothWays::tiles`].
     Given(DevicePtr),
 }
 
@@ -37,12 +37,12 @@ pub enum CompressRule {
 pub struct Compressor {
     input: DataType,
     output: DataType,
-    /// Of each rule, along rows and along columns.
+    /// The kernels of each rule, along rows and along columns.
     kernels: [[Kernel; 2]; 5],
     advance: Kernel,
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 struct CompressParameters {
     dense: DevicePtr,
@@ -60,20 +60,21 @@ struct CompressParameters {
     aligned: u32,
 }
 
-/// Where the result goes.
+/// The destination of a compressed tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct CompressTarget {
-    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns; padded where [`CompressTarget::order`] is a product's ([`MetaOrder`]).
+    /// Values and metadata: of shape `[rows, cols]` along rows, `[cols, rows]` along columns; padded where [`CompressTarget::order`] is the GEMM's ([`MetaOrder`]).
     pub packed: Packed,
     /// The metadata's order.
     pub order: MetaOrder,
-    /// An f32 that values are multiplied by before they are rounded.
+    /// An f32 scale that values are multiplied by before they are rounded.
     pub factor: Option<DevicePtr>,
-    /// A u64 that is added to an estimator's seed when the kernel runs: so that a graph that captures the call draws other random numbers at each replay
+    /// A u64 that the kernel adds to an estimator's seed when it runs. A graph that captures the call then draws other random numbers at each replay
     /// ([`Compressor::advance`]).
     pub seed: Option<DevicePtr>,
-    /// A u64 that gets the index, `row * cols + col`, of the first number that the rule cannot take (a NaN; but for [`Estimator::Magnitude`] an infinity, too) if that is
-    /// smaller than what it holds: [`crate::prune::NO_NAN`] to begin with. [`CompressRule::Given`] looks at none.
+    /// A u64 that receives the index, `row * cols + col`, of the first number that the rule does not support, if it is less than the u64's value:
+    /// NaN, or for rules other than [`Estimator::Magnitude`] infinity. It must be [`crate::prune::NO_NAN`] before. [`CompressRule::Given`] does not
+    /// check.
     pub wrong: DevicePtr,
 }
 
@@ -84,14 +85,14 @@ fn source(input: DataType, output: DataType) -> Source {
     Source::new(format!("compress-{input}-{output}"), support).define(definitions).with(shared).with([kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
 }
 
 impl Compressor {
-    /// Tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats (from compute capability 8.9 on).
-    /// Values are rounded to nearest, ties to even; 8-bit floats saturate.
+    /// Loads the kernels that compress tensors of `input` to values of `output`: f16 and bf16 to themselves, f32 to either, all three to 8-bit floats
+    /// (from compute capability 8.9 on). Values are rounded to nearest, ties to even; 8-bit floats saturate.
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
@@ -106,17 +107,17 @@ impl Compressor {
         Ok(Self { input, output, kernels, advance: device.kernel(&source, "advance_seed")? })
     }
 
-    /// Compresses along an axis: [`Axis::Row`] gives the compressed tensor, [`Axis::Column`] its compressed transpose. Any shape will do, and any address that is a multiple of the
-    /// element's bytes; a last, incomplete group is completed with zeros. In a product's order the compressed tensor is padded ([`MetaOrder::Sm90`]): the padding is written, too. Random numbers are those of
-    /// [`twofour::estimate::estimate`] for the tensor whose groups lie along rows.
+    /// Compresses along an axis: [`Axis::Row`] produces the compressed tensor, [`Axis::Column`] its compressed transpose. Every shape is supported,
+    /// and every address that is aligned to an element; a last, incomplete group is completed with zeros. In the GEMM's order the compressed tensor
+    /// is padded ([`MetaOrder::Sm90`]), and the padding is written. Random numbers are those of [`twofour::estimate::estimate`] for the tensor whose
+    /// groups lie along rows.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null, or values and metadata not aligned to 16 bytes (the tensor: to its elements; the place of what is wrong: 8; factor: 4; tiles: 2),
-    /// [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the tensor: to its elements; the index
+    /// of an unsupported number: 8; scale: 4; tiles: 2), [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
-    /// device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -175,7 +176,7 @@ impl Compressor {
         let words = padded_length.div_ceil(32);
         let grid = match axis {
             Axis::Row => (blocks(padded_lines as u64 * words as u64, dense)?, 1),
-            // A block takes four words of metadata of 64 columns.
+            // A CTA writes four words of metadata of 64 columns.
             Axis::Column if words.div_ceil(4) <= MOST_GRID_ROWS => {
                 (padded_lines.div_ceil(64) as u32, words.div_ceil(4) as u32)
             }
@@ -186,25 +187,25 @@ impl Compressor {
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameters) }
     }
 
-    /// Adds one to a seed on the device, after all that was launched before: for the next call's random numbers.
+    /// Adds one to a seed on the device, in stream order: the next call then draws other random numbers.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for one that is null or not aligned to 8 bytes, [`Error::Driver`].
+    /// [`Error::Pointer`] for a pointer that is null or not aligned to 8 bytes, [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointer is valid for a u64 until the stream has come past this call, and nothing else writes there; the stream is of this device.
+    /// The pointer is valid for a u64 until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn advance(&self, stream: Stream, seed: DevicePtr) -> Result<()> {
         expect_pointers(&[("seed", seed, 8)])?;
         // SAFETY: the kernel's parameter is the pointer, which is valid until the stream has passed this call, as this function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &seed) }
     }
 
-    /// What tensors are made of.
+    /// Returns the data type of the tensors.
     pub fn input(&self) -> DataType {
         self.input
     }
 
-    /// What compressed values are made of.
+    /// Returns the data type of the compressed values.
     pub fn output(&self) -> DataType {
         self.output
     }

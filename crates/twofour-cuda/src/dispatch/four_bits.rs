@@ -1,4 +1,4 @@
-//! The fastest method for a four-bit weight.
+//! Choosing the fastest method for an int4 weight.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use crate::{
     measure::Int4Trial,
 };
 
-/// What a kind of methods took at best.
+/// The best time of one kind of methods.
 pub type Int4Measured = Measured<Int4Method>;
 
-/// What was measured for a problem with a four-bit weight: each kind of methods at its best, the fastest first, to be planned by
-/// [`Int4Gemm::with`](crate::gemm::int4::Int4Gemm::with).
+/// The measurements of a problem with an int4 weight: the best time of each kind of methods, fastest first.
+/// [`Int4Gemm::with`](crate::gemm::int4::Int4Gemm::with) plans one of them.
 pub type Int4Choice = MeasuredChoice<Int4Problem, Int4Method>;
 
 impl fmt::Display for Int4Measured {
@@ -23,11 +23,11 @@ impl fmt::Display for Int4Measured {
 }
 
 impl Dispatcher {
-    /// The fastest method for a problem with a four-bit weight: remembered, or measured with random data and then remembered. Measuring takes a second or so, more where
-    /// kernels have to be compiled, and memory for the problem's tensors.
+    /// Returns the fastest method for a problem with an int4 weight, from the cache, or measured on random data and then cached. Measuring takes
+    /// about a second, longer where kernels must be compiled, and memory for the problem's tensors.
     ///
     /// # Errors
-    /// [`Error::Product`], [`Error::Multiple`] and [`Error::Dimension`] for a problem that no kernel takes; those of planning and launching.
+    /// [`Error::Product`], [`Error::Multiple`] and [`Error::Dimension`] for a problem that no kernel supports; those of planning and launching.
     pub fn choose_int4(&self, problem: Int4Problem) -> Result<Int4Choice> {
         if let Some(choice) = self.0.int4.of(problem) {
             return Ok(choice);
@@ -35,7 +35,7 @@ impl Dispatcher {
         self.choose_int4_by(&Int4Trial::random(&self.0.device, problem)?)
     }
 
-    /// The same, measured with the tensors of a trial if it has to be.
+    /// Returns the fastest method for a trial's problem, from the cache, or measured with the trial's tensors and then cached.
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose_int4`].

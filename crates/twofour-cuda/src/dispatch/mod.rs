@@ -1,18 +1,18 @@
-//! Which engine is fastest: measured once for a device, a library's version and a problem, remembered on disk, and explained.
+//! Choosing the fastest engine. A choice is measured once per device, library version and problem, and cached on disk; it can be printed with its reasons.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), twofour_cuda::Error> {
-//! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, gemm::{Order, Problem, XOrder}};
+//! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, gemm::{GemmProblem, Order, XOrder}};
 //! let dispatcher = Dispatcher::open(&Device::open(0)?);
-//! let problem = Problem::plain(DataType::BF16, DataType::BF16, 4096, 512, 4096);
+//! let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 4096, 512, 4096);
 //! println!("{}", dispatcher.choose(problem)?);
-//! // The gradient of a weight, added to what is there.
-//! let gradient = Problem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..problem };
+//! // The weight gradient, accumulated into the output.
+//! let gradient = GemmProblem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..problem };
 //! println!("{}", dispatcher.choose(gradient)?);
 //! # Ok(()) }
 //! ```
 //!
-//! For four-bit weights, which have methods and no engines, see [`Dispatcher::choose_int4`].
+//! For int4 weights, which have methods but no engines, see [`Dispatcher::choose_int4`].
 
 mod four_bits;
 mod remembered;
@@ -36,7 +36,7 @@ use crate::{
 
 pub use crate::measure::Measured;
 
-/// What was measured for a problem: each engine at its best, or each kind of methods, the fastest first.
+/// The measurements of a problem: the best time of each engine, or of each kind of methods, fastest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredChoice<P = GemmProblem, How = Engine> {
     problem: P,
@@ -44,30 +44,30 @@ pub struct MeasuredChoice<P = GemmProblem, How = Engine> {
 }
 
 impl<P: Copy, How> MeasuredChoice<P, How> {
-    /// The problem.
+    /// Returns the problem.
     pub fn problem(&self) -> P {
         self.problem
     }
 
-    /// The fastest.
+    /// Returns the fastest.
     pub fn best(&self) -> &Measured<How> {
         &self.measured[0]
     }
 
-    /// Each at its best, the fastest first.
+    /// Returns the best of each engine or kind of methods, fastest first.
     pub fn measured(&self) -> &[Measured<How>] {
         &self.measured
     }
 }
 
 impl MeasuredChoice {
-    /// What an engine of that name took at best.
+    /// Returns the best measurement of the engine with this name.
     pub fn of(&self, name: &str) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.how.name() == name)
     }
 }
 
-/// Why the choice fell as it did, in a sentence.
+/// Writes the reasons of the choice in one sentence.
 impl<P: Copy, How> fmt::Display for MeasuredChoice<P, How>
 where
     Measured<How>: fmt::Display,
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Chooses engines on one device. Clones share what they remember.
+/// Chooses the fastest engine for problems on one device. Clones share their cache.
 #[derive(Debug, Clone)]
 pub struct Dispatcher(Arc<Inner>);
 
@@ -94,16 +94,16 @@ struct Inner {
     int4: Remembered<int4::Int4Problem, int4::Int4Method>,
 }
 
-/// Changes when what is remembered does, or how it is measured.
+/// The version of the cache file: it must change when the format or the measurement changes.
 const VERSION: u32 = 13;
 
 impl Dispatcher {
-    /// With the libraries that are there, and what the user's cache remembers of them.
+    /// Opens the libraries that are installed, and the choices in the user's cache.
     pub fn open(device: &Device) -> Self {
         Self::with_cache(device, &Cache::of_user())
     }
 
-    /// The same with a cache of the caller's. A file that cannot be read is as good as none.
+    /// Opens the libraries that are installed, and the choices in `cache`. A file that cannot be read is ignored.
     pub fn with_cache(device: &Device, cache: &Cache) -> Self {
         let libraries = Libraries::found(device);
         let told = |version: Option<String>| version.unwrap_or_else(|| "none".into());
@@ -119,11 +119,12 @@ impl Dispatcher {
         Self(Arc::new(Inner { device: device.clone(), libraries, choices, int4 }))
     }
 
-    /// The fastest engine for a problem: remembered, or measured with random data and then remembered. Measuring takes a second or so, and memory for
-    /// the problem's tensors and a few more.
+    /// Returns the fastest engine for a problem, from the cache, or measured on random data and then cached. Measuring takes about a second, and
+    /// memory for a few copies of the problem's tensors.
     ///
     /// # Errors
-    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes, [`Error::NoEngine`]; those of planning and launching.
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel supports; [`Error::NoEngine`]; those of
+    /// planning and launching.
     pub fn choose(&self, problem: GemmProblem) -> Result<MeasuredChoice> {
         if let Some(choice) = self.0.choices.of(problem) {
             return Ok(choice);
@@ -131,7 +132,7 @@ impl Dispatcher {
         self.choose_by(&Trial::random(&self.0.device, &self.0.libraries, problem)?)
     }
 
-    /// The same, measured with the tensors of a trial if it has to be.
+    /// Returns the fastest engine for a trial's problem, from the cache, or measured with the trial's tensors and then cached.
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose`].
@@ -141,7 +142,7 @@ impl Dispatcher {
         self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
     }
 
-    /// The product by the fastest engine that the weight's forms allow, and that needs no other to be kept than `kept` says.
+    /// Plans a GEMM with the fastest engine that can use the forms of the weight that are present, and whose calls read only forms that `kept` allows.
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose`] and [`Product::new`]; [`Error::NoEngineForForm`] where no engine is left.
@@ -165,12 +166,12 @@ impl Dispatcher {
         unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }
 
-    /// The libraries that are there.
+    /// Returns the libraries that are installed.
     pub fn libraries(&self) -> &Libraries {
         &self.0.libraries
     }
 
-    /// The file that choices are remembered in.
+    /// Returns the path of the file that caches choices.
     pub fn file(&self) -> &std::path::Path {
         self.0.choices.file()
     }

@@ -1,4 +1,4 @@
-//! What was measured, in memory and on disk.
+//! Measured choices, in memory and on disk.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{Measured, MeasuredChoice};
 use crate::Result;
 
-/// Choices, and the file they are kept in.
+/// Choices, and the file that caches them.
 #[derive(Debug)]
 pub(super) struct Remembered<P, How> {
     file: PathBuf,
@@ -26,11 +26,11 @@ where
     P: Copy + Eq + Hash + Debug + Serialize + DeserializeOwned,
     How: Clone + Serialize + DeserializeOwned,
 {
-    /// Those of a file. One that cannot be read is as good as none.
+    /// Reads the choices of a file. A file that cannot be read is ignored.
     pub(super) fn read(file: PathBuf) -> Self {
         let found: Vec<MeasuredChoice<P, How>> =
             std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
-        // Whoever edits the file may have left an empty choice.
+        // A file edited by hand may hold an empty choice.
         let whole = found.into_iter().filter(|choice| !choice.measured.is_empty());
         let choices = whole.map(|choice| (choice.problem, choice)).collect();
         Self { choices: Mutex::new(choices), file }
@@ -44,7 +44,7 @@ where
         self.lock().get(&problem).cloned()
     }
 
-    /// What is remembered, or else measured and then remembered; `None` where there was nothing to measure.
+    /// Returns the cached choice, or else measures and caches it. Returns `None` where `measure` returns no times.
     pub(super) fn of_or_by(
         &self,
         problem: P,
@@ -61,7 +61,7 @@ where
         let choice = MeasuredChoice { problem, measured };
         let mut choices = self.lock();
         choices.insert(problem, choice.clone());
-        // The next process will measure again.
+        // If the file cannot be written, the next process measures again.
         let _ = self.write(&choices);
         Ok(Some(choice))
     }
@@ -70,7 +70,7 @@ where
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes another file and renames it: whoever reads meanwhile reads a whole one.
+    /// Writes a temporary file and renames it, so that concurrent readers see a complete file.
     fn write(&self, choices: &HashMap<P, MeasuredChoice<P, How>>) -> std::io::Result<()> {
         let mut choices: Vec<_> = choices.values().collect();
         choices.sort_by_key(|choice| format!("{:?}", choice.problem));
@@ -97,7 +97,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("below").join("choices.json");
         let remembered = Remembered::<u32, u8>::read(file.clone());
-        // A parser that is a bit off in the last place reads the first of these times as another one.
+        // A JSON parser that is inexact in the last place reads the first of these times as another number.
         let choice =
             remembered.of_or_by(7, || Ok(vec![measured(1, 51.231998950242996), measured(2, 1.0)])).unwrap().unwrap();
         assert_eq!((choice.best().how, choice.measured().len()), (2, 2));
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(again(&Remembered::read(file.clone())), Some(choice));
         assert_eq!(remembered.of_or_by(8, || Ok(Vec::new())).unwrap(), None);
 
-        // A damaged file is as good as none, and so is an empty choice.
+        // A damaged file is ignored, and so is an empty choice.
         for text in ["[{", r#"[{"problem": 7, "measured": []}]"#] {
             std::fs::write(&file, text).unwrap();
             assert_eq!(Remembered::<u32, u8>::read(file.clone()).of(7), None, "{text}");

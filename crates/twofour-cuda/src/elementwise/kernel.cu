@@ -1,12 +1,12 @@
-// A function of every element, and the gradient through it. Computed in f32 and rounded to ELEMENT once.
+// Element-wise functions and their gradients. Computed in f32 and rounded to ELEMENT once.
 //
 // Defined outside: ELEMENT.
 
 enum Function { IDENTITY = 0, RELU = 1, GELU = 2, SILU = 3, SQUARED_RELU = 4 };
 
 struct Elementwise {
-    const void* input;    // what the function is of
-    const void* gradient; // of the function's result: read by gradients
+    const void* input;    // the function's argument
+    const void* gradient; // the gradient of the function's result; read by gradients
     void* out;
     const u16* tiles;     // a mask [ceil(rows / 4), ceil(cols / 4)] outside of which a gradient is zero, or null
     u64 count;
@@ -14,12 +14,12 @@ struct Elementwise {
 };
 
 typedef Bits<ELEMENT>::type Raw;
-// Elements that a thread takes: 16 bytes.
+// Elements of a thread: 16 bytes.
 constexpr u32 WIDTH = 16 / sizeof(Raw);
 struct __align__(16) Vector { Raw of[WIDTH]; };
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-// Of the normal distribution.
+// Returns the cumulative distribution function of the normal distribution.
 __device__ __forceinline__ float cumulative(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
 
 template <int F> __device__ __forceinline__ float value(float x) {
@@ -44,7 +44,7 @@ template <int F> __device__ __forceinline__ float slope(float x) {
     return 1.0f;
 }
 
-// Calls `f` with the index of each element of the thread and where its inputs and output are; by whole vectors where the tensors are aligned to them.
+// Calls `f` with the index, inputs and output of each element of the thread, in whole vectors where the tensors are aligned to them.
 template <bool GRADIENT, class F> __device__ __forceinline__ void for_each(const Elementwise& p, F f) {
     const u64 at = (u64)WIDTH * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count) return;
@@ -87,7 +87,7 @@ FUNCTION(gelu, GELU)
 FUNCTION(silu, SILU)
 FUNCTION(squared_relu, SQUARED_RELU)
 
-// Adds an f32 tensor to one of ELEMENT, where a mask keeps the element. `input` is the f32 tensor, `out` the other.
+// Adds an f32 tensor to one of ELEMENT where a mask keeps the element. `input` is the f32 tensor, `out` the other.
 extern "C" __global__ void __launch_bounds__(256) add_where_kept(const __grid_constant__ Elementwise p) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= p.count || !is_kept(p, at)) return;

@@ -1,6 +1,6 @@
 //! Element-wise passes around a layer's GEMMs: activations where the pre-activation is stored, their gradients, and masked addition.
 //!
-//! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -12,10 +12,10 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// A function of single elements.
+/// An element-wise function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ElementFunction {
-    /// One of the epilogue's activations.
+    /// An activation of the GEMM's epilogue.
     Activation(Activation),
     /// `max(x, 0)²`.
     SquaredRelu,
@@ -34,7 +34,7 @@ pub struct Elementwise {
     fill: Kernel,
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 struct ElementwiseParameters {
     input: DevicePtr,
@@ -52,29 +52,29 @@ fn source(dtype: DataType) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(source).collect()
 }
 
-/// Where a gradient through a function is read and written.
+/// The pointers of a gradient through a function.
 #[derive(Debug, Clone, Copy)]
 pub struct FunctionGradient {
-    /// What the function was applied to, `[rows, cols]`.
+    /// The function's argument, `[rows, cols]`.
     pub input: DevicePtr,
-    /// The gradient of its result.
+    /// The gradient of the function's result.
     pub gradient: DevicePtr,
-    /// The gradient of its input; may be `gradient` itself.
+    /// The gradient of the function's argument; may be `gradient` itself.
     pub out: DevicePtr,
     /// A mask, a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, outside of which the result is zero.
     pub tiles: Option<DevicePtr>,
 }
 
 impl Elementwise {
-    /// For tensors of f32, f16 or bf16.
+    /// Loads the kernels for tensors of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others; those of compiling and loading.
+    /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         if !TYPES.contains(&dtype) {
             return Err(Error::DataType { operation: "an element-wise pass", dtype, supported: "f32, f16, bf16" });
@@ -95,8 +95,7 @@ impl Elementwise {
     /// [`Error::Pointer`] for pointers that are null or not aligned to an element, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for `count` elements until the stream has come past this call, and nothing else writes there; the stream is of this
-    /// device.
+    /// The pointers are valid for `count` elements until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn apply(
         &self,
         stream: Stream,
@@ -116,7 +115,7 @@ impl Elementwise {
     /// Those of [`Elementwise::apply`].
     ///
     /// # Safety
-    /// As for [`Elementwise::apply`].
+    /// That of [`Elementwise::apply`].
     pub unsafe fn gradient(
         &self,
         stream: Stream,
@@ -139,7 +138,7 @@ impl Elementwise {
     /// Those of [`Elementwise::apply`].
     ///
     /// # Safety
-    /// As for [`Elementwise::apply`]; `tiles` is a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`.
+    /// That of [`Elementwise::apply`]; `tiles` is a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`.
     pub unsafe fn add_where_kept(
         &self,
         stream: Stream,
@@ -204,7 +203,7 @@ impl Elementwise {
     }
 }
 
-/// The number of a function among the kernels.
+/// Returns the index of a function among the kernels.
 fn index(function: ElementFunction) -> usize {
     match function {
         ElementFunction::Activation(Activation::Identity) => 0,
@@ -215,13 +214,13 @@ fn index(function: ElementFunction) -> usize {
     }
 }
 
-/// Elements of a tensor, and its columns.
+/// Returns the elements of a tensor, and its columns.
 fn elements(rows: usize, cols: usize) -> Result<(u64, u32)> {
     let count = (rows as u64).checked_mul(cols as u64).zip(u32::try_from(cols).ok());
     count.ok_or(Error::TooLarge { rows, cols })
 }
 
-/// Blocks whose threads take so many elements each.
+/// Returns the CTAs whose threads handle `each` elements each.
 fn grid(count: u64, per_thread: u64) -> Result<u32> {
     let blocks = count.div_ceil(per_thread * u64::from(BLOCK));
     if blocks <= i32::MAX as u64 { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: 1, cols: count as usize }) }

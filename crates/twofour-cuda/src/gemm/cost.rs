@@ -1,31 +1,31 @@
-//! What a method takes on Hopper, without measuring: the model that [`super::Gemm::new`] chooses by, and that shortlists what is worth measuring.
+//! A model of the time that each method takes on Hopper. [`super::Gemm::new`] chooses by it, and the dispatcher shortlists by it what it measures.
 //!
 //! A launch takes a fixed time, and then as long as its CTAs' loops or as reading the weight, X and the result from HBM, whichever is longer (joined smoothly).
-//! Loops run in rounds of as many CTAs as the device holds at once. A step of a loop takes as long as a kernel takes by itself, or as L2 takes to give all CTAs
-//! their operands. Split-K adds the exchange of accumulators.
+//! Loops run in waves of as many CTAs as the device holds concurrently. A step takes the longer of the kernel's own time for a step and of L2's time
+//! to deliver all CTAs' operands. Split-K adds the exchange of accumulators.
 //!
-//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md says how well it chooses).
+//! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md has the quality of its choices).
 
 use super::{GemmMethod, GemmProblem};
 
-/// CTAs of clusters of 1 to 8 that an H200 holds at once, in clusters.
+/// Clusters of 1 to 8 CTAs that an H200 holds concurrently.
 const CLUSTERS: [u32; 8] = [132, 66, 39, 30, 21, 20, 14, 14];
 
-/// A kernel family: times in microseconds, rates in bytes a microsecond.
+/// A kernel family. Times are in microseconds, rates in bytes per microsecond.
 struct Family {
-    /// Of a launch.
+    /// Time of a launch.
     launch: f64,
-    /// L2's rate into all SMs.
+    /// L2's bandwidth into all SMs.
     l2: f64,
-    /// HBM's rate.
+    /// HBM's bandwidth.
     hbm: f64,
-    /// Of an exchange of accumulators.
+    /// Time of an exchange of accumulators, besides `exchange`.
     split: f64,
-    /// The same for a thousand accumulators.
+    /// Time of an exchange for each thousand accumulators.
     exchange: f64,
-    /// How many times as long a step takes whose rows of X are shared.
+    /// Slowdown of a step whose rows of X are multicast.
     sharing: f64,
-    /// Of a cluster of several CTAs.
+    /// Time that a cluster of several CTAs adds.
     cluster: f64,
     kernels: &'static [Kernel],
 }
@@ -33,9 +33,9 @@ struct Family {
 /// A kernel of a family.
 struct Kernel {
     key: [u32; 4],
-    /// Of a CTA besides its steps.
+    /// Time of a CTA besides its steps.
     round: f64,
-    /// Of a step, 128 bytes of X's rows.
+    /// Time of a step of 128 bytes of X's rows.
     step: f64,
 }
 
@@ -44,7 +44,7 @@ const fn kernel(key: [u32; 4], round: f64, step: f64) -> Kernel {
 }
 
 impl Family {
-    /// The kernel of that key, or else the one most like it.
+    /// Returns the kernel of this key, or else the one with the nearest key.
     fn kernel(&self, key: [u32; 4]) -> &'static Kernel {
         let apart = |kernel: &&Kernel| -> f64 {
             let ratios = kernel.key.iter().zip(key).filter(|(_, b)| *b != 0);
@@ -54,7 +54,7 @@ impl Family {
     }
 }
 
-/// What a method's CTAs do.
+/// The work of a method's CTAs.
 struct Work {
     family: &'static Family,
     key: [u32; 4],
@@ -62,12 +62,12 @@ struct Work {
     features: u32,
     tokens: u32,
     x_rows: u32,
-    /// Clusters that the device holds at once.
+    /// Clusters that the device holds concurrently.
     at_once: u32,
-    /// CTAs that share rows of X, and CTAs that divide the reduction among them.
+    /// CTAs that share rows of X by multicast, and CTAs that divide the reduction among them.
     sharing: u32,
     split: u32,
-    /// Steps of 128 bytes that a CTA takes at once, one after the other.
+    /// Steps of 128 bytes in a stage.
     together: u32,
     /// Warps of a CTA that divide the reduction among them.
     warps: u32,
@@ -147,12 +147,12 @@ impl Work {
     }
 }
 
-/// Clusters of so many CTAs that the device holds at once.
+/// Returns the clusters of `ctas` CTAs that the device holds concurrently.
 fn clusters(ctas: u32) -> u32 {
     CLUSTERS[(ctas.clamp(1, 8) - 1) as usize]
 }
 
-/// Microseconds that a method takes for a problem on an H200, about: infinitely many for one that has no model.
+/// Returns the estimated time of a method for a problem on an H200, in microseconds; infinity for a method without a model.
 pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     let Some(work) = Work::of(method, problem) else { return f64::INFINITY };
     let Family { launch, l2, hbm, split, exchange, sharing, cluster, .. } = *work.family;
@@ -180,7 +180,7 @@ pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     launch + (loops.powi(3) + (bytes / hbm).powi(3)).cbrt()
 }
 
-/// Keys: rows, warps and depth of `direct`.
+/// Keys: rows, warps and prefetch distance of `direct`.
 const DIRECT: Family = Family {
     launch: 4.427,
     l2: 1.373e+07,

@@ -1,29 +1,29 @@
-//! What a GEMM does with its accumulators before they are stored.
+//! The epilogue of a GEMM: scales, bias and activation.
 
 pub use twofour::kernel::Activation;
 
 use super::problem::{GemmProblem, Order};
 use crate::{DataType, DevicePtr, Result, arguments::expect_pointers};
 
-/// The epilogue: what is done to accumulators before they are stored.
+/// The operations on accumulators before they are stored: scales, then biases, then an activation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epilogue {
-    /// A factor.
+    /// Scale of all results.
     pub alpha: f32,
-    /// A factor for each feature, f32.
+    /// Scale of each feature, f32.
     pub feature_scales: Option<DevicePtr>,
-    /// A factor for each token, f32.
+    /// Scale of each token, f32.
     pub token_scales: Option<DevicePtr>,
-    /// A summand for each feature, of the result's type; after the factors.
+    /// Bias of each feature, of the result's type; added after the scales.
     pub bias: Option<DevicePtr>,
-    /// A summand for each token, of the result's type; after the factors. It is the bias of a layer whose operands are exchanged.
+    /// Bias of each token, of the result's type; added after the scales. It is the bias of a layer whose operands are exchanged.
     pub token_bias: Option<DevicePtr>,
-    /// A function; after the biases.
+    /// Activation; applied after the biases.
     pub activation: Activation,
 }
 
 impl Default for Epilogue {
-    /// The accumulators as they are.
+    /// Returns the identity epilogue.
     fn default() -> Self {
         Self {
             alpha: 1.0,
@@ -36,7 +36,7 @@ impl Default for Epilogue {
     }
 }
 
-/// The result's place and the epilogue, as kernels have them.
+/// The output pointer and the epilogue, in the kernels' memory layout.
 #[repr(C)]
 pub(super) struct RawOutput {
     data: DevicePtr,
@@ -53,19 +53,19 @@ pub(super) struct RawOutput {
 }
 
 impl RawOutput {
-    /// Of a problem's results.
+    /// Returns the output of a problem.
     pub(super) fn of(problem: GemmProblem, data: DevicePtr, epilogue: Epilogue) -> Self {
         let GemmProblem { features, tokens, order, accumulate, .. } = problem;
         let mut output = Self::new((features, tokens), order, data, epilogue);
         output.accumulate = u32::from(accumulate);
-        // Eight 16-bit results, or four others, can be stored at once where each token's begin at a multiple of 16 bytes.
+        // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a multiple of 16 bytes.
         if output.plain != 0 && (accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16)) {
             output.plain = 2;
         }
         output
     }
 
-    /// Of results that begin at a multiple of 16 bytes, and of which each token has a multiple of eight.
+    /// Returns an output that begins at a multiple of 16 bytes, and whose tokens have a multiple of eight features each.
     pub(super) fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
         let (stride_feature, stride_token) = match order {
             Order::TokensFirst => (1, features as u64),
@@ -92,7 +92,7 @@ impl RawOutput {
     }
 }
 
-/// An error for what an epilogue points to, where it is not aligned to its elements.
+/// Returns an error for a pointer of an epilogue that is not aligned to its elements.
 pub(crate) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
     let optional = [
         ("scales of features", epilogue.feature_scales, 4),

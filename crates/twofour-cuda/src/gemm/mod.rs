@@ -1,22 +1,23 @@
 //! GEMM with a 2:4 weight on tensor cores: `act(alpha · scales · X Wᵀ + bias)`.
 //!
-//! A weight comes compressed, as [`crate::prune`] leaves it, with metadata in the order that the plan asks for ([`Gemm::meta_order`]). The input
-//! gradient is the same product with the compressed transpose; the weight's gradient, `MVUE(dYᵀ) X`, is one whose weight is the compressed gradient of the output,
-//! whose tokens are the layer's inputs, and whose reduction is over the layer's tokens.
+//! The weight is compressed by [`crate::prune`], with metadata in the order that [`Gemm::meta_order`] returns. The input gradient is a GEMM with the
+//! compressed transpose of the weight. The weight gradient, `MVUE(dYᵀ) X`, is a GEMM whose weight is the compressed output gradient, whose tokens are
+//! the layer's `in_features`, and whose reduction runs over the layer's tokens.
 //!
 //! | tensor | shape |
 //! |---|---|
-//! | W | `[features, reduction]`, compressed |
+//! | W | `[features, reduction]` (`[out_features, in_features]` of a layer), compressed |
 //! | X | `[tokens, reduction]` or `[reduction, tokens]`, row-major ([`XOrder`]) |
 //! | result | `[tokens, features]` or `[features, tokens]`, row-major ([`Order`]) |
 //!
-//! Weights of four bits have an order and a kernel of their own ([`int4`]).
+//! Int4 weights have their own order and kernels ([`int4`]).
 //!
-//! On Hopper products are by `wgmma.sp` ([`sm90`]), those of few tokens by `mma.sp` ([`rings`]) or, for 8-bit floats and the largest weights, by `wgmma.sp`, too
-//! ([`stream`]). Elsewhere from sm_80 on they are by `mma.sp` ([`mma`]), and those of one or two tokens everywhere ([`direct`]). A weight is in the same order for all of
-//! them.
+//! On Hopper, prefill-sized GEMMs run on `wgmma.sp` ([`sm90`]). Small batches run on `mma.sp` ([`rings`]) or, for 8-bit floats and the largest
+//! weights, on `wgmma.sp` ([`stream`]). On other architectures from sm_80 on, GEMMs run on `mma.sp` ([`mma`]). At most
+//! eight tokens of 16-bit elements also have a kernel that loads the weight straight into registers, on every architecture ([`direct`]). All of them
+//! read the same order of weight and metadata.
 //!
-//! A [`Gemm`] is planned once for a problem. Its calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! A [`Gemm`] is planned once for a problem. Its calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 mod copies;
 mod cost;
@@ -47,7 +48,7 @@ pub use problem::{GemmOperands, GemmProblem, Order, PackedBytes, XOrder, packed_
 use problem::{TYPES, is_hopper};
 use staging::Staging;
 
-/// Every source.
+/// Returns the source of every GEMM kernel.
 pub(crate) fn sources() -> Vec<Source> {
     let tiled = sm90::Sm90Kernel::all().into_iter().map(|variant| variant.source());
     let streamed = stream::StreamKernel::all().into_iter().map(|variant| variant.source());
@@ -65,27 +66,27 @@ pub(crate) fn sources() -> Vec<Source> {
         .collect()
 }
 
-/// How a GEMM is computed.
+/// The kernel family that computes a GEMM, with its tile or shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GemmMethod {
-    /// Tile by tile, for many tokens, by `wgmma.sp`.
+    /// `wgmma.sp`, a grid of tiles; for many tokens.
     Tiled(sm90::Sm90Tile),
-    /// All tokens at once, for few, by `wgmma.sp`.
+    /// `wgmma.sp`, every CTA computes all tokens of its rows of W; for small batches.
     Streamed(stream::StreamShape),
-    /// All tokens at once, for few, by `mma.sp` and without a cluster.
+    /// `mma.sp` without clusters, every CTA computes all tokens of its rows of W; for small batches.
     Rings(rings::RingsShape),
-    /// All tokens at once, for at most eight, by `mma.sp`.
+    /// `mma.sp`, the weight goes straight into registers; for at most eight tokens.
     Direct(direct::DirectShape),
-    /// Tile by tile, by `mma.sp`: on Hopper, too, but not at its best there.
+    /// `mma.sp`, a grid of tiles. It runs on Hopper, too, below `wgmma.sp`'s throughput.
     Mma(mma::MmaTile),
 }
 
-/// How far from the least time by the model a method may be, and how many there may be, to be worth measuring.
+/// Methods are measured if the model's time is at most this many times the least one; at most this many methods.
 const LIKELY: f64 = 1.5;
 const MOST_LIKELY: usize = 24;
 
 impl GemmMethod {
-    /// Those that compute a problem.
+    /// Returns the methods that compute a problem.
     pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
         let problem = problem.computed(architecture);
         let direct = direct::DirectShape::all(problem, architecture).into_iter().map(GemmMethod::Direct);
@@ -105,7 +106,7 @@ impl GemmMethod {
         direct.chain(rings).chain(streamed).chain(tiled).collect()
     }
 
-    /// Those of them that may be the fastest by a model of the device's time: what is worth measuring. On Hopper at most 24.
+    /// Returns the methods that may be the fastest according to the model of the device's time: those worth measuring. On Hopper they are at most 24.
     pub fn likely(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
         let mut methods = Self::all(problem, architecture);
         if is_hopper(architecture) {
@@ -119,7 +120,7 @@ impl GemmMethod {
         methods
     }
 
-    /// The one that takes the least time by a model of the device.
+    /// Returns the method with the least time according to the model of the device.
     pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> GemmMethod {
         let problem = problem.computed(architecture);
         if is_hopper(architecture) {
@@ -132,7 +133,7 @@ impl GemmMethod {
     }
 }
 
-/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
+/// A planned GEMM: its kernel is loaded and its launch configuration is fixed.
 #[derive(Debug, Clone)]
 pub struct Gemm {
     problem: GemmProblem,
@@ -150,18 +151,18 @@ enum GemmPlan {
 }
 
 impl Gemm {
-    /// Plans with the method that a model of the device's time finds best.
+    /// Plans with the method of least time according to the model of the device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for the device, [`Error::Product`] and [`Error::MixedElements`] for a combination of types that no kernel has, [`Error::Dimension`] for a dimension that is 0 or more than
-    /// kernels count; those of compiling and loading.
+    /// [`Error::Unsupported`] for the device; [`Error::Product`] and [`Error::MixedElements`] for a combination of data types that no kernel has;
+    /// [`Error::Dimension`] for a dimension that is 0 or larger than kernels support; those of compiling and loading.
     pub fn new(device: &Device, problem: GemmProblem) -> Result<Self> {
-        // The model takes no empty problem.
+        // The model requires dimensions of at least 1.
         problem.expect_known()?;
         Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.multiprocessors()))
     }
 
-    /// Plans with a method of the caller's choice: one of [`GemmMethod::all`], or any of [`mma::MmaTile::all`].
+    /// Plans with a given method: one of [`GemmMethod::all`], or any of [`mma::MmaTile::all`].
     ///
     /// # Errors
     /// Those of [`Gemm::new`], and [`Error::GemmMethod`].
@@ -170,13 +171,13 @@ impl Gemm {
         let architecture = device.architecture();
         let computed = problem.computed(architecture);
         let known = match method {
-            // What the architecture lacks is an error of its own.
+            // [`mma::MmaPlan::new`] returns an error of its own for a missing instruction.
             GemmMethod::Mma(_) => computed.x == XOrder::TokensFirst,
             GemmMethod::Direct(shape) => direct::DirectShape::all(computed, architecture).contains(&shape),
             _ if !is_hopper(architecture) => {
                 let (major, minor) = architecture.capability();
                 let needs = "9.0 (Hopper)";
-                return Err(Error::Unsupported { operation: "a product by wgmma.sp", major, minor, needs });
+                return Err(Error::Unsupported { operation: "GEMM by wgmma.sp", major, minor, needs });
             }
             _ => GemmMethod::all(computed, architecture).contains(&method),
         };
@@ -193,33 +194,35 @@ impl Gemm {
         let (x_row, stores_by_tma) = match &plan {
             GemmPlan::Tiled(plan) => (computed.x_row_by_tma(), plan.stores_by_tma()),
             GemmPlan::Streamed(_) | GemmPlan::Rings(_) => (computed.x_row_by_tma(), false),
-            // They read whole steps.
+            // These kernels read whole steps of the reduction.
             GemmPlan::Direct(_) | GemmPlan::Mma(_) => (computed.padded().1, false),
         };
         let staging = Staging::new(device, (problem, computed), x_row, stores_by_tma)?;
         Ok(Self { problem, plan, staging })
     }
 
-    /// Bytes of workspace that a call needs whose X and result are aligned to 16 bytes: those of a copy of X where its rows cannot be read as they are, otherwise 0.
+    /// Returns the bytes of workspace that a call needs if X and the result are aligned to 16 bytes: those of a copy of X where its rows cannot be
+    /// read in place, otherwise 0.
     pub fn workspace_bytes(&self) -> usize {
         self.staging.bytes()
     }
 
-    /// Bytes of workspace that a call needs whose X or result is aligned to its elements only.
+    /// Returns the bytes of workspace that a call needs if X or the result is aligned to its elements only.
     pub fn unaligned_workspace_bytes(&self) -> usize {
         self.staging.unaligned_bytes()
     }
 
-    /// Multiplies.
+    /// Launches the GEMM.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null, or values, metadata and workspace not aligned to 16 bytes, or others not to their elements; [`Error::Epilogue`] where one is
-    /// asked for that was not planned, [`Error::Driver`].
+    /// [`Error::Pointer`] for a pointer that is null, for values, metadata or workspace that are not aligned to 16 bytes, and for other pointers that
+    /// are not aligned to their elements; [`Error::Epilogue`] for an epilogue where the problem has none; [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the weight is padded
-    /// ([`packed_bytes`]), and its padding's values are zeros; the workspace has as many bytes as [`Gemm::workspace_bytes`] or, where X or the result is not aligned to 16 bytes,
-    /// [`Gemm::unaligned_workspace_bytes`] says, and calls that may run at once on several streams have one each; the metadata's codes are six of the sixteen, as compressing makes them; the stream is of the plan's device.
+    /// The pointers are valid for what the problem reads and writes until the stream has passed this call, and nothing else writes there. The weight
+    /// is padded ([`packed_bytes`]), and the values of its padding are zeros. The workspace has [`Gemm::workspace_bytes`] bytes or, where X or the
+    /// result is not aligned to 16 bytes, [`Gemm::unaligned_workspace_bytes`]. Calls that may run concurrently on several streams have one workspace
+    /// each. Each metadata code is one of the six valid ones of sixteen, as compression writes them. The stream is of the plan's device.
     pub unsafe fn run(&self, stream: Stream, operands: GemmOperands, epilogue: Epilogue) -> Result<()> {
         let GemmOperands { weight, x, out, .. } = operands;
         let problem = self.problem;
@@ -249,22 +252,22 @@ impl Gemm {
         unsafe { self.staging.run(stream, operands, kernel) }
     }
 
-    /// The problem.
+    /// Returns the problem.
     pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 
-    /// The order that metadata must be in.
+    /// Returns the order that metadata must be in.
     pub fn meta_order(&self) -> MetaOrder {
         Self::meta_order_of(self.problem.element)
     }
 
-    /// The order that metadata of an element type must be in, whatever the method.
+    /// Returns the order that metadata of an element type must be in. It is the same for all methods.
     pub fn meta_order_of(element: DataType) -> MetaOrder {
         MetaOrder::Sm90(tile_k(element))
     }
 
-    /// The kernel's name, which tells its shape.
+    /// Returns the kernel's name, which includes its tile or shape.
     pub fn kernel(&self) -> String {
         match &self.plan {
             GemmPlan::Tiled(plan) => plan.kernel(),

@@ -1,8 +1,8 @@
-//! The order in which products of many tokens take their tiles.
+//! The tile scheduler of GEMMs of many tokens: tiles are ordered by panels.
 
 use super::GemmProblem;
 
-/// As kernels have it (`panels.cuh`): tiles are taken panel after panel, so many tiles of features wide. Blocks that are at work together share what they read.
+/// The parameters of `panels.cuh`. Tiles are computed panel by panel; a panel is `width` tiles of features wide. CTAs that run concurrently then share operands in L2.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Panels {
@@ -12,7 +12,7 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Of a problem in tiles of so many features and tokens, and panels of so many features, or of one tile if that has more.
+    /// Returns the panels of a problem in tiles of `features` by `tokens`. A panel is `panel_features` wide, or one tile if a tile is wider.
     pub(super) fn new(problem: GemmProblem, (features, tokens): (u32, u32), panel_features: u32) -> Self {
         Self {
             feature_tiles: problem.features.div_ceil(features as usize) as u32,
@@ -21,7 +21,7 @@ impl Panels {
         }
     }
 
-    /// How many tiles there are.
+    /// Returns the number of tiles.
     pub(super) fn tiles(self) -> u32 {
         self.feature_tiles.saturating_mul(self.token_tiles)
     }

@@ -1,4 +1,4 @@
-//! Problems: what is to be multiplied, and where it is.
+//! GEMM problems: shapes, data types and memory orders, and the pointers of a call.
 
 use serde::{Deserialize, Serialize};
 use twofour::layout::sm90::TileK;
@@ -9,29 +9,29 @@ use crate::{
     prune::{MetaOrder, Packed},
 };
 
-/// What is to be multiplied.
+/// The shape, data types and memory orders of a GEMM. For the tensor-core instructions `m` is `features`, `n` is `tokens` and `k` is `reduction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GemmProblem {
-    /// What W is made of.
+    /// Data type of W.
     pub element: DataType,
-    /// What X is made of: `element`, or of the two 8-bit floats the other one.
+    /// Data type of X: `element`, or the other one of the two 8-bit floats.
     pub x_element: DataType,
-    /// What the result and the biases are made of.
+    /// Data type of the result and the biases.
     pub output: DataType,
-    /// Rows of W.
+    /// Rows of W: `out_features` of a layer.
     pub features: usize,
-    /// Rows of X: of a batch `[batch, tokens, reduction]` that lies in one piece, `batch * tokens`.
+    /// Rows of X. For a contiguous batch `[batch, tokens, reduction]` this is `batch * tokens`.
     pub tokens: usize,
-    /// Columns of both.
+    /// Columns of W and X: `in_features` of a layer.
     pub reduction: usize,
     /// Which of X's axes is contiguous.
     pub x: XOrder,
     /// Which of the result's axes is contiguous.
     pub order: Order,
-    /// Whether accumulators are scaled, biased or activated before they are stored ([`super::Epilogue`]): a kernel of its own.
+    /// Whether the kernel has an epilogue ([`super::Epilogue`]): scales, bias and activation.
     pub epilogue: bool,
-    /// Whether the result is added to what is there, `out += result`: each result is rounded to the output's type, and then the sum is. As every result is added once, the same operands give the
-    /// same bits.
+    /// Whether the result is added to the output, `out += result`. The result is rounded to the output's type, and then the sum is. Every element is
+    /// added exactly once, so the same operands give the same bits.
     #[serde(default)]
     pub accumulate: bool,
 }
@@ -39,7 +39,7 @@ pub struct GemmProblem {
 /// Which of the result's axes is contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Order {
-    /// `[tokens, features]`, as layers have it.
+    /// `[tokens, features]`, the order of a layer's output.
     TokensFirst,
     /// `[features, tokens]`.
     FeaturesFirst,
@@ -48,14 +48,14 @@ pub enum Order {
 /// Which of X's axes is contiguous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum XOrder {
-    /// `[tokens, reduction]`, as layers have it.
+    /// `[tokens, reduction]`, the order of a layer's input.
     TokensFirst,
-    /// `[reduction, tokens]`: for the gradient of a weight, whose reduction is over the tokens of a layer. Kernels read f16 and bf16 that way, on Hopper and without an epilogue; otherwise
-    /// X is transposed into the workspace first.
+    /// `[reduction, tokens]`: for a weight gradient, whose reduction runs over a layer's tokens. Kernels read f16 and bf16 in this order on Hopper,
+    /// without an epilogue. Otherwise X is first transposed into the workspace.
     ReductionFirst,
 }
 
-/// Where the tensors are.
+/// The device pointers of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct GemmOperands {
     /// W, compressed, with metadata in [`super::Gemm::meta_order`].
@@ -64,12 +64,12 @@ pub struct GemmOperands {
     pub x: DevicePtr,
     /// The result: aligned to its elements.
     pub out: DevicePtr,
-    /// Memory for copies of what a kernel cannot take as it is, aligned to 16 bytes: [`super::Gemm::workspace_bytes`], or [`super::Gemm::unaligned_workspace_bytes`] where X or the result is
-    /// not aligned to 16 bytes. Null where that is 0.
+    /// Memory for copies of operands that a kernel cannot read or write in place, aligned to 16 bytes. It has [`super::Gemm::workspace_bytes`] bytes,
+    /// or [`super::Gemm::unaligned_workspace_bytes`] where X or the result is not aligned to 16 bytes. Null where that is 0.
     pub workspace: DevicePtr,
 }
 
-/// Which results there are of which elements.
+/// Output types of each element type.
 pub(super) const TYPES: &[(DataType, &[DataType])] = &[
     (DataType::F16, &[DataType::F16, DataType::F32]),
     (DataType::BF16, &[DataType::BF16, DataType::F32]),
@@ -79,7 +79,7 @@ pub(super) const TYPES: &[(DataType, &[DataType])] = &[
 ];
 
 impl GemmProblem {
-    /// As layers have it: X is `[tokens, reduction]`, the result `[tokens, features]` and the sums themselves.
+    /// Returns a problem with X `[tokens, reduction]` and the result `[tokens, features]`, without an epilogue.
     pub fn plain(element: DataType, output: DataType, features: usize, tokens: usize, reduction: usize) -> Self {
         let (x, order) = (XOrder::TokensFirst, Order::TokensFirst);
         Self {
@@ -96,7 +96,7 @@ impl GemmProblem {
         }
     }
 
-    /// Refuses types that no kernel has, and dimensions beyond what kernels count.
+    /// Returns an error for data types that no kernel has, and for dimensions that are 0 or larger than kernels support.
     pub(crate) fn expect_known(self) -> Result<()> {
         let GemmProblem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
@@ -112,23 +112,23 @@ impl GemmProblem {
         Ok(())
     }
 
-    /// Whether W and X are of different types.
+    /// Returns whether W and X have different data types.
     pub(crate) fn is_mixed(self) -> bool {
         self.x_element != self.element
     }
 
-    /// As kernels of an architecture compute it: they read only some X with the reduction first, and others after they were transposed.
+    /// Returns the problem that the architecture's kernels compute. They read X as `[reduction, tokens]` only for some problems; for others X is transposed first.
     pub(super) fn computed(self, architecture: Architecture) -> GemmProblem {
         let read = is_hopper(architecture) && self.element.bytes() == 2 && !self.epilogue;
         if read { self } else { GemmProblem { x: XOrder::TokensFirst, ..self } }
     }
 
-    /// Rows and columns of W, padding included.
+    /// Returns the rows and columns of W, padding included.
     pub(super) fn padded(self) -> (usize, usize) {
         MetaOrder::Sm90(tile_k(self.element)).padded(self.features, self.reduction)
     }
 
-    /// Elements of a row of X that TMA can copy: rows are multiples of 16 bytes. What lies beyond the reduction is read as zeros.
+    /// Returns the elements of a row of X, rounded up to a multiple of 16 bytes as TMA requires. Elements beyond the reduction are read as zeros.
     pub(super) fn x_row_by_tma(self) -> usize {
         let row = match self.x {
             XOrder::TokensFirst => self.reduction,
@@ -138,18 +138,18 @@ impl GemmProblem {
     }
 }
 
-/// Elements of W and of X that there are kernels for.
+/// Returns the pairs of data types of W and X that kernels support.
 pub(super) fn elements() -> Vec<(DataType, DataType)> {
     let same = TYPES.iter().map(|(element, _)| (*element, *element));
     same.chain([(DataType::E4M3, DataType::E5M2), (DataType::E5M2, DataType::E4M3)]).collect()
 }
 
-/// The elements of W and of X in the name of a kernel.
+/// Returns the data types of W and X as they stand in a kernel's name.
 pub(super) fn elements_name(element: DataType, x_element: DataType) -> String {
     if element == x_element { element.to_string() } else { format!("{element}x{x_element}") }
 }
 
-/// Whether an element type is an 8-bit float.
+/// Returns whether a data type is an 8-bit float.
 fn is_float_8(element: DataType) -> bool {
     matches!(element, DataType::E4M3 | DataType::E5M2)
 }
@@ -157,21 +157,21 @@ fn is_float_8(element: DataType) -> bool {
 /// Bytes of a compressed weight on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedBytes {
-    /// Of the values.
+    /// Bytes of the values.
     pub values: usize,
-    /// Of the metadata.
+    /// Bytes of the metadata.
     pub meta: usize,
 }
 
 impl PackedBytes {
-    /// Of both.
+    /// Returns the sum of both.
     pub fn total(self) -> usize {
         self.values.saturating_add(self.meta)
     }
 }
 
-/// Bytes that a compressed weight `[features, reduction]` takes in the order of products ([`super::Gemm::meta_order_of`]), padding included: rows are padded to a multiple of
-/// 64, columns to one of 64 for 16-bit elements and of 128 for 8-bit ones.
+/// Returns the bytes of a compressed weight `[features, reduction]` in the GEMMs' order ([`super::Gemm::meta_order_of`]), padding included. Rows are
+/// padded to a multiple of 64, columns to a multiple of 64 for 16-bit elements and of 128 for 8-bit ones.
 ///
 /// ```
 /// use twofour_cuda::{DataType, gemm::packed_bytes};
@@ -184,15 +184,15 @@ pub fn packed_bytes(element: DataType, features: usize, reduction: usize) -> Pac
     PackedBytes { values: (elements / 2).saturating_mul(element.bytes()), meta: elements / 8 }
 }
 
-/// The largest dimension that kernels count.
+/// The largest dimension that kernels support.
 pub(super) const MOST: usize = (1 << 30) - 1;
 
-/// The step that metadata is ordered for.
+/// Returns the `k` extent that metadata is ordered for.
 pub(crate) fn tile_k(element: DataType) -> TileK {
     if element.bytes() == 2 { TileK::K64 } else { TileK::K128 }
 }
 
-/// Whether there is `wgmma.sp`.
+/// Returns whether the architecture has `wgmma.sp`.
 pub(super) fn is_hopper(architecture: Architecture) -> bool {
     architecture.capability() == (9, 0)
 }

@@ -1,4 +1,4 @@
-//! What is copied before and after a product's kernel, and the workspace for it.
+//! Copies before and after a GEMM kernel, and the workspace that they need.
 
 use super::{
     GemmOperands, GemmProblem, Order, XOrder,
@@ -9,26 +9,26 @@ use crate::{Device, Result, Stream, arguments::expect_pointers};
 /// The alignment of addresses and rows that kernels copy by TMA, in bytes.
 const ALIGNMENT: usize = 16;
 
-/// Where parts of the workspace begin, in bytes.
+/// Alignment of each buffer in the workspace, in bytes.
 const PART: usize = 256;
 
-/// How a plan's kernel reads X, and stores results.
+/// The layout of X that a plan's kernel reads, and whether its results need a copy.
 #[derive(Debug, Clone)]
 pub(super) struct Staging {
-    /// As the caller has it.
+    /// The caller's problem.
     problem: GemmProblem,
     /// Whether the kernel reads the transpose of the caller's X.
     transposed: bool,
-    /// Rows of X as the kernel reads it, and elements of each.
+    /// Rows of X that the kernel reads, and elements of each.
     x_rows: usize,
     x_row: usize,
-    /// Whether the kernel stores results whose start is aligned to 16 bytes only.
+    /// Whether the kernel requires an output that is aligned to 16 bytes.
     aligned_out: bool,
     copies: Copies,
 }
 
 impl Staging {
-    /// For a kernel that computes `computed` for `problem`, and reads rows of X of so many elements.
+    /// Plans the copies for a kernel that computes `computed` for `problem`, and reads rows of X of `x_row` elements.
     pub(super) fn new(
         device: &Device,
         (problem, computed): (GemmProblem, GemmProblem),
@@ -43,18 +43,18 @@ impl Staging {
         Ok(Self { problem, transposed, x_rows, x_row, aligned_out, copies: Copies::new(device)? })
     }
 
-    /// Bytes of a copy of X.
+    /// Returns the bytes of a copy of X.
     fn x_bytes(&self) -> usize {
         self.x_rows.saturating_mul(self.x_row).saturating_mul(self.problem.element.bytes()).next_multiple_of(PART)
     }
 
-    /// Bytes of a copy of the results.
+    /// Returns the bytes of a copy of the results.
     fn out_bytes(&self) -> usize {
         let GemmProblem { features, tokens, output, .. } = self.problem;
         features.saturating_mul(tokens).saturating_mul(output.bytes())
     }
 
-    /// Elements of a row of X as the caller has it.
+    /// Returns the elements of a row of the caller's X.
     fn row(&self) -> usize {
         match self.problem.x {
             XOrder::TokensFirst => self.problem.reduction,
@@ -62,28 +62,28 @@ impl Staging {
         }
     }
 
-    /// Whether X is copied wherever it is.
+    /// Returns whether X is copied at any address.
     fn copies_x(&self) -> bool {
         self.transposed || self.row() != self.x_row
     }
 
-    /// Bytes of workspace where X and the result are aligned to 16 bytes.
+    /// Returns the bytes of workspace where X and the result are aligned to 16 bytes.
     pub(super) fn bytes(&self) -> usize {
         if self.copies_x() { self.x_bytes() } else { 0 }
     }
 
-    /// Bytes of workspace where they are not.
+    /// Returns the bytes of workspace where X or the result is not aligned to 16 bytes.
     pub(super) fn unaligned_bytes(&self) -> usize {
         self.x_bytes() + if self.aligned_out { self.out_bytes() } else { 0 }
     }
 
-    /// Runs a kernel between the copies that it needs, with operands that it can take.
+    /// Launches a kernel between the copies that it needs, with operands that it supports.
     ///
     /// # Errors
     /// [`crate::Error::Pointer`] where a copy is needed and there is no workspace; those of launching, and of the kernel.
     ///
     /// # Safety
-    /// The operands are valid for what the problem reads and writes until the stream has come past this call, the workspace for what this needs of it; the stream is of the device.
+    /// The operands are valid for what the problem reads and writes until the stream has passed this call, and so is the workspace; the stream is of the device.
     pub(super) unsafe fn run(
         &self,
         stream: Stream,

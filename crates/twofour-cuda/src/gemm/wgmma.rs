@@ -1,19 +1,20 @@
-//! The one instruction that cannot be written by hand: `wgmma.sp` names every register of its sums.
+//! Generates wrappers of `wgmma.sp`, whose inline assembly names every accumulator register and so depends on the tile.
 
 use super::XOrder;
 use crate::{DataType, source::File};
 
-/// Where the compressed weights of a product come from.
+/// Where `wgmma.sp` reads compressed weights from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weights {
-    /// Shared memory, described by a `u64`.
+    /// Shared memory, by a matrix descriptor (`u64`).
     Shared,
     /// Four registers, `u32[4]`.
     Registers,
 }
 
-/// The type `Sum`, and two products of 64 rows of compressed weights and `tokens` rows of X, for one step of the instruction:
-/// `first_product<SELECTOR>(sums, w, x, codes)`, whose sums start from zero, and `product`, which adds to them. Elements are those of W and of X.
+/// Returns a header with the type `Sum` of an accumulator and two functions. Each multiplies 64 rows of compressed weights by `tokens` rows of X, for
+/// the `k` extent of one instruction. `first_product<SELECTOR>(sums, w, x, codes)` overwrites the accumulators, and `product` adds to them.
+/// `elements` are the data types of W and of X.
 pub(super) fn products(elements: (DataType, DataType), tokens: u32, x: XOrder, weights: Weights) -> File {
     let sum = if elements.0 == DataType::I8 { "int" } else { "float" };
     let [first, product] = [true, false].map(|first| product(elements, tokens, x, weights, first));
@@ -29,7 +30,7 @@ fn product(
 ) -> String {
     let registers = tokens / 2;
     let constraint = if element == DataType::I8 { "r" } else { "f" };
-    // The last number is whether X's rows are of the reduction; before it is whether W's are, where it is in shared memory.
+    // The last immediate is X's transpose bit (1: MN-major). The one before it is W's, which exists only for W in shared memory.
     let sixteen = match (weights, x) {
         (Weights::Shared, XOrder::TokensFirst) => ", 1, 1, 0, 0",
         (Weights::Shared, XOrder::ReductionFirst) => ", 1, 1, 0, 1",
@@ -41,7 +42,7 @@ fn product(
         DataType::E4M3 | DataType::E5M2 => (64, format!("f32.{element}.{x_element}"), ", 1, 1"),
         _ => (64, "s32.s8.s8".to_string(), ""),
     };
-    // What is only written need not be kept for this: the compiler may use the registers in between.
+    // Write-only operands: the compiler may use the accumulators' registers for other values before `first_product`.
     let (name, access) = if first { ("first_product", '=') } else { ("product", '+') };
     let list = |of: &dyn Fn(u32) -> String| (0..registers).map(of).collect::<Vec<_>>().join(", ");
     let places = list(&|i| format!("%{i}"));

@@ -1,6 +1,6 @@
-// What all kernels share. No header is included: NVRTC alone compiles this.
+// Data types, conversions and compile-time loops that all kernels use. No header is included, because NVRTC compiles this without a CUDA toolkit.
 //
-// Elements are raw bits here, numbered as `twofour_cuda::Element` numbers them.
+// Elements are raw bits here, with the numbers of `twofour_cuda::DataType`.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -18,7 +18,7 @@ template <> struct Bits<E5M2> { typedef u8 type; };
 template <> struct Bits<I8> { typedef u8 type; };
 template <> struct Bits<I32> { typedef u32 type; };
 
-// The f32 that an element is; exact.
+// Returns an element as f32; exact.
 template <int E> __device__ __forceinline__ float widen(typename Bits<E>::type bits);
 template <> __device__ __forceinline__ float widen<F32>(u32 bits) { return __uint_as_float(bits); }
 template <> __device__ __forceinline__ float widen<BF16>(u16 bits) { return __uint_as_float((u32)bits << 16); }
@@ -28,7 +28,7 @@ template <> __device__ __forceinline__ float widen<F16>(u16 bits) {
     return value;
 }
 
-// The element nearest to an f32, ties to even.
+// Returns the element nearest to an f32, ties to even.
 template <int E> __device__ __forceinline__ typename Bits<E>::type narrow(float value);
 template <> __device__ __forceinline__ u32 narrow<F32>(float value) { return __float_as_uint(value); }
 template <> __device__ __forceinline__ u16 narrow<BF16>(float value) {
@@ -42,7 +42,7 @@ template <> __device__ __forceinline__ u16 narrow<F16>(float value) {
     return bits;
 }
 
-// 8-bit floats saturate; there is no conversion before sm_89.
+// 8-bit floats saturate; before sm_89 there is no conversion.
 template <> __device__ __forceinline__ u8 narrow<E4M3>(float value) {
     u16 bits;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
@@ -54,7 +54,7 @@ template <> __device__ __forceinline__ u8 narrow<E5M2>(float value) {
     return (u8)bits;
 }
 
-// Runs `f(Int<0>)`, `f(Int<1>)`, ..., so that every index is known when the code is compiled and arrays stay in registers.
+// Runs `f(Int<0>)`, `f(Int<1>)`, ..., so that every index is a compile-time constant and arrays stay in registers.
 template <int I> struct Int { static constexpr int value = I; };
 template <int I, int N> struct Unrolled {
     template <class F> __device__ __forceinline__ static void run(F& f) {

@@ -1,9 +1,9 @@
-// What products of at most eight tokens share whose W goes from memory straight into the registers that `mma.sp` takes it from. They are bound by reading W.
+// Shared parts of GEMM kernels for at most eight tokens, whose W goes from memory straight into the registers of `mma.sp`. They are bound by HBM bandwidth.
 //
-// A block takes 16 * HEIGHT rows of W, and each of its warps a part of the columns, step by step; DEPTH steps are read ahead. No block waits for another, and no
-// warp for another until the end, when sums are added up. Each warp has the columns of X that it needs in shared memory.
+// A CTA computes 16 * HEIGHT rows of W. Each of its warps accumulates a part of the columns, step by step, with a prefetch distance of DEPTH steps.
+// CTAs do not synchronize, and warps synchronize only at the end, to add their partial sums. Each warp keeps its columns of X in shared memory.
 //
-// Defined outside: HEIGHT, WARPS, DEPTH, BLOCKS (to a multiprocessor).
+// Defined outside: HEIGHT, WARPS, DEPTH, BLOCKS (CTAs resident on an SM).
 
 constexpr u32 THREADS = WARPS * 32, ROWS = 16 * HEIGHT;
 // On Blackwell the same code takes a few registers more.
@@ -12,10 +12,10 @@ constexpr u32 RESIDENT = BLOCKS > 2 ? BLOCKS - 1 : BLOCKS;
 #else
 constexpr u32 RESIDENT = BLOCKS;
 #endif
-// Shared memory: sums of all warps, then X.
+// Shared memory: accumulators of all warps, then X.
 constexpr u32 AT_X = THREADS * HEIGHT * 16;
 
-// Loads that are left out, not branched around: what is behind a branch is waited for at once.
+// Predicated loads instead of branches: the compiler waits for a load behind a branch at once.
 __device__ __forceinline__ void load(u32 (&to)[4], const void* from, bool there) {
     asm volatile("{.reg .pred there; setp.ne.u32 there, %5, 0; @there ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -39,11 +39,11 @@ __device__ __forceinline__ Part part_of(u32 steps) {
     return {steps * warp / WARPS, steps * (warp + 1) / WARPS};
 }
 
-// A warp's columns of X, in shared memory. Rows are longer than they are used, so that fewer lanes find theirs in the same bank.
+// A warp's columns of X, in shared memory. Rows are padded, so that fewer lanes access the same bank.
 template <u32 STEP_BYTES> struct Activations {
     u32 first, row_bytes;
 
-    // Asks for them: of `tokens` rows of X of so many steps each.
+    // Issues the copies of a warp's columns of `tokens` rows of X, of `steps` steps each.
     __device__ __forceinline__ Activations(const u8* x, u32 tokens, u32 steps, Part part, const u8* memory) {
         row_bytes = (steps + WARPS - 1) / WARPS * STEP_BYTES + 16;
         first = (u32)__cvta_generic_to_shared(memory) + AT_X + threadIdx.x / 32 * tokens * row_bytes;
@@ -57,15 +57,15 @@ template <u32 STEP_BYTES> struct Activations {
             x += (u64)steps * STEP_BYTES;
         }
     }
-    // A warp reads only what its own lanes have asked for.
+    // A warp reads only what its own lanes have copied.
     __device__ __forceinline__ void wait() const {
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
     }
 };
 
-// Adds the products of all of a warp's steps, DEPTH of which the reader is ahead; `x` is where the lane finds its activations of the first, each step's X_BYTES
-// after those before.
+// Multiplies all steps of a warp, DEPTH of which the reader has loaded ahead. `x` is the address of the lane's activations of the first step; each
+// step's are X_BYTES after those before.
 template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void add_all(Sum (&sums)[HEIGHT][4], Reader& reader, Step (&steps)[DEPTH], Part part, u32 x) {
     #pragma unroll 1
     for (int left = part.end - part.begin; left > 0; left -= DEPTH) {
@@ -78,7 +78,7 @@ template <class Step, u32 X_BYTES, class Reader> __device__ __forceinline__ void
     }
 }
 
-// Adds up the sums of all warps and stores the results of the rows from `feature` on.
+// Adds the partial sums of all warps and stores the results of the rows from `feature` on.
 __device__ __forceinline__ void finish(const Output& to, u32 output, u32 features, u32 tokens, const Sum (&sums)[HEIGHT][4], u8* memory, u32 feature) {
     #pragma unroll
     for (u32 m = 0; m < HEIGHT; m++) ((float4*)memory)[m * THREADS + threadIdx.x] = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void finish(const Output& to, u32 output, u32 feature
     for (u32 i = threadIdx.x; i < ROWS * tokens; i += THREADS) {
         const u32 row = i % ROWS, token = i / ROWS;
         if (feature + row >= features) continue;
-        // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+        // The accumulator layout of `mma`: a lane holds rows r and r + 8, tokens 2t and 2t + 1.
         const u32 lane = row % 8 * 4 + token / 2, which = row % 16 / 8 * 2 + token % 2;
         const Sum* from = (const Sum*)memory + (row / 16 * THREADS + lane) * 4 + which;
         Sum total = 0;

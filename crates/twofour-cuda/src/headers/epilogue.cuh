@@ -1,22 +1,22 @@
-// What comes after a product's sum. `Sum` is defined outside.
+// The epilogue of a GEMM: scales, bias, activation and stores. `Sum`, the type of an accumulator, is defined outside.
 
-// Where results go to, and what is done to sums before: null where there are no scales or no bias.
+// The output and the epilogue. Pointers are null where there are no scales or no bias.
 struct Output {
     void* data;
-    const void* bias;        // a summand for each feature
+    const void* bias;        // bias of each feature
     const float* feature_scales;
     const float* token_scales;
     u64 stride_feature, stride_token;
     float alpha;
     u32 activation;
-    // Whether results are the sums themselves, and eight of them can be stored at once where features are contiguous.
+    // One of `Plain`: whether there is an epilogue, and whether eight results can be stored at once where features are contiguous.
     u32 plain;
-    const void* token_bias;  // a summand for each token
-    // Whether results are added to what is there: each is rounded first, and then the sum of both.
+    const void* token_bias;  // bias of each token
+    // Whether results are added to the output: each is rounded first, and then the sum of both.
     u32 accumulate;
 };
 
-// What `plain` may be.
+// FINISHED: with an epilogue. IN_EIGHTS: without one, in vector stores. EACH_ALONE: without one, one element at a time.
 enum Plain { FINISHED = 0, IN_EIGHTS = 1, EACH_ALONE = 2 };
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
@@ -32,12 +32,12 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// Named where the code is compiled for each, since there are many sums; or found out for each, since there are few.
+// The template is for unrolled code over many accumulators, the overload with a runtime argument for loops over few.
 template <int A> __device__ __forceinline__ float activated(float x) {
     if (A == RELU) return x < 0.0f ? 0.0f : x;
     if (A == GELU) {
-        // x/2 (1 + erf(x / sqrt 2)), from erfc of |x| / sqrt 2 by Abramowitz and Stegun 7.1.26, whose error is at most 1.5e-7: for negative x
-        // nothing cancels.
+        // x/2 (1 + erf(x / sqrt 2)), from erfc of |x| / sqrt 2 by Abramowitz and Stegun 7.1.26, whose error is at most 1.5e-7. This form has no
+        // cancellation for negative x.
         const float t = reciprocal(fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f));
         float series = fmaf(1.061405429f, t, -1.453152027f);
         series = fmaf(series, t, 1.421413741f);
@@ -57,7 +57,7 @@ __device__ __forceinline__ float activated(u32 activation, float x) {
     return x;
 }
 
-// What a sum is multiplied by.
+// Returns the product of an accumulator's scales.
 __device__ __forceinline__ float scale_of(const Output& to, u32 f, u32 t) {
     float scale = to.alpha;
     if (to.feature_scales) scale *= to.feature_scales[f];
@@ -65,20 +65,20 @@ __device__ __forceinline__ float scale_of(const Output& to, u32 f, u32 t) {
     return scale;
 }
 
-// Sums as words.
+// Accumulators as 32-bit words.
 __device__ __forceinline__ u32 bits_of(float sum) { return __float_as_uint(sum); }
 __device__ __forceinline__ u32 bits_of(int sum) { return sum; }
 __device__ __forceinline__ void of_bits(float& sum, u32 bits) { sum = __uint_as_float(bits); }
 __device__ __forceinline__ void of_bits(int& sum, u32 bits) { sum = bits; }
 
-// Four words that lie next to each other in shared memory.
+// Returns four contiguous words of shared memory.
 __device__ __forceinline__ uint4 four_words(u32 address) {
     uint4 four;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "r"(address) : "memory");
     return four;
 }
 
-// Adds four sums that lie next to each other in shared memory.
+// Adds four contiguous accumulators of shared memory to four in registers.
 __device__ __forceinline__ void add_four(Sum (&sums)[4], u32 address) {
     const uint4 four = four_words(address);
     const u32 bits[4] = {four.x, four.y, four.z, four.w};
@@ -90,7 +90,7 @@ __device__ __forceinline__ void add_four(Sum (&sums)[4], u32 address) {
     }
 }
 
-// How a result of that type comes from a sum.
+// Conversions of accumulators to results of type E.
 template <int E> struct Result {
     typedef typename Bits<E>::type Type;
     static __device__ __forceinline__ Type of(Sum, float finished) { return narrow<E>(finished); }
@@ -108,19 +108,20 @@ __device__ __forceinline__ float bias_at(const void* bias, u32 output, u32 at) {
     return output == F16 ? Result<F16>::bias(bias, at) : output == BF16 ? Result<BF16>::bias(bias, at) : Result<F32>::bias(bias, at);
 }
 
-// A sum times its factors, and its summands.
+// Returns an accumulator times its scales, plus its biases.
 __device__ __forceinline__ float scaled(const Output& to, u32 output, float sum, u32 f, u32 t) {
     const float result = fmaf(sum, scale_of(to, f, t), to.bias ? bias_at(to.bias, output, f) : 0.0f);
     return to.token_bias ? result + bias_at(to.token_bias, output, t) : result;
 }
 
-// Stores a result, or adds it to what is there.
+// Stores a result, or adds it to the output.
 template <int E> __device__ __forceinline__ void put(const Output& to, u64 at, typename Result<E>::Type result) {
     typename Result<E>::Type* there = (typename Result<E>::Type*)to.data + at;
     *there = to.accumulate ? Result<E>::plus(*there, result) : result;
 }
 
-// Stores the result of one sum. The type is found out, since there are few; not so whether there is anything to do before, which takes code that would have to be fetched.
+// Stores the result of one accumulator. The output type is a runtime argument, because there are few. PLAIN is a template argument, so that calls
+// without an epilogue need not fetch its instructions.
 template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
     const u64 at = f * to.stride_feature + t * to.stride_token;
     if (output == I32) return put<I32>(to, at, Result<I32>::of(sum, 0.0f));
@@ -136,10 +137,10 @@ __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32
     else store<false>(to, output, sum, f, t);
 }
 
-// What all results of a call have in common: that they are the sums themselves, stored in eights of contiguous features, and of which type they are; or nothing.
+// Results that one vector store can write: without an epilogue, in eights of contiguous features, and of which type; or ANY for all others.
 enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS };
 
-// Calls `f` with the kind, so that it is found out once and not for every result.
+// Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
     if (to.plain != IN_EIGHTS || to.stride_feature != 1) f(Int<ANY>());
     else if (output == F16) f(Int<PLAIN_F16>());
@@ -147,7 +148,7 @@ template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32
     else f(Int<PLAIN_32_BITS>());
 }
 
-// Two results next to each other in memory.
+// Returns two results as neighbours in one word.
 template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float second) {
     u32 two;
     if (KIND == PLAIN_F16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
@@ -155,7 +156,7 @@ template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float
     return two;
 }
 
-// Stores four neighbouring results, as many of them as there are features; the first is of a feature that is a multiple of four.
+// Stores four neighbouring results, or as many as there are features. The first feature is a multiple of four.
 template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
     if (KIND == ANY) {

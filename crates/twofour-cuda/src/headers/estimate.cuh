@@ -1,4 +1,4 @@
-// Sparse stand-ins for groups of four, as crate twofour's estimate/: what is kept of a group, what its values become, and the random numbers for it.
+// Estimators for groups of four, as in crate twofour's estimate/: which elements are kept, their values, and the random numbers of stochastic estimators.
 
 // ---- random numbers ------------------------------------------------------------------------------------------------------------
 
@@ -18,18 +18,18 @@ __device__ __forceinline__ uint4 philox(u64 seed, u32 block, u32 row, u32 purpos
     return make_uint4(a, b, c, d);
 }
 
-// A multiple of 2^-24 below 1.
+// Returns a multiple of 2^-24 in [0, 1).
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
 
-// ---- rules for groups: what is kept, and what its values become ------------------------------------------------------------------
+// ---- estimators of groups: kept elements and their values ------------------------------------------------------------------------
 
-// Sums and products that are never made one operation.
+// Arithmetic that the compiler must not contract to FMA.
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float over(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ float sum_of(float a, float b, float c) { return add(add(a, b), c); }
 
-// The two largest magnitudes, ties to the lower index.
+// Returns the mask of the two largest magnitudes, ties to the lower index.
 __device__ __forceinline__ u32 two_largest(const float (&v)[4]) {
     u32 kept = 0;
     unrolled<4>([&](auto i) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 soft_threshold(float (&v)[4]) {
     return kept;
 }
 
-// The sum of magnitudes, and those of all but each.
+// The sum of magnitudes, and the sum without each element.
 struct Sums {
     float all, others[4];
     __device__ __forceinline__ Sums(const float (&m)[4]) {
@@ -68,7 +68,7 @@ struct Sums {
 
 __device__ __forceinline__ float signed_as(float value, float element, float magnitude) { return magnitude > 0.0f ? copysignf(value, element) : 0.0f; }
 
-// The first element that `target` falls to, but for one (4: for none): see the CPU's.
+// Returns the first element at which the cumulative sum of magnitudes exceeds `target`, leaving out the element `without` (4: none): as `draw` on the CPU.
 __device__ __forceinline__ u32 draw(const float (&magnitudes)[4], u32 without, float target) {
     float end = 0.0f;
     u32 drawn = 4, last = without == 0 ? 1 : 0;
@@ -97,7 +97,7 @@ __device__ __forceinline__ u32 mvue_approximate(float (&v)[4], float first_rando
     return kept;
 }
 
-// What is stored of a group: two values and their code.
+// A compressed group: two values and their code.
 struct Two {
     float a, b;
     u32 code;
@@ -112,7 +112,7 @@ __device__ __forceinline__ Two of_kept(const float (&v)[4], u32 kept) {
     return two;
 }
 
-// Comparisons and choices bind here, so there are as few as can be: places on the line come in order, which makes them the code.
+// Comparisons and selects are the bottleneck, so there are as few as possible. Both drawn indices come in ascending order, and therefore form the code.
 __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     float m[4], line[4];
     unrolled<4>([&](auto i) { m[i.value] = times(fabsf(v[i.value]), 0.125f); });
@@ -130,11 +130,11 @@ __device__ __forceinline__ Two mvue(const float (&v)[4], float random) {
     return drawn;
 }
 
-// ---- the same for 16-bit numbers that keep their type ---------------------------------------------------------------------------
+// ---- `mvue` for 16-bit numbers that keep their type -------------------------------------------------------------------------------
 
-// They are chosen, compared with half the line and stored as they lie in memory, two at a time: a magnitude that is rounded already is the larger one after rounding
-// exactly where it is before.
-// The larger of each half's.
+// Values are drawn, compared with half the line and stored as 16-bit pairs. This is exact: of a rounded threshold and a 16-bit magnitude, the same
+// one is the larger as before rounding.
+// Returns the larger of both words in each half.
 template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     u32 pair;
     if (E == BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
@@ -142,10 +142,11 @@ template <int E> __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     return pair;
 }
 
-// The lower (0) or upper (1) halves of two words, side by side.
+// Returns the lower (0) or upper (1) halves of two words, side by side.
 __device__ __forceinline__ u32 halves_of(u32 a, u32 b, int half) { return permute(a, b, half == 0 ? 0x5410 : 0x7632); }
 
-// How many of three ends in ascending order are not beyond a point. As a number, since additions have room where comparisons and choices bind.
+// Returns how many of three ascending ends are at most `point`. The count is a float, because FP32 additions have free issue slots where comparisons
+// and selects are the bottleneck.
 __device__ __forceinline__ float ends_before(float one, float two, float three, float point) {
     float count = 0.0f;
     asm("{\n"
@@ -162,10 +163,10 @@ __device__ __forceinline__ float ends_before(float one, float two, float three, 
     return count;
 }
 
-// What is drawn of a group: both values side by side, and their places, the first's in the lowest byte and the second's in the next.
+// The draw of one group: both values side by side, and their indices, the first in the lowest byte and the second in the next.
 template <int E> struct Drawn {
     u32 pair, places;
-    float sum; // of all magnitudes' eighths; infinite where `mvue` has to do it, since rounding moved a point to the other's place or past the end
+    float sum; // of all magnitudes / 8; infinite where `mvue` must compute the group, because rounding moved a point to the other's element or past the end
 
     __device__ __forceinline__ Drawn(u32 low, u32 high, float random) {
         const float v[4] = {widen<E>((u16)low), widen<E>((u16)(low >> 16)), widen<E>((u16)high), widen<E>((u16)(high >> 16))};
@@ -179,13 +180,13 @@ template <int E> struct Drawn {
         float first = ends_before(one, two, three, point), second = ends_before(one, two, three, other);
         if (other >= end || first == second) {
             if (half > 0.0f) sum = __int_as_float(0x7F800000);
-            // One element, or none, is all there is.
+            // The group has at most one nonzero.
             first = 0.0f;
             second = m[3] > 0.0f ? 3.0f : m[2] > 0.0f ? 2.0f : 1.0f;
             low = plus_zeros<E>(low);
             high = plus_zeros<E>(high);
         }
-        // 2^23 makes a number's lowest bits the integer.
+        // Adding 2^23 puts the integer into the float's lowest bits.
         places = __float_as_uint(add(first, __fmaf_rn(second, 256.0f, 8388608.0f)));
         // Bytes 2 first, 2 first + 1, 2 second, 2 second + 1.
         const u32 chosen = permute(low, high, places * 0x22 + 0x1010);
@@ -194,7 +195,7 @@ template <int E> struct Drawn {
     }
 };
 
-// Four groups of pairs in order; false where `mvue` has to do it, or where not all are finite.
+// Draws four groups in order. Returns false where `mvue` must compute one of them, or where a value is NaN or infinite.
 template <int E> __device__ __forceinline__ bool drawn(const uint2 (&groups)[4], uint4 random, u32 (&pairs)[4], u32& codes) {
     const Drawn<E> a(groups[0].x, groups[0].y, unit(random.x)), b(groups[1].x, groups[1].y, unit(random.y));
     const Drawn<E> c(groups[2].x, groups[2].y, unit(random.z)), d(groups[3].x, groups[3].y, unit(random.w));

@@ -1,5 +1,5 @@
-// What products with a four-bit 2:4 W share. W comes in the order of `twofour::layout::lanes`, in units of 16 rows by 128 columns. Integers become elements exactly, and
-// scales multiply sums.
+// Shared parts of GEMM kernels with an int4 2:4 W. W is in the order of `twofour::layout::lanes`, in units of 16 rows by 128 columns. Integers are
+// converted exactly to X's type, and scales multiply accumulators.
 //
 // Defined outside: Sum (float), ELEMENT.
 
@@ -17,11 +17,11 @@ struct Parameters {
     u32 resident;
 };
 
-// Two neighbouring integers as elements: nibbles `register` and `register + 4`. As the lowest bits of 1024 (f16) or 128 (bf16) they count ones; that number and 8
-// are taken away, exactly.
+// Converts two integers to elements: nibbles `which` and `which + 4`. Placed in the lowest mantissa bits of 1024 (f16) or 128 (bf16) they add their
+// value; subtracting that number and the zero point 8 is exact.
 __device__ __forceinline__ u32 elements(u32 word, int which) {
     u32 numbers, pair;
-    // (word & mask) | exponent, which the compiler would not make of those.
+    // (word & mask) | exponent as one instruction, which the compiler does not find.
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(numbers) : "r"(word >> (4 * which)), "r"(0x000F000F), "r"(ELEMENT == F16 ? 0x64006400 : 0x43004300));
     if (ELEMENT == F16) {
         asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(numbers), "r"(0x64086408));
@@ -31,13 +31,13 @@ __device__ __forceinline__ u32 elements(u32 word, int which) {
     return pair;
 }
 
-// The f16 scales of rows `lane / 4` and that and 8.
+// Returns the f16 scales of rows `lane / 4` and `lane / 4 + 8`.
 __device__ __forceinline__ void scales_of(u32 word, float& low, float& high) {
     low = widen<F16>((u16)word);
     high = widen<F16>((u16)(word >> 16));
 }
 
-// What a lane has of a unit in shared memory: the integers of four products, and their codes.
+// Loads a lane's part of a unit from shared memory: the integers of four instructions, and their metadata.
 __device__ __forceinline__ void load_unit(u32 (&values)[4], u32 (&codes)[2], u32 at_values, u32 at_codes) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_unit(u32 (&values)[4], u32 (&codes)[2], u32
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(codes[0]), "=r"(codes[1]) : "r"(at_codes) : "memory");
 }
 
-// Adds sums of 16 rows and eight tokens, scaled.
+// Adds scaled accumulators of 16 rows and eight tokens.
 __device__ __forceinline__ void add_scaled(Sum (&sums)[4], const Sum (&parts)[4], u32 scales) {
     float low, high;
     scales_of(scales, low, high);

@@ -1,15 +1,15 @@
-// A four-bit 2:4 weight and X, described to TMA: see int4.cuh, and hopper.cuh for copies.
+// TMA descriptors of an int4 2:4 weight and X: see int4.cuh, and hopper.cuh for copies.
 //
 // Defined before: BY_ROW, X_TILE_BYTES, UNIT_COLUMNS.
 
-// Maps of the weight count words of eight bytes.
+// Elements of the weight's maps are words of eight bytes.
 struct Maps {
     TensorMap values, meta, scales, x;
 
-    // Those that a kernel uses, for the i-th lane to prefetch.
+    // Returns the i-th map that a kernel uses, or null; lane i prefetches it.
     __device__ __forceinline__ const TensorMap* map(u32 i) const { return i == 0 ? &values : i == 1 ? &x : i == 2 ? &meta : i == 3 && !BY_ROW ? &scales : nullptr; }
 
-    // Asks for a step: two tiles of X, and units of W from that row of units on, to addresses in shared memory.
+    // Issues the copies of a step to addresses in shared memory: two tiles of X, and units of W from row of units `unit` on.
     __device__ __forceinline__ void ask(u32 to_x, u32 to_values, u32 to_codes, u32 to_scales, u32 unit, u32 step, u32 full) const {
         copy_tile(to_values, &values, step * 64, unit, full);
         copy_tile(to_codes, &meta, step * 32, unit, full);

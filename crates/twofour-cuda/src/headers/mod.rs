@@ -1,4 +1,4 @@
-//! Headers that the sources of several kernels share. Sources have no includes: their modules name what they need, in order.
+//! Headers that several kernels' sources share. Sources have no `#include`: their modules list the files in order.
 
 use crate::source::File;
 
@@ -11,27 +11,27 @@ macro_rules! headers {
 headers! {
     /// Types and conversions.
     COMMON = "common.cuh";
-    /// Codes of metadata, and how they are ordered.
+    /// Metadata codes and orders.
     CODES = "codes.cuh";
-    /// Operations on two numbers side by side.
+    /// Operations on pairs of numbers.
     PAIRS = "pairs.cuh";
-    /// A block of metadata in shared memory.
+    /// A CTA's metadata in shared memory.
     META_BLOCK = "meta_block.cuh";
     /// Estimators of groups.
     ESTIMATE = "estimate.cuh";
-    /// Scales, bias and activation, and how results are stored.
+    /// Epilogues and stores.
     EPILOGUE = "epilogue.cuh";
     /// Instructions of Hopper: TMA, barriers, clusters.
     HOPPER = "hopper.cuh";
-    /// The order of tiles.
+    /// The tile scheduler.
     PANELS = "panels.cuh";
     /// `mma.sp`.
     SPARSE_PRODUCT = "sparse_product.cuh";
-    /// Kernels whose weight goes straight into registers.
+    /// Shared parts of kernels whose weight goes straight into registers.
     DIRECT = "direct.cuh";
-    /// Kernels each of whose warps has a pipeline of its own.
+    /// Shared parts of kernels with a pipeline for each warp.
     RINGS = "rings.cuh";
-    /// Kernels by clusters.
+    /// Shared parts of kernels with clusters and split-K.
     STREAM = "stream.cuh";
     /// int4 weights.
     INT4 = "int4.cuh";

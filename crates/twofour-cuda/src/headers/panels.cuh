@@ -1,9 +1,10 @@
-// The order in which products of many tokens take their tiles.
+// The tile scheduler of GEMMs of many tokens.
 
-// By number, features' and tokens'.
+// A tile's index along features and along tokens.
 struct Tile { u32 feature, token; };
 
-// Neighbours in time share what they read: tiles are taken panel after panel, so many tiles of features wide, those of one tile of tokens next to each other.
+// Tiles that are computed concurrently share operands in L2: the order is panel by panel, each `width` tiles of features wide, and inside a panel the
+// tiles of one tile of tokens are next to each other.
 struct Panels {
     u32 feature_tiles, token_tiles, width;
 

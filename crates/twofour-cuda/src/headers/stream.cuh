@@ -1,32 +1,33 @@
-// What products of few tokens share whose rows a cluster of blocks takes, on sm_90a. They are bound by reading W, each byte of it once.
+// Shared parts of GEMM kernels for small batches on sm_90a, by clusters with split-K. They read each byte of W once and are bound by HBM bandwidth.
 //
-// A cluster of `split` CTAs computes FEATURES rows of W by up to TOKENS rows of X (`x_rows`, of the last tile what is left); each CTA accumulates a part of the
-// columns, and in the end sends the others the accumulators of their rows. Some warps feed STAGES buffers through the copy engine, deep enough to keep the memory busy; warpgroups multiply.
+// A cluster of `split` CTAs computes FEATURES rows of W by up to TOKENS rows of X (`x_rows`; the last tile may have fewer). Each CTA accumulates a
+// part of the columns, and at the end sends the other CTAs the accumulators of the rows that they store. The kernel is warp-specialized: producer
+// warps fill STAGES stages by TMA, deep enough to saturate HBM, and consumer warpgroups multiply.
 //
-// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether those who feed leave registers to those who multiply, who then have TAKEN), BLOCKS (to a multiprocessor), STAGES,
-// SUMS_BYTES, SHARED_BYTES_ASKED, and what a file wants of `wgmma.sp`.
+// Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which then have TAKEN), BLOCKS (CTAs
+// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, and the `wgmma.sp` wrappers that a kernel uses.
 
-// A warpgroup takes HEIGHT times 64 rows, a warp sixteen of each. The last one may have fewer: what else it multiplies is nowhere stored.
+// A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
-// Warps that feed: one alone takes longer to ask for all buffers than their first bytes take to come, and four are no better than two, as measured on an H200
-// (docs/kernels/cuda-gemm.md).
+// Producer warps. One alone takes longer to issue the copies of all stages than their first bytes take to arrive, and four are no faster than two, as
+// measured on an H200 (docs/kernels/cuda-gemm.md).
 constexpr u32 FEEDERS = 2;
 static_assert(FEEDERS <= STAGES, "a buffer for each");
 static_assert(THREADS == MULTIPLIERS + 128, "a warpgroup that feeds");
 typedef Sum Sums[HEIGHT][TOKENS / 2];
 // Tiles of X: 128 bytes of all tokens, swizzled.
 constexpr u32 ROW = 128, X_TILE_BYTES = TOKENS * ROW;
-// In the end sums lie where the buffers were. Rows, a token each, are longer than they are used, for other banks.
+// After the main loop the accumulators use the stages' memory. A row is a token; rows are padded against bank conflicts.
 constexpr u32 SUM_ROW = GROUPS * HEIGHT * 64 + 4;
-// Other blocks send a warp's sums as it has them.
+// Bytes of a warp's accumulators, which CTAs send in the registers' layout.
 constexpr u32 SENT_BYTES = 16 * TOKENS * 4;
 
-// After the buffers lie sums that others send, then barriers. The host asks for 1024 more, to round up the start.
+// Received accumulators follow the stages, then barriers. The host adds 1024 bytes to align the start.
 constexpr u32 AT_SENT = SHARED_BYTES_ASKED - 1024 - 8, AT_EMPTY = AT_SENT - STAGES * 8, AT_FULL = AT_EMPTY - STAGES * 8, AT_SUMS = AT_FULL - SUMS_BYTES;
 static_assert(AT_SUMS % 16 == 0, "sums are sent sixteen bytes at a time");
 static_assert(TOKENS * SUM_ROW * 4 <= AT_SUMS, "there is room for sums");
 
-// So many for each block of a cluster, and one more for the first few of them.
+// An even division among the CTAs of a cluster: `each` for every one, and one more for the first `more`.
 struct Share {
     u32 each, more;
     __device__ __forceinline__ u32 first(u32 rank) const { return rank * each + min(rank, more); }
@@ -38,16 +39,16 @@ struct Problem {
     u32 features, tokens;
     // Clusters for all rows of W, and rows of X to a tile, a multiple of eight.
     u32 clusters, x_rows;
-    // Blocks of a cluster, and each one's share of the steps, and of the rows by sixteens.
+    // CTAs of a cluster, and each one's share of the steps, and of the rows in units of 16.
     u32 split;
     Share steps_each, sixteens_each;
 };
 
-// What a CTA has to do: rows of W from `feature` on, `tokens` rows of X from `token` on, and some of the steps of their columns. A grid's rows are clusters, all of
-// the first tile of X, then all of the next.
+// The work of a CTA: rows of W from `feature` on, `tokens` rows of X from `token` on, and the steps from `begin` to `end`. The grid's rows are
+// clusters, first all of the first tile of X, then all of the next.
 struct Part {
     u32 feature, token, tokens, rank, begin, end;
-    // The rows whose results are its own, by sixteens.
+    // The rows that this CTA stores, in units of 16.
     u32 first, last;
     __device__ __forceinline__ explicit Part(const Problem& p) {
         const u32 tile = blockIdx.y / p.clusters;
@@ -63,17 +64,17 @@ struct Part {
     __device__ __forceinline__ bool owns(u32 sixteen) const { return sixteen >= first && sixteen < last; }
 };
 
-// Whose sixteen rows are.
+// Returns the CTA that stores these 16 rows.
 __device__ __forceinline__ u32 owner_of(const Problem& p, u32 sixteen) {
     u32 owner = 0;
     while (p.sixteens_each.first(owner + 1) <= sixteen) owner++;
     return owner;
 }
 
-// The sixteen rows of the thread's warp, the h-th of a warpgroup's HEIGHT.
+// Returns the index of the h-th unit of 16 rows of the thread's warp.
 __device__ __forceinline__ u32 sixteen(u32 h) { return (threadIdx.x / 128 * HEIGHT + h) * 4 + threadIdx.x % 128 / 32; }
 
-// A buffer after the other, and the barriers that tell who may have it.
+// A position in the circular buffer of stages, and the stages' full and empty barriers.
 struct Buffers {
     u32 shared, stage = 0, parity = 0;
 
@@ -89,13 +90,13 @@ struct Buffers {
     }
 };
 
-// A warp has read what the barrier's buffer held. One lane of it says so, whichever: asking which lane one is takes a read of a special register.
+// Releases a stage after a warp has read it. Any one lane arrives: to find out a specific lane would take a read of a special register.
 __device__ __forceinline__ void release(u32 empty) {
     __syncwarp();
     if (elected()) barrier_arrive(empty);
 }
 
-// One of the warps that feed: every FEEDERS-th step of the block.
+// A producer warp: every FEEDERS-th step of the CTA.
 template <class Work> struct Feeder {
     const Work& work;
     const Part& part;
@@ -112,7 +113,7 @@ template <class Work> struct Feeder {
         to.skip<FEEDERS>();
         step += FEEDERS;
     }
-    // Makes the barriers of the buffers that it fills first, and asks for these before anybody waits for anybody.
+    // Initializes the barriers of the stages that this warp fills first, and issues their copies before any synchronization.
     __device__ __forceinline__ void begin() {
         if (elected()) {
             #pragma unroll 1
@@ -135,13 +136,13 @@ template <class Work> struct Feeder {
     }
 };
 
-// Where sums of sixteen rows of `owner` from another block come to.
+// Returns the address at which 16 rows of accumulators from another CTA arrive at `owner`.
 __device__ __forceinline__ u32 sent_to(const Problem& p, u32 shared, u32 sixteen, u32 owner, u32 from) {
     const u32 place = (sixteen - p.sixteens_each.first(owner)) * (p.split - 1) + (from < owner ? from : from - 1);
     return shared + AT_SUMS + place * SENT_BYTES + threadIdx.x % 32 * 16;
 }
 
-// Sends each block the sums of its rows.
+// Sends each CTA the accumulators of its rows.
 __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
@@ -156,7 +157,7 @@ __device__ __forceinline__ void send(const Sums& sums, const Problem& p, const P
     }
 }
 
-// Adds what the others have sent.
+// Adds the accumulators that other CTAs have sent.
 __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part& part, u32 shared) {
     barrier_wait_for_cluster(shared + AT_SENT, 0);
     #pragma unroll
@@ -173,13 +174,13 @@ __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part
     }
 }
 
-// Stores a warp's results, where they are 16-bit sums and features are contiguous: instructions leave two tokens of a row to a lane, eight by eight, and they come back
-// from shared memory as eight rows of a token.
+// Stores a warp's results where they are 16-bit, without an epilogue, and features are contiguous. The accumulator layout has two tokens of a row in
+// a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
 template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     constexpr u32 TOKEN_BYTES = 32, WARP_BYTES = TOKENS * TOKEN_BYTES;
     static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
     const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
-    // Four times eight by eight: rows and eight more of eight tokens, and of the next eight. With eight tokens there are two.
+    // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens there are two.
     const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16, from = here + lane * 16;
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
@@ -202,9 +203,9 @@ template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& s
     }
 }
 
-// Leaves a thread's sums in shared memory.
+// Writes a thread's accumulators to shared memory.
 __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
-    // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+    // The accumulator layout of `wgmma`: a lane holds rows r and r + 8, tokens 2t and 2t + 1.
     const u32 lane = threadIdx.x % 32, row = threadIdx.x / 128 * (64 * HEIGHT) + threadIdx.x % 128 / 32 * 16 + lane / 4;
     const u32 mine = shared + (lane % 4 * 2 * SUM_ROW + row) * 4;
     #pragma unroll
@@ -216,7 +217,7 @@ __device__ __forceinline__ void leave(const Sums& sums, u32 shared) {
     }
 }
 
-// Stores the results of the block's own rows through shared memory, four neighbouring ones at a time.
+// Stores the results of the CTA's own rows through shared memory, four neighbouring ones at a time.
 template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     leave(sums, shared);
     named_barrier(1, MULTIPLIERS);
@@ -238,8 +239,8 @@ __device__ __forceinline__ void settle(Sums& sums) {
     }
 }
 
-// A block's whole work. `Work` has a step's `copied_bytes()`, `ask(shared, stage, full, part, step)` to load them, and
-// `multiply(sums, buffers, part)` makes a warpgroup's sums of all steps.
+// The body of a kernel. `Work` has `copied_bytes()`, the bytes of a step, `ask(shared, stage, full, part, step)`, which issues its copies, and
+// `multiply(sums, buffers, part)`, which accumulates all steps of a warpgroup.
 template <class Work> __device__ __forceinline__ void run(const Work& work, const Problem& p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
@@ -255,11 +256,11 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
         if (p.split != 1) barrier_expect(shared + AT_SENT, (part.last - part.first) * (p.split - 1) * SENT_BYTES);
     }
     __syncthreads();
-    // Who sends waits until the others' barriers are there, which the fences have told.
+    // Before a CTA sends, it waits until the other CTAs' barriers are initialized, which the fences have made visible.
     if (p.split != 1) cluster_arrive_relaxed();
     if (warp >= MULTIPLIERS / 32) {
         if (GIVES) give_registers<24>();
-        // For the sake of tools that follow the barrier alone: nobody hands back a buffer before those who multiply have come past it.
+        // Only for tools that follow barriers alone: no stage is released before the consumers have passed the cluster barrier.
         if (p.split != 1) cluster_wait();
         if (feeds) feeder.go_on();
         return;
@@ -270,7 +271,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     work.multiply(sums, Buffers{shared}, part);
     settle(sums);
     if (p.split != 1) send(sums, p, part, shared);
-    // From here on nobody reads from the buffers: results go through them.
+    // No warp reads from the stages any more: results go through their memory.
     named_barrier(1, MULTIPLIERS);
     if (p.split != 1) receive(sums, p, part, shared);
     by_kind(p.to, p.output, [&](auto kind) {

@@ -1,4 +1,4 @@
-//! What the layers of one device share: its libraries, planned GEMMs, kernels, and memory to work in.
+//! The shared state of the layers of one device: libraries, planned GEMMs, kernels and workspace.
 
 use std::{
     collections::HashMap,
@@ -28,10 +28,10 @@ use crate::{
     quantize::Quantizer,
 };
 
-/// A stream of a device, with the plans and the memory of the layers that work on it. Clones share everything; any thread may use one.
+/// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
 ///
-/// Every call of a layer launches its work on this stream. Memory that a call is passed must have been written by earlier work on the stream, or the
-/// stream must have been made to wait for that work.
+/// Every call of a layer launches its work on this stream. Memory passed to a call must have been written by earlier work on the stream, or the
+/// stream must wait for that work first.
 #[derive(Clone)]
 pub struct LayerContext {
     shared: Arc<Shared>,
@@ -42,7 +42,7 @@ pub struct LayerContext {
 struct Shared {
     device: Device,
     libraries: Libraries,
-    /// Where kernels are chosen by measuring them.
+    /// The dispatcher, where GEMM methods are chosen by measurement.
     dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
     dense: Plans<DenseProblem, TimedPlan>,
@@ -61,7 +61,7 @@ impl fmt::Debug for LayerContext {
     }
 }
 
-/// What has been planned or loaded, by what it is for.
+/// Plans and loaded kernels, by problem.
 struct Plans<K, V>(Mutex<HashMap<K, V>>);
 
 impl<K, V> Default for Plans<K, V> {
@@ -71,7 +71,7 @@ impl<K, V> Default for Plans<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Plans<K, V> {
-    /// What is there, or else what `plan` returns. Two threads may plan the same at once: both plans are as good.
+    /// Returns the cached value, or else the result of `plan`. Two threads may plan the same concurrently; either plan is valid.
     fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
         if let Some(found) = self.lock().get(&key) {
             return Ok(found.clone());
@@ -86,21 +86,21 @@ impl<K: Eq + Hash, V: Clone> Plans<K, V> {
     }
 }
 
-/// Memory that the calls of a stream work in, one after the other. What it has outgrown stays: captured graphs may use it.
+/// The workspace of a stream's calls, which run in stream order. Outgrown memory is kept, because captured graphs may use it.
 #[derive(Default)]
 struct Workspace {
     memory: Option<(CudaSlice<u8>, DevicePtr)>,
     outgrown: Vec<CudaSlice<u8>>,
 }
 
-/// The workspace of a stream, while a call that uses it is being launched.
+/// The locked workspace, for the launch of one call.
 pub(super) struct Work<'a> {
     context: &'a LayerContext,
     workspace: MutexGuard<'a, Workspace>,
 }
 
 impl Work<'_> {
-    /// Memory for several purposes, so many bytes each; aligned to 256 bytes. It lasts for this call.
+    /// Returns buffers of these sizes, in bytes, aligned to 256 bytes. They are valid for this call.
     pub(super) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
         let mut total = 0usize;
         let mut offsets = [0u64; N];
@@ -110,7 +110,7 @@ impl Work<'_> {
         }
         let have = self.workspace.memory.as_ref().map_or(0, |(memory, _)| memory.len());
         if have < total {
-            // Twice as much, so that what has been outgrown is no more than what there is.
+            // Twice as much as needed, so that outgrown memory is at most as large as the memory in use.
             let memory = self.context.allocate(total.max(2 * have))?;
             let address = memory.device_ptr(&self.context.stream).0;
             let outgrown = self.workspace.memory.replace((memory, address));
@@ -125,7 +125,7 @@ const NO_DENSE: Error = Error::Vendor { library: "cuBLASLt", action: "planning a
 const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
 
 impl LayerContext {
-    /// A context with a new stream of its own. GEMMs are chosen by the model of the device's time.
+    /// Returns a context with a new stream. GEMM methods are chosen by the model of the device's time.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -134,13 +134,12 @@ impl LayerContext {
         Ok(Self::with(device, stream, None))
     }
 
-    /// The same on an existing stream of the device.
+    /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's time.
     pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
         Self::with(device, stream, None)
     }
 
-    /// A context whose GEMMs are the fastest of this crate's as the dispatcher has measured or measures them: planning takes a second or so for a shape
-    /// that it does not know yet.
+    /// Returns a context whose GEMMs use this crate's fastest method as measured by the dispatcher. Planning takes about a second for a shape that is not cached yet.
     pub fn measured(device: &Device, stream: Arc<CudaStream>, dispatcher: Dispatcher) -> Self {
         Self::with(device, stream, Some(dispatcher))
     }
@@ -162,23 +161,23 @@ impl LayerContext {
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
 
-    /// A context for another stream of the same device, with the same plans and a workspace of its own.
+    /// Returns a context for another stream of the same device, with the same plans and its own workspace.
     #[must_use]
     pub fn for_stream(&self, stream: Arc<CudaStream>) -> Self {
         Self { shared: self.shared.clone(), stream, workspace: Arc::default() }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Waits until everything launched on the stream is done.
+    /// Waits until all work on the stream is complete.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -186,7 +185,7 @@ impl LayerContext {
         self.stream.synchronize().map_err(|error| Error::driver("waiting for the stream", error))
     }
 
-    /// Bytes of device memory that calls on this stream work in.
+    /// Returns the bytes of the stream's workspace.
     pub fn workspace_bytes(&self) -> usize {
         let workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         workspace
@@ -205,12 +204,12 @@ impl LayerContext {
         Stream(self.stream.cu_stream())
     }
 
-    /// The workspace, locked: kernels of two calls must not come between each other.
+    /// Returns the locked workspace: the kernels of two calls must not be interleaved.
     pub(super) fn work(&self) -> Work<'_> {
         Work { context: self, workspace: self.workspace.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// An error while the stream is being captured: for what cannot be part of a graph.
+    /// Returns an error while the stream is being captured, for actions that cannot be part of a graph.
     pub(super) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
         self.shared.device.bind()?;
         // SAFETY: the stream is valid for as long as this context holds it.
@@ -221,14 +220,14 @@ impl LayerContext {
         }
     }
 
-    /// Memory of zeros, at least 16 bytes.
+    /// Returns zeroed memory, at least 16 bytes.
     pub(super) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         self.expect_not_capturing("allocating memory")?;
         let allocated = self.stream.alloc_zeros::<u8>(bytes.max(16));
         allocated.map_err(|error| Error::driver("allocating device memory", error))
     }
 
-    /// The GEMM for a problem.
+    /// Returns the GEMM for a problem.
     pub(super) fn gemm(&self, problem: GemmProblem) -> Result<Gemm> {
         self.shared.gemms.of(problem, || {
             self.expect_not_capturing("planning a GEMM")?;
@@ -247,7 +246,7 @@ impl LayerContext {
         })
     }
 
-    /// The dense GEMM for a problem.
+    /// Returns the dense GEMM for a problem.
     pub(super) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
         self.shared.dense.of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;
@@ -256,10 +255,11 @@ impl LayerContext {
         })
     }
 
-    /// The dense GEMM for a weight gradient that writes the bias gradient to a vector too; `None` where the library has none or a dense GEMM and column sums are faster.
+    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none or where a
+    /// dense GEMM and column sums are faster.
     ///
     /// # Safety
-    /// The vector is valid, of the problem's output type, until this returns. The plan may be run while the vector is valid.
+    /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
     pub(super) unsafe fn dense_with_bias_gradient(
         &self,
         problem: DenseProblem,
@@ -312,12 +312,12 @@ impl LayerContext {
         self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
     }
 
-    /// The GEMM with a four-bit weight for a problem.
+    /// Returns the GEMM with an int4 weight for a problem.
     pub(super) fn int4(&self, problem: int4::Int4Problem) -> Result<Int4Gemm> {
         self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
     }
 
-    /// Loads kernels, which cannot be done during a capture.
+    /// Loads kernels, which is impossible during a capture.
     fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
         self.expect_not_capturing("loading kernels")?;
         load(&self.shared.device)

@@ -1,4 +1,4 @@
-//! Dense GEMMs of a layer, by cuBLASLt: planned once, with the fastest of a few of its algorithms.
+//! Dense GEMMs of a layer with cuBLASLt: planned once, with the fastest of a few of its algorithms.
 
 use cudarc::driver::{CudaSlice, DevicePtr as _, sys};
 
@@ -8,10 +8,10 @@ use crate::{
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
 };
 
-/// How many of the library's algorithms are timed.
+/// Most algorithms of the library that are timed.
 pub(super) const ALGORITHMS: usize = 4;
 
-/// Rounds in which they are timed.
+/// Rounds of the timing.
 const ROUNDS: usize = 5;
 
 /// A dense GEMM and its time, where it was timed.
@@ -21,7 +21,7 @@ pub(super) struct TimedPlan {
     pub(super) us: Option<f64>,
 }
 
-/// Launches a dense GEMM, `D = op(A) op(B)`; of one without elements nothing.
+/// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
 pub(super) fn dense(
     context: &LayerContext,
     problem: DenseProblem,
@@ -39,8 +39,8 @@ pub(super) fn dense(
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
-/// Returns the fastest of some plans for a problem, by medians of interleaved launches on random numbers. That also loads the library's kernels, which cannot be done while a stream is
-/// being captured. The first plan, without a time, where there is no memory to try them.
+/// Returns the fastest of several plans for a problem, by medians of interleaved launches on random numbers. This also loads the library's kernels,
+/// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial.
 pub(super) fn fastest(
     context: &LayerContext,
     problem: DenseProblem,
@@ -69,7 +69,7 @@ pub(super) fn fastest(
     }
     // SAFETY: the memory was allocated above for the problem, and the stream is of its device.
     let run = |plan: &CublasLtPlan| unsafe { plan.run(context.raw(), at[0], at[1], at[2], at[3]) };
-    // What the library lists but does not run is no candidate.
+    // An algorithm that the library lists but does not run is skipped.
     let plans: Vec<CublasLtPlan> = plans.into_iter().filter(|plan| run(plan).is_ok()).collect();
     let mut times = vec![[0.0; ROUNDS]; plans.len()];
     for round in 0..ROUNDS {
@@ -81,7 +81,7 @@ pub(super) fn fastest(
     Ok(timed.min_by(|a, b| a.us.unwrap_or(f64::MAX).total_cmp(&b.us.unwrap_or(f64::MAX))))
 }
 
-/// The median of a few times of a launch that has run before.
+/// Returns the median of a few times of a launch, in microseconds, after one launch that is not timed.
 pub(super) fn median_time(context: &LayerContext, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
     launch()?;
     let mut times = [0.0; ROUNDS];
@@ -96,7 +96,7 @@ fn median(mut times: [f64; ROUNDS]) -> f64 {
     times[ROUNDS / 2]
 }
 
-/// Microseconds that a launch takes on the device.
+/// Returns the microseconds of a launch on the device.
 fn time(context: &LayerContext, launch: impl FnOnce() -> Result<()>) -> Result<f64> {
     let failed = |error| Error::driver("timing a GEMM", error);
     let event = || context.stream().record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed);

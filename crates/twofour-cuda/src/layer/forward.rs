@@ -17,25 +17,25 @@ use crate::{
     prune::Packed,
 };
 
-/// What a forward pass adds to the product, and what it stores besides the output.
+/// The epilogue of a forward pass, and the tensors that it stores besides the output.
 #[derive(Debug, Default)]
 pub struct Forward<'a> {
-    /// One value per output feature, of the activations' type.
+    /// One value for each output feature, of the activations' type.
     pub bias: Option<DeviceSlice<'a>>,
     /// The activation.
     pub activation: Activation,
-    /// Where the pre-activation goes, `[tokens, out_features]`, which [`activation_gradient`] requires. The activation is then applied to what is stored,
-    /// rounded to its type.
+    /// The destination of the pre-activation, `[tokens, out_features]`, which [`activation_gradient`] requires. The activation is then applied to the
+    /// stored values, which are rounded to their type.
     pub pre_activation: Option<DeviceSliceMut<'a>>,
 }
 
 impl SparseLinear {
-    /// Launches `y = activation(x · Wᵀ + bias)` with the packed weight, for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. Products
-    /// accumulate in f32.
+    /// Launches `y = activation(x · Wᵀ + bias)` with the packed weight, for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. The GEMM accumulates in f32.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and [`Error::OtherDevice`](crate::Error::OtherDevice) where a
-    /// slice does not fit; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the stream is captured.
+    /// [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType) and [`Error::OtherDevice`](crate::Error::OtherDevice)
+    /// for a slice with another length, type or device; [`Error::Capturing`](crate::Error::Capturing) where a plan is missing while the stream is
+    /// captured.
     pub fn forward(
         &self,
         x: DeviceSlice<'_>,
@@ -61,7 +61,7 @@ impl SparseLinear {
     }
 
     /// Launches `dx = dy · W` with the packed weight, for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`.
-    /// The packed transpose multiplies where there is one, otherwise a dense GEMM with the unpacked weight.
+    /// The GEMM uses the packed transpose where there is one, otherwise it is dense, with the unpacked weight.
     ///
     /// # Errors
     /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`](crate::Error::NoLibrary) where the GEMM is dense and cuBLASLt is not installed.
@@ -97,13 +97,13 @@ impl SparseLinear {
     }
 }
 
-/// The forward pass as a GEMM.
+/// Returns the problem of the forward pass.
 fn forward_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     let element = if layer.float8.is_some() { DataType::E4M3 } else { layer.dtype };
     GemmProblem::plain(element, layer.dtype, layer.out_features, tokens, layer.in_features)
 }
 
-/// The input gradient as a GEMM with the packed transpose.
+/// Returns the problem of the input gradient with the packed transpose.
 fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     let (features, reduction) = (layer.in_features, layer.out_features);
     if layer.float8.is_none() {
@@ -113,7 +113,7 @@ fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     GemmProblem { x_element: DataType::E5M2, ..problem }
 }
 
-/// The input gradient as a dense GEMM: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
+/// Returns the problem of the dense input gradient: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
 fn dense_input_gradient(layer: &SparseLinear, tokens: usize) -> DenseProblem {
     DenseProblem {
         element: layer.dtype,
@@ -127,7 +127,7 @@ fn dense_input_gradient(layer: &SparseLinear, tokens: usize) -> DenseProblem {
     }
 }
 
-/// Plans what the forward pass and the input gradient of so many tokens need.
+/// Plans the GEMMs of the forward pass and the input gradient for a number of tokens.
 pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     if tokens == 0 || layer.out_features == 0 || layer.in_features == 0 {
         return Ok(());
@@ -153,7 +153,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Launches a GEMM with a packed weight; of a product without elements nothing.
+/// Launches a GEMM with a packed weight, or nothing if it has no elements.
 pub(super) fn linear(
     context: &LayerContext,
     problem: GemmProblem,
@@ -172,13 +172,13 @@ pub(super) fn linear(
     unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
 }
 
-/// Bytes of workspace that a GEMM needs for operands at these addresses.
+/// Returns the bytes of workspace of a GEMM with operands at these addresses.
 pub(super) fn workspace_bytes(gemm: &Gemm, x: DevicePtr, out: DevicePtr) -> usize {
     if (x | out).is_multiple_of(16) { gemm.workspace_bytes() } else { gemm.unaligned_workspace_bytes() }
 }
 
-/// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16: turns the gradient of a layer's output into that of its
-/// pre-activation, which the other gradients are computed from.
+/// Launches `dy ← dy · activation'(pre)` for `[tokens, out_features]` tensors of f32, f16 or bf16. It replaces the gradient of a layer's output by
+/// that of its pre-activation, from which the other gradients are computed.
 ///
 /// # Errors
 /// Those of [`SparseLinear::forward`].

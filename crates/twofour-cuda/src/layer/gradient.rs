@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl SparseLinear {
-    /// Launches the weight gradient that the settings ask for, `dyᵀ · x`, for the gradient `dy` `[tokens, out_features]` of the pre-activation, `x`
-    /// `[tokens, in_features]` and `dw` `[out_features, in_features]`, of f32 or of the activations' type. With an MVUE each call takes a seed of its own
+    /// Launches the weight gradient of the layer's settings, `dyᵀ · x`, for the gradient `dy` `[tokens, out_features]` of the pre-activation, `x`
+    /// `[tokens, in_features]` and `dw` `[out_features, in_features]`, of f32 or of the activations' type. With an MVUE each call uses its own seed
     /// ([`SparseLinear::set_seed`]).
     ///
     /// # Errors
@@ -70,14 +70,14 @@ impl SparseLinear {
         if accumulate == Accumulate::Overwrite {
             dense(context, dense_weight_gradient(self, tokens, accumulate, output), x, dy, dw)?;
             let gradient = DenseWeight { data: dw, rows, cols };
-            // SAFETY: gradient and mask are as long as the weight asks for, and the stream is of their device.
+            // SAFETY: gradient and mask are as long as the weight requires, and the stream is of their device.
             return unsafe { context.pruner(output, self.dtype)?.apply_mask(context.raw(), gradient, tiles, dw) };
         }
         let problem = dense_weight_gradient(self, tokens, Accumulate::Overwrite, DataType::F32);
         let (plan, elementwise) = (context.dense(problem)?.plan, context.elementwise(output)?);
         let mut work = context.work();
         let [product, workspace] = work.parts([4 * rows * cols, WORKSPACE_BYTES])?;
-        // SAFETY: the slices have been found to be as long as the weight and the tokens ask for, the workspace has been allocated for the product, and the
+        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the product, and the
         // stream is of their device.
         unsafe {
             plan.run(context.raw(), x, dy, product, workspace)?;
@@ -85,7 +85,7 @@ impl SparseLinear {
         }
     }
 
-    /// The weight gradient from the 2:4 estimate of the output gradient along tokens.
+    /// Computes the weight gradient from the 2:4 estimate of the output gradient along tokens.
     fn sampled(
         &self,
         estimator: Estimator,
@@ -112,7 +112,7 @@ impl SparseLinear {
         };
         let gradient = DenseWeight { data: dy, rows: tokens, cols: self.out_features };
         let (stream, rule) = (context.raw(), CompressRule::Estimate(estimator));
-        // SAFETY: the slices have been found to be as long as the weight and the tokens ask for, the workspace has been allocated for the estimate, and
+        // SAFETY: the slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the estimate, and
         // the stream is of their device.
         unsafe {
             self.compressor.run(stream, gradient, Axis::Column, rule, to)?;
@@ -121,11 +121,11 @@ impl SparseLinear {
         }
     }
 
-    /// Launches both: [`SparseLinear::weight_gradient`] and [`SparseLinear::bias_gradient`]. Where the weight gradient is dense and overwritten and `db` is of its type, one GEMM computes
-    /// both, whose bias gradient is of the same sums in another order.
+    /// Launches [`SparseLinear::weight_gradient`] and [`SparseLinear::bias_gradient`]. Where the weight gradient is dense and overwritten, and `db`
+    /// has its type, one GEMM computes both; the additions of the bias gradient are then in another order.
     ///
     /// # Errors
-    /// Those of both.
+    /// Those of both calls.
     pub fn parameter_gradients(
         &self,
         dy: DeviceSlice<'_>,
@@ -159,7 +159,7 @@ impl SparseLinear {
         unsafe { plan.run(context.raw(), x, dy, dw, workspace) }
     }
 
-    /// Launches the bias gradient: the sums of the columns of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]` of f32, f16 or bf16.
+    /// Launches the bias gradient: the column sums of `dy` `[tokens, out_features]`, in f32, to `db` `[out_features]` of f32, f16 or bf16.
     ///
     /// # Errors
     /// Those of [`SparseLinear::forward`].
@@ -174,7 +174,7 @@ impl SparseLinear {
     }
 }
 
-/// Launches the sums of the columns of `dy` `[tokens, features]`, in f32, to `db` `[features]`; both are of f32, f16 or bf16.
+/// Launches the column sums of `dy` `[tokens, features]`, in f32, to `db` `[features]`; both are of f32, f16 or bf16.
 ///
 /// # Errors
 /// Those of [`SparseLinear::forward`].
@@ -193,11 +193,11 @@ pub fn bias_gradient(
     let [workspace] = work.parts([kernel.workspace_bytes(tokens, features)])?;
     let accumulate = accumulate == Accumulate::Add;
     let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate, workspace };
-    // SAFETY: the slices have been found to be as long as the tokens and features ask for, and the stream is of their device.
+    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their device.
     unsafe { kernel.run(context.raw(), matrix, tokens, features, to) }
 }
 
-/// Plans what the gradients of so many tokens need.
+/// Plans the GEMMs of the gradients for a number of tokens.
 pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> Result<()> {
     let (context, dtype) = (&layer.context, layer.dtype);
     let (rows, cols) = (layer.out_features, layer.in_features);
@@ -227,7 +227,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulat
     Ok(())
 }
 
-/// The weight gradient as a dense GEMM: row-major `[out_features, in_features]` is column-major `[in_features, out_features]`.
+/// Returns the problem of the dense weight gradient: row-major `[out_features, in_features]` is column-major `[in_features, out_features]`.
 fn dense_weight_gradient(
     layer: &SparseLinear,
     tokens: usize,
@@ -246,7 +246,7 @@ fn dense_weight_gradient(
     }
 }
 
-/// The weight gradient as a GEMM whose packed operand is the estimate of the transposed output gradient.
+/// Returns the problem of the weight gradient whose packed operand is the estimate of the transposed output gradient.
 fn sampled_problem(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> GemmProblem {
     GemmProblem {
         x: XOrder::ReductionFirst,
@@ -264,7 +264,7 @@ pub(super) fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
     Err(Error::DataType { operation, dtype: output, supported })
 }
 
-/// Zeros a gradient that nothing is added to.
+/// Zeros a gradient unless it is accumulated.
 pub(super) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
     if accumulate == Accumulate::Add || bytes == 0 {
         return Ok(());

@@ -7,7 +7,7 @@ use twofour::{Element, Mask, MatrixRef};
 use super::LayerContext;
 use crate::{DataType, DevicePtr, Error, Result, prune::DenseWeight};
 
-/// A mask.
+/// A mask in device memory.
 #[derive(Debug)]
 pub(super) struct TileMask {
     rows: usize,
@@ -17,7 +17,7 @@ pub(super) struct TileMask {
 }
 
 impl TileMask {
-    /// A mask that keeps nothing.
+    /// Returns a mask that keeps nothing.
     pub(super) fn new(context: &LayerContext, rows: usize, cols: usize) -> Result<Self> {
         context.expect_not_capturing("allocating memory")?;
         let len = (rows.div_ceil(4) * cols.div_ceil(4)).max(1);
@@ -27,24 +27,24 @@ impl TileMask {
         Ok(Self { rows, cols, tiles, tiles_at })
     }
 
-    /// Where it is.
+    /// Returns the address.
     pub(super) fn tiles(&self) -> DevicePtr {
         self.tiles_at
     }
 
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         self.tiles.num_bytes()
     }
 
-    /// Overwrites it with one of host memory, of the same shape.
+    /// Overwrites the mask with one of the same shape in host memory.
     pub(super) fn write(&mut self, context: &LayerContext, mask: &Mask) -> Result<()> {
         let failed = |error| Error::driver("copying a mask to the device", error);
         context.stream().memcpy_htod(&tiles(mask), &mut self.tiles).map_err(failed)?;
         context.synchronize()
     }
 
-    /// A copy in host memory; waits for it.
+    /// Returns a copy in host memory; synchronizes the stream.
     pub(super) fn read(&self, context: &LayerContext) -> Result<Mask> {
         let failed = |error| Error::driver("copying a mask from the device", error);
         let tiles = context.stream().clone_dtoh(&self.tiles).map_err(failed)?;
@@ -56,7 +56,7 @@ impl TileMask {
     }
 }
 
-/// The tiles of a mask, row by row; at least one. What lies beyond its edges is not kept.
+/// Returns the tiles of a mask, row by row; at least one. Elements beyond the mask's edges are not kept.
 fn tiles(mask: &Mask) -> Vec<u16> {
     let per_row = mask.cols().div_ceil(4);
     let mut tiles = vec![0u16; (mask.rows().div_ceil(4) * per_row).max(1)];
@@ -68,7 +68,7 @@ fn tiles(mask: &Mask) -> Vec<u16> {
     tiles
 }
 
-/// The mask of a weight's nonzeros, in host memory; waits for the weight.
+/// Returns the mask of a weight's nonzeros, in host memory; synchronizes the stream.
 pub(super) fn tiles_of_nonzeros(context: &LayerContext, weight: DenseWeight, dtype: DataType) -> Result<Mask> {
     match dtype {
         DataType::F32 => nonzeros::<f32>(context, weight),

@@ -1,4 +1,4 @@
-//! Device memory whose length and data type are known: what a layer reads and writes.
+//! Device memory with a known length and data type, which layers read and write.
 
 use std::marker::PhantomData;
 
@@ -8,13 +8,13 @@ use twofour::Element;
 use super::LayerContext;
 use crate::{DataType, Device, DevicePtr, Error, Result};
 
-/// Where elements are, how many, and of which type.
+/// The address, number and data type of elements.
 #[derive(Debug, Clone, Copy)]
 struct Region {
     address: DevicePtr,
     len: usize,
     dtype: DataType,
-    /// Of the device.
+    /// The device's ordinal.
     ordinal: usize,
 }
 
@@ -32,7 +32,7 @@ pub struct DeviceSliceMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-/// Elements in device memory that their owner frees, after all work that was launched on the stream of its [`LayerContext`] before.
+/// Owned elements in device memory. They are freed in stream order, on the stream of their [`LayerContext`].
 #[derive(Debug)]
 pub struct DeviceBuffer {
     region: Region,
@@ -43,22 +43,22 @@ pub struct DeviceBuffer {
 macro_rules! accessors {
     ($($type:ty),*) => {$(
         impl $type {
-            /// Number of elements.
+            /// Returns the number of elements.
             pub fn len(&self) -> usize {
                 self.region.len
             }
 
-            /// Whether there are none.
+            /// Returns whether there are no elements.
             pub fn is_empty(&self) -> bool {
                 self.region.len == 0
             }
 
-            /// The data type.
+            /// Returns the data type.
             pub fn dtype(&self) -> DataType {
                 self.region.dtype
             }
 
-            /// The address, after the elements have been found to be on the device, of a type, and of a number. Of no elements it may be null.
+            /// Returns the address, after checking the device, data type and number of elements. It may be null for no elements.
             pub(super) fn expect(
                 &self,
                 what: &'static str,
@@ -90,40 +90,37 @@ impl Region {
 }
 
 impl DeviceSlice<'_> {
-    /// Memory that belongs to somebody else, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's
-    /// size.
+    /// Returns a slice of borrowed memory, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's size.
     ///
     /// # Safety
-    /// The memory is on the device, and valid and not written, until the streams of the contexts of all calls that it is passed to have come past those
-    /// calls.
+    /// The memory is on the device, valid and not written until the streams of all calls that it is passed to have passed those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
         Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
 }
 
 impl DeviceSliceMut<'_> {
-    /// Memory that belongs to somebody else: `len` elements from an address on, which is a multiple of an element's size.
+    /// Returns a mutable slice of borrowed memory: `len` elements from an address on, which is a multiple of an element's size.
     ///
     /// # Safety
-    /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of the contexts of all calls that it is passed to
-    /// have come past those calls.
+    /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of all calls that it is passed to have passed those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
         Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
     }
 
-    /// The same memory for a shorter time.
+    /// Reborrows the slice for a shorter time.
     pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
         DeviceSliceMut { region: self.region, memory: PhantomData }
     }
 
-    /// The same memory, to be read.
+    /// Reborrows the slice for reading.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         DeviceSlice { region: self.region, memory: PhantomData }
     }
 }
 
 impl DeviceBuffer {
-    /// Zeros.
+    /// Returns a buffer of zeros.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
@@ -135,7 +132,7 @@ impl DeviceBuffer {
         Ok(Self { region, context: context.clone(), memory })
     }
 
-    /// A copy of host memory; waits for it.
+    /// Copies host memory to the device and synchronizes the stream.
     ///
     /// # Errors
     /// Those of [`DeviceBuffer::zeros`].
@@ -145,10 +142,10 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Overwrites the elements with those of host memory; waits for it.
+    /// Overwrites the elements with those of host memory and synchronizes the stream.
     ///
     /// # Errors
-    /// [`Error::Length`] and [`Error::SliceType`] where they do not fit, [`Error::Driver`].
+    /// [`Error::Length`] and [`Error::SliceType`] where number or type differ, [`Error::Driver`].
     pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
         self.expect("the buffer", &self.context, T::DTYPE.into(), values.len())?;
         let bytes = bytemuck::cast_slice::<T, u8>(values);
@@ -158,10 +155,10 @@ impl DeviceBuffer {
         stream.synchronize().map_err(failed)
     }
 
-    /// A copy in host memory; waits for all work on the stream.
+    /// Returns a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
-    /// [`Error::SliceType`] where the elements are of another type, [`Error::Driver`].
+    /// [`Error::SliceType`] where the elements have another type, [`Error::Driver`].
     pub fn to_host<T: Element>(&self) -> Result<Vec<T>> {
         self.expect("the buffer", &self.context, T::DTYPE.into(), self.len())?;
         let mut values = vec![T::ZERO; self.len()];
@@ -173,12 +170,12 @@ impl DeviceBuffer {
         Ok(values)
     }
 
-    /// The elements, to be read.
+    /// Returns the elements for reading.
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         DeviceSlice { region: self.region, memory: PhantomData }
     }
 
-    /// The elements, to be written.
+    /// Returns the elements for writing.
     pub fn as_slice_mut(&mut self) -> DeviceSliceMut<'_> {
         DeviceSliceMut { region: self.region, memory: PhantomData }
     }

@@ -1,7 +1,7 @@
 //! The 2:4 sparse linear layer over device memory.
 //!
-//! When a mask is chosen, what is packed and reused, and which GEMM computes which gradient is decided here, and in [`twofour::layer`] for slices on the
-//! CPU, under the same names and with the same enums. Front ends call one of the two. The modules below take raw pointers.
+//! This module decides when a mask is chosen, what is packed and reused, and which GEMM computes which gradient; [`twofour::layer`] does so for
+//! slices on the CPU, with the same names and enums. Front ends call one of the two. The other modules of this crate take raw pointers.
 //!
 //! | type | for |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | [`PackedLinear`] | inference with a packed 2:4 weight |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
-//! Calls launch work on the context's stream and return. Results are the same bits at every run. After [`SparseLinear::prepare`] calls can be captured in a
-//! CUDA graph: what changes from step to step, seeds, step numbers and learning rates, is in device memory.
+//! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a CUDA graph can capture calls,
+//! because what changes from step to step (seeds, step numbers and learning rates) is in device memory.
 
 mod context;
 mod dense;
@@ -40,7 +40,7 @@ pub use twofour::layer::{
     SparseLinearSettings, WeightGradient,
 };
 
-/// `rows * cols`, checked.
+/// Returns `rows * cols`, checked.
 fn elements(rows: usize, cols: usize) -> Result<usize> {
     rows.checked_mul(cols).ok_or(Error::TooLarge { rows, cols })
 }

@@ -45,12 +45,12 @@ pub struct PackedLinear {
     in_features: usize,
 }
 
-/// The weight's form.
+/// The form of the weight.
 #[derive(Debug)]
 enum PackedWeight {
-    /// Of the activations' type.
+    /// A weight of the activations' type.
     Float(PackedBuffer),
-    /// Of eight bits, with a scale for each row.
+    /// An 8-bit weight, with a scale for each row.
     Scaled {
         dtype: DataType,
         weight: PackedBuffer,
@@ -67,7 +67,7 @@ impl PackedLinear {
     /// Packs a compressed weight `[out_features, in_features]` of f16 or bf16, with a bias `[out_features]`; activations are of the same type.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type, [`Error::Length`] for a bias that does not fit, [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::DataType`] for another type, [`Error::Length`] for a bias of another length, [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn new<T: Element>(
         context: &LayerContext,
         weight: &Compressed<T>,
@@ -82,8 +82,8 @@ impl PackedLinear {
     /// Packs a compressed weight of 8-bit integers or floats with a scale for each row; activations are of `dtype`, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for another type, [`Error::Length`] for scales or a bias that do not fit, [`Error::Unsupported`] for 8-bit floats before compute
-    /// capability 8.9, [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::DataType`] for another type, [`Error::Length`] for scales or a bias of another length, [`Error::Unsupported`] for 8-bit floats before
+    /// compute capability 8.9, [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn scaled<T: Element>(
         context: &LayerContext,
         weight: &Compressed<T>,
@@ -107,7 +107,7 @@ impl PackedLinear {
     /// Quantizes a compressed weight to 8-bit integers, symmetrically and with a scale for each row, and packs it.
     ///
     /// # Errors
-    /// [`Error::Core`] with the place of a non-finite number; those of [`PackedLinear::scaled`].
+    /// [`Error::Core`] with the index of a NaN or an infinity; those of [`PackedLinear::scaled`].
     pub fn quantized<T: Element>(
         context: &LayerContext,
         weight: &Compressed<T>,
@@ -118,12 +118,12 @@ impl PackedLinear {
         let (rows, cols) = (weight.rows(), weight.cols());
         let dense: Vec<f32> = weight.to_dense().iter().map(|v| v.to_f32()).collect();
         let (values, scales) = quantize(MatrixRef::new(rows, cols, &dense)?)?;
-        // By the weight's own positions, so that a value that becomes zero keeps its place.
+        // Uses the weight's own metadata, so that a value that becomes zero stays a kept one.
         let values = Compressed::from_masked(MatrixRef::new(rows, cols, &values)?, &weight.mask())?;
         Self::scaled(context, &values, &scales, bias, activation, dtype)
     }
 
-    /// Packs a weight of four-bit integers; activations are of `dtype`, f16 or bf16.
+    /// Packs an int4 weight; activations are of `dtype`, f16 or bf16.
     ///
     /// # Errors
     /// [`Error::Core`] unless rows are a multiple of 16 and columns of 128; those of [`PackedLinear::scaled`].
@@ -165,12 +165,12 @@ impl PackedLinear {
         Ok(Self { context: context.clone(), weight, bias, activation, dtype, out_features, in_features })
     }
 
-    /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. Products accumulate in f32, or of integers
-    /// exactly.
+    /// Launches `y = activation(x · Wᵀ + bias)` for `x` `[tokens, in_features]` and `y` `[tokens, out_features]`. The GEMM accumulates in f32; for
+    /// integers it is exact.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where a slice does not fit; [`Error::Capturing`] where a plan is missing while the
-    /// stream is captured: one call for the same number of tokens before the capture plans it.
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a slice with another length, type or device; [`Error::Capturing`] where
+    /// a plan is missing while the stream is captured: one call with the same number of tokens before the capture plans it.
     pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let inputs = elements(tokens, self.in_features)?;
@@ -222,18 +222,17 @@ impl PackedLinear {
             })?;
             let (x, out) =
                 (x + (first * self.in_features * bytes) as u64, out + (first * self.out_features * bytes) as u64);
-            // SAFETY: the slices have been found to be as long as the layer and the tokens ask for, and the stream is of their device.
+            // SAFETY: the slices have been found to be as long as the layer and the tokens require, and the stream is of their device.
             unsafe { decode.run(context.raw(), weight, x, out, epilogue) }?;
         }
         Ok(())
     }
 
-    /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`: a dense GEMM with the
-    /// weight, which is unpacked for each call.
+    /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`. This is a dense
+    /// GEMM with the weight, which every call unpacks.
     ///
     /// # Errors
-    /// [`Error::DataType`] for a weight that is not of the activations' type, [`Error::NoLibrary`] where cuBLASLt is not installed; those of
-    /// [`PackedLinear::forward`].
+    /// [`Error::DataType`] for a weight of another type than the activations, [`Error::NoLibrary`] where cuBLASLt is not installed; those of [`PackedLinear::forward`].
     pub fn input_gradient(&self, dy: DeviceSlice<'_>, tokens: usize, dx: DeviceSliceMut<'_>) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         let PackedWeight::Float(weight) = &self.weight else {
@@ -260,7 +259,7 @@ impl PackedLinear {
         let [unpacked, workspace] =
             work.parts([self.out_features * self.in_features * dtype.bytes(), WORKSPACE_BYTES])?;
         let stream = context.raw();
-        // SAFETY: the slices have been found to be as long as the layer and the tokens ask for, the workspace has been allocated for the unpacked weight, and
+        // SAFETY: the slices have been found to be as long as the layer and the tokens require, the workspace has been allocated for the unpacked weight, and
         // the stream is of their device.
         unsafe {
             unpacker.run(stream, weight.packed(), weight.shape(), unpacked)?;
@@ -268,22 +267,22 @@ impl PackedLinear {
         }
     }
 
-    /// Number of output features.
+    /// Returns the number of output features.
     pub fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Number of input features.
+    /// Returns the number of input features.
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// The data type of activations.
+    /// Returns the data type of activations.
     pub fn dtype(&self) -> DataType {
         self.dtype
     }
 
-    /// The data type of the packed values; of int4 that of bytes, i8.
+    /// Returns the data type of the packed values; for int4 that of bytes, i8.
     pub fn weight_dtype(&self) -> DataType {
         match &self.weight {
             PackedWeight::Float(_) => self.dtype,
@@ -292,7 +291,7 @@ impl PackedLinear {
         }
     }
 
-    /// Bytes of device memory that the layer holds: values, metadata, scales and bias.
+    /// Returns the bytes of device memory that the layer holds: values, metadata, scales and bias.
     pub fn bytes(&self) -> usize {
         let buffer = |buffer: &DeviceBuffer| buffer.len() * buffer.dtype().bytes();
         let weight = match &self.weight {
@@ -303,10 +302,10 @@ impl PackedLinear {
         weight + self.bias.as_ref().map_or(0, buffer)
     }
 
-    /// The weight in canonical form, as a copy in host memory; waits for it.
+    /// Returns the weight in canonical form, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
-    /// [`Error::SliceType`] where its values are of another type, [`Error::Driver`].
+    /// [`Error::SliceType`] where its values have another type, [`Error::Driver`].
     pub fn to_compressed<T: Element>(&self) -> Result<Compressed<T>> {
         match &self.weight {
             PackedWeight::Float(weight) | PackedWeight::Scaled { weight, .. } => weight.to_compressed(&self.context),
@@ -322,7 +321,7 @@ fn expect_length(what: &'static str, expected: usize, found: usize) -> Result<()
     if expected == found { Ok(()) } else { Err(Error::Length { what, expected, found }) }
 }
 
-/// Floats as `T` on the device.
+/// Returns floats, rounded to `T`, in device memory.
 fn convert<T: twofour::Arithmetic>(context: &LayerContext, values: &[f32]) -> Result<DeviceBuffer> {
     DeviceBuffer::from_host(context, &values.iter().map(|v| T::from_f32(*v)).collect::<Vec<_>>())
 }
@@ -346,12 +345,12 @@ fn upload<T: Element>(context: &LayerContext, weight: &Compressed<T>) -> Result<
     Ok(buffer)
 }
 
-/// The weight with groups of zeros, and rows of them, up to a larger shape.
+/// Returns the weight padded to a larger shape by groups and rows of zeros.
 fn padded<T: Element>(weight: &Compressed<T>, rows: usize, cols: usize) -> Result<Compressed<T>> {
     let (values_len, meta_len) = compressed::lengths(rows, cols)?;
     let (mut values, mut meta) = (vec![T::ZERO; values_len], vec![0u32; meta_len]);
     let (groups, words) = (cols / 4, cols.div_ceil(32));
-    // Of a group that keeps nothing the first two elements are stored.
+    // A group without nonzeros stores its first two elements.
     const EMPTY: u32 = 0x4;
     for row in 0..rows {
         for group in 0..groups {

@@ -1,4 +1,4 @@
-//! GEMMs whose activations are quantized to the packed weight's 8-bit type first, on the device.
+//! GEMMs with a packed 8-bit weight, whose activations are first quantized to 8 bits on the device.
 
 use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 
@@ -10,7 +10,7 @@ use crate::{
     quantize::TensorScale,
 };
 
-/// The scale of a weight in 8-bit floats, which follows the weight at every step.
+/// The scale of a weight in 8-bit floats, recomputed at every step.
 #[derive(Debug)]
 pub(super) struct WeightScale {
     memory: CudaSlice<u8>,
@@ -19,7 +19,7 @@ pub(super) struct WeightScale {
 }
 
 impl WeightScale {
-    /// For a weight of so many features on its longer side, in `dtype`.
+    /// Allocates the scale of a weight whose longer side is `features`, in `dtype`.
     pub(super) fn new(context: &LayerContext, features: usize, dtype: DataType) -> Result<Self> {
         let memory = context.allocate(16 + 4 * features)?;
         let amax = memory.device_ptr(context.stream()).0;
@@ -27,7 +27,7 @@ impl WeightScale {
         Ok(Self { memory, scale, dtype })
     }
 
-    /// Launches computing the scale of a master weight of `master`.
+    /// Launches the computation of the scale of the master weight `master`.
     pub(super) fn update(&self, context: &LayerContext, weight: DenseWeight, master: DataType) -> Result<()> {
         let (quantizer, count) = (context.quantizer(master)?, weight.rows * weight.cols);
         zero(context, self.scale.amax)?;
@@ -35,17 +35,17 @@ impl WeightScale {
         unsafe { quantizer.scale_to_floats(context.raw(), weight.data, count, self.dtype, self.scale) }
     }
 
-    /// An f32 that the weight is multiplied by before it is rounded.
+    /// Returns the address of an f32 that the weight is multiplied by before it is rounded.
     pub(super) fn inverse(&self) -> DevicePtr {
         self.scale.inverse
     }
 
-    /// The scale, once for each feature: what products are multiplied by.
+    /// Returns the address of the scale, repeated for each feature, that accumulators are multiplied by.
     pub(super) fn scales(&self) -> DevicePtr {
         self.scale.scales
     }
 
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         self.memory.len()
     }
@@ -58,7 +58,7 @@ fn zero(context: &LayerContext, at: DevicePtr) -> Result<()> {
     set.map_err(|error| Error::driver("resetting a scale", error))
 }
 
-/// Bytes of the workspace's parts for a GEMM: quantized activations, their scales, what the scale is computed in, and the GEMM's own.
+/// Returns the bytes of the workspace's parts for a GEMM: quantized activations, their scales, scratch memory of the scale, and the GEMM's own workspace.
 fn bytes(problem: GemmProblem, gemm: usize) -> [usize; 4] {
     [problem.tokens * problem.reduction, 4 * problem.tokens, 8, gemm]
 }
@@ -71,8 +71,8 @@ pub(super) fn prepare(context: &LayerContext, problem: GemmProblem, activations:
     Ok(())
 }
 
-/// Launches a GEMM with a packed 8-bit weight: activations `x` `[tokens, reduction]` of `activations` are quantized to the problem's X first, to integers with a scale for each
-/// token, to floats with one scale. The epilogue has the weight's scales.
+/// Launches a GEMM with a packed 8-bit weight. The activations `x` `[tokens, reduction]` of type `activations` are first quantized to the problem's
+/// X: to integers with a scale for each token, or to floats with one scale. The epilogue has the weight's scales.
 pub(super) fn quantized_linear(
     context: &LayerContext,
     problem: GemmProblem,

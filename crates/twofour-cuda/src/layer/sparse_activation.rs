@@ -19,11 +19,11 @@ use crate::{
     prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Watch, first_nan},
 };
 
-/// A trainable linear layer over a pruned input in device memory, `y = P(f(x)) · Wᵀ + bias`: `f` is the layer's [`InputActivation`], and `P` keeps a 2:4 mask
-/// that is chosen for every input, along tokens and along features at once.
+/// A trainable linear layer over a pruned input in device memory, `y = P(f(x)) · Wᵀ + bias`. `f` is the layer's [`InputActivation`], and `P` prunes
+/// with a 2:4 mask that is selected for every input, along tokens and along features at once.
 ///
-/// The forward GEMM and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features, in_features]`, of the activations' type, and
-/// belongs to the user.
+/// The forward GEMM and the weight gradient are sparse, the input gradient is dense. `W` is `[out_features, in_features]`, of the activations' type;
+/// the caller owns it.
 #[derive(Debug, Clone)]
 pub struct SparseActivationLinear {
     context: LayerContext,
@@ -31,8 +31,8 @@ pub struct SparseActivationLinear {
     dtype: DataType,
 }
 
-/// Memory for a pruned input `[tokens, in_features]`, packed along its features and along its tokens: what the forward pass leaves to the backward pass.
-/// To be allocated once and used for every input of that shape.
+/// A pruned input `[tokens, in_features]`, packed along features and along tokens: the state that the forward pass leaves to the backward pass.
+/// Allocated once, it serves every input of its shape.
 #[derive(Debug)]
 pub struct PackedActivation {
     context: LayerContext,
@@ -42,13 +42,13 @@ pub struct PackedActivation {
     rows: PackedBuffer,
     columns: PackedBuffer,
     mask: TileMask,
-    /// The place of the first NaN, a u64.
+    /// The index of the first NaN, a u64.
     wrong: CudaSlice<u64>,
     wrong_at: DevicePtr,
 }
 
 impl PackedActivation {
-    /// Memory for inputs of so many tokens and features.
+    /// Allocates memory for inputs of `tokens` tokens and `features` features.
     ///
     /// # Errors
     /// [`Error::Dimension`] for inputs without features, [`Error::OutOfMemory`], [`Error::Capturing`] while the stream is being captured.
@@ -65,10 +65,10 @@ impl PackedActivation {
         Ok(Self { context, dtype, tokens, in_features, rows, columns, mask, wrong, wrong_at })
     }
 
-    /// Waits for the input to have been packed and reports a NaN in it.
+    /// Waits until the input is packed, and reports a NaN in it.
     ///
     /// # Errors
-    /// [`Error::NotANumber`] with its token and feature, [`Error::Driver`].
+    /// [`Error::NotANumber`] with the NaN's token and feature, [`Error::Driver`].
     pub fn check(&self) -> Result<()> {
         let copied = self.context.stream().clone_dtoh(&self.wrong);
         let found = copied.map_err(|error| Error::driver("reading the place of a NaN", error))?;
@@ -76,7 +76,7 @@ impl PackedActivation {
         first_nan(found[0], self.in_features)
     }
 
-    /// The mask, `[tokens, in_features]`, as a copy in host memory; waits for it.
+    /// Returns the mask, `[tokens, in_features]`, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -84,15 +84,15 @@ impl PackedActivation {
         self.mask.read(&self.context)
     }
 
-    /// The pruned input, compressed along features, as a copy in host memory: `[tokens, in_features]`; waits for it.
+    /// Returns the pruned input, `[tokens, in_features]`, compressed along features, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
-    /// [`Error::SliceType`] where it is of another type, [`Error::Driver`].
+    /// [`Error::SliceType`] where it has another type, [`Error::Driver`].
     pub fn packed<T: Element>(&self) -> Result<Compressed<T>> {
         self.rows.to_compressed(&self.context)
     }
 
-    /// Its transpose, compressed along tokens: `[in_features, tokens]`.
+    /// Returns the transpose, `[in_features, tokens]`, compressed along tokens, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
     /// Those of [`PackedActivation::packed`].
@@ -100,27 +100,27 @@ impl PackedActivation {
         self.columns.to_compressed(&self.context)
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Number of input features.
+    /// Returns the number of input features.
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub fn bytes(&self) -> usize {
         self.rows.bytes() + self.columns.bytes() + self.mask.bytes()
     }
 }
 
 impl SparseActivationLinear {
-    /// A layer with these settings, for activations and weights of f16 or bf16.
+    /// Returns a layer with these settings, for activations and weights of f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others.
+    /// [`Error::DataType`] for other types.
     pub fn new(context: &LayerContext, dtype: DataType, settings: SparseActivationSettings) -> Result<Self> {
         if !matches!(dtype, DataType::F16 | DataType::BF16) {
             let operation = "a layer over 2:4 activations";
@@ -129,15 +129,15 @@ impl SparseActivationLinear {
         Ok(Self { context: context.clone(), settings, dtype })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> SparseActivationSettings {
         self.settings
     }
 
-    /// Launches applying the layer's activation to an input `[tokens, in_features]`, pruning the result and packing it both ways.
+    /// Launches the layer's activation of an input `[tokens, in_features]`, the pruning of the result and its packing along both axes.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where the input does not fit the memory, [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] where the input's length, type or device differs from the destination's, [`Error::Driver`].
     pub fn pack(&self, x: DeviceSlice<'_>, packed: &mut PackedActivation) -> Result<()> {
         let (context, dtype) = (&self.context, self.dtype);
         self.expect_packed(packed)?;
@@ -171,12 +171,12 @@ impl SparseActivationLinear {
         let (dense, watch) =
             (DenseWeight { data, rows: tokens, cols: in_features }, Watch { nan: packed.wrong_at, flips: None });
         let (pruner, choice) = (context.pruner(dtype, dtype)?, MaskChoice::Rule(self.settings.rule));
-        // SAFETY: the input has been found to be as long as its shape asks for, the rest was allocated for that shape, and the stream is of their device.
+        // SAFETY: the input has been found to be as long as its shape requires, the rest was allocated for that shape, and the stream is of their device.
         unsafe { pruner.both_ways(context.raw(), dense, choice, to, packed.rows.order(), watch) }
     }
 
     /// Launches `y = P(f(x)) · Wᵀ + bias` for a packed input, with `weight` `[out_features, in_features]`, `bias` `[out_features]` and `y` `[tokens,
-    /// out_features]`. Products accumulate in f32.
+    /// out_features]`. The GEMM accumulates in f32.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`].
@@ -193,7 +193,7 @@ impl SparseActivationLinear {
         let weight = weight.expect("the weight", context, dtype, elements(out_features, x.in_features)?)?;
         let bias = bias.map(|bias| bias.expect("the bias", context, dtype, out_features)).transpose()?;
         let y = y.expect("the output", context, dtype, elements(x.tokens, out_features)?)?;
-        // The packed operand is the activation: what the GEMM calls features are tokens, and its tokens are output features.
+        // The packed operand is the activation: the problem's `features` are tokens, and its `tokens` are output features.
         let problem = GemmProblem::plain(dtype, dtype, x.tokens, out_features, x.in_features);
         let problem = GemmProblem { order: Order::FeaturesFirst, ..problem };
         let epilogue = Epilogue { token_bias: bias, ..Epilogue::default() };
@@ -201,7 +201,7 @@ impl SparseActivationLinear {
     }
 
     /// Launches the weight gradient `dw = dyᵀ · P(f(x))` for `dy` `[tokens, out_features]` and `dw` `[out_features, in_features]`, of f32 or of the
-    /// activations' type. Products accumulate in f32.
+    /// activations' type. The GEMM accumulates in f32.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`].
@@ -229,8 +229,8 @@ impl SparseActivationLinear {
         linear(context, problem, x.columns.packed(), dy, Epilogue::default(), dw)
     }
 
-    /// Launches the input gradient `dx = (dy · W) ⊙ f'(x)`, masked where the settings say so. `x` `[tokens, in_features]` is what was packed, before the
-    /// layer's activation.
+    /// Launches the input gradient `dx = (dy · W) ⊙ f'(x)`, and applies the input's mask to it if the settings require it. `x` `[tokens,
+    /// in_features]` is the layer's input, before its activation.
     ///
     /// # Errors
     /// Those of [`SparseActivationLinear::pack`]; [`Error::NoLibrary`] where cuBLASLt is not installed.
@@ -272,11 +272,11 @@ impl SparseActivationLinear {
         };
         let tiles = masked.then(|| packed.mask.tiles());
         let tensors = FunctionGradient { input: x, gradient: dx, out: dx, tiles };
-        // SAFETY: the tensors have been found to be as long as their shape asks for, and the stream is of their device.
+        // SAFETY: the tensors have been found to be as long as their shape requires, and the stream is of their device.
         unsafe { context.elementwise(dtype)?.gradient(context.raw(), function, tensors, tokens, in_features) }
     }
 
-    /// Launches the bias gradient: the sums of the columns of `dy` `[tokens, out_features]`, in f32.
+    /// Launches the bias gradient: the column sums of `dy` `[tokens, out_features]`, in f32.
     ///
     /// # Errors
     /// Those of [`bias_gradient`].

@@ -22,25 +22,24 @@ use crate::{
     unpack::Unpacker,
 };
 
-/// What the packed weight and the other operand of a layer's sparse GEMMs are made of.
+/// The data type of the packed weight and of the other operand of a layer's sparse GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Precision {
     /// The activations' type, f16 or bf16.
     #[default]
     Activations,
-    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2, each with one scale from its largest magnitude, computed at every call on the device. Weight gradients stay in
-    /// the activations' type. Requires a packed transpose and compute capability 8.9.
+    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2. Each tensor has one scale from its largest magnitude, computed at every
+    /// call on the device. Weight gradients stay in the activations' type. Requires a packed transpose and compute capability 8.9.
     Float8,
 }
 
 /// A trainable 2:4 linear layer in device memory, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of f16 or bf16.
 ///
-/// `W`, the dense master weight `[out_features, in_features]`, belongs to the user and is of f32 or of the activations' type. The layer holds the mask and
-/// the packed weight, which change when the user says so: [`SparseLinear::remask`] once per optimizer step, or [`SparseLinear::repack`] on steps that keep
-/// the mask.
+/// The caller owns `W`, the dense master weight `[out_features, in_features]`, of f32 or of the activations' type. The layer holds the mask and the
+/// packed weight. They change by [`SparseLinear::remask`], once per optimizer step, or by [`SparseLinear::repack`] on steps that keep the mask.
 ///
-/// Methods that launch work only launch it: they neither wait nor allocate once [`SparseLinear::prepare`] has run for the number of tokens, and may be
-/// captured in a CUDA graph. So a NaN in the master weight is no error at once: [`SparseLinear::check`] reports it.
+/// Methods that launch work neither synchronize nor, once [`SparseLinear::prepare`] has run for the number of tokens, allocate; a CUDA graph can
+/// capture them. A NaN in the master weight is therefore not an error of the launch: [`SparseLinear::check`] reports it.
 #[derive(Debug)]
 pub struct SparseLinear {
     pub(super) context: LayerContext,
@@ -52,7 +51,7 @@ pub struct SparseLinear {
     pub(super) mask: TileMask,
     pub(super) packed: PackedBuffer,
     pub(super) transposed: Option<PackedBuffer>,
-    /// The unpacked weight, for the input gradient of masks that are 2:4 along rows alone.
+    /// The unpacked weight, for the input gradient of masks that are 2:4 along rows only.
     pub(super) unpacked: Option<(CudaSlice<u8>, DevicePtr)>,
     pub(super) compressor: Compressor,
     pruner: Pruner,
@@ -64,10 +63,10 @@ pub struct SparseLinear {
     pub(super) float8: Option<WeightScale>,
 }
 
-/// What counts flips where there were none: all ones, as the place of no NaN, so that one operation resets both.
+/// The initial value of the flip counter: all ones, the same as the index of no NaN, so that one memset resets both.
 const NO_FLIPS: u64 = u64::MAX;
 
-/// Numbers that kernels leave, u64s: the place of the first number that no mask can be chosen with, flipped mask elements less one, and the seed of the next MVUE.
+/// Device counters, u64s: the index of the first number that no mask can be selected with, the flipped mask elements minus one, and the seed of the next MVUE.
 #[derive(Debug)]
 struct Status {
     memory: CudaSlice<u64>,
@@ -85,7 +84,7 @@ impl Status {
         Ok(Self { memory, wrong, flips: wrong + 8, seed: wrong + 16 })
     }
 
-    /// As they were before a mask is chosen: no NaN, no flips.
+    /// The values before a mask is selected: no NaN, no flips.
     fn reset(&self, context: &LayerContext) -> Result<()> {
         let stream = context.stream().cu_stream();
         context.device().bind()?;
@@ -103,22 +102,23 @@ impl Status {
     }
 }
 
-/// Which mask a weight is packed with.
+/// The mask that a weight is packed with.
 #[derive(Clone, Copy, PartialEq)]
 enum Selection {
-    /// The one that the rule chooses.
+    /// The mask that the rule selects.
     Rule,
-    /// The one that is there.
+    /// The current mask.
     Mask,
 }
 
 impl SparseLinear {
-    /// Chooses the mask of a master weight `[out_features, in_features]` and packs what it keeps as `dtype`, f16 or bf16. With [`MaskRule::Given`] the mask
-    /// is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another. Waits until that is done.
+    /// Selects the mask of a master weight `[out_features, in_features]` and packs the kept elements as `dtype`, f16 or bf16. With
+    /// [`MaskRule::Given`] the mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another. Returns after the packing is
+    /// complete.
     ///
     /// # Errors
-    /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the place of the first NaN (with
-    /// [`MaskRule::SoftThreshold`] of the first non-finite number), [`Error::Types`] for types that are not packed, [`Error::Length`],
+    /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the index of the first NaN
+    /// (with [`MaskRule::SoftThreshold`] of the first NaN or infinity), [`Error::Types`] for types that cannot be packed, [`Error::Length`],
     /// [`Error::Dimension`] for a weight without elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
     pub fn new(
         context: &LayerContext,
@@ -130,10 +130,11 @@ impl SparseLinear {
         Self::with_precision(context, master, shape, dtype, Precision::Activations, settings)
     }
 
-    /// The same in a precision of its own: `dtype` is the activations' type.
+    /// Creates a layer as [`SparseLinear::new`] does, with a given precision of the sparse GEMMs; `dtype` is the activations' type.
     ///
     /// # Errors
-    /// Those of [`SparseLinear::new`]; [`Error::NoMethod`] for [`Precision::Float8`] with a mask that is 2:4 along rows alone, [`Error::Unsupported`] before compute capability 8.9.
+    /// Those of [`SparseLinear::new`]; [`Error::NoMethod`] for [`Precision::Float8`] with a mask that is 2:4 along rows only, [`Error::Unsupported`]
+    /// before compute capability 8.9.
     pub fn with_precision(
         context: &LayerContext,
         master: DeviceSlice<'_>,
@@ -216,18 +217,18 @@ impl SparseLinear {
         Ok(layer)
     }
 
-    /// Launches choosing the mask of the master weight as it is now and packing what it keeps. To be called once per optimizer step. With
+    /// Launches the selection of the master weight's mask and the packing of the kept elements. To be called once per optimizer step. With
     /// [`MaskRule::Given`] the mask stays, as in [`SparseLinear::repack`].
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight that does not fit, [`Error::Driver`].
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight of another length, type or device, [`Error::Driver`].
     pub fn remask(&mut self, master: DeviceSlice<'_>) -> Result<()> {
         let weight = self.weight(master)?;
         self.pack(weight, Selection::Rule)
     }
 
-    /// Launches packing the master weight's present values under the mask as it is. With [`MaskRule::SoftThreshold`], whose mask and values are one, this
-    /// is [`SparseLinear::remask`].
+    /// Launches the packing of the master weight's values under the current mask. With [`MaskRule::SoftThreshold`], whose mask depends on the values,
+    /// this is [`SparseLinear::remask`].
     ///
     /// # Errors
     /// Those of [`SparseLinear::remask`].
@@ -236,12 +237,12 @@ impl SparseLinear {
         self.pack(weight, Selection::Mask)
     }
 
-    /// Sets the mask, packs what it keeps of the master weight, and counts how many mask elements changed: for [`MaskRule::Given`], and for any rule when
+    /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For [`MaskRule::Given`], and for any rule when
     /// training is resumed.
     ///
     /// # Errors
-    /// [`Error::Core`] where the mask has another shape, is not 2:4 along rows, or not along columns where the transpose is packed: the layer is then as it
-    /// was. Those of [`SparseLinear::remask`]; [`Error::Capturing`] while the stream is being captured.
+    /// [`Error::Core`] where the mask has another shape, is not 2:4 along rows, or not along columns where the transpose is packed; the layer is then
+    /// unchanged. Those of [`SparseLinear::remask`]; [`Error::Capturing`] while the stream is being captured.
     pub fn set_mask(&mut self, master: DeviceSlice<'_>, mask: &Mask) -> Result<()> {
         self.check_mask(mask)?;
         let weight = self.weight(master)?;
@@ -257,7 +258,7 @@ impl SparseLinear {
         self.launch(weight, MaskChoice::Given)
     }
 
-    /// An error unless [`SparseLinear::set_mask`] takes the mask.
+    /// Returns an error unless [`SparseLinear::set_mask`] accepts the mask.
     ///
     /// # Errors
     /// Those of [`SparseLinear::set_mask`].
@@ -296,7 +297,7 @@ impl SparseLinear {
         self.launch(weight, choice)
     }
 
-    /// Launches a pass over the weight, and what follows from it. A mask that is chosen is compared with the one before it.
+    /// Launches a pass over the weight and the passes that depend on it. A selected mask is compared with the one before it.
     fn launch(&mut self, weight: DenseWeight, choice: MaskChoice) -> Result<()> {
         let (context, status) = (&self.context, &self.status);
         let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
@@ -340,7 +341,7 @@ impl SparseLinear {
         Ok(())
     }
 
-    /// Waits for the last mask to have been chosen and reports a NaN in the master weight that it was chosen from.
+    /// Waits until the last mask is selected, and reports a NaN in the master weight that it was selected from.
     ///
     /// # Errors
     /// [`Error::NotANumber`], [`Error::Driver`].
@@ -348,7 +349,7 @@ impl SparseLinear {
         first_nan(self.status.read(&self.context)?[0], self.in_features)
     }
 
-    /// How many mask elements the last change of the mask flipped; 0 before there was one. Waits for it.
+    /// Returns how many mask elements the last change of the mask flipped; 0 before the first change. Synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -356,7 +357,7 @@ impl SparseLinear {
         Ok(self.status.read(&self.context)?[1].wrapping_sub(NO_FLIPS))
     }
 
-    /// The same as a share of all elements (flip rate; FST, Hu et al., ICML 2024).
+    /// Returns the flips of the last change of the mask as a share of all elements (flip rate; FST, Hu et al., ICML 2024).
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -365,7 +366,7 @@ impl SparseLinear {
         Ok(if elements == 0.0 { 0.0 } else { self.flips()? as f64 / elements })
     }
 
-    /// The mask, `[out_features, in_features]`, as a copy in host memory; waits for it.
+    /// Returns the mask, `[out_features, in_features]`, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -373,15 +374,15 @@ impl SparseLinear {
         self.mask.read(&self.context)
     }
 
-    /// The packed weight in canonical form, as a copy in host memory; waits for it.
+    /// Returns the packed weight in canonical form, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors
-    /// [`Error::SliceType`] where its values are of another type, [`Error::Driver`].
+    /// [`Error::SliceType`] where its values have another type, [`Error::Driver`].
     pub fn packed<T: Element>(&self) -> Result<Compressed<T>> {
         self.packed.to_compressed(&self.context)
     }
 
-    /// The packed transpose in canonical form, where there is one.
+    /// Returns the packed transpose in canonical form, where there is one.
     ///
     /// # Errors
     /// Those of [`SparseLinear::packed`].
@@ -389,7 +390,7 @@ impl SparseLinear {
         self.transposed.as_ref().map(|transposed| transposed.to_compressed(&self.context)).transpose()
     }
 
-    /// The frozen scale of [`MaskRule::SoftThreshold`].
+    /// Returns the frozen scale of [`MaskRule::SoftThreshold`].
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -401,8 +402,7 @@ impl SparseLinear {
         Ok(Some(bytemuck::pod_read_unaligned(&bytes)))
     }
 
-    /// Replaces the scale of [`MaskRule::SoftThreshold`], when training is resumed; it takes effect at the next [`SparseLinear::remask`]. Other rules have
-    /// none.
+    /// Replaces the scale of [`MaskRule::SoftThreshold`] when training is resumed. It takes effect at the next [`SparseLinear::remask`]. Other rules have no scale.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
@@ -414,8 +414,8 @@ impl SparseLinear {
         self.context.synchronize()
     }
 
-    /// The seed that the next weight gradient by MVUE takes; each takes one and leaves the next higher. It is in device memory, so that a graph takes other
-    /// seeds at each replay. Waits for earlier work.
+    /// Returns the seed of the next weight gradient by MVUE; each gradient uses one seed and increments it. The seed is in device memory, so that a
+    /// graph uses another seed at each replay. Synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -423,7 +423,7 @@ impl SparseLinear {
         Ok(self.status.read(&self.context)?[2])
     }
 
-    /// Sets the seed of the next weight gradient by MVUE: 0 for a new layer. Layers that must not draw the same numbers need seeds that are far apart.
+    /// Sets the seed of the next weight gradient by MVUE; 0 for a new layer. Layers whose random numbers must differ need seeds that are far apart.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
@@ -436,47 +436,47 @@ impl SparseLinear {
         self.context.synchronize()
     }
 
-    /// Where the seed of the next MVUE is.
+    /// Returns the address of the seed of the next MVUE.
     pub(super) fn seed_at(&self) -> DevicePtr {
         self.status.seed
     }
 
-    /// Where the place of what is wrong goes.
+    /// Returns the address for the index of an unsupported number.
     pub(super) fn wrong_at(&self) -> DevicePtr {
         self.status.wrong
     }
 
-    /// Number of output features.
+    /// Returns the number of output features.
     pub fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Number of input features.
+    /// Returns the number of input features.
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// The precision of the sparse GEMMs.
+    /// Returns the precision of the sparse GEMMs.
     pub fn precision(&self) -> Precision {
         if self.float8.is_some() { Precision::Float8 } else { Precision::Activations }
     }
 
-    /// The data type of activations.
+    /// Returns the data type of activations.
     pub fn dtype(&self) -> DataType {
         self.dtype
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> SparseLinearSettings {
         self.settings
     }
 
-    /// The context.
+    /// Returns the context.
     pub fn context(&self) -> &LayerContext {
         &self.context
     }
 
-    /// Bytes of device memory that the layer holds: packed weight, packed transpose or unpacked weight, and mask.
+    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose or unpacked weight, and mask.
     pub fn bytes(&self) -> usize {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
         let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
@@ -484,7 +484,7 @@ impl SparseLinear {
         self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
     }
 
-    /// Compiles and plans all that the layer's calls need for so many tokens, and allocates what they work in: after it they can be captured in a graph.
+    /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace. Afterwards a graph can capture them.
     ///
     /// # Errors
     /// Those of the calls themselves.

@@ -14,7 +14,7 @@ use crate::{
     prune::{MetaOrder, Packed},
 };
 
-/// Values and metadata of a `[rows, cols]` weight in the order of products, padded as they need it.
+/// Values and metadata of a `[rows, cols]` weight in the GEMM kernels' order, with its padding.
 #[derive(Debug)]
 pub(super) struct PackedBuffer {
     values: CudaSlice<u8>,
@@ -26,7 +26,7 @@ pub(super) struct PackedBuffer {
 }
 
 impl PackedBuffer {
-    /// Zeros; to be written before they are read.
+    /// Returns a weight of zeros; it must be written before it is read.
     pub(super) fn new(context: &LayerContext, dtype: DataType, rows: usize, cols: usize) -> Result<Self> {
         let bytes = packed_bytes(dtype, rows, cols);
         let (values, meta) = (context.allocate(bytes.values)?, context.allocate(bytes.meta)?);
@@ -35,7 +35,7 @@ impl PackedBuffer {
         Ok(Self { values, meta, packed, rows, cols, dtype })
     }
 
-    /// Overwrites it with bytes of host memory, padding included; waits for it.
+    /// Overwrites the weight with bytes of host memory, padding included; synchronizes the stream.
     pub(super) fn write(&mut self, context: &LayerContext, values: &[u8], meta: &[u8]) -> Result<()> {
         let failed = |error| Error::driver("copying a packed weight to the device", error);
         let stream = context.stream();
@@ -44,32 +44,32 @@ impl PackedBuffer {
         context.synchronize()
     }
 
-    /// Where it is.
+    /// Returns the device pointers.
     pub(super) fn packed(&self) -> Packed {
         self.packed
     }
 
-    /// Its metadata's order.
+    /// Returns the metadata's order.
     pub(super) fn order(&self) -> MetaOrder {
         Gemm::meta_order_of(self.dtype)
     }
 
-    /// The tile that its metadata is ordered for.
+    /// Returns the tile that the metadata is ordered for.
     pub(super) fn tile(&self) -> TileK {
         tile_k(self.dtype)
     }
 
-    /// Rows and columns, without padding.
+    /// Returns the rows and columns, without padding.
     pub(super) fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
     }
 
-    /// Bytes of values and metadata.
+    /// Returns the bytes of values and metadata.
     pub(super) fn bytes(&self) -> usize {
         self.values.len() + self.meta.len()
     }
 
-    /// The weight in canonical form, as a copy in host memory; waits for all work on the stream.
+    /// Returns the weight in canonical form, as a copy in host memory; synchronizes the stream.
     pub(super) fn to_compressed<T: Element>(&self, context: &LayerContext) -> Result<Compressed<T>> {
         let found: DataType = T::DTYPE.into();
         if found != self.dtype {

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{DataType, Device, DevicePtr, Error, Result, Stream};
 
-/// An object of the library's: opaque.
+/// An opaque object of the library.
 type Object = *mut c_void;
 
-/// An algorithm that the heuristics have found: opaque, to be passed back.
+/// An algorithm returned by the heuristics: opaque, passed back to the library.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Algorithm([u64; 8]);
@@ -92,7 +92,7 @@ fn loaded() -> Option<&'static Loaded> {
     found.as_ref()
 }
 
-/// Bytes of memory that a call may use.
+/// Bytes of workspace of a call.
 pub const WORKSPACE_BYTES: usize = 64 << 20;
 
 /// The error where the library is not installed.
@@ -122,7 +122,7 @@ impl fmt::Debug for CublasLt {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the library created the handle, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the handle, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.functions.close)(self.handle) };
     }
 }
@@ -134,35 +134,35 @@ fn succeed(action: &'static str, status: c_int) -> Result<()> {
 /// A dense GEMM, `D = op(A) op(B)` in column-major terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DenseProblem {
-    /// What A and B are made of.
+    /// Data type of A and B.
     pub element: DataType,
-    /// What D is made of.
+    /// Data type of D.
     pub output: DataType,
     /// Rows of D.
     pub rows: usize,
     /// Columns of D.
     pub cols: usize,
-    /// What is summed over.
+    /// The `k` dimension.
     pub reduction: usize,
-    /// Whether A is `[rows, reduction]` row-major, which is its transpose column-major; else column-major.
+    /// Whether A is `[rows, reduction]` row-major, that is, transposed column-major; otherwise column-major.
     pub a_transposed: bool,
-    /// Whether B is `[reduction, cols]` row-major; else column-major.
+    /// Whether B is `[reduction, cols]` row-major; otherwise column-major.
     pub b_transposed: bool,
-    /// Whether the result is added to what D holds.
+    /// Whether the result is added to D.
     pub accumulate: bool,
 }
 
-/// What a dense GEMM computes besides the product, with a vector of D's data type.
+/// An epilogue of a dense GEMM, with a vector of D's data type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DenseEpilogue {
     /// Adds the vector, one value for each row of D, to every column.
     Bias,
-    /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: the bias gradient beside the weight gradient.
+    /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: in a weight gradient's GEMM, the bias gradient.
     BiasGradient,
 }
 
 impl DenseEpilogue {
-    /// As the library numbers it.
+    /// Returns the library's number of the epilogue.
     fn number(self) -> u32 {
         match self {
             DenseEpilogue::Bias => 4,
@@ -171,17 +171,17 @@ impl DenseEpilogue {
     }
 }
 
-/// In which type the partial sums of a dense GEMM that divides K may be added.
+/// The data type in which a dense GEMM with split-K may add partial sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartialSums {
-    /// In any, D's included: as fast as the library can.
+    /// Any type, including D's: the fastest choice of the library.
     Any,
-    /// In f32 (of integers in i32), so that a result is rounded once.
+    /// f32 (i32 for integers), so that a result is rounded once.
     Wide,
 }
 
 impl PartialSums {
-    /// The schemes as a mask of the library's: in place 1, in the compute type 2, in the output's type 4.
+    /// Returns the library's mask of reduction schemes: in place 1, in the compute type 2, in the output's type 4.
     fn mask(self) -> u32 {
         match self {
             PartialSums::Any => 7,
@@ -191,7 +191,7 @@ impl PartialSums {
 }
 
 impl CublasLt {
-    /// Finds the library where the system looks for libraries, or in a CUDA toolkit's or Python environment's folders.
+    /// Loads the library from the system's library path, or from a CUDA toolkit's or Python environment's folders.
     ///
     /// # Errors
     /// [`Error::NoLibrary`], or [`Error::Vendor`].
@@ -204,28 +204,28 @@ impl CublasLt {
         Ok(Self(Arc::new(Inner { functions, version: *version, handle, device: device.clone() })))
     }
 
-    /// Its version, as in (13, 1, 0).
+    /// Returns the library's version, as in (13, 1, 0).
     pub fn version(&self) -> (usize, usize, usize) {
         let version = self.0.version;
         (version / 10_000, version % 10_000 / 100, version % 100)
     }
 
-    /// Plans a product with each of the algorithms that the library's heuristics find best, at most `most`, best first.
+    /// Plans a GEMM with each of the algorithms that the library's heuristics rank best, at most `most`, best first.
     ///
     /// # Errors
-    /// [`Error::Vendor`] for what the library does not take.
+    /// [`Error::Vendor`] for a problem that the library does not support.
     pub fn plans(&self, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
         let parts = Parts::new(self.0.functions, dense)?;
         self.plans_of(parts, dense, sums, most)
     }
 
-    /// Plans a product with an epilogue, as [`CublasLt::plans`]. The vector is read or written at every call.
+    /// Plans a GEMM with an epilogue, as [`CublasLt::plans`] does. Every call reads or writes the vector.
     ///
     /// # Errors
-    /// [`Error::Vendor`] for what the library does not take.
+    /// [`Error::Vendor`] for a problem that the library does not support.
     ///
     /// # Safety
-    /// The vector is valid until the streams of all calls have come past them.
+    /// The vector is valid until the streams of all calls have passed them.
     pub unsafe fn plans_with(
         &self,
         dense: DenseProblem,
@@ -287,7 +287,7 @@ impl CublasLt {
     }
 }
 
-/// An object of the library's that is destroyed with its owner.
+/// An object of the library that is destroyed with its owner.
 struct Owned {
     object: Object,
     destroy: unsafe extern "C" fn(Object) -> c_int,
@@ -299,7 +299,7 @@ unsafe impl Send for Owned {}
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// An object that `create` creates and `destroy` destroys.
+    /// Returns an object that `create` creates and `destroy` destroys.
     fn new(
         action: &'static str,
         destroy: unsafe extern "C" fn(Object) -> c_int,
@@ -313,12 +313,12 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the library created the object, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the object, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.destroy)(self.object) };
     }
 }
 
-/// Descriptions of a GEMM and of its matrices.
+/// Descriptors of a GEMM and of its matrices.
 struct Parts {
     product: Owned,
     a: Owned,
@@ -354,7 +354,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Sets an attribute of the product, of the type that the library's documentation names for it.
+    /// Sets an attribute of the GEMM, of the type that the library's documentation specifies.
     fn set<T: Copy>(&self, functions: &Functions, attribute: c_int, value: &T) -> Result<()> {
         let value = ptr::from_ref(value).cast();
         // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies them.
@@ -380,14 +380,13 @@ impl fmt::Debug for CublasLtPlan {
 }
 
 impl CublasLtPlan {
-    /// Multiplies.
+    /// Launches the GEMM.
     ///
     /// # Errors
     /// [`Error::Vendor`].
     ///
     /// # Safety
-    /// The pointers are valid for what the product reads and writes, and for [`WORKSPACE_BYTES`], until the stream has come past this call; the stream
-    /// is of the device.
+    /// The pointers are valid for what the GEMM reads and writes, and for [`WORKSPACE_BYTES`], until the stream has passed this call; the stream is of the device.
     pub unsafe fn run(
         &self,
         stream: Stream,
@@ -403,7 +402,7 @@ impl CublasLtPlan {
         });
         let Parts { product, a: a_layout, b: b_layout, d: d_layout } = &*self.parts;
         let Inner { functions, handle, .. } = *self.library.0;
-        // SAFETY: the pointers are valid for what the product reads and writes, which this function requires; the descriptions are valid.
+        // SAFETY: the pointers are valid for what the GEMM reads and writes, as this function requires; the descriptors are valid.
         let done = unsafe {
             (functions.multiply)(
                 handle,
@@ -458,7 +457,7 @@ mod tests {
         0
     }
 
-    /// A library whose calls succeed as often as `LEFT` says, and that counts what exists.
+    /// A library whose calls succeed `LEFT` times, and that counts its objects.
     fn counting() -> Functions {
         macro_rules! library {
             ($($name:ident($($argument:ty),*) => $body:expr;)*) => {

@@ -1,4 +1,4 @@
-//! cuSPARSELt: GEMM with 2:4 weights. About twenty functions, bound by hand from NVIDIA's documentation of version 0.8.
+//! cuSPARSELt: GEMM with 2:4 weights. About twenty functions, declared by hand from NVIDIA's documentation of version 0.8.
 
 use std::{
     ffi::{c_int, c_void},
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{DataType, Device, DevicePtr, Error, Result, Stream, gemm::GemmProblem};
 
-/// An object of the library's: opaque, and of at most 11 KiB in any version.
+/// An opaque object of the library, at most 11 KiB in any version.
 #[repr(C, align(16))]
 struct Opaque([u8; 16 << 10]);
 
@@ -109,22 +109,21 @@ fn succeed(action: &'static str, status: Status) -> Result<()> {
 }
 
 impl CusparseLt {
-    /// Finds the library, in the folder that `TWOFOUR_CUSPARSELT` names, where the system looks for libraries, or in a CUDA toolkit's or Python
-    /// environment's folders.
+    /// Loads the library from the folder that `TWOFOUR_CUSPARSELT` names, from the system's library path, or from a CUDA toolkit's or Python environment's folders.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`], or [`Error::Vendor`] where it does not take the device.
+    /// [`Error::NoLibrary`], or [`Error::Vendor`] where the library does not support the device.
     pub fn open(device: &Device) -> Result<Self> {
         let functions = functions().ok_or(MISSING)?;
         device.bind()?;
-        // It is kept for good: destroying it waits for the device, and there is one for each device.
+        // The handle is never destroyed: destroying it synchronizes the device, and there is one for each device.
         let handle = Box::leak(Opaque::new());
         // SAFETY: the handle is valid memory, large enough.
         succeed("opening", unsafe { (functions.init)(handle) })?;
         Ok(Self(Arc::new(Inner { functions, handle, device: device.clone() })))
     }
 
-    /// Its version, as in (0, 8, 0).
+    /// Returns the library's version, as in (0, 8, 0).
     ///
     /// # Errors
     /// [`Error::Vendor`].
@@ -138,7 +137,7 @@ impl CusparseLt {
     /// Plans `[tokens, features] = X Wᵀ` with one of the library's algorithms; `None` is its default.
     ///
     /// # Errors
-    /// [`Error::Vendor`] for what the library does not take.
+    /// [`Error::Vendor`] for a problem that the library does not support.
     pub fn plan(&self, problem: GemmProblem, algorithm: Option<i32>) -> Result<CusparseLtPlan> {
         self.0.device.bind()?;
         let Inner { functions, handle, .. } = *self.0;
@@ -154,7 +153,7 @@ impl CusparseLt {
         Ok(CusparseLtPlan { objects, library: self.clone(), workspace, compressed, scratch })
     }
 
-    /// How many algorithms there are for a problem.
+    /// Returns the number of algorithms for a problem.
     ///
     /// # Errors
     /// [`Error::Vendor`].
@@ -170,20 +169,20 @@ impl CusparseLt {
     }
 }
 
-/// An object of the library's that is destroyed with its owner. The library takes mutable pointers and writes to none of these after planning.
+/// An object of the library that is destroyed with its owner. The library's functions take mutable pointers, but do not write to these objects after planning.
 struct Owned {
     memory: Box<Opaque>,
-    /// `None` for an object that has nothing to be destroyed, or was not initialized.
+    /// `None` for an object that needs no destruction, or was not initialized.
     destroy: Option<unsafe extern "C" fn(Object) -> Status>,
 }
 
 impl Owned {
-    /// Memory for an object that holds nothing to be destroyed.
+    /// Returns memory for an object that needs no destruction.
     fn plain() -> Self {
         Self { memory: Opaque::new(), destroy: None }
     }
 
-    /// An object that `initialize` initializes and `destroy` destroys; the latter only where the former succeeds.
+    /// Returns an object that `initialize` initializes and `destroy` destroys; it is destroyed only if initialization succeeds.
     fn new(
         action: &'static str,
         destroy: unsafe extern "C" fn(Object) -> Status,
@@ -209,13 +208,13 @@ impl fmt::Debug for Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         if let Some(destroy) = self.destroy {
-            // SAFETY: the object was initialized, and its only owner is gone. A failure has nobody to be reported to.
+            // SAFETY: the object was initialized, and its only owner is gone. A failure cannot be reported.
             let _ = unsafe { destroy(self.at()) };
         }
     }
 }
 
-/// What the library keeps of a product. Each object refers to those below it: fields are destroyed in this order.
+/// The library's objects of a planned GEMM. Each refers to those below it: fields are destroyed in this order.
 #[derive(Debug)]
 struct Objects {
     plan: Owned,
@@ -255,14 +254,14 @@ impl Objects {
                 succeed("selecting an algorithm", (functions.set)(handle, selection.at(), ALGORITHM, id, 4))?;
             }
         }
-        // SAFETY: as for the product.
+        // SAFETY: all objects are valid memory, large enough; they stay where they are as long as the plan, which refers to them.
         let plan = |plan| unsafe { (functions.plan)(handle, plan, product.at(), selection.at()) };
         let plan = Owned::new("planning", functions.forget_plan, plan)?;
         Ok(Self { plan, selection, _product: product, _matrices: matrices })
     }
 }
 
-/// A GEMM that has been planned.
+/// A planned GEMM.
 #[derive(Debug)]
 pub struct CusparseLtPlan {
     // Destroyed before the library's handle.
@@ -274,23 +273,23 @@ pub struct CusparseLtPlan {
 }
 
 impl CusparseLtPlan {
-    /// Bytes of memory that a call needs.
+    /// Returns the bytes of workspace of a call.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace
     }
 
-    /// Bytes of a compressed weight, and of memory that compressing needs.
+    /// Returns the bytes of a compressed weight, and of scratch memory for compression.
     pub fn compressed_bytes(&self) -> (usize, usize) {
         (self.compressed, self.scratch)
     }
 
-    /// Compresses a dense weight `[features, reduction]` that is 2:4.
+    /// Compresses a dense 2:4 weight `[features, reduction]`.
     ///
     /// # Errors
     /// [`Error::Vendor`].
     ///
     /// # Safety
-    /// The pointers are valid for what [`CusparseLtPlan::compressed_bytes`] says until the stream has come past this call; the stream is of the device.
+    /// The pointers are valid for the bytes of [`CusparseLtPlan::compressed_bytes`] until the stream has passed this call; the stream is of the device.
     pub unsafe fn compress(
         &mut self,
         stream: Stream,
@@ -304,14 +303,13 @@ impl CusparseLtPlan {
         succeed("compressing", unsafe { (functions.compress)(handle, plan, dense, compressed, scratch, stream.0) })
     }
 
-    /// Multiplies.
+    /// Launches the GEMM.
     ///
     /// # Errors
     /// [`Error::Vendor`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem and [`CusparseLtPlan::workspace_bytes`] say until the stream has come past this call; the stream is of the
-    /// device.
+    /// The pointers are valid for the problem and [`CusparseLtPlan::workspace_bytes`] until the stream has passed this call; the stream is of the device.
     pub unsafe fn run(
         &mut self,
         stream: Stream,
@@ -357,7 +355,7 @@ mod tests {
         status
     }
 
-    /// A library of functions that do what is written beside them.
+    /// A library whose functions are implemented here.
     macro_rules! library {
         ($($name:ident($($argument:ty),*) => $body:expr;)*) => {
             Functions {$(
@@ -373,7 +371,7 @@ mod tests {
 
     type CudaStream = cudarc::driver::sys::CUstream;
 
-    /// A library whose initializations succeed as often as `LEFT` says, and that counts what exists.
+    /// A library whose initializations succeed `LEFT` times, and that counts its objects.
     fn counting() -> Functions {
         library! {
             init(Object) => 0;

@@ -1,7 +1,7 @@
-//! How NVIDIA's libraries are found and their functions looked up at run time.
+//! Loads NVIDIA's libraries and looks up their functions at run time.
 //!
-//! The few functions that this crate calls are declared here by hand, from NVIDIA's documentation: their interface is the same in CUDA 11.8, 12 and 13, so one build
-//! works with whichever version is installed, however the rest of the program binds CUDA.
+//! The functions that this crate calls are declared by hand from NVIDIA's documentation. Their interface is the same in CUDA 11.8, 12 and 13, so one
+//! build works with whichever version is installed.
 
 use std::{
     ffi::OsString,
@@ -28,23 +28,23 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-/// Where a library may be.
+/// Where a library is searched.
 pub(super) struct Search {
     /// An environment variable that may name its folder.
     pub(super) variable: &'static str,
-    /// The folder of the Python package that holds it, in `site-packages/nvidia`.
+    /// The folder of the library's Python package, in `site-packages/nvidia`.
     pub(super) package: &'static str,
-    /// Names for the system's loader, the preferred one first.
+    /// Names for the system's loader, in order of preference.
     pub(super) names: &'static [&'static str],
-    /// How the library's file name begins in a folder.
+    /// Prefix of the library's file name in a folder.
     pub(super) file: &'static str,
-    /// How the names of other files begin that the library loads by name: they are loaded before it.
+    /// Prefixes of the names of files that the library loads by name: they are loaded before it.
     pub(super) needs: &'static [&'static str],
 }
 
 impl Search {
-    /// Loads the library: from the folder that the variable names, else by the system's loader, else from a CUDA toolkit's or a Python environment's folders
-    /// (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`).
+    /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's or a Python
+    /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`).
     pub(super) fn load(&self) -> Option<Library> {
         let named = std::env::var_os(self.variable).map(PathBuf::from);
         named
@@ -63,7 +63,7 @@ impl Search {
             files.iter().rev().filter(starts)
         };
         for needed in self.needs.iter().flat_map(|prefix| named(prefix)) {
-            // It must stay loaded as long as the library, which is for good.
+            // It must stay loaded as long as the library, which is never unloaded.
             if let Some(library) = open(needed) {
                 std::mem::forget(library);
             }
@@ -72,7 +72,7 @@ impl Search {
     }
 }
 
-/// Whether the driver's library can be loaded. cudarc looks for it under these names in every version that it has bindings for.
+/// Returns whether the driver's library can be loaded. cudarc looks for these names in every version that it has bindings for.
 pub(crate) fn is_driver_present() -> bool {
     let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
     names.iter().any(|name| open(name).is_some())
@@ -83,7 +83,7 @@ fn open(name: impl AsRef<std::ffi::OsStr>) -> Option<Library> {
     unsafe { Library::new(name.as_ref()) }.ok()
 }
 
-/// Folders that the system's loader does not search.
+/// Returns folders that the system's loader does not search.
 fn folders(package: &str) -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
     let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some("/usr/local/cuda".into())].into_iter().flatten();
@@ -107,7 +107,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(SEARCH.load_from(&folder.path().join("missing")).is_none());
         assert!(SEARCH.load_from(folder.path()).is_none());
-        // A damaged newer file is passed over.
+        // A damaged newer file is skipped.
         std::fs::write(folder.path().join("libc.so.7"), b"damaged").unwrap();
         assert!(SEARCH.load_from(folder.path()).is_none());
         let Some(libc) = loaded("libc.so.6") else { return };
@@ -115,7 +115,7 @@ mod tests {
         assert!(SEARCH.load_from(folder.path()).is_some());
     }
 
-    /// The file of a library that this process has loaded.
+    /// Returns the file of a library that this process has loaded.
     fn loaded(name: &str) -> Option<PathBuf> {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
         maps.lines()

@@ -1,9 +1,9 @@
-//! NVIDIA's own GEMM, found at run time: what ours are measured against, and engines that may be chosen.
+//! NVIDIA's GEMM libraries, loaded at run time: baselines of measurements, and engines that the dispatcher can choose.
 //!
-//! | library | what | module |
+//! | library | weights | module |
 //! |---|---|---|
-//! | cuBLASLt | dense weights | [`cublaslt`] |
-//! | cuSPARSELt | 2:4 weights, in buffers of its own that mean nothing elsewhere and are never written to disk | [`cusparselt`] |
+//! | cuBLASLt | dense | [`cublaslt`] |
+//! | cuSPARSELt | 2:4, in opaque buffers that are valid in this process only and are never written to disk | [`cusparselt`] |
 
 pub mod cublaslt;
 pub mod cusparselt;
@@ -15,7 +15,7 @@ use cusparselt::CusparseLt;
 
 use crate::{DataType, Device};
 
-/// NVIDIA's libraries, as far as they are there.
+/// NVIDIA's libraries that are installed.
 #[derive(Debug, Clone)]
 pub struct Libraries {
     /// For dense weights.
@@ -25,13 +25,13 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    /// Those that are found and take the device.
+    /// Opens the libraries that are installed and support the device.
     pub fn found(device: &Device) -> Self {
         Self { dense: CublasLt::open(device).ok(), sparse: CusparseLt::open(device).ok() }
     }
 }
 
-/// As the libraries number element types.
+/// Returns the libraries' number of a data type (`cudaDataType`).
 fn data_type(element: DataType) -> u32 {
     match element {
         DataType::F32 => 0,

@@ -10,7 +10,7 @@ use libloading::Library;
 
 use super::loader::{Search, functions};
 
-/// A program of the library's: opaque.
+/// An opaque program of the library.
 type Handle = *mut std::ffi::c_void;
 
 functions! {
@@ -42,7 +42,7 @@ fn functions() -> Option<&'static Functions> {
     found.as_ref().map(|(_, functions)| functions)
 }
 
-/// The loaded library. Its functions may be called from several threads at once.
+/// The loaded library. Its functions are thread-safe.
 #[derive(Clone, Copy)]
 pub(crate) struct Nvrtc {
     functions: &'static Functions,
@@ -50,7 +50,7 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The library, if it is installed.
+    /// Loads the library, if it is installed.
     pub(crate) fn find() -> Option<Self> {
         let functions = functions()?;
         let (mut major, mut minor) = (0, 0);
@@ -59,12 +59,12 @@ impl Nvrtc {
         (status == 0).then_some(Self { functions, version: (major, minor) })
     }
 
-    /// Its version, as in (13, 0).
+    /// Returns the library's version, as in (13, 0).
     pub(crate) fn version(self) -> (i32, i32) {
         self.version
     }
 
-    /// Compiles a file to a cubin, and returns that and the compiler's log; for a failure what failed, and the log.
+    /// Compiles a file to a cubin, and returns it with the compiler's log; on failure returns the failed call and the log.
     pub(crate) fn compile(self, text: &CStr, name: &CStr, options: &[CString]) -> Result<(Vec<u8>, String), String> {
         let functions = self.functions;
         let succeed = |action: &str, status: c_int| match status {
@@ -99,7 +99,7 @@ struct Program {
 }
 
 impl Program {
-    /// The compiler's log; empty where it cannot be read.
+    /// Returns the compiler's log; empty where it cannot be read.
     fn log(&self) -> String {
         let mut len = 0;
         // SAFETY: the program exists, and the pointer is valid.
@@ -115,7 +115,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the library created the program, and its only owner is gone. A failure has nobody to be reported to.
+        // SAFETY: the library created the program, and its only owner is gone. A failure cannot be reported.
         let _ = unsafe { (self.functions.destroy)(&mut self.handle) };
     }
 }

@@ -1,4 +1,4 @@
-//! Methods for a four-bit weight, by turns.
+//! Interleaved measurement of the methods for an int4 weight.
 
 use std::{mem::discriminant, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// A problem with a random four-bit weight, for methods to be compared on.
+/// A problem with a random int4 weight, on which methods are compared.
 #[derive(Debug)]
 pub struct Int4Trial {
     device: Device,
@@ -25,10 +25,10 @@ pub struct Int4Trial {
 }
 
 impl Int4Trial {
-    /// With a weight of its own.
+    /// Returns a trial with a weight of its own.
     ///
     /// # Errors
-    /// [`crate::Error::Product`], [`crate::Error::Multiple`] and [`crate::Error::Dimension`] for a problem that kernels do not take;
+    /// [`crate::Error::Product`], [`crate::Error::Multiple`] and [`crate::Error::Dimension`] for a problem that kernels do not support;
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`].
     pub fn random(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
@@ -37,7 +37,7 @@ impl Int4Trial {
         Self::with_weight(device, problem, &stream, Arc::new(weight))
     }
 
-    /// With a weight that was made for that stream, shape and granularity.
+    /// Returns a trial with a weight that was created for this stream, shape and granularity.
     ///
     /// # Errors
     /// Those of [`Int4Trial::random`].
@@ -54,27 +54,27 @@ impl Int4Trial {
         Ok(Self { device: device.clone(), problem, stream: stream.clone(), weight, x, out })
     }
 
-    /// The problem.
+    /// Returns the problem.
     pub fn problem(&self) -> Int4Problem {
         self.problem
     }
 
-    /// The memory that results are written to.
+    /// Returns the buffer that results are written to.
     pub fn out(&self) -> &CudaSlice<u8> {
         &self.out
     }
 
-    /// A product of this trial as a contender.
+    /// Returns a planned GEMM as a contender of this trial.
     pub fn contender<'a>(&'a self, decode: &'a Int4Gemm) -> Contender<'a> {
         let weight = self.weight.weight(&self.stream);
         let (x, out) = (self.x.device_ptr(&self.stream).0, self.out.device_ptr(&self.stream).0);
         let raw = Stream(self.stream.cu_stream());
-        // SAFETY: all memory is the trial's, as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is the trial's, as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
         Contender::new("twofour", decode.kernel(), launch)
     }
 
-    /// Each kind of methods at its best, in no order.
+    /// Returns the best method of each kind, in no order.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`], [`crate::Error::Driver`], and those of compiling and loading.

@@ -1,4 +1,4 @@
-//! What a measurement has found.
+//! The result of a measurement.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 
-/// What one engine took at best, or one kind of methods.
+/// The best time of one engine, or of one kind of methods.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured<How = Engine> {
-    /// Who, and how.
+    /// The engine or method.
     pub how: How,
-    /// The kernel's name, as far as the engine tells it.
+    /// The kernel's name: for the libraries, the number of the algorithm or heuristic.
     pub kernel: String,
     /// Median of device time, microseconds.
     pub us: f64,

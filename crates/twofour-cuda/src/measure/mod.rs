@@ -1,4 +1,4 @@
-//! Device time: contenders interleaved, between two events, with random data and after L2 was emptied.
+//! Measures device time between two events: contenders interleaved in shuffled order, with random data and a cold L2.
 
 mod int4;
 mod measured;
@@ -24,20 +24,20 @@ use crate::{
     prune::Packed,
 };
 
-/// Random tensors in device memory for one weight and any number of tokens up to one: trials of several numbers of tokens share them.
+/// Random tensors in device memory for one weight and up to a largest number of tokens: trials of several token counts share them.
 #[derive(Debug)]
 pub struct TrialTensors {
     stream: Arc<CudaStream>,
-    /// The problem of the most tokens.
+    /// The problem with the most tokens.
     largest: GemmProblem,
     weight: Arc<RandomWeight>,
     x: CudaSlice<u8>,
     outs: [CudaSlice<u8>; 3],
-    /// Of zeros: read where the problem has an epilogue.
+    /// Zeros; read where the problem has an epilogue.
     bias: CudaSlice<u8>,
 }
 
-/// A problem with random tensors, for engines to be compared on.
+/// A problem with random tensors, on which engines are compared.
 #[derive(Debug)]
 pub struct Trial {
     device: Device,
@@ -51,10 +51,10 @@ fn failed(error: cudarc::driver::DriverError) -> Error {
 }
 
 impl TrialTensors {
-    /// Returns the tensors of a problem, which has the most tokens, with a weight of its own.
+    /// Returns tensors for `largest`, the problem with the most tokens, with a weight of their own.
     ///
     /// # Errors
-    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel supports; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn random(stream: &Arc<CudaStream>, largest: GemmProblem) -> Result<Self> {
         let weight = RandomWeight::new(stream, largest.element, largest.features, largest.reduction)?;
         Self::with_weight(stream, largest, Arc::new(weight))
@@ -73,17 +73,17 @@ impl TrialTensors {
 }
 
 impl Trial {
-    /// With a weight of its own.
+    /// Returns a trial with a weight of its own.
     ///
     /// # Errors
-    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel takes; [`Error::OutOfMemory`], [`Error::Driver`].
+    /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel supports; [`Error::OutOfMemory`], [`Error::Driver`].
     pub fn random(device: &Device, libraries: &Libraries, problem: GemmProblem) -> Result<Self> {
         let stream = device.context().new_stream().map_err(failed)?;
         let tensors = Arc::new(TrialTensors::random(&stream, problem)?);
         Self::with_tensors(device, libraries, &tensors, problem.tokens)
     }
 
-    /// With a weight that was made for that stream, element type and shape.
+    /// Returns a trial with a weight that was created for this stream, element type and shape.
     ///
     /// # Errors
     /// Those of [`Trial::random`].
@@ -98,8 +98,7 @@ impl Trial {
         Self::with_tensors(device, libraries, &tensors, problem.tokens)
     }
 
-    /// With tensors that other trials share: the problem that they were made for, with so many tokens. Trials that share tensors overwrite each
-    /// other's results.
+    /// Returns a trial of the tensors' problem with `tokens` tokens. Trials that share tensors overwrite each other's results.
     ///
     /// # Errors
     /// [`Error::Dimension`] for no tokens, or more than the tensors have.
@@ -114,27 +113,27 @@ impl Trial {
         Ok(Self { device: device.clone(), libraries: libraries.clone(), problem, tensors: tensors.clone() })
     }
 
-    /// The problem.
+    /// Returns the problem.
     pub fn problem(&self) -> GemmProblem {
         self.problem
     }
 
-    /// The stream that everything is launched on.
+    /// Returns the stream of all launches.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.tensors.stream
     }
 
-    /// The weight.
+    /// Returns the weight.
     pub fn weight(&self) -> &RandomWeight {
         &self.tensors.weight
     }
 
-    /// The activations, `[tokens, reduction]`; with shared tensors more rows follow.
+    /// Returns the activations, `[tokens, reduction]`; with shared tensors more rows follow.
     pub fn x(&self) -> &CudaSlice<u8> {
         &self.tensors.x
     }
 
-    /// The memory that an engine's product writes its result to; with shared tensors it is longer than the result.
+    /// Returns the buffer that an engine writes its result to; with shared tensors it is longer than the result.
     pub fn out(&self, engine: Engine) -> &CudaSlice<u8> {
         let [ours, sparse, dense] = &self.tensors.outs;
         match engine {
@@ -144,7 +143,7 @@ impl Trial {
         }
     }
 
-    /// The product by an engine.
+    /// Plans the GEMM with an engine.
     ///
     /// # Errors
     /// Those of [`Product::new`].
@@ -157,35 +156,35 @@ impl Trial {
         unsafe { Product::new(&self.device, &self.libraries, stream, self.problem, engine, weight) }
     }
 
-    /// A product of this trial as a contender.
+    /// Returns a planned GEMM as a contender of this trial.
     pub fn contender<'a>(&'a self, product: &'a Product) -> Contender<'a> {
         let stream = self.stream();
         let x = self.x().device_ptr(stream).0;
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
-        // A bias is the epilogue that layers have most often.
+        // A bias is the most frequent epilogue of layers.
         let bias = self.problem.epilogue.then(|| self.tensors.bias.device_ptr(stream).0);
         let epilogue = Epilogue { bias, ..Epilogue::default() };
-        // SAFETY: all memory is the trial's, at least as long as the problem asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)
     }
 
-    /// Each engine at its best, the fastest first: those that take the problem.
+    /// Returns the best of each engine that supports the problem, fastest first.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Driver`] and what a launch may answer.
+    /// [`Error::OutOfMemory`], [`Error::Driver`] and the errors of launches.
     pub fn measure(&self) -> Result<Vec<Measured>> {
         let all = self.libraries.engines(&self.device, self.problem);
         let are_alike = |a: &Engine, b: &Engine| match (a, b) {
             (Engine::TwoFour(a), Engine::TwoFour(b)) => discriminant(a) == discriminant(b),
             _ => a.name() == b.name(),
         };
-        // A library may list what it does not take.
+        // A library may list algorithms that do not support the problem.
         let product = |engine: &Engine| Some((*engine, self.product(*engine).ok()?));
         let kinds = all.chunk_by(are_alike).map(|engines| Ok(engines.iter().filter_map(product).collect()));
         let mut best = best_of_kinds(&mut Timer::new(&self.device, self.stream())?, self, Trial::contender, kinds)?;
-        // Of our kinds only the best.
+        // Keeps only the best of this crate's kinds.
         best.sort_by(|a, b| a.us.total_cmp(&b.us));
         let mut engines = HashSet::new();
         best.retain(|measured| engines.insert(measured.how.name()));
@@ -193,7 +192,7 @@ impl Trial {
     }
 }
 
-/// The best of each kind of plans, and what they take against each other. Plans of one kind are there at once, and the best of those before.
+/// Returns the best plan of each kind, and their times when interleaved. At any time the plans of one kind are in memory, and the best of the kinds before.
 fn best_of_kinds<T, P, How>(
     timer: &mut Timer<'_>,
     trial: &T,
@@ -215,5 +214,5 @@ fn best_of_kinds<T, P, How>(
     Ok(best.into_iter().zip(times).map(measured).collect())
 }
 
-/// Rounds of the best of each kind against each other.
+/// Rounds in which the best plans of all kinds are interleaved.
 const ROUNDS: u32 = 11;

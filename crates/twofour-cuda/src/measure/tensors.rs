@@ -16,10 +16,10 @@ use crate::{
     gemm::{Gemm, int4},
 };
 
-/// The six codes of a group.
+/// The six valid metadata codes of a group.
 const CODES: [u32; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];
 
-/// Numbers without a pattern, the same at every run (splitmix64, Steele, Lea and Flood 2014), each from its place alone.
+/// Returns pseudo-random bits, the same at every run (splitmix64, Steele, Lea and Flood 2014); they depend on the seed and the index alone.
 pub(super) fn bits(seed: u64, place: usize) -> u64 {
     let mut z = (seed << 40).wrapping_add((place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -27,12 +27,12 @@ pub(super) fn bits(seed: u64, place: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A bell-shaped number: the sum of four.
+/// Returns an approximately normal number: the sum of four uniform ones.
 fn number(bits: u64) -> f32 {
     (0..4).map(|i| ((bits >> (16 * i)) & 0xFFFF) as f32 / 32768.0 - 1.0).sum::<f32>()
 }
 
-/// An element's bytes: a bell-shaped number, or for i8 a uniform one.
+/// Returns an element's bytes: an approximately normal number, or for i8 a uniform one.
 fn element(element: DataType, bits: u64) -> [u8; 2] {
     match element {
         DataType::F16 => f16::from_f32(number(bits)).to_le_bytes(),
@@ -42,7 +42,7 @@ fn element(element: DataType, bits: u64) -> [u8; 2] {
     }
 }
 
-/// The nearest below in magnitude of the 8-bit float with four bits of exponent.
+/// Rounds to e4m3, towards zero.
 fn e4m3(value: f32) -> u8 {
     let magnitude = value.abs().min(448.0);
     let sign = if value < 0.0 { 0x80 } else { 0 };
@@ -53,7 +53,7 @@ fn e4m3(value: f32) -> u8 {
     sign | ((exponent + 7) as u8) << 3 | (magnitude.to_bits() >> 20 & 7) as u8
 }
 
-/// A dense tensor of bell-shaped numbers, for i8 of uniform ones; the same for the same seed.
+/// Returns a dense tensor of approximately normal numbers, for i8 of uniform ones; the same for the same seed.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::Driver`].
@@ -61,7 +61,7 @@ pub fn random(stream: &Arc<CudaStream>, kind: DataType, len: usize, seed: u64) -
     const PART: usize = 1 << 24;
     let width = kind.bytes();
     let bytes = len.checked_mul(width).ok_or(Error::OutOfMemory { action: "making random tensors" })?;
-    // The device refuses what is too large before the host makes any of it.
+    // Allocates first, so that a tensor that is too large fails before the host computes any of it.
     let mut tensor = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
     let mut part = vec![0u8; len.min(PART) * width];
     for start in (0..len).step_by(PART) {
@@ -69,13 +69,13 @@ pub fn random(stream: &Arc<CudaStream>, kind: DataType, len: usize, seed: u64) -
         fill(part, kind, seed, start);
         let place = start * width..start * width + part.len();
         stream.memcpy_htod(&*part, &mut tensor.slice_mut(place)).map_err(failed)?;
-        // The part is written again.
+        // The host buffer is written again.
         stream.synchronize().map_err(failed)?;
     }
     Ok(tensor)
 }
 
-/// Fills a part of a tensor that begins at an element of it.
+/// Fills a part of a tensor that begins at element `start`.
 fn fill(part: &mut [u8], kind: DataType, seed: u64, start: usize) {
     let width = kind.bytes();
     part.par_chunks_mut(width << 16).enumerate().for_each(|(chunk, bytes)| {
@@ -85,19 +85,19 @@ fn fill(part: &mut [u8], kind: DataType, seed: u64, start: usize) {
     });
 }
 
-/// A random 2:4 weight: as it is, and compressed, in the order of products and padded as that is.
+/// A random 2:4 weight: dense, and compressed in the GEMM kernels' order with its padding.
 #[derive(Debug)]
 pub struct RandomWeight {
     /// `[rows, cols]`.
     pub dense: CudaSlice<u8>,
-    /// As many bytes as [`crate::gemm::packed_bytes`] says.
+    /// [`crate::gemm::packed_bytes`] bytes.
     pub values: CudaSlice<u8>,
-    /// In [`crate::gemm::Gemm::meta_order_of`] the element type.
+    /// Metadata in [`crate::gemm::Gemm::meta_order_of`] the element type.
     pub meta: CudaSlice<u8>,
 }
 
 impl RandomWeight {
-    /// Of that shape.
+    /// Returns a random weight of a shape.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Driver`].
@@ -110,7 +110,7 @@ impl RandomWeight {
             dense = cut(kind, (rows, cols), shape, &dense);
             clear_padding(kind, (rows, cols), shape, &mut values, &words);
         }
-        // Values do not matter for the order.
+        // The order of metadata does not depend on values.
         let meta: Vec<u8> = if width == 2 {
             let weight = Compressed::from_parts(rows, cols, vec![bf16::ONE; rows * cols / 2], words).map_err(wrong)?;
             sm90::encode_16(&weight, sm90::TileK::K64).map_err(wrong)?.iter().flat_map(|w| w.to_le_bytes()).collect()
@@ -127,13 +127,13 @@ impl RandomWeight {
     }
 }
 
-/// The first rows and columns of a matrix.
+/// Returns the first rows and columns of a matrix.
 fn cut(kind: DataType, (_, cols): (usize, usize), (rows, kept): (usize, usize), dense: &[u8]) -> Vec<u8> {
     let width = kind.bytes();
     dense.chunks(cols * width).take(rows).flat_map(|row| &row[..kept * width]).copied().collect()
 }
 
-/// Zeros the values of a compressed weight outside of its first rows and columns.
+/// Zeros the values of a compressed weight outside its first rows and columns.
 fn clear_padding(
     kind: DataType,
     (_, cols): (usize, usize),
@@ -153,7 +153,7 @@ fn clear_padding(
     }
 }
 
-/// Dense bytes, kept bytes and metadata of a random 2:4 weight.
+/// Returns the dense bytes, the kept bytes and the metadata of a random 2:4 weight.
 fn random_weight(kind: DataType, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
     let width = kind.bytes();
     let code = |group: usize| CODES[(bits(7, group) >> 32) as usize % 6];
@@ -179,10 +179,10 @@ fn random_weight(kind: DataType, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>,
     (dense, values, words)
 }
 
-/// What [`RandomWeight`] is of bf16, rounded to four bits with a scale for every 128 columns.
+/// A [`RandomWeight`] of bf16, quantized to int4.
 #[derive(Debug)]
 pub struct RandomInt4 {
-    /// In the order of [`twofour::layout::lanes`], as the others.
+    /// Values, in the order of [`twofour::layout::lanes`], like metadata and scales.
     pub values: CudaSlice<u32>,
     /// The metadata.
     pub meta: CudaSlice<u32>,
@@ -191,7 +191,7 @@ pub struct RandomInt4 {
 }
 
 impl RandomInt4 {
-    /// Of that shape: rows must be a multiple of 16, columns of 128.
+    /// Returns a random weight of a shape: rows must be a multiple of 16, columns of 128.
     ///
     /// # Errors
     /// [`Error::Random`], [`Error::OutOfMemory`], [`Error::Driver`].
@@ -207,7 +207,7 @@ impl RandomInt4 {
         })
     }
 
-    /// As products take it, on a stream; valid as long as this lives.
+    /// Returns the weight's device pointers; valid as long as `self` lives.
     pub fn weight(&self, stream: &Arc<CudaStream>) -> int4::Int4Weight {
         int4::Int4Weight {
             values: self.values.device_ptr(stream).0,
@@ -221,7 +221,7 @@ fn failed(error: DriverError) -> Error {
     Error::driver("making random tensors", error)
 }
 
-/// The shape was looked at before.
+/// The shape was validated before.
 fn wrong(error: twofour::Error) -> Error {
     Error::Random(error.to_string())
 }

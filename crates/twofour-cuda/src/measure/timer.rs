@@ -11,24 +11,24 @@ use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, s
 use super::{read::Reader, tensors::bits};
 use crate::{Device, Error, Result, Stream};
 
-/// More than any L2.
+/// Bytes of the L2 flush: more than any L2.
 const FLUSH: usize = 256 << 20;
 
-/// Short launches between the one that empties the cache and the one that is timed. Soon after a long launch one takes 0.9 us more at times, whatever is launched: on an H200
-/// a third of all launches after none, one or two short ones, and a sixth after four.
+/// Short launches between the L2 flush and the timed launch. A launch soon after a long one sometimes takes 0.9 us more, whatever the kernel: on an
+/// H200 a third of all launches after none, one or two short ones, and a sixth after four.
 const SHORT_LAUNCHES: u32 = 4;
 
-/// Rounds that warm up and do not count.
+/// Warm-up rounds.
 const WARM_UP: u32 = 2;
 
-/// Rounds for all of one's kernels, and for those that come close.
+/// Rounds for all kernels of a contender, and for those close to the fastest.
 const TRIAL_ROUNDS: u32 = 3;
 const FINAL_ROUNDS: u32 = 9;
 
-/// How long the device rests before contenders take turns: what it can do for a moment, not what its power lets it keep up.
+/// The device's rest before interleaved rounds: they then measure short bursts, not throughput at the power limit.
 pub const REST: Duration = Duration::from_millis(200);
 
-/// Something that can be launched. Its errors are of the caller's type, this crate's among them.
+/// A launch to be timed. Its error type is the caller's, and includes this crate's.
 pub struct Contender<'a, E = Error> {
     name: &'static str,
     kernel: String,
@@ -42,41 +42,41 @@ impl<E> fmt::Debug for Contender<'_, E> {
 }
 
 impl<'a, E> Contender<'a, E> {
-    /// By whom, and with which of their kernels. `launch` neither waits nor allocates.
+    /// Returns a contender with its own name and its kernel's. `launch` must neither synchronize nor allocate.
     pub fn new(name: &'static str, kernel: impl Into<String>, launch: impl FnMut() -> Result<(), E> + 'a) -> Self {
         Self { name, kernel: kernel.into(), launch: Box::new(launch) }
     }
 
-    /// The same under another name.
+    /// Returns the contender under another name.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
 }
 
-/// The order of a round: another one each time, for the same kernel may take a microsecond more after one launch than after another.
+/// Returns the shuffled order of a round. The same kernel may take a microsecond more after one launch than after another, so every round has another order.
 fn order(round: u32, contenders: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..contenders).collect();
     order.sort_by_key(|which| bits(3, round as usize * contenders + which));
     order
 }
 
-/// What a contender took.
+/// The times of a contender.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Time {
-    /// Whose.
+    /// The contender's name.
     pub contender: &'static str,
-    /// Which of theirs.
+    /// Its kernel's name.
     pub kernel: String,
     /// Median, microseconds.
     pub us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub max_us: f64,
 }
 
-/// Times what is launched on a stream.
+/// Times launches on a stream.
 #[derive(Debug)]
 pub struct Timer<'a> {
     stream: &'a Arc<CudaStream>,
@@ -87,7 +87,7 @@ pub struct Timer<'a> {
 }
 
 impl<'a> Timer<'a> {
-    /// For a stream of that device; holds 256 MiB of its memory.
+    /// Returns a timer for a stream of a device; it holds 256 MiB of device memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Driver`].
@@ -102,12 +102,12 @@ impl<'a> Timer<'a> {
         })
     }
 
-    /// Microseconds of device time, from a cold L2.
+    /// Returns the microseconds of device time of a launch with a cold L2.
     ///
     /// # Errors
-    /// The launch's, and [`Error::Driver`].
+    /// The launch's errors, and [`Error::Driver`].
     pub fn time<E: From<Error>>(&mut self, launch: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
-        // What is only read need not be written back while the launch runs, as what was written would.
+        // The flush reads: lines that it wrote would be written back during the timed launch.
         let flush = self.flush.device_ptr(self.stream).0;
         // SAFETY: the memory is allocated, as long as that, and lives as long as the timer; what is written there does not matter.
         unsafe { self.reader.read(Stream(self.stream.cu_stream()), flush, FLUSH, flush) }?;
@@ -122,7 +122,7 @@ impl<'a> Timer<'a> {
         Ok(f64::from(self.begun.elapsed_ms(&self.ended).map_err(failed)?) * 1e3)
     }
 
-    /// Lets contenders take turns after a rest, and tells their medians over so many rounds.
+    /// Interleaves contenders after a rest, and returns their medians over `rounds` rounds.
     ///
     /// # Errors
     /// Those of [`Timer::time`].
@@ -135,7 +135,7 @@ impl<'a> Timer<'a> {
         self.interleave(contenders, WARM_UP, rounds)
     }
 
-    /// Lets contenders take turns without a rest, and tells their medians over so many rounds, at least one, after others that do not count.
+    /// Interleaves contenders without a rest, and returns their medians over `rounds` rounds, at least one, after `warm_up` rounds.
     ///
     /// # Errors
     /// Those of [`Timer::time`].
@@ -167,8 +167,8 @@ impl<'a> Timer<'a> {
         Ok(contenders.iter().zip(times).map(time).collect())
     }
 
-    /// The place of the fastest, and what it took: all of them for three rounds, then those within a tenth of the fastest for as many as it takes to tell
-    /// them apart. `None` where there is none.
+    /// Returns the index of the fastest contender and its time, or `None` for no contenders. All run for three rounds, and those within 10 % of the
+    /// fastest for more rounds.
     ///
     /// # Errors
     /// Those of [`Timer::time`].
@@ -186,7 +186,8 @@ impl<'a> Timer<'a> {
         Ok(fastest)
     }
 
-    /// Microseconds a launch when launches follow each other for so long, over the second half of that time: what the device's power lets it keep up.
+    /// Returns the microseconds of a launch when launches follow each other for `duration`, over the second half of that time: the sustained
+    /// throughput at the power limit.
     ///
     /// # Errors
     /// Those of [`Timer::time`].

@@ -1,6 +1,7 @@
-// From dense weights of type IN to masks and to compressed weights of type OUT, both defined by the compiler. The same bits as crate twofour: compressed; rules.cuh chooses the masks.
+// Prunes dense weights of type IN: masks, and compressed weights of type OUT, both defined outside. Compressed weights have the same bits as crate
+// twofour's; rules.cuh selects the masks.
 
-// Four values of so many bytes as they are stored: rounded, and +0.0 where that is -0.0.
+// Four values of BYTES bytes as they are stored: rounded, with -0.0 replaced by +0.0.
 template <int BYTES> struct Values;
 template <> struct Values<2> { uint2 bits; };
 template <> struct Values<1> { u32 bits; };
@@ -12,15 +13,15 @@ template <int Out, int In> __device__ __forceinline__ Values<2> stored(const Fou
     return {make_uint2(plus_zeros<Out>(words.x), plus_zeros<Out>(words.y))};
 }
 
-// The same in 8-bit floats, multiplied by a factor before they are rounded.
+// Four values as 8-bit floats, multiplied by a scale before they are rounded.
 template <int Out, int In> __device__ __forceinline__ Values<1> stored(const Four<In>& four, float factor) {
     auto two = [&](int i) { return (u32)narrow_two<Out>(four.value(i) * factor, four.value(i + 1) * factor); };
     u32 bits = two(0) | two(2) << 16;
-    // A byte's upper bit goes where the lower seven are zero.
+    // Clears a byte's sign bit where its lower seven bits are zero.
     return {bits & (((bits & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | 0x7F7F7F7Fu)};
 }
 
-// Of four rows the values of a column.
+// Returns the values of one column of four rows.
 template <int COLUMN> __device__ __forceinline__ Values<2> column_of(const Values<2>* rows) {
     constexpr u32 halves = COLUMN % 2 ? 0x7632 : 0x5410;
     auto word = [&](int r) { return COLUMN < 2 ? rows[r].bits.x : rows[r].bits.y; };
@@ -31,10 +32,10 @@ template <int COLUMN> __device__ __forceinline__ Values<1> column_of(const Value
     return {permute(permute(rows[0].bits, rows[1].bits, bytes), permute(rows[2].bits, rows[3].bits, bytes), 0x5410)};
 }
 
-// ---- from a mask to values and codes -----------------------------------------------------------------------------------------
+// ---- from a mask to values and metadata ---------------------------------------------------------------------------------------
 
-// How to store a group of which some are kept. `bytes`: in the lower half which bytes of its four values make the two stored ones, in the upper
-// half the code. `mask`: zero for a stored value that is not kept.
+// How to store a group of which some elements are kept. `bytes`: in the lower half the bytes of the group's four values that make the two stored
+// ones, in the upper half the metadata code. `mask`: zero for a stored value that is not kept.
 struct __align__(8) Picking {
     u32 bytes, mask;
 };
@@ -52,7 +53,7 @@ __device__ __forceinline__ u16 picked(Values<1> values, Picking pick) { return (
 
 // ---- metadata of rows ---------------------------------------------------------------------------------------------------------
 
-// Four codes, one a byte, to 16 bits; twice that to 32.
+// Packs eight codes, one in each byte, into 32 bits.
 __device__ __forceinline__ u32 join_codes(uint2 bytes) {
     u32 low = bytes.x | bytes.x >> 4, high = bytes.y | bytes.y >> 4;
     low = (low & 0xFF) | (low >> 8 & 0xFF00);
@@ -60,21 +61,21 @@ __device__ __forceinline__ u32 join_codes(uint2 bytes) {
     return low | high << 16;
 }
 
-// ---- both ways ---------------------------------------------------------------------------------------------------------------
+// ---- the weight and its transpose --------------------------------------------------------------------------------------------
 
-// Lines of a compressed form and groups of each, padding included; codes of groups beyond `coded` are 0.
+// Lines of a compressed form and groups of each, padding included; codes of groups from `coded` on are 0.
 struct Padded {
     u32 lines, groups, coded;
 
     __device__ __forceinline__ u32 words() const { return (groups + 7) / 8; }
-    // The codes of that word's eight groups, as they are stored.
+    // Returns the codes of this word's eight groups, as they are stored.
     __device__ __forceinline__ u32 codes(u32 codes, u32 word) const {
         const u32 left = coded - 8 * word;
         return left < 8 ? codes & (1u << (4 * left)) - 1 : codes;
     }
 };
 
-// What a pass over a weight `[rows, cols]` reads and writes; null where it is not wanted.
+// The pointers of a pass over a weight `[rows, cols]`; null for results that are not needed.
 struct BothWays {
     const void* weight;
     void* values;             // [rows, cols / 2], or as `along` says
@@ -87,12 +88,12 @@ struct BothWays {
     u64* nan;                 // the index of the first NaN, or all ones
     u32 rows, cols;
     const float* factor;      // for values of 8 bits, or null
-    // Read by ANY: the compressed forms of the weight and of its transpose, and the rule.
+    // Read by ANY: the shapes of the compressed weight and of its compressed transpose, and the rule.
     Padded along, across;
     u32 rule;
 };
 
-// So many of the four elements from `from` on, and zeros.
+// Loads up to four elements from `from` on, and zeros for the rest.
 template <int In> __device__ __forceinline__ Four<In> four_of(const typename Bits<In>::type* from, u32 count) {
     u32 raw[4] = {};
     unrolled<4>([&](auto i) {
@@ -102,21 +103,20 @@ template <int In> __device__ __forceinline__ Four<In> four_of(const typename Bit
     else return {make_uint2(raw[0] | raw[1] << 16, raw[2] | raw[3] << 16)};
 }
 
-// Of the tile there, which elements are the weight's.
+// Returns which elements of a tile are inside the weight.
 __device__ __forceinline__ u32 inside_of(const BothWays& p, u32 row, u32 col) {
     const u32 rows = row < p.rows ? min(p.rows - row, 4u) : 0, cols = col < p.cols ? min(p.cols - col, 4u) : 0;
     return ((1u << cols) - 1) * 0x1111 & (1u << 4 * rows) - 1;
 }
 
-// Elements of a block's square, and of a thread's part: four tiles below each other.
+// Elements along a side of a CTA's square, and rows of a thread: four vertically adjacent tiles.
 #define SIDE 128
 #define PART 16
 
-// 256 threads: eight warps of 16 rows by 128 columns. ANY takes any rule, any shape and any alignment of the weight, and writes padding: elements
-// that are not there are zeros.
+// 256 threads: eight warps of 16 rows by 128 columns. ANY supports every rule, shape and alignment of the weight, and writes padding: elements
+// outside the weight are zeros.
 template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p) {
-    // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are moved so that neither writing nor reading meets
-    // a bank twice.
+    // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither writes nor reads have bank conflicts.
     typedef typename Bits<Out>::type Value;
     constexpr int BYTES = sizeof(Value);
     typedef typename Pair<BYTES>::type Both;
@@ -140,7 +140,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
         } else if (column_inside && row < p.rows) four = *(const Four<In>*)((const typename Bits<In>::type*)p.weight + (u64)row * p.cols + col0);
         return four;
     };
-    // All rows at once, so that many loads are under way, where registers allow.
+    // Loads all rows at once where registers allow, so that many loads are in flight.
     constexpr bool AT_ONCE = In != F32 && !(RULE == OPTIMAL && BYTES == 1);
     Four<In> w[PART];
     if constexpr (AT_ONCE) unrolled<PART>([&](auto r) { w[r.value] = load(row0 + r.value); });
@@ -150,7 +150,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     }
     __syncthreads();
 
-    // Two tiles at a time where their elements share registers.
+    // Two tiles at a time where two 16-bit elements share a register.
     constexpr bool IN_TWOS = RULE == GREEDY_ABS && In != F32 ;
     u32 masks[4];
     if constexpr (IN_TWOS) {
@@ -234,7 +234,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     }
     __syncthreads();
 
-    // Metadata of rows: four words of each of 128.
+    // Metadata of rows: four words for each of 128 rows.
     const u32 lines = RULE == ANY ? p.along.lines : p.rows, words = RULE == ANY ? p.along.words() : (p.cols + 31) / 32;
     const u32 lines_transposed = RULE == ANY ? p.across.lines : p.cols, words_transposed = RULE == ANY ? p.across.words() : (p.rows + 31) / 32;
     for (u32 i = threadIdx.x; i < SIDE * 4; i += 256) {
@@ -257,7 +257,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             store_meta<BYTES>(p.meta_transposed, lines_transposed, words_transposed, col, transposed_word, codes);
         }
     }
-    // The transpose's groups of a line.
+    // Groups of a line of the transpose.
     const u32 groups = RULE == ANY ? p.across.groups : p.rows / 4;
     if (RULE == ROWS) return;
     if (p.values_transposed && groups % 4 == 0) {
@@ -272,7 +272,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             }
         }
     } else if (p.values_transposed) {
-        // The same for columns that do not start where a piece can: one after the other, two values a lane.
+        // Where columns do not start at a multiple of a piece: one column after the other, two values a lane.
         for (u32 i = 0; i < 16; i++) {
             u32 column = 16 * warp + i, col = first_col + column, row = first_row + 4 * lane;
             if (col < lines_transposed && row / 4 < groups) {
@@ -303,7 +303,7 @@ struct Masked {
     u32 rows, cols;
 };
 
-// Zeros what the mask drops; a thread takes four columns of a row. ANY_SHAPE is for any number of columns.
+// Zeros the elements that the mask prunes; a thread handles four columns of a row. ANY_SHAPE supports any number of columns.
 template <int E, bool ANY_SHAPE> __device__ __forceinline__ void apply_mask(const Masked& p) {
     typedef typename Bits<E>::type T;
     const u32 groups = ANY_SHAPE ? (p.cols + 3) / 4 : p.cols / 4;

@@ -1,14 +1,14 @@
-//! From dense weights on the device to masks and compressed weights: the masks and bytes of the `twofour` crate, bit for bit.
+//! Prunes dense weights on the device: masks and compressed weights that are those of the `twofour` crate, bit for bit.
 //!
-//! | wanted | call |
+//! | result | call |
 //! |---|---|
-//! | 2:4 along rows or columns alone, by magnitude or by an estimator | [`crate::compress`] |
-//! | a transposable mask, or one along rows, and `W` and `Wᵀ` compressed, from one read of `W` | [`Pruner::both_ways`] |
-//! | the same with a mask that is there already | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
-//! | zeros where a mask says so | [`Pruner::apply_mask`] |
+//! | 2:4 along rows or along columns, by magnitude or by an estimator | [`crate::compress`] |
+//! | a transposable mask, or one along rows, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
+//! | compressed `W` and `Wᵀ` under an existing mask | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
+//! | a dense tensor with zeros where a mask prunes | [`Pruner::apply_mask`] |
 //!
-//! Calls only launch: they neither allocate nor wait, and may be captured in a graph. So a NaN is not an error at once: its place is written to
-//! memory of the caller's ([`Watch::nan`]), for [`first_nan`] to read.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A NaN is therefore not an error of the call:
+//! its index is written to device memory ([`Watch::nan`]), and [`first_nan`] makes an error of it.
 
 use twofour::{layout::sm90::TileK, select::Transposable};
 
@@ -20,37 +20,37 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// A dense weight on the device, `[rows, cols]` row-major.
+/// A dense weight in device memory, `[rows, cols]` row-major.
 #[derive(Debug, Clone, Copy)]
 pub struct DenseWeight {
-    /// Where it starts.
+    /// Its address.
     pub data: DevicePtr,
-    /// Rows: output features.
+    /// Rows: `out_features`.
     pub rows: usize,
-    /// Columns: input features.
+    /// Columns: `in_features`.
     pub cols: usize,
 }
 
 impl DenseWeight {
-    /// Whether so many neighbouring elements of a row, counted from its start, are aligned to their bytes in every row.
+    /// Returns whether every run of `elements` elements of a row, counted from the row's start, is aligned to its size in bytes.
     pub(crate) fn is_aligned(self, element: DataType, elements: usize) -> bool {
         self.cols.is_multiple_of(elements) && self.data.is_multiple_of((elements * element.bytes()) as u64)
     }
 }
 
-/// In which order metadata is stored, and how a compressed weight is padded.
+/// The order of metadata, and the padding of a compressed weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaOrder {
-    /// As on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups that are not there are 0.
+    /// The order on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups past the end of a row are 0.
     Canonical,
-    /// For products ([`crate::gemm`]), as [`twofour::layout::sm90::encode_16`] and `encode_8`. The weight is padded: rows to a multiple of 64, columns to a multiple of the
-    /// tile's. The padding has values of zero and legal codes. Values are `[padded rows, padded columns / 2]`, metadata takes `padded rows * padded columns / 8`
-    /// bytes; [`crate::gemm::packed_bytes`] has both in bytes.
+    /// The order of GEMM kernels ([`crate::gemm`]): that of [`twofour::layout::sm90::encode_16`] and `encode_8`. The weight is padded: rows to a
+    /// multiple of 64, columns to a multiple of the tile's. The padding has values of zero and valid codes. Values are `[padded rows, padded columns
+    /// / 2]`, metadata takes `padded rows * padded columns / 8` bytes; [`crate::gemm::packed_bytes`] returns both in bytes.
     Sm90(TileK),
 }
 
 impl MetaOrder {
-    /// Rows and columns of a compressed weight in this order, padding included; at most [`usize::MAX`].
+    /// Returns the rows and columns of a compressed weight in this order, padding included; at most [`usize::MAX`].
     pub fn padded(self, rows: usize, cols: usize) -> (usize, usize) {
         match self {
             MetaOrder::Canonical => (rows, cols),
@@ -62,7 +62,7 @@ impl MetaOrder {
     }
 }
 
-/// Where a compressed weight goes: values and metadata, of as many bytes as [`MetaOrder`] says; both aligned to 16 bytes.
+/// The device pointers of a compressed weight: values and metadata, in the sizes of [`MetaOrder`]; both aligned to 16 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
     /// The values.
@@ -71,47 +71,47 @@ pub struct Packed {
     pub meta: DevicePtr,
 }
 
-/// How the mask of tiles comes about.
+/// Where the mask comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MaskChoice {
-    /// It is chosen by a rule.
+    /// A rule for transposable masks.
     Rule(Transposable),
-    /// It is read from [`BothWays::tiles`]. It must be 2:4 along rows, and along columns, too, where the transpose is wanted: what it keeps too much of is lost.
+    /// [`BothWays::tiles`] is read. It must be 2:4 along rows, and along columns, too, where the transpose is compressed: surplus elements are lost.
     Given,
-    /// Of each group of four along a row the two largest magnitudes, ties to the lower index: [`twofour::select::magnitude`] along rows. Such a mask has no
-    /// compressed transpose, so [`BothWays::transposed`] must be `None`.
+    /// The two largest magnitudes of each group of four along a row, ties to the lower index: [`twofour::select::magnitude`] along rows. Such a mask
+    /// has no compressed transpose, so [`BothWays::transposed`] must be `None`.
     Rows,
 }
 
-/// Where the results of a pass in both directions go; what is `None` is not made.
+/// The destinations of [`Pruner::both_ways`]; those that are `None` are not computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BothWays {
     /// `W`, compressed.
     pub packed: Option<Packed>,
     /// `Wᵀ`, compressed: of shape `[cols, rows]`.
     pub transposed: Option<Packed>,
-    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, bit `4 * row + col` set where the tile keeps the element; of a tile that the weight's edge cuts off, the
-    /// bits of elements that are not there are 0. Written, but read by [`MaskChoice::Given`].
+    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + col` set where the tile keeps the element. In a
+    /// tile at the weight's edge the bits of elements outside the weight are 0. It is written, but [`MaskChoice::Given`] reads it.
     pub tiles: Option<DevicePtr>,
-    /// An f32 that values are multiplied by before they are rounded to 8-bit floats, such as their largest number over the weight's largest magnitude. The mask is chosen
-    /// without it; 16-bit values have none.
+    /// An f32 scale that values are multiplied by before they are rounded to 8-bit floats, such as the largest finite 8-bit float divided by the
+    /// weight's largest magnitude. The mask does not depend on it; 16-bit values have none.
     pub factor: Option<DevicePtr>,
 }
 
-/// What else a pass is to look at.
+/// Device memory that receives NaN and flip counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
-    /// A u64 that gets the index, `row * cols + col`, of the first NaN if that is smaller than what it holds; [`NO_NAN`] to begin with. A mask
-    /// that is given needs no order, so [`MaskChoice::Given`] does not look for any.
+    /// A u64 that receives the index, `row * cols + col`, of the first NaN if it is less than the u64's value; it must be [`NO_NAN`] before.
+    /// [`MaskChoice::Given`] does not check, because a given mask needs no order of elements.
     pub nan: DevicePtr,
-    /// A mask of before, which may be in the memory of [`BothWays::tiles`], and a u64 to which the number of elements that differ is added.
+    /// The mask before, which may be in the memory of [`BothWays::tiles`], and a u64 to which the number of elements that differ is added.
     pub flips: Option<(DevicePtr, DevicePtr)>,
 }
 
-/// What [`Watch::nan`] holds where there was none.
+/// The value of [`Watch::nan`] where no NaN was found.
 pub const NO_NAN: u64 = u64::MAX;
 
-/// The error for what a pass over a weight with so many columns has left in [`Watch::nan`].
+/// Returns the error for the value of [`Watch::nan`] after a pass over a weight with `cols` columns.
 ///
 /// # Errors
 /// [`Error::NotANumber`].
@@ -128,7 +128,7 @@ pub fn first_nan(found: u64, cols: usize) -> Result<()> {
     }
 }
 
-/// Which tensors can become which values.
+/// The supported data types of tensors and of their compressed values.
 pub(crate) const TYPES: [(DataType, DataType); 10] = {
     use DataType::{BF16, E4M3, E5M2, F16, F32};
     [
@@ -145,7 +145,7 @@ pub(crate) const TYPES: [(DataType, DataType); 10] = {
     ]
 };
 
-/// Definitions of the types, and what architectures have them.
+/// Returns the definitions of data types, and the architectures that have them.
 pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
     // Earlier architectures have no 8-bit floats.
     let support = if output.bytes() > 1 { Support::ALL } else { Support::From((8, 9)) };
@@ -166,12 +166,12 @@ fn source(input: DataType, output: DataType) -> Source {
     ])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
 }
 
-/// Refuses types that nothing is compressed between, and such as the device does not know.
+/// Returns an error for data types that compression does not support, or that the device lacks.
 pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, source: &Source) -> Result<()> {
     if !TYPES.contains(&(input, output)) {
         return Err(Error::Types { input, output });
@@ -184,20 +184,20 @@ pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, s
     Ok(())
 }
 
-/// The kernels that prune and compress weights of one element type to values of another, on one device.
+/// The kernels that prune and compress weights of one data type to values of another, on one device.
 #[derive(Debug, Clone)]
 pub struct Pruner {
     input: DataType,
     output: DataType,
-    /// Of each rule, for shapes and addresses that whole tiles can be read from at once.
+    /// One for each rule, for shapes and addresses that allow vector loads of whole tiles.
     rules: [Kernel; 6],
-    /// By any rule, for any.
+    /// For every rule, shape and address.
     any: Kernel,
-    /// For rows of whole tiles, and for any.
+    /// For rows of whole tiles, and for every shape.
     apply_mask: [Kernel; 2],
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 pub(crate) struct RawMeta {
     words: DevicePtr,
@@ -235,7 +235,7 @@ struct RawBothWays {
     rule: u32,
 }
 
-/// Lines and groups of a compressed form, padding included, and how many of its groups have codes.
+/// Lines and groups of a compressed form, padding included, and the number of groups with metadata.
 #[repr(C)]
 struct RawPadded {
     lines: u32,
@@ -260,18 +260,18 @@ struct RawMasked {
     cols: u32,
 }
 
-/// Elements of a side of the square that a block takes.
+/// Elements along a side of the square that a CTA handles.
 const SIDE: usize = 128;
 
-/// Blocks that a grid can have along its second axis.
+/// Most CTAs along a grid's second axis.
 pub(crate) const MOST_GRID_ROWS: usize = 65_535;
 
-/// Threads of a block.
+/// Threads of a CTA.
 pub(crate) const BLOCK: u32 = 256;
 
 impl Pruner {
-    /// Weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit floats (from compute capability 8.9 on). Values are rounded to
-    /// nearest, ties to even, after the mask has been chosen; 8-bit floats saturate.
+    /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit
+    /// floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even, after the mask is selected; 8-bit floats saturate.
     ///
     /// # Errors
     /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
@@ -295,17 +295,18 @@ impl Pruner {
         })
     }
 
-    /// Chooses a transposable mask ([`twofour::select::transposable`]) or one along rows, or takes one, and compresses `W` and `Wᵀ` from one read of `W`. Any shape will do, and any
-    /// address that is a multiple of the element's bytes. In a product's order both compressed forms are padded ([`MetaOrder::Sm90`]): the padding is written, too. Shapes that are not multiples of 4, forms
-    /// that need padding and weights that are not aligned to four elements take kernels that read element by element.
+    /// Selects a transposable mask ([`twofour::select::transposable`]) or one along rows, or reads a given one, and compresses `W` and `Wᵀ` from one
+    /// read of `W`. Every shape is supported, and every address that is aligned to an element. In the GEMM's order both compressed forms are padded
+    /// ([`MetaOrder::Sm90`]), and the padding is written. Shapes that are not multiples of 4, forms with padding, and weights that are not aligned to
+    /// four elements run on kernels that load element by element.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null, or values and metadata not aligned to 16 bytes (the weight: to its elements; `nan`: 8; factor: 4; tiles: 2), [`Error::Factor`] for
-    /// one with 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose, [`Error::TooLarge`], [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the weight: to its elements; `nan`: 8;
+    /// scale: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose,
+    /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of this
-    /// device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn both_ways(
         &self,
         stream: Stream,
@@ -385,14 +386,14 @@ impl Pruner {
         unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameter) }
     }
 
-    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, and writes zeros where the mask of tiles drops; `out` may be the tensor
-    /// itself. Any shape will do, and any addresses that are multiples of the element's bytes.
+    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, with zeros where the mask prunes; `out` may be the tensor
+    /// itself. Every shape is supported, and every address that is aligned to an element.
     ///
     /// # Errors
     /// Those of [`Pruner::both_ways`].
     ///
     /// # Safety
-    /// As for [`Pruner::both_ways`].
+    /// That of [`Pruner::both_ways`].
     pub unsafe fn apply_mask(
         &self,
         stream: Stream,
@@ -414,12 +415,12 @@ impl Pruner {
         unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
     }
 
-    /// What weights are made of.
+    /// Returns the data type of the weights.
     pub fn input(&self) -> DataType {
         self.input
     }
 
-    /// What compressed values are made of.
+    /// Returns the data type of the compressed values.
     pub fn output(&self) -> DataType {
         self.output
     }

@@ -1,4 +1,4 @@
-// Rules that choose the mask of a 4x4 tile: the same bits as crate twofour: select/nm.rs, select/tile.
+// Rules that select the mask of a 4x4 tile, with the same bits as crate twofour's select/nm.rs and select/tile.
 
 // ---- rules for tiles ---------------------------------------------------------------------------------------------------------
 
@@ -9,12 +9,12 @@ struct Entry {
     u32 payload;
 };
 
-// Entries of two tiles, one in each half; keys are below 0x8000.
+// Entries of two tiles, one in each 16-bit half; keys are below 0x8000.
 struct Two {
     u32 keys, payloads;
 };
 
-// A comparator leaves its pair as it is only where the first key is below the second: equal keys are exchanged.
+// A comparator keeps the order only where the first key is less than the second: equal keys are exchanged.
 __device__ __forceinline__ void compare(Entry& a, Entry& b) {
     bool in_order = a.key < b.key;
     Entry low, high;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void compare(Entry& a, Entry& b) {
 }
 
 __device__ __forceinline__ void compare(Two& a, Two& b) {
-    // The sign of each half of the sum says whether its first key is below the second; copied to all of the half's bits.
+    // The sign bit of each half of the difference says whether its first key is the smaller one; `permute` copies it to all bits of the half.
     u32 in_order = permute(b.keys + 0x7FFF7FFFu - a.keys, 0, 0xBB99);
     Two low, high;
     low.keys = (a.keys & in_order) | (b.keys & ~in_order);
@@ -38,7 +38,7 @@ __device__ __forceinline__ void compare(Two& a, Two& b) {
     b = high;
 }
 
-// The Bose-Nelson networks (JACM 1962), ascending, as functions of the place and the length of the runs.
+// Bose-Nelson sorting networks (JACM 1962), ascending, as templates over the offset and the length of the runs.
 template <int I, int X, int J, int Y> struct Merge {
     static constexpr int A = X / 2, B = X % 2 ? Y / 2 : (Y + 1) / 2;
     template <class E> __device__ __forceinline__ static void run(E* e) {
@@ -73,14 +73,14 @@ template <int I> struct Sort<I, 1> {
     template <class E> __device__ __forceinline__ static void run(E*) {}
 };
 
-// What taking element 4 row + col adds up to: its bit in the lower half; a count of two bits for each row and column in the upper.
+// Returns the payload of element 4 row + col: its mask bit in the lower half, and two-bit counters for each row and column in the upper half.
 __device__ constexpr u32 payload_of(int element) {
     return 1u << element | 1u << (16 + 2 * (element / 4)) | 1u << (24 + 2 * (element % 4));
 }
 
 constexpr u32 WHOLE = 0xFFFF;
 
-// From the largest key down, while row and column hold fewer than two. Only elements of `inside` are taken.
+// Keeps elements in descending order of keys, while their row and column have fewer than two. Elements outside `inside` are not kept.
 __device__ __forceinline__ u32 greedy(const int* keys, u32 inside = WHOLE) {
     Entry e[16];
     unrolled<16>([&](auto i) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ u32 greedy(const int* keys, u32 inside = WHOLE) {
     return taken & 0xFFFF;
 }
 
-// Rows in order, from the largest key down, at most 1, 1, 2, 2 of them, while the column holds fewer than two.
+// Row by row in descending order of keys: keeps at most 1, 1, 2, 2 elements of the rows, while the column has fewer than two.
 __device__ __forceinline__ u32 causal1122(const int* keys, u32 inside = WHOLE) {
     u32 taken = 0;
     unrolled<4>([&](auto row) {
@@ -117,19 +117,19 @@ __device__ __forceinline__ u32 causal1122(const int* keys, u32 inside = WHOLE) {
     return taken & 0xFFFF;
 }
 
-// The pairs that a row can keep, in lexicographic order.
+// Returns the pairs that a row can keep, in lexicographic order.
 __device__ constexpr u32 pair_of(int pair) {
     return pair == 0 ? 3u : pair == 1 ? 5u : pair == 2 ? 9u : pair == 3 ? 6u : pair == 4 ? 10u : 12u;
 }
 
-// Column counts that two rows leave, as four digits of two bits.
+// Returns the column counts of two rows' pairs, as four digits of two bits.
 __device__ constexpr u32 counts_of(int pairs) {
     u32 a = pair_of(pairs / 6), b = pair_of(pairs % 6), sum = 0;
     for (int c = 0; c < 4; c++) sum += ((a >> c & 1) + (b >> c & 1)) << (2 * c);
     return sum;
 }
 
-// How many other column counts occur before these, among the pairs in order.
+// Returns the index of these column counts among the distinct ones, in the order of pairs.
 __device__ constexpr int vector_of_counts(u32 counts) {
     int vector = 0;
     for (int p = 0; p < 36; p++) {
@@ -162,7 +162,7 @@ template <template <int> class Vector> __device__ __forceinline__ void best_by_v
     });
 }
 
-// Scores whose sums are finite: see select/tile/optimal.rs.
+// Scales scores so that their sums are finite: see select/tile/optimal.rs.
 __device__ __forceinline__ void without_overflow(float* scores) {
     const float MAX = __uint_as_float(0x7F7FFFFFu);
     bool huge = false;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void without_overflow(float* scores) {
     }
 }
 
-// Of the 90 patterns the one of largest score; see select/tile/optimal.rs for the order of sums and ties.
+// Returns the best of the 90 masks with two elements in each row and column; see select/tile/optimal.rs for the order of additions and ties.
 __device__ __forceinline__ u32 optimal(float* scores) {
     without_overflow(scores);
     float rows[4][6];
@@ -203,11 +203,11 @@ __device__ __forceinline__ u32 optimal(float* scores) {
     return (above & 0xFF) | (below & 0xFF) << 8;
 }
 
-// What a row may keep where a tile is cut off by the edge, in the order in which ties are decided: larger sets first.
+// Returns the sets that a row can keep in a tile at the weight's edge, in the order in which ties are resolved: larger sets first.
 __device__ constexpr u32 choice_of(u32 i) { return i < 6 ? pair_of(i) : i < 10 ? 1u << (i - 6) : 0; }
 constexpr u32 CHOICES = 11;
 
-// The best of what the rows from ROW on may keep, by exhaustion, where those above keep `above` of that score.
+// Searches exhaustively for the best rows from ROW on, where the rows above keep `above` with a total of `score`.
 template <int ROW> struct Extend {
     __device__ __forceinline__ static void run(const float* scores, u32 inside, u32 above, float score, Best& best) {
         #pragma unroll 1
@@ -229,7 +229,7 @@ template <> struct Extend<4> {
     }
 };
 
-// The best mask of a tile that is cut off by the weight's edge: at most two elements in each row and column.
+// Returns the best mask of a tile at the weight's edge: at most two elements in each row and column.
 __device__ __forceinline__ u32 optimal_of_cut_tile(float* scores, u32 inside) {
     without_overflow(scores);
     Best best{-1.0f, 0};
@@ -237,7 +237,7 @@ __device__ __forceinline__ u32 optimal_of_cut_tile(float* scores, u32 inside) {
     return best.pairs;
 }
 
-// The two largest keys, ties to the lower index.
+// Returns the two largest keys, ties to the lower index.
 __device__ __forceinline__ u32 two_largest(const int* keys) {
     u32 kept = 0;
     unrolled<4>([&](auto i) {
@@ -250,8 +250,7 @@ __device__ __forceinline__ u32 two_largest(const int* keys) {
     return kept;
 }
 
-// Four elements of a row, as they are loaded: their values, and whole numbers in the order of their magnitudes or of their signed values, where
-// -0.0 equals +0.0.
+// Four elements of a row as loaded: their values, and integer keys in the order of their magnitudes or of their signed values. The keys of -0.0 and +0.0 are equal.
 template <int E> struct Four {
     uint2 bits;
     __device__ __forceinline__ u32 raw(int i) const {
@@ -261,7 +260,7 @@ template <int E> struct Four {
     __device__ __forceinline__ float value(int i) const { return widen<E>((u16)raw(i)); }
     __device__ __forceinline__ int magnitude(int i) const { return raw(i) & 0x7FFF; }
     __device__ __forceinline__ int signed_key(int i) const { return raw(i) & 0x8000 ? -magnitude(i) : magnitude(i); }
-    // Not zero where one of them is NaN.
+    // Returns nonzero if an element is NaN.
     __device__ __forceinline__ u32 nan() const {
         constexpr u32 above_infinity = E == BF16 ? 0x007F007Fu : 0x03FF03FFu;
         return (((bits.x & 0x7FFF7FFFu) + above_infinity) | ((bits.y & 0x7FFF7FFFu) + above_infinity)) & 0x80008000u;
@@ -280,14 +279,14 @@ template <> struct Four<F32> {
     }
 };
 
-// The masks by magnitude of two tiles of 16-bit elements, of four rows each, sorted side by side. `payloads` are those of the elements.
+// Selects by magnitude the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are those of the elements.
 template <int In> __device__ __forceinline__ void greedy_two(const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
     Two e[16];
     unrolled<16>([&](auto i) {
         constexpr int r = i.value / 4, c = i.value % 4;
         u32 a = c < 2 ? first[r].bits.x : first[r].bits.y, b = c < 2 ? second[r].bits.x : second[r].bits.y;
         e[i.value].keys = permute(a, b, c % 2 ? 0x7632 : 0x5410) & 0x7FFF7FFFu;
-        // Where its payload is, in bytes.
+        // The byte offset of the element's payload.
         e[i.value].payloads = 0x00040004u * i.value;
     });
     Sort<0, 16>::run(e);
@@ -302,10 +301,10 @@ template <int In> __device__ __forceinline__ void greedy_two(const Four<In>* fir
     kept[1] = b & 0xFFFF;
 }
 
-// A key below those of all numbers but minus infinity, whose key it is.
+// A key that is at most the key of every number: that of minus infinity.
 template <int In> struct Below { static constexpr int value = In == F32 ? -0x7F800000 : In == BF16 ? -0x7F80 : -0x7C00; };
 
-// The mask of the tile of four rows. Of a tile that is cut off by the weight's edge (CUT) only the elements of `inside` are there.
+// Returns the mask of a tile of four rows. With CUT the tile is at the weight's edge, and only the elements of `inside` exist.
 template <int RULE, int In, bool CUT> __device__ __forceinline__ u32 select_tile(const Four<In>* rows, u32 inside) {
     if constexpr (RULE == OPTIMAL) {
         float scores[16];

@@ -1,5 +1,5 @@
-// Quantization of matrices `[rows, cols]` of ELEMENT: to 8-bit integers with a scale for each row, as crate twofour's kernel/quantize.rs does bit for
-// bit; and to 8-bit floats with one scale for the whole matrix.
+// Quantization of matrices `[rows, cols]` of ELEMENT: to 8-bit integers with a scale for each row, bit for bit as crate twofour's kernel/quantize.rs;
+// and to 8-bit floats with one scale for the whole matrix.
 //
 // Defined outside: ELEMENT.
 
@@ -12,7 +12,7 @@ struct Rows {
     u32 rows, cols;
 };
 
-// A block takes a row: `scale = amax / 127`, values rounded to nearest even. A row with a NaN or an infinity gets a scale of NaN.
+// A CTA quantizes a row: `scale = amax / 127`, values rounded to nearest even. The scale of a row with a NaN or an infinity is NaN.
 extern "C" __global__ void __launch_bounds__(256) rows_to_i8(const __grid_constant__ Rows p) {
     __shared__ u32 most[8];
     const u64 first = (u64)blockIdx.x * p.cols;
@@ -29,19 +29,19 @@ extern "C" __global__ void __launch_bounds__(256) rows_to_i8(const __grid_consta
     if (threadIdx.x == 0) p.scales[blockIdx.x] = finite ? scale : __uint_as_float(0x7FC00000u);
     for (u32 col = threadIdx.x; col < p.cols; col += 256) {
         u8 q = 0;
-        // Dividing, as the inverse of a subnormal scale is infinite.
+        // A division, because the inverse of a subnormal scale is infinite.
         if (finite && scale != 0.0f) q = (u8)(int)rintf(fminf(fmaxf(__fdiv_rn(widen<ELEMENT>(from[col]), scale), -127.0f), 127.0f));
         p.out[first + col] = q;
     }
 }
 
-// What quantization to 8-bit floats reads and writes.
+// The pointers of quantization to 8-bit floats.
 struct Whole {
     const void* matrix;
     u8* out;
     u32* amax;       // the bits of the largest magnitude; zero before
-    float* inverse;  // what values are multiplied by
-    float* scales;   // [count_scales]: what sums of products are multiplied by, the same number so many times
+    float* inverse;  // the factor of values before rounding
+    float* scales;   // [count_scales]: the factor of accumulators, the same number in every element
     u64 count;
     u32 count_scales;
     u32 output;      // E4M3 or E5M2
@@ -61,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(256) largest_magnitude(const __grid
     if (threadIdx.x == 0 && most) atomicMax(p.amax, most);
 }
 
-// The largest finite number of the output over the largest magnitude, and its inverse; one for a matrix of zeros, NaN where anything is not finite.
+// Computes the largest finite number of the output type divided by the largest magnitude, and its inverse. Both are one for a matrix of zeros, and
+// NaN where an element is NaN or infinite.
 extern "C" __global__ void __launch_bounds__(256) scales_of_magnitude(const __grid_constant__ Whole p) {
     const u32 at = blockIdx.x * 256 + threadIdx.x;
     const float amax = __uint_as_float(*p.amax), largest = p.output == E4M3 ? 448.0f : 57344.0f;
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) scales_of_magnitude(const __gr
     float inverse = 1.0f, scale = 1.0f;
     if (!finite) inverse = scale = __uint_as_float(0x7FC00000u);
     else if (amax > 0.0f) {
-        // The inverse of the smallest magnitudes would be infinite.
+        // Clamped: the quotient would be infinite for the smallest magnitudes.
         inverse = fminf(__fdiv_rn(largest, amax), 1.7014118e38f);
         scale = __fdiv_rn(1.0f, inverse);
     }

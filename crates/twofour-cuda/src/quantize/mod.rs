@@ -1,7 +1,7 @@
 //! Quantization of activations and weights on the device: to 8-bit integers with a scale for each row (token), and to 8-bit floats with one scale.
 //!
-//! Scales stay on the device, as the vectors that an [`Epilogue`](crate::gemm::Epilogue) multiplies by. Calls only launch: they neither allocate nor
-//! wait, and may be captured in a graph.
+//! Scales stay on the device, as the vectors that an [`Epilogue`](crate::gemm::Epilogue) multiplies by. Calls only launch kernels: they neither
+//! allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -23,11 +23,11 @@ pub struct Quantizer {
     rows_to_i8: Kernel,
     largest_magnitude: Kernel,
     scales_of_magnitude: Kernel,
-    /// To e4m3 and e5m2, where the architecture has them.
+    /// The kernels to e4m3 and e5m2, where the architecture has them.
     floats: Option<[Kernel; 2]>,
 }
 
-/// As the kernels for rows have it.
+/// The parameters of the kernel for rows, in its memory layout.
 #[repr(C)]
 struct RowParameters {
     matrix: DevicePtr,
@@ -37,7 +37,7 @@ struct RowParameters {
     cols: u32,
 }
 
-/// As the kernels for whole matrices have it.
+/// The parameters of the kernels for whole matrices, in their memory layout.
 #[repr(C)]
 struct WholeParameters {
     matrix: DevicePtr,
@@ -57,29 +57,29 @@ fn source(dtype: DataType) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(source).collect()
 }
 
-/// The scale of a matrix in 8-bit floats.
+/// The device pointers of a matrix's scale in 8-bit floats.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorScale {
-    /// A u32 to work in: zero before [`Quantizer::scale_to_floats`]; then the bits of the largest magnitude.
+    /// A u32 of workspace: zero before [`Quantizer::scale_to_floats`], afterwards the bits of the largest magnitude.
     pub amax: DevicePtr,
-    /// An f32: what values are multiplied by, the largest finite number of the 8-bit floats over the largest magnitude.
+    /// An f32 that values are multiplied by: the largest finite 8-bit float divided by the largest magnitude.
     pub inverse: DevicePtr,
-    /// `[count]` f32s: what products are multiplied by, all the same number.
+    /// `[count]` f32s that accumulators are multiplied by, all the same number.
     pub scales: DevicePtr,
-    /// How many scales there are: one for each token or feature that an epilogue reads.
+    /// The number of scales: one for each token or feature that an epilogue reads.
     pub count: usize,
 }
 
 impl Quantizer {
-    /// For matrices of f32, f16 or bf16.
+    /// Loads the kernels for matrices of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others; those of compiling and loading.
+    /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         if !TYPES.contains(&dtype) {
             return Err(Error::DataType { operation: "quantization", dtype, supported: "f32, f16, bf16" });
@@ -99,14 +99,14 @@ impl Quantizer {
     }
 
     /// Quantizes a row-major `[rows, cols]` matrix to 8-bit integers, symmetrically and with an f32 scale for each row, `amax / 127`: the bytes of
-    /// [`twofour::kernel::quantize`]. A row of zeros has scale 0; one with a NaN or an infinity has scale NaN, which its products become.
+    /// [`twofour::kernel::quantize`]. The scale of a row of zeros is 0. The scale of a row with a NaN or an infinity is NaN, and so are the GEMM's
+    /// results for that row.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned to their elements, [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of
-    /// this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn rows_to_i8(
         &self,
         stream: Stream,
@@ -135,7 +135,7 @@ impl Quantizer {
     /// [`Error::DataType`] for another type than e4m3 and e5m2; those of [`Quantizer::rows_to_i8`].
     ///
     /// # Safety
-    /// As for [`Quantizer::rows_to_i8`].
+    /// That of [`Quantizer::rows_to_i8`].
     pub unsafe fn scale_to_floats(
         &self,
         stream: Stream,
@@ -145,7 +145,7 @@ impl Quantizer {
         scale: TensorScale,
     ) -> Result<()> {
         let parameters = self.whole(matrix, count, output, scale, 0)?;
-        // Each thread reads a few elements at a time.
+        // Each thread reads several elements.
         let blocks = (count as u64).div_ceil(4 * u64::from(BLOCK)).min(8 * u64::from(self.multiprocessors)) as u32;
         if count > 0 {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64)])?;
@@ -158,13 +158,13 @@ impl Quantizer {
         unsafe { self.scales_of_magnitude.launch(stream, launch, &parameters) }
     }
 
-    /// Quantizes `count` elements to 8-bit floats by [`TensorScale::inverse`]: rounded to nearest, ties to even; they saturate.
+    /// Quantizes `count` elements to 8-bit floats by [`TensorScale::inverse`]: rounded to nearest, ties to even, and saturated.
     ///
     /// # Errors
     /// [`Error::Unsupported`] before compute capability 8.9; those of [`Quantizer::scale_to_floats`].
     ///
     /// # Safety
-    /// As for [`Quantizer::rows_to_i8`].
+    /// That of [`Quantizer::rows_to_i8`].
     pub unsafe fn to_floats(
         &self,
         stream: Stream,

@@ -1,5 +1,5 @@
-// The scale of a soft threshold, <w, S(w)> / <S(w), S(w)>, of a weight [rows, cols] of ELEMENT, in f64: crate twofour's estimate/soft.rs. Blocks sum
-// parts of the weight, and the parts are summed in order.
+// The scale of a soft threshold, <w, S(w)> / <S(w), S(w)>, of a weight [rows, cols] of ELEMENT, in f64, as in crate twofour's estimate/soft.rs. CTAs
+// sum parts of the weight, and one thread adds the parts in order.
 //
 // Defined outside: ELEMENT.
 
@@ -13,7 +13,7 @@ struct SoftThreshold {
 
 typedef Bits<ELEMENT>::type Raw;
 
-// Sums over a warp's lanes in a fixed order.
+// Adds a warp's lanes in a fixed order.
 __device__ __forceinline__ double sum_of_warp(double x) {
     for (int step = 16; step > 0; step /= 2) {
         const u64 bits = (u64)__double_as_longlong(x);
@@ -36,11 +36,11 @@ extern "C" __global__ void __launch_bounds__(256) sum_parts(const __grid_constan
             w[i.value] = col + i.value < p.cols ? widen<ELEMENT>(from[i.value]) : 0.0f;
             m[i.value] = fabsf(w[i.value]);
         });
-        // The third largest magnitude: the larger of the two lesser of the pairs' parts that remain.
+        // The third largest magnitude, from the minima and maxima of both pairs.
         const float low = fminf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])), high = fmaxf(fminf(m[0], m[1]), fminf(m[2], m[3]));
         const float third = fminf(low, high);
         unrolled<4>([&](auto i) {
-            // What is at or below it contributes nothing.
+            // Elements at or below the threshold contribute nothing.
             if (m[i.value] > third) {
                 const double s = (double)copysignf(m[i.value] - third, w[i.value]);
                 along += (double)w[i.value] * s;

@@ -1,6 +1,6 @@
 //! The scale of a soft threshold (S-STE, Hu et al., NeurIPS 2024), computed on the device: [`twofour::estimate::soft_threshold_scale`].
 //!
-//! Sums are in f64 and in a fixed order. Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! Sums are in f64 and in a fixed order. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -14,7 +14,7 @@ use crate::{
 /// Data types that weights may have.
 const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
-/// Blocks that sum parts of a weight: few, as one thread adds up what they found.
+/// CTAs that sum parts of a weight: few, because one thread adds their partial sums.
 const PARTS: u32 = 256;
 
 /// The kernels for weights of one data type, on one device.
@@ -25,7 +25,7 @@ pub struct SoftThresholdScale {
     scale_of_parts: Kernel,
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 struct SoftThresholdParameters {
     weight: DevicePtr,
@@ -43,19 +43,19 @@ fn source(dtype: DataType) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(source).collect()
 }
 
 impl SoftThresholdScale {
-    /// Bytes of memory that a call works in.
+    /// Bytes of workspace of a call.
     pub const WORKSPACE_BYTES: usize = 16 * PARTS as usize;
 
-    /// For weights of f32, f16 or bf16.
+    /// Loads the kernels for weights of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others; those of compiling and loading.
+    /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         if !TYPES.contains(&dtype) {
             let operation = "the scale of a soft threshold";
@@ -67,15 +67,15 @@ impl SoftThresholdScale {
         Ok(Self { dtype, sum_parts, scale_of_parts })
     }
 
-    /// Writes the scale of a weight, an f32, that brings its soft threshold nearest to the weight itself; 1 where nothing is left of the weight. A weight
-    /// with a NaN or an infinity has no meaningful scale.
+    /// Writes an f32: the scale that brings a weight's soft threshold nearest to the weight; 1 where the soft threshold is zero everywhere. The scale
+    /// of a weight with a NaN or an infinity is meaningless.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned (workspace: 16 bytes; else to their elements), [`Error::TooLarge`],
     /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written (the workspace: [`SoftThresholdScale::WORKSPACE_BYTES`]) until the stream has come past this
+    /// The pointers are valid for what is read and written (the workspace: [`SoftThresholdScale::WORKSPACE_BYTES`]) until the stream has passed this
     /// call, and nothing else writes there; the stream is of this device.
     pub unsafe fn run(
         &self,

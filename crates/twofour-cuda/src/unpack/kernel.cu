@@ -1,14 +1,14 @@
-// A compressed 2:4 weight in the order of products, to the dense one.
+// Decompresses a 2:4 weight in the GEMM kernels' order to the dense one.
 //
-// Defined outside: BYTES, of an element.
+// Defined outside: BYTES of an element.
 
 struct Unpack {
     const void* values; // [rows, pitch / 2]
     const u32* meta;
     void* dense;        // [rows, cols]
     u32 rows, cols;
-    u32 packed_rows;    // rows with the padding of products
-    u32 pitch;          // columns with it
+    u32 packed_rows;    // rows, padding included
+    u32 pitch;          // columns, padding included
 };
 
 template <int N> struct Raw;
@@ -16,8 +16,8 @@ template <> struct Raw<1> { typedef u8 type; };
 template <> struct Raw<2> { typedef u16 type; };
 typedef Raw<BYTES>::type Element_;
 
-// The codes of row `row`, groups 8 word to 8 word + 7: where `store_meta` of codes.cuh puts them, for the order whose tiles are 128 bytes of 16-bit
-// elements or 128 of 8-bit ones.
+// Returns the codes of row `row`, groups 8 word to 8 word + 7, from the address at which `store_meta` of codes.cuh stores them. The order is that of
+// tiles of 64 columns of 16-bit elements or 128 of 8-bit ones.
 __device__ __forceinline__ u32 load_meta(const Unpack& p, u32 row, u32 word) {
     constexpr u32 TILE = BYTES == 2 ? 64 : 128;
     const u32 k = 32 * word, m = row % 64;
@@ -28,7 +28,7 @@ __device__ __forceinline__ u32 load_meta(const Unpack& p, u32 row, u32 word) {
     return halves[2 * place + m / 8 % 2] | (u32)halves[2 * (place + TILE / 32 * 8) + m / 8 % 2] << 16;
 }
 
-// A thread takes 32 columns of a row.
+// A thread decompresses 32 columns of a row.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ Unpack p) {
     const u32 words = (p.cols + 31) / 32;
     const u64 index = (u64)blockIdx.x * 256 + threadIdx.x;

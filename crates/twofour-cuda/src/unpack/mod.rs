@@ -1,6 +1,6 @@
-//! From a packed weight on the device to the dense one.
+//! Decompresses a packed weight on the device.
 //!
-//! Calls only launch: they neither allocate nor wait, and may be captured in a graph.
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -18,7 +18,7 @@ pub struct Unpacker {
     kernel: Kernel,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in its memory layout.
 #[repr(C)]
 struct UnpackParameters {
     values: DevicePtr,
@@ -37,16 +37,16 @@ fn source(bytes: usize) -> Source {
         .with([headers::COMMON, kernel])
 }
 
-/// Every source.
+/// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     [1, 2].into_iter().map(source).collect()
 }
 
 impl Unpacker {
-    /// For values of f16, bf16, i8 or 8-bit floats.
+    /// Loads the kernel for values of f16, bf16, i8 or 8-bit floats.
     ///
     /// # Errors
-    /// [`Error::DataType`] for others; those of compiling and loading.
+    /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         let bytes = dtype.bytes();
         if bytes > 2 {
@@ -56,15 +56,14 @@ impl Unpacker {
         Ok(Self { bytes, kernel: device.kernel(&source(bytes), "unpack")? })
     }
 
-    /// Writes the dense `[rows, cols]` weight of a packed one whose metadata is in [`crate::gemm::Gemm::meta_order_of`] its type.
+    /// Writes the dense `[rows, cols]` weight of a packed one, whose metadata is in [`crate::gemm::Gemm::meta_order_of`] its type.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned (values: 16 bytes; metadata: 16; the dense weight: its elements),
     /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what is read and written until the stream has come past this call, and nothing else writes there; the stream is of
-    /// this device.
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn run(
         &self,
         stream: Stream,

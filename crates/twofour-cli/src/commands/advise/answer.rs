@@ -1,4 +1,4 @@
-//! What `twofour advise` found: figures with their spread, verdicts, and how they are shown.
+//! The results of `twofour advise`: figures with their spread, verdicts, and their text.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ const ENOUGH_PASSES: usize = 5;
 /// An interval wider than this is no basis for a decision.
 const TOO_WIDE: f64 = 1.2;
 
-/// Differences smaller than this share do not matter to a user.
+/// Differences smaller than this share are negligible to a user.
 const SMALL: f64 = 0.05;
 
 /// An interval within this share of 1 is called as fast as dense.
@@ -71,15 +71,15 @@ pub(super) struct ShapeAnswer {
     pub(super) timings: Vec<Timing>,
 }
 
-/// What can be said of a speedup.
+/// The verdict on a speedup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Finding {
     Faster,
-    /// No difference that matters.
+    /// A negligible difference.
     AsFast,
     Slower,
-    /// Neither can be said: the machine is too noisy.
+    /// No verdict: the machine is too noisy.
     TooNoisy,
 }
 
@@ -117,11 +117,11 @@ pub(super) struct Timing {
     pub(super) tokens: usize,
     /// Median time of the fastest dense GEMM.
     dense_us: f64,
-    /// Whose GEMM that was.
+    /// The library or kernel of that GEMM.
     dense_contender: String,
     /// Median time of the 2:4 GEMM.
     sparse_us: f64,
-    /// Whose GEMM that was.
+    /// The library or kernel of that GEMM.
     sparse_contender: String,
     dense_bytes: usize,
     /// Values and metadata.
@@ -132,7 +132,7 @@ pub(super) struct Timing {
     interval: Interval,
     /// The median as it was measured.
     measured_speed_up: f64,
-    /// Bytes of the dense weight by those of the 2:4 one: what 2:4 gains where reading the weight takes all of the time.
+    /// Bytes of the dense weight divided by those of the 2:4 one: the speedup of a memory-bound GEMM.
     bandwidth_limit: f64,
     /// Whether more than the limit was measured at one token.
     capped: bool,
@@ -239,7 +239,7 @@ impl Total {
     }
 }
 
-/// The answer in a sentence.
+/// Returns the verdict in a sentence.
 pub(super) fn verdict(totals: &[Total]) -> String {
     let list = |wanted: Finding| {
         let hits = totals.iter().filter(|t| t.verdict == wanted);
@@ -266,7 +266,7 @@ fn range(interval: Interval) -> String {
 }
 
 impl Answer {
-    /// Shows it to a person.
+    /// Prints the results.
     pub(super) fn tell(&self, screen: &mut Screen) -> Result<()> {
         screen.line(match &self.machine {
             Machinery::Cpu(Machine { cpu, threads, engine, .. }) => {
@@ -340,7 +340,7 @@ impl Answer {
         table
     }
 
-    /// What a person must know to read the figures.
+    /// Notes that explain the figures.
     fn remarks(&self) -> Vec<String> {
         let timings = || self.shapes.iter().flat_map(|shape| &shape.timings);
         let mut remarks = Vec::new();

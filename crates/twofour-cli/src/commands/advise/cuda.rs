@@ -28,14 +28,14 @@ use crate::{
 /// Rounds of a pass. The median of a pass counts as one sample.
 const ROUNDS: u32 = 7;
 
-/// What is measured with.
+/// The measuring state.
 struct Bench<'a> {
     device: &'a Device,
     dispatcher: &'a Dispatcher,
     limits: Option<Limits>,
 }
 
-/// The best rates of the dense library on a shape that suits it.
+/// The highest rates of the dense library on a large shape.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     /// At one token.
@@ -44,8 +44,8 @@ struct Limits {
     operations_per_us: f64,
 }
 
-/// Measures every shape on the first GPU with the engines that are found: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for
-/// 2:4 ones. Which of their kernels are the fastest is remembered; times are not.
+/// Measures every shape on the first GPU with the installed engines: cuBLASLt for dense weights, this project's kernels and cuSPARSELt for 2:4 ones.
+/// The choice of the fastest kernels is cached; times are not.
 pub(super) fn measure(
     screen: &Screen,
     dtype: DType,
@@ -86,7 +86,7 @@ pub(super) fn measure(
     Ok((Machinery::Gpu(cuda::gpu(&device)?), answers))
 }
 
-/// A problem whose result is bf16 where the library can have that.
+/// Returns a problem whose result is bf16 where the library supports that.
 fn problem(element: DataType, shape: Shape, tokens: usize) -> GemmProblem {
     let output = if element == DataType::F16 { DataType::F16 } else { DataType::BF16 };
     GemmProblem::plain(element, output, shape.out, tokens, shape.inputs)

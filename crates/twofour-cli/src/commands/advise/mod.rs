@@ -33,9 +33,9 @@ use crate::{
 /// slower, the answer is "too noisy" and not a verdict (after five passes where it is hopeless). At one token no speedup above the bandwidth limit (bytes of the dense weight by those of the
 /// 2:4 one) is reported. Above one token the dense contender's share of its own limit is measured, and remarked on where it is below 70 %.
 ///
-/// With `--device cuda`, on the first GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of
-/// cuSPARSELt's. With `--dtype int4`, dense bf16 against the best kernel for 2:4 weights of four bits. Which kernels are the best is remembered;
-/// their times are measured anew.
+/// With `--device cuda`, on the first GPU: the best of cuBLASLt's kernels for dense weights against the best of this project's and of cuSPARSELt's.
+/// With `--dtype int4`, dense bf16 against the best kernel for int4 2:4 weights. The choice of the best kernels is cached; their times are measured
+/// anew.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -120,7 +120,7 @@ impl Advise {
         Ok(Verdict::Yes)
     }
 
-    /// Distinct shapes with the number of layers that have them.
+    /// Returns the distinct shapes with the number of layers that have them.
     fn shapes(&self) -> Result<BTreeMap<Shape, usize>> {
         let mut shapes = BTreeMap::new();
         let Some(file) = &self.file else {

@@ -1,4 +1,4 @@
-//! What `twofour bench cpu` found, as JSON and as a table.
+//! The results of `twofour bench cpu`, as JSON and as a table.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// The share of the machine's threads that others may keep busy without a remark.
+/// The largest share of the machine's threads that other processes may use without a warning.
 const BUSY: f64 = 0.25;
 
 /// The answer; `bench/readme_tables.py` reads its JSON.
@@ -38,13 +38,13 @@ impl Answer {
         Ok(Answer { machine, command, load_average, read_bandwidth: Vec::new(), rows: Vec::new() })
     }
 
-    /// Shows the table to a person.
+    /// Prints the table.
     pub(super) fn tell(&self, screen: &mut Screen) -> Result<()> {
         let Machine { cpu, engine, .. } = &self.machine;
         screen.line(format!("{cpu}, engine {engine}"))?;
         for ReadBandwidth { threads, gb_per_s, variant, .. } in &self.read_bandwidth {
             let with = units::plural(*threads, "thread");
-            screen.line(format!("mere reading, {with}: {gb_per_s:.1} GB/s ({variant})"))?;
+            screen.line(format!("read bandwidth, {with}: {gb_per_s:.1} GB/s ({variant})"))?;
         }
         warn_if_busy(screen, self.load_average, &self.machine)?;
         screen.line("")?;
@@ -69,14 +69,14 @@ impl Answer {
         screen.line(table)?;
         screen.line(paint(
             style::FAINT,
-            "\nMedians. Speed-up: the fastest dense contender's time by that of 2:4. Limit: bytes of the dense weight by those of 2:4.\n\
-             Dense reads: its own dense kernel's share of what mere reading reached in the same rounds.\n\
-             Over f32: the time of the 2:4 product in f32 by that in this dtype.",
+            "\nMedians. Speed-up: the fastest dense contender's time divided by that of 2:4. Limit: bytes of the dense weight divided by those of 2:4.\n\
+             Dense reads: this project's dense kernel's share of the read bandwidth in the same rounds.\n\
+             Over f32: the time of the 2:4 GEMM in f32 divided by that in this dtype.",
         ))
     }
 }
 
-/// Says so where other work kept the machine busy before the measurement.
+/// Warns where other processes kept the machine busy before the measurement.
 pub(super) fn warn_if_busy(screen: &mut Screen, load_average: Option<f64>, machine: &Machine) -> Result<()> {
     let Some(load) = load_average.filter(|load| *load > BUSY * machine.hardware_threads as f64) else { return Ok(()) };
     let has = units::plural(machine.hardware_threads, "hardware thread");
@@ -99,7 +99,7 @@ fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {
     let mut cells = vec![sparse.what().to_string(), sparse.threads.to_string()];
     cells.extend([Who::Sparse, Who::Dense, Who::Candle, Who::Gemm].map(time));
     cells.push(paint(good, units::factor(speed_up)));
-    // Where arithmetic takes the time, the bytes are no limit.
+    // The bytes are no limit where the GEMM is compute-bound.
     cells.extend(match of(Who::Dense).and_then(|dense| dense.read_share) {
         Some(read) => {
             [units::factor(sparse.byte_limit), units::percent(speed_up / sparse.byte_limit), units::percent(read)]

@@ -17,17 +17,17 @@ use crate::{
     present::{Screen, units},
 };
 
-/// Measure 2:4 against the strongest dense products on this machine's CPU
+/// Measure 2:4 against the strongest dense GEMMs on this machine's CPU
 ///
-/// Contenders take turns in one process, and medians count: this project's 2:4 and dense kernels, candle's matmul, and the gemm
-/// crate called directly (f32 and f16). Weights are random, and so many copies of them take turns that they come from memory, as in a
-/// model. While decoding is measured, mere reading of as many bytes as the dense weight has takes turns too: a dense kernel
-/// cannot be faster than that, and a 2:4 kernel cannot gain more than its weight is smaller.
+/// Contenders are interleaved in one process, in shuffled order, and the result is the median: this project's 2:4 and dense kernels, candle's matmul,
+/// and the gemm crate called directly (f32 and f16). Weights are random, and calls rotate through so many copies of them that they come from memory,
+/// as in a model. For decode, read bandwidth is measured in the same rounds, with as many bytes as the dense weight has: a dense kernel cannot be
+/// faster than that, and the speedup of 2:4 cannot exceed the ratio of the weights' bytes.
 ///
 /// Takes up to 4 GiB of memory, and about two minutes for each number of threads.
 ///
-/// The suite `latency` times single calls of 2:4 layers of 0.1 to 50 million elements instead, by turns with one thread and with several, back to
-/// back and with 30 µs of other work between calls as in a model: the median and the 90th and 99th percentile. Takes about three minutes.
+/// The suite `latency` instead times single calls of 2:4 layers of 0.1 to 50 million elements, interleaving one thread and several, back to back and
+/// with 30 µs of other work between calls as in a model: the median and the 90th and 99th percentile. Takes about three minutes.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -59,11 +59,11 @@ pub(super) struct Cpu {
     #[arg(long, value_name = "OUTxIN")]
     shape: Vec<Shape>,
 
-    /// Numbers of tokens to multiply at once by the shapes given [default: 1,16,512; for latency 1]
+    /// Numbers of tokens to multiply at once by the given shapes [default: 1,16,512; for latency 1]
     #[arg(long, value_delimiter = ',', value_name = "LIST", requires = "shape", value_parser = clap::value_parser!(u32).range(1..=65536))]
     tokens: Vec<u32>,
 
-    /// Seconds to spend on each work with all its contenders; five rounds, for latency 300 calls with each number of threads, are made in any case
+    /// Seconds to spend on each work with all its contenders; at least five rounds, for latency 300 calls with each number of threads, are measured in any case
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     seconds: f64,
 
@@ -74,7 +74,7 @@ pub(super) struct Cpu {
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// 2:4 against the strongest dense products
+    /// 2:4 against the strongest dense GEMMs
     Speedup,
     /// Single calls with one thread and with several
     Latency,
@@ -137,7 +137,7 @@ impl Cpu {
         only(works, &self.only)
     }
 
-    /// The numbers of threads to measure with: not more than there are, where a thread would only wait for another.
+    /// Returns the numbers of threads to measure with, at most as many as the machine has.
     fn threads(&self) -> Result<Vec<usize>> {
         let hardware = thread::available_parallelism().map_or(1, usize::from);
         if self.threads.is_empty() {
@@ -155,7 +155,7 @@ impl Cpu {
         Ok(threads)
     }
 
-    /// The command as one would type it again, without places on this machine.
+    /// Returns the command line, without paths of this machine.
     fn told(&self) -> String {
         fn list<T: ToString>(list: &[T]) -> String {
             list.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")

@@ -21,7 +21,7 @@ use crate::{
 
 /// Measure the kernels of a GPU
 ///
-/// Device time by events, contenders by turns, random data, and the second-level cache flushed before each run; medians count.
+/// Device time between events, contenders interleaved in shuffled order, random data, and a cold L2; the result is the median.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -30,20 +30,20 @@ Examples:
   twofour bench cuda --suite grid --limit 240 -o grid.json       # again and again until all cells are there
 
 Suites:
-  prune   choosing a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes
-  gemm    products of many tokens with a 2:4 weight: ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it
-          were dense; and the one that the dispatcher chose and remembers. Both libraries must be there; TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name their folders
-  decode  the same with few tokens, where reading the weight is what takes time, beside a kernel that reads the 2:4 weight's bytes and
-          does nothing else; in bf16 also with the weight in four bits, a scale for every 128 columns, and a read of that
+  prune   selecting a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes
+  gemm    GEMMs of many tokens with a 2:4 weight: ours, cuSPARSELt's best algorithm, and cuBLASLt's best with the weight as if it
+          were dense; and the dispatcher's cached choice. Both libraries must be installed; TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT can name their folders
+  decode  memory-bound GEMMs of small batches by the same contenders, beside a kernel that reads the 2:4 weight's bytes and
+          does nothing else; in bf16 also with an int4 weight with a scale for every 128 columns, and a read of its bytes
   train-linear
-          a layer forward and backward: dense by cuBLASLt, and 2:4 with a transposable mask chosen anew, the weight's gradient dense
-          or from an unbiased 2:4 estimate of the output's gradient
-  layer   a training step of a layer with bias by the 2:4 layer's calls, its mask chosen and packed in every step, and dense by cuBLASLt with the bias
+          a layer forward and backward: dense by cuBLASLt, and 2:4 with a new transposable mask in every step, the weight gradient dense
+          or from an unbiased 2:4 estimate of the output gradient
+  layer   a training step of a layer with bias by the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias
           and its gradient in epilogues
   overhead
-          microseconds of the host for a planned call, ours and theirs
+          host microseconds of a planned call, ours and the libraries'
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
-          f16, e4m3 and i8: our fastest kernel, cuBLASLt's and cuSPARSELt's, what a dispatcher would choose, and what the cost model chooses
+          f16, e4m3 and i8: our fastest kernel, cuBLASLt's and cuSPARSELt's, a dispatcher's choice, and the choice of the cost model
           without measurement. About 2,100 cells. The JSON is written every few seconds, and a later run with the same -o FILE measures only what is
           missing there (--force begins anew); a heat map is written beside it as .svg (`twofour bench draw` draws it again)")]
 pub(super) struct Cuda {
@@ -57,7 +57,7 @@ pub(super) struct Cuda {
 
     /// Runs of each contender that count
     ///
-    /// In the suite grid at most so many, and fewer where launches are long.
+    /// In the suite grid this is the maximum; long launches have fewer runs.
     #[arg(long, default_value_t = 30, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(5..=10_000))]
     rounds: u32,
 
@@ -75,17 +75,17 @@ pub(super) struct Cuda {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// Prune and compress both ways
+    /// Prune, and compress the weight and its transpose
     Prune,
-    /// Products of many tokens
+    /// GEMMs of many tokens (prefill)
     Gemm,
-    /// Products of few tokens
+    /// GEMMs of small batches (decode)
     Decode,
     /// A layer forward and backward
     TrainLinear,
     /// A training step of the 2:4 layer
     Layer,
-    /// What a call costs the host
+    /// Host time of a call
     Overhead,
     /// The layers of models
     Grid,
@@ -176,7 +176,7 @@ impl Cuda {
         }
     }
 
-    /// What is measured beside NVIDIA's libraries.
+    /// Measures the suites with NVIDIA's libraries as contenders.
     fn beside(&self, libraries: &Libraries, device: &Device, progress: &mut Progress) -> Result<Rows> {
         Ok(match self.suite {
             Suite::Decode => Rows::Gemm(self.decode(device, progress)?),
@@ -216,7 +216,7 @@ impl Cuda {
     }
 
     fn gemm(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
-        // What other runs found does not count.
+        // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
         let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
         let works: Vec<_> =
@@ -232,7 +232,7 @@ impl Cuda {
     }
 
     fn decode(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
-        // What other runs found does not count.
+        // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
         let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
         let works: Vec<_> =
@@ -255,7 +255,7 @@ impl Cuda {
     }
 }
 
-/// A product's shape, as in 4096 tokens, [14336, 4096].
+/// A GEMM's shape, as in 4096 tokens, [14336, 4096].
 fn product([tokens, reduction, features]: [usize; 3]) -> String {
     format!("{tokens} tokens, [{features}, {reduction}]")
 }

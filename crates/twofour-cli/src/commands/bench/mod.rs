@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 
 use crate::{exit::Verdict, measure, present::Screen};
 
-/// Measure this machine: 2:4 against the strongest dense products
+/// Measure this machine: 2:4 against the strongest dense GEMMs
 #[derive(Debug, Args)]
 #[command(
     arg_required_else_help = true,
@@ -30,7 +30,7 @@ enum What {
     Cpu(cpu::Cpu),
     Cuda(cuda::Cuda),
     Draw(draw::Draw),
-    /// Measure what a request on stdin asks for; other commands start this
+    /// Measure the request on stdin; started by other commands
     #[command(hide = true)]
     Worker,
 }

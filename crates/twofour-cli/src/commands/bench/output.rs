@@ -1,4 +1,4 @@
-//! The file that a benchmark's JSON goes to.
+//! The output file of a benchmark's JSON.
 
 use std::{
     io::Write,
@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::exit::Usage;
 
-/// Where the JSON goes besides stdout.
+/// The JSON's destination besides stdout.
 #[derive(Debug, Args)]
 pub(super) struct Output {
     /// Write the JSON to this file too
@@ -25,7 +25,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Minutes of measuring shall not end at a file that cannot be written.
+    /// Checks that the file can be written, before minutes of measurement.
     pub(super) fn expect_writable(&self) -> Result<()> {
         let Some(path) = self.file.as_deref() else { return Ok(()) };
         if path.exists() && !path.is_dir() && !self.force {
@@ -44,7 +44,7 @@ impl Output {
         self.force
     }
 
-    /// Writes all of the file or nothing.
+    /// Writes the file atomically.
     pub(super) fn write(&self, answer: &impl Serialize) -> Result<()> {
         let Some(path) = self.file.as_deref() else { return Ok(()) };
         let mut text = serde_json::to_vec_pretty(answer).context("writing JSON")?;
@@ -64,7 +64,7 @@ impl Output {
     }
 }
 
-/// An error unless a file can be written there.
+/// Returns an error unless a file can be written there.
 pub(super) fn expect_file(path: &Path) -> Result<()> {
     let shown = path.display();
     if path.is_dir() {
@@ -74,7 +74,7 @@ pub(super) fn expect_file(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a file in one step: a reader, and whoever comes after a kill, finds the whole of the old text or of the new one.
+/// Replaces a file atomically: concurrent readers see the whole of the old text or of the new one, also after a kill.
 pub(super) fn replace(path: &Path, text: &[u8]) -> Result<()> {
     let write = || -> Result<()> {
         let mut file = NamedTempFile::new_in(directory(path))?;

@@ -1,4 +1,4 @@
-//! Which products `twofour bench cpu` measures.
+//! The GEMMs that `twofour bench cpu` measures.
 
 use anyhow::{Context, Result, bail};
 use globset::Glob;
@@ -14,10 +14,10 @@ const DECODE_TOKENS: [usize; 3] = [1, 4, 16];
 /// The attention's output projection of the same model.
 const PREFILL_SHAPE: Shape = Shape { out: 4096, inputs: 4096 };
 
-/// The dtypes that are measured unless others are asked for.
+/// The default dtypes.
 pub(super) const DTYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::Bf16, WeightDType::I8];
 
-/// The suite for some dtypes: decoding by shape and dtype, so that neighbours share a weight, then prefill.
+/// Returns the suite for some dtypes: decode by shape and dtype, so that neighbours share a weight, then prefill.
 pub(super) fn suite(dtypes: &[WeightDType]) -> Vec<Work> {
     let decode = product(&DECODE_SHAPES, dtypes, &DECODE_TOKENS);
     let prefill = dtypes.iter().flat_map(|&dtype| {
@@ -27,7 +27,7 @@ pub(super) fn suite(dtypes: &[WeightDType]) -> Vec<Work> {
     decode.into_iter().chain(prefill).collect()
 }
 
-/// Every shape with every dtype and number of tokens.
+/// Returns every shape with every dtype and number of tokens.
 pub(super) fn product(shapes: &[Shape], dtypes: &[WeightDType], tokens: &[usize]) -> Vec<Work> {
     let mut works = Vec::with_capacity(shapes.len() * dtypes.len() * tokens.len());
     for &dtype in dtypes {
@@ -38,7 +38,7 @@ pub(super) fn product(shapes: &[Shape], dtypes: &[WeightDType], tokens: &[usize]
     works
 }
 
-/// Keeps the works that one of the patterns names; without patterns, all. A pattern without a slash stands for all that begins with it.
+/// Keeps the work that one of the patterns matches; without patterns, all. A pattern without a slash matches every name that begins with it.
 pub(super) fn only(works: Vec<Work>, patterns: &[String]) -> Result<Vec<Work>> {
     if patterns.is_empty() {
         return Ok(works);

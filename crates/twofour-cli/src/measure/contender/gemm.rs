@@ -1,5 +1,5 @@
-//! The `gemm` crate, called directly: for one token its matrix-vector product runs on one thread, so the outputs are shared among
-//! the threads here, which makes it a stronger contender than candle's one call.
+//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among threads here; this makes it a
+//! stronger contender than candle's one call.
 
 use std::{any::TypeId, rc::Rc};
 
@@ -19,7 +19,7 @@ pub(super) struct Gemm<T: KernelElement> {
 }
 
 impl<T: KernelElement> Gemm<T> {
-    /// Nothing where `gemm` does not know the dtype.
+    /// Returns nothing for a dtype that `gemm` does not support.
     pub(super) fn new(weights: Rc<Rotation<DenseWeight<T>>>, x: Rc<Vec<T>>, tokens: usize) -> Option<Self> {
         let known = [TypeId::of::<f32>(), TypeId::of::<f16>()];
         let out = weights.next().out_features();
@@ -73,7 +73,7 @@ fn product<T: KernelElement>(
     let [row, of_y] = [inputs, out].map(|stride| stride as isize);
     let (zero, one) = (T::ZERO, T::from_f32(1.0));
     // SAFETY: with these strides, `gemm` reads tokens x inputs elements at `x` and inputs x out at `weight`, and writes tokens x out at `y`:
-    // exactly the slices, as the assertion makes sure. `T` is one of the types that it knows (`Gemm::new`); `y` is not read.
+    // exactly the slices, as the assertion makes sure. `T` is one of the types that it supports (`Gemm::new`); `y` is not read.
     unsafe {
         gemm::gemm(
             tokens,

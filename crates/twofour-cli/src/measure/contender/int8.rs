@@ -1,4 +1,4 @@
-//! Int8 weights with a scale for each row. Neither candle nor `gemm` has such a product.
+//! Int8 weights with a scale for each row. Neither candle nor `gemm` has such a GEMM.
 
 use std::rc::Rc;
 

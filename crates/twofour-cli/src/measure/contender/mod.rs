@@ -1,4 +1,4 @@
-//! Those who multiply: this project's 2:4 and dense kernels, candle, and the `gemm` crate.
+//! Contenders: this project's 2:4 and dense kernels, candle, and the `gemm` crate.
 
 mod candle;
 mod float;
@@ -15,21 +15,21 @@ use half::{bf16, f16};
 use self::{float::FloatWeights, int8::Int8Weights, single::Single};
 use super::work::{Shape, WeightDType, Who};
 
-/// Somebody who multiplies, with copies of the weight that take turns.
+/// A GEMM implementation, with copies of the weight that calls rotate through.
 pub(crate) trait Contender: fmt::Debug {
-    /// Whose product it is.
+    /// The implementation's name.
     fn who(&self) -> Who;
     /// Bytes of one copy of the weight.
     fn weight_bytes(&self) -> usize;
-    /// Multiplies once, with the copy whose turn it is.
+    /// Multiplies once, with the next copy of the weight.
     fn multiply(&mut self) -> Result<()>;
-    /// What the last product gave, `[tokens, out]`.
+    /// Returns the last result, `[tokens, out]`.
     fn product(&self) -> Result<Vec<f32>>;
 }
 
-/// A random weight in the forms that all contenders need.
+/// A random weight in the forms of all contenders.
 pub(crate) trait Weights: fmt::Debug {
-    /// Contenders for a number of tokens, [`Who::Sparse`] first; all multiply the same tokens.
+    /// Returns the contenders for a number of tokens, [`Who::Sparse`] first; all multiply the same tokens.
     fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>>;
     /// Bytes of the dense weight.
     fn dense_bytes(&self) -> usize;
@@ -37,7 +37,7 @@ pub(crate) trait Weights: fmt::Debug {
     fn sparse_bytes(&self) -> usize;
 }
 
-/// Makes a random weight.
+/// Returns a random weight.
 pub(crate) fn weights(shape: Shape, dtype: WeightDType) -> Result<Box<dyn Weights>> {
     Ok(match dtype {
         WeightDType::F32 => Box::new(FloatWeights::<f32>::new(shape)?),
@@ -47,14 +47,16 @@ pub(crate) fn weights(shape: Shape, dtype: WeightDType) -> Result<Box<dyn Weight
     })
 }
 
-/// The 2:4 kernel in f32, to take turns with the contenders of another dtype.
+/// Returns the 2:4 kernel in f32, to be interleaved with the contenders of another dtype.
 pub(crate) fn single(shape: Shape, tokens: usize) -> Result<Box<dyn Contender>> {
     Ok(Box::new(Single::new(shape, tokens)?))
 }
 
-/// Two dense contenders gave different products: their times say nothing.
+/// Two dense contenders have different results, so their times are not comparable.
 #[derive(Debug, thiserror::Error)]
-#[error("{who} gives {found} where {reference} gives {expected} (output {at}): not the same product, so not compared")]
+#[error(
+    "{who} computes {found} where {reference} computes {expected} (output {at}): results differ, so times are not compared"
+)]
 pub(crate) struct Disagreement {
     who: Who,
     reference: Who,
@@ -63,12 +65,12 @@ pub(crate) struct Disagreement {
     expected: f32,
 }
 
-/// Checks that the dense contenders' last products are one and the same, as far as their dtype can tell.
+/// Checks that the dense contenders' last results agree, within the precision of their dtype.
 ///
 /// # Errors
 /// [`Disagreement`] with the first output that differs.
 pub(crate) fn expect_agreement(contenders: &[Box<dyn Contender>], inputs: usize) -> Result<()> {
-    // Sums of `inputs` products of numbers from -1 to 1 are sqrt(inputs) / 3 in the mean; bf16 keeps 8 bits of them.
+    // A dot product of `inputs` numbers from -1 to 1 is sqrt(inputs) / 3 in the mean; bf16 keeps 8 bits of it.
     let tolerance = 0.02 * (inputs as f32).sqrt();
     let mut dense = contenders.iter().filter(|contender| contender.who().is_dense());
     let Some(first) = dense.next() else { return Ok(()) };

@@ -13,7 +13,7 @@ use crate::measure::{memory::Rotation, work::Who};
 
 /// A packed weight of any kind.
 pub(super) trait OwnWeight: fmt::Debug {
-    /// What activations are made of.
+    /// Data type of activations.
     type Activation: KernelElement;
     const WHO: Who;
     fn bytes(&self) -> usize;
@@ -21,7 +21,7 @@ pub(super) trait OwnWeight: fmt::Debug {
     fn linear(&self, x: &[Self::Activation], tokens: usize, y: &mut [Self::Activation]) -> KernelResult<()>;
 }
 
-/// The kernels' types have the same methods, but no trait.
+/// The methods that the kernels' types have in common.
 macro_rules! own_weight {
     ($weight:ty, $activation:ty, $who:expr $(, $t:ident)?) => {
         impl $(<$t: KernelElement>)? OwnWeight for $weight {
@@ -45,7 +45,7 @@ own_weight!(DenseWeight<T>, T, Who::Dense, T);
 own_weight!(SparseWeightI8, f32, Who::Sparse);
 own_weight!(DenseWeightI8, f32, Who::Dense);
 
-/// One of this project's kernels at work.
+/// A planned call of one of this project's kernels.
 #[derive(Debug)]
 pub(super) struct Own<W: OwnWeight> {
     weights: Rc<Rotation<W>>,

@@ -1,4 +1,4 @@
-//! The 2:4 kernel in f32 beside one of a smaller dtype: does the smaller one gain anything here?
+//! The 2:4 kernel in f32, beside one of a smaller dtype, to show what the smaller dtype gains.
 
 use std::rc::Rc;
 
@@ -11,12 +11,12 @@ use crate::measure::{
     work::{Shape, Who},
 };
 
-/// This project's 2:4 kernel in f32, measured for a product of another dtype.
+/// This project's 2:4 kernel in f32, measured beside a GEMM of another dtype.
 #[derive(Debug)]
 pub(super) struct Single(Own<SparseWeight<f32>>);
 
 impl Single {
-    /// A random weight of a shape and as many tokens.
+    /// Returns a random weight of a shape and its activations.
     pub(super) fn new(shape: Shape, tokens: usize) -> Result<Self> {
         let weight = random::<f32>(shape.out * shape.inputs);
         let matrix = MatrixRef::new(shape.out, shape.inputs, &weight)?;

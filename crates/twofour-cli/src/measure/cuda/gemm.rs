@@ -20,34 +20,34 @@ use twofour_cuda::{
 
 use super::sample::read;
 
-/// One contender's time for one product.
+/// One contender's time for one GEMM.
 #[derive(Debug, Serialize)]
 pub(crate) struct GemmRow {
-    /// Of W and X.
+    /// Data type of W and X.
     pub(crate) dtype: &'static str,
-    /// Of the result.
+    /// Data type of the result.
     pub(crate) output: &'static str,
-    /// Tokens, what is summed over, features.
+    /// Tokens, in_features, out_features.
     pub(crate) shape: [usize; 3],
-    /// Whose.
+    /// The contender.
     pub(crate) contender: &'static str,
-    /// Which of theirs.
+    /// Its kernel.
     pub(crate) kernel: String,
     /// Median, microseconds.
     pub(crate) us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub(crate) min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub(crate) max_us: f64,
-    /// Of the dense product's operations.
+    /// 10^12 operations a second, counting those of the dense GEMM.
     pub(crate) tflops: f64,
-    /// Of the weight's bytes, dense or 2:4 as the contender has them.
+    /// 10^9 bytes of the weight a second, dense or 2:4 as the contender reads it.
     pub(crate) gb_per_s: f64,
-    /// Microseconds a launch after a second of launches without a pause; null where that was not measured.
+    /// Microseconds a launch after a second of back-to-back launches; null where that was not measured.
     pub(crate) sustained_us: Option<f64>,
 }
 
-/// Tokens, what is summed over, features: squares, and layers of Llama 3 8B and of the ViT that 2:4 training was made for.
+/// Tokens, in_features, out_features: squares, and layers of Llama 3 8B and of the ViT that 2:4 training was designed for.
 pub(crate) const GEMM_SHAPES: [[usize; 3]; 6] = [
     [8192, 8192, 8192],
     [4096, 4096, 4096],
@@ -57,26 +57,26 @@ pub(crate) const GEMM_SHAPES: [[usize; 3]; 6] = [
     [13008, 4096, 1024],
 ];
 
-/// What is multiplied.
+/// Data types of prefill.
 pub(crate) const GEMM_TYPES: [DataType; 4] = [DataType::BF16, DataType::F16, DataType::E4M3, DataType::I8];
 
-/// Features and what is summed over: the layers of Llama 3 8B.
+/// `[out_features, in_features]`: the layers of Llama 3 8B.
 pub(crate) const DECODE_LAYERS: [[usize; 2]; 4] = [[6144, 4096], [4096, 4096], [28672, 4096], [4096, 14336]];
 
-/// Tokens that are decoded at once.
+/// Token counts of decode.
 pub(crate) const DECODE_TOKENS: [usize; 5] = [1, 8, 16, 32, 64];
 
-/// So many tokens are few: reading the weight is what takes time.
+/// The most tokens for which GEMMs are memory-bound.
 const FEW: usize = 64;
 
-/// The contender with four-bit weights, and what merely reads those.
+/// The contender with int4 weights, and the kernel that only reads those.
 const INT4: &str = "twofour-int4";
 const READ_INT4: &str = "read-int4";
 
-/// What is multiplied by few tokens.
+/// Data types of decode.
 pub(crate) const DECODE_TYPES: [DataType; 3] = [DataType::BF16, DataType::E4M3, DataType::I8];
 
-/// The shape that is also measured without a pause.
+/// The shape that is also measured with back-to-back launches.
 const SUSTAINED: [usize; 3] = GEMM_SHAPES[0];
 
 /// NVIDIA's libraries.
@@ -87,12 +87,12 @@ pub(crate) struct Libraries {
 }
 
 impl Libraries {
-    /// Both, or an error that says which is not there.
+    /// Opens both libraries, or returns an error that names the missing one.
     pub(crate) fn open(device: &Device) -> Result<Self> {
         Ok(Self { dense: CublasLt::open(device)?, sparse: CusparseLt::open(device)? })
     }
 
-    /// Their versions.
+    /// Returns their versions.
     pub(crate) fn versions(&self) -> Result<[String; 2]> {
         let told = |(a, b, c): (usize, usize, usize)| format!("{a}.{b}.{c}");
         let (a, b, c) = self.sparse.version()?;
@@ -100,7 +100,7 @@ impl Libraries {
     }
 }
 
-/// A random 2:4 weight on a device, to be multiplied.
+/// A random 2:4 weight on a device.
 pub(crate) struct Layer<'a> {
     device: &'a Device,
     dispatcher: &'a Dispatcher,
@@ -109,7 +109,7 @@ pub(crate) struct Layer<'a> {
     features: usize,
     reduction: usize,
     weight: Arc<RandomWeight>,
-    /// The weight in four bits, where X has 16 and few tokens are to come.
+    /// The int4 weight, for small batches of 16-bit X.
     int4: Option<Arc<RandomInt4>>,
 }
 
@@ -125,15 +125,15 @@ impl<'a> Layer<'a> {
         Ok(Self { device, dispatcher, stream, element, features, reduction, weight, int4: None })
     }
 
-    /// With the weight in four bits beside it, to be measured too.
+    /// Returns a weight that is also measured in int4.
     pub(crate) fn with_int4(self) -> Result<Self> {
         let weight = RandomInt4::new(&self.stream, self.features, self.reduction, Granularity::Group)?;
         let int4 = Some(Arc::new(weight));
         Ok(Self { int4, ..self })
     }
 
-    /// Times the product with so many tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's with the weight as if it were
-    /// dense, as the dispatcher found or remembers them; and the engine that it chooses. A library that has no algorithm for it is left out.
+    /// Times the GEMM with a number of tokens: the best of our methods, of cuSPARSELt's algorithms, and of cuBLASLt's with the dense weight, as the
+    /// dispatcher measured or cached them; and the engine that the dispatcher chooses. A library without an algorithm for the problem is left out.
     pub(crate) fn measure(&self, tokens: usize, rounds: u32) -> Result<Vec<GemmRow>> {
         let Self { device, dispatcher, ref stream, element, features, reduction, ref weight, ref int4 } = *self;
         let output = if element.bytes() == 2 { element } else { DataType::BF16 };
@@ -144,7 +144,7 @@ impl<'a> Layer<'a> {
         let engines: Vec<Engine> = engines.map(|measured| measured.how).collect();
         let products = engines.iter().map(|e| Ok(trial.product(*e)?)).collect::<Result<Vec<_>>>()?;
         let chosen = trial.product(choice.best().how)?;
-        // Our best, as the dispatcher found or remembers it.
+        // Our best method, as the dispatcher measured or cached it.
         let (granularity, order) = (Granularity::Group, Order::TokensFirst);
         let four_bits = int4::Int4Problem { element, output, granularity, features, tokens, reduction, order };
         let int4 = int4.as_ref().map(|weight| Int4Trial::with_weight(device, four_bits, stream, weight.clone()));
@@ -161,7 +161,7 @@ impl<'a> Layer<'a> {
         contenders.push(trial.contender(&chosen).named("dispatch"));
 
         let mut timer = Timer::new(device, stream)?;
-        // What no product of few tokens can be faster than.
+        // The bandwidth limit of small batches.
         let weight_bytes = features * reduction * element.bytes() / 2 + features * reduction / 8;
         let (raw, sink) = (Stream(stream.cu_stream()), stream.alloc_zeros::<u8>(16)?);
         let (read_at, sink) = (weight.dense.device_ptr(stream).0, sink.device_ptr(stream).0);
@@ -215,11 +215,11 @@ impl<'a> Layer<'a> {
         Ok(times.into_iter().zip(sustained).map(row).collect())
     }
 
-    /// Contenders that did not compute the same are not contenders; with four bits the same but for their rounding.
+    /// Checks that contenders compute the same results; for int4 within quantization error.
     fn expect_alike(&self, trial: &Trial, engines: &[Engine], int4: Option<&CudaSlice<u8>>) -> Result<()> {
         let Some(dense) = engines.iter().find(|engine| matches!(engine, Engine::CublasLt(_))) else { return Ok(()) };
         let problem = trial.problem();
-        // Every kernel computes the first results in the first of its rounds and with all of its parts.
+        // Every kernel computes the first results in its first wave and with all of its CTAs.
         let sample = problem.tokens.min(64) * problem.features;
         let dense = read(&self.stream, trial.out(*dense), 0..sample, dense_output(problem))?;
         let size = dense.iter().map(|v| v.abs()).sum::<f64>() / dense.len() as f64;

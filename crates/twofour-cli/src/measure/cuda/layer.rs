@@ -56,9 +56,9 @@ impl Tensors {
     }
 }
 
-/// Times a step and its parts: the forward pass with bias, the input gradient, and the weight and bias gradients. Dense: cuBLASLt's fastest algorithms, the bias
-/// in the epilogue, its gradient in an epilogue or by column sums, whichever is faster. 2:4: [`SparseLinear`] with a transposable mask that is chosen and
-/// packed both ways in every step, and the weight gradient dense or by MVUE.
+/// Times a step and its parts: the forward pass with bias, the input gradient, and the weight and bias gradients. Dense: cuBLASLt's fastest
+/// algorithms, with the bias in the epilogue, and its gradient in an epilogue or by column sums, whichever is faster. 2:4: [`SparseLinear`] with a
+/// transposable mask that is selected and packed along both axes in every step, and the weight gradient dense or by MVUE.
 pub(crate) fn layer(
     device: &Device,
     libraries: &Libraries,
@@ -103,7 +103,7 @@ pub(crate) fn layer(
         accumulate: false,
     };
     let run = |plan: &CublasLtPlan, a: &Tensor, b: &Tensor, d: &Tensor| -> Result<()> {
-        // SAFETY: all memory is allocated above, as long as the product asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the product requires, and lives until the stream has been waited for.
         Ok(unsafe { plan.run(raw, a.at, b.at, d.at, workspace) }?)
     };
     let mut fastest = |plans: Vec<CublasLtPlan>, a, b, d| -> Result<Option<(CublasLtPlan, usize)>> {
@@ -126,7 +126,7 @@ pub(crate) fn layer(
     let plans = unsafe {
         libraries.dense.plans_with(problem, DenseEpilogue::BiasGradient, db.at, PartialSums::Any, HEURISTICS)
     };
-    // The library need not have that epilogue.
+    // The library may lack that epilogue.
     let fused = fastest(plans.unwrap_or_default(), x, dy, dw)?;
 
     let sums = || -> Result<()> {

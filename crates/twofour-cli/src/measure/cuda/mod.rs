@@ -1,4 +1,4 @@
-//! Device time of GPU kernels: contenders by turns, between two events, after the second-level cache was flushed.
+//! Device time of GPU kernels: contenders interleaved, between two events, with a cold L2.
 
 mod gemm;
 mod grid;
@@ -21,14 +21,14 @@ pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
 
-/// The GPU that figures belong to.
+/// The GPU that was measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Gpu {
-    /// Its name, as the driver tells it.
+    /// The GPU's name, as the driver reports it.
     pub(crate) gpu: String,
-    /// What kernels are compiled for.
+    /// The architecture that kernels are compiled for.
     pub(crate) architecture: String,
-    /// Its multiprocessors.
+    /// Number of SMs.
     pub(crate) multiprocessors: u32,
     /// The CUDA version that the driver supports.
     pub(crate) driver: String,
@@ -36,7 +36,7 @@ pub(crate) struct Gpu {
     pub(crate) nvrtc: Option<String>,
 }
 
-/// What GPU this is.
+/// Returns the description of a GPU.
 pub(crate) fn gpu(device: &Device) -> Result<Gpu> {
     let (major, minor) = device.driver_version()?;
     Ok(Gpu {

@@ -1,4 +1,4 @@
-//! The suite `overhead`: what a call costs the host.
+//! The suite `overhead`: host time of a call.
 
 use std::time::Instant;
 
@@ -16,29 +16,29 @@ use twofour_cuda::{
 
 use super::gemm::Libraries;
 
-/// What a call of one contender costs the host.
+/// Host time of one contender's call.
 #[derive(Debug, Serialize)]
 pub(crate) struct OverheadRow {
-    /// What is multiplied or pruned.
+    /// Data type of the GEMM's operands, or of the pruned weight.
     pub(crate) dtype: &'static str,
-    /// Tokens, what is summed over, features; no tokens where a weight is pruned.
+    /// Tokens, in_features, out_features; no tokens for pruning.
     pub(crate) shape: [usize; 3],
-    /// Whose.
+    /// The contender.
     pub(crate) contender: &'static str,
-    /// Which call.
+    /// The call.
     pub(crate) kernel: String,
     /// Median, microseconds.
     pub(crate) host_us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub(crate) min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub(crate) max_us: f64,
 }
 
-/// Calls between two looks at the clock: few enough that the driver's queue never fills.
+/// Calls between two readings of the clock: few enough that the driver's queue never fills.
 const CALLS: u32 = 50;
 
-/// Times planned calls as the host sees them: launches that nobody waits for, on small tensors.
+/// Times planned calls on the host: launches without synchronization, on small tensors.
 pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> Result<Vec<OverheadRow>> {
     let stream = device.context().new_stream()?;
     let raw = Stream(stream.cu_stream());
@@ -61,7 +61,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
             }
             let us = begun.elapsed().as_secs_f64() * 1e6 / f64::from(CALLS);
             stream.synchronize()?;
-            // The first rounds warm up.
+            // The first rounds are warm-up.
             if round >= 3 {
                 times.push(us);
             }
@@ -100,7 +100,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
             accumulate: false,
         };
         let plans = libraries.dense.plans(dense, PartialSums::Any, 1)?;
-        let plan = plans.first().context("cuBLASLt has no algorithm for a small product")?;
+        let plan = plans.first().context("cuBLASLt has no algorithm for a small GEMM")?;
         // SAFETY: as above.
         let mut call = || Ok(unsafe { plan.run(raw, at(&weight.dense), at(&x), at(&out), at(&workspace)) }?);
         row(tokens, "cublaslt", "heuristic 0".into(), &mut call)?;

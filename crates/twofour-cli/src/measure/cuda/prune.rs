@@ -16,23 +16,23 @@ use crate::measure::random::Random;
 /// One contender's time for one weight.
 #[derive(Debug, Serialize)]
 pub(crate) struct PruneRow {
-    /// Of the weight.
+    /// Data type of the weight.
     pub(crate) dtype: &'static str,
-    /// Of the compressed values.
+    /// Data type of the compressed values.
     pub(crate) output: &'static str,
     /// Rows and columns.
     pub(crate) shape: [usize; 2],
-    /// Whose.
+    /// The contender.
     pub(crate) contender: &'static str,
-    /// The rule, or what was done.
+    /// The rule or operation.
     pub(crate) kernel: String,
     /// Median, microseconds.
     pub(crate) us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub(crate) min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub(crate) max_us: f64,
-    /// Of the bytes that must be read and written.
+    /// 10^9 bytes a second, counting the bytes that must be read and written.
     pub(crate) gb_per_s: f64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct PruneRow {
 pub(crate) const PRUNE_SHAPES: [(usize, usize); 5] =
     [(4096, 14336), (14336, 4096), (8192, 8192), (1024, 4096), (4096, 1024)];
 
-/// Times pruning of a random weight both ways, by the rules that people use, beside a plain copy of as many bytes.
+/// Times pruning of a random weight along both axes, by the common rules, beside a plain copy of as many bytes.
 pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) -> Result<Vec<PruneRow>> {
     let stream = device.context().new_stream()?;
     let mut random = Random::new();

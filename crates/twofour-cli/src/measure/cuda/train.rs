@@ -1,4 +1,4 @@
-//! The suite `train-linear`: a layer forward and backward, its mask chosen anew.
+//! The suite `train-linear`: a layer forward and backward, with a new mask in every step.
 
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -19,32 +19,33 @@ use super::gemm::Libraries;
 /// One contender's time for one part of a training step of a linear layer, or for all of it.
 #[derive(Debug, Serialize)]
 pub(crate) struct TrainRow {
-    /// Of weights, activations and gradients.
+    /// Data type of weights, activations and gradients.
     pub(crate) dtype: &'static str,
     /// Tokens, input features, output features.
     pub(crate) shape: [usize; 3],
-    /// Whose.
+    /// The contender.
     pub(crate) contender: &'static str,
-    /// Which part, or all.
+    /// The part, or the whole step.
     pub(crate) part: &'static str,
-    /// Which kernels.
+    /// The kernels.
     pub(crate) kernel: String,
     /// Median, microseconds.
     pub(crate) us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub(crate) min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub(crate) max_us: f64,
 }
 
-/// Tokens, input features, output features: the layers of the ViT that 2:4 training was made for.
+/// Tokens, in_features, out_features: the layers of the ViT that 2:4 training was designed for.
 pub(crate) const TRAIN_SHAPES: [[usize; 3]; 2] = [[13008, 1024, 4096], [13008, 4096, 1024]];
 
-/// What is trained in.
+/// Data types of training.
 pub(crate) const TRAIN_TYPES: [DataType; 2] = [DataType::F16, DataType::BF16];
 
-/// Times the parts of a step and all of it: dense by cuBLASLt, and 2:4 with a greedy transposable mask chosen anew, both products of the weight by our
-/// kernels, and the weight's gradient dense by cuBLASLt or by our kernels from an unbiased 2:4 estimate of the output's gradient (MVUE, made anew).
+/// Times the parts of a step and the whole step. Dense: cuBLASLt. 2:4: a greedy transposable mask selected in every step, forward pass and input
+/// gradient by our kernels, and the weight gradient dense by cuBLASLt, or by our kernels from an unbiased 2:4 estimate of the output gradient (MVUE,
+/// computed in every step).
 pub(crate) fn train_linear(
     device: &Device,
     libraries: &Libraries,
@@ -83,7 +84,7 @@ pub(crate) fn train_linear(
     };
     let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
         let plans = libraries.dense.plans(dense, PartialSums::Any, engine::HEURISTICS)?;
-        // SAFETY: here and below, all memory is allocated above, as long as the products ask for, and lives until the stream has been waited for.
+        // SAFETY: here and below, all memory is allocated above, as long as the GEMMs require, and lives until the stream has been waited for.
         let run = |plan: &cublaslt::CublasLtPlan| unsafe { plan.run(raw, a, b, d, workspace) };
         let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("cuBLASLt has no algorithm for a training step")?;
@@ -109,7 +110,7 @@ pub(crate) fn train_linear(
     let to = BothWays { packed: Some(packed), transposed: Some(transposed), ..BothWays::default() };
     let watch = Watch { nan: nan.device_ptr(&stream).0, flips: None };
     let weight_there = DenseWeight { data: w, rows: outputs, cols: inputs };
-    // The order of metadata is the element type's, whatever the tile.
+    // The order of metadata depends on the element type only, not on the tile.
     let order = Gemm::meta_order_of(element);
     let rule = Transposable::GreedyAbs;
     // SAFETY: as above.
@@ -118,7 +119,7 @@ pub(crate) fn train_linear(
     let product = |features, reduction| GemmProblem::plain(element, element, features, tokens, reduction);
     let sparse_forward = sparse_part(product(outputs, inputs), packed, x, y)?;
     let sparse_input = sparse_part(product(inputs, outputs), transposed, dy, dx)?;
-    // The gradient of the weight, [outputs, inputs]: the reduction is over the tokens, in groups of which the output's gradient is estimated.
+    // The weight gradient, [outputs, inputs]: the reduction is over tokens, and the output gradient is estimated in groups of tokens.
     let compressor = Compressor::new(device, element, element)?;
     let estimator = Estimator::Mvue { seed: 1 };
     let gradient = DenseWeight { data: dy, rows: tokens, cols: outputs };

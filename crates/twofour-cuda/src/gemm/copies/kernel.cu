@@ -1,11 +1,11 @@
-// Copies of matrices into memory that the products' kernels can read, or back from it: rows of another length, whose ends are zeros, or the transpose.
+// Copies of matrices into the layout that GEMM kernels require, or back: rows of another length, padded with zeros, or the transpose.
 //
-// All sizes count units of a width that every row's start is aligned to; of a transpose they count elements.
+// Sizes are in units to which every row's start is aligned; for a transpose they are in elements.
 
 struct Copy {
     const void* from;
     void* to;
-    // Units from one row to the next, and units of a row of `from` that are there.
+    // Units from one row to the next, and the length of a row of `from` in units.
     u64 from_pitch, to_pitch;
     u32 from_length;
     // Rows of `to`, and units of each that are written: those past `from_length` are zeros.
@@ -14,7 +14,7 @@ struct Copy {
 
 constexpr u32 THREADS = 256, UNITS = 8;
 
-// A block takes UNITS times THREADS units of a row.
+// A CTA copies UNITS times THREADS units of a row.
 template <class Unit> __device__ __forceinline__ void copy_rows(const Copy& p) {
     const u64 row = blockIdx.x;
     const Unit* from = (const Unit*)p.from + row * p.from_pitch;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_2(const __grid_c
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_4(const __grid_constant__ Copy p) { copy_rows<u32>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows_16(const __grid_constant__ Copy p) { copy_rows<uint4>(p); }
 
-// Row `r` of `to` is column `r` of `from`, which has `from_length` rows. A block takes SIDE columns of `from` and, in turns, SIDE of its rows.
+// Row `r` of `to` is column `r` of `from`, which has `from_length` rows. A CTA transposes SIDE columns of `from`, and loops over tiles of SIDE of its rows.
 constexpr u32 SIDE = 32;
 
 template <class Element> __device__ __forceinline__ void transpose(const Copy& p) {

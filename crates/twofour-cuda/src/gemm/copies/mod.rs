@@ -1,4 +1,4 @@
-//! Copies of X and of results for shapes and addresses that a product's kernel cannot take: rows that are not multiples of 16 bytes, or the transpose of X.
+//! Copies of X and of results for shapes and addresses that a GEMM kernel cannot use: rows that are not multiples of 16 bytes, or the transpose of X.
 
 use crate::{
     Device, DevicePtr, Result, Stream,
@@ -7,16 +7,16 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// The kernels.
+/// The copy kernels.
 #[derive(Debug, Clone)]
 pub(super) struct Copies {
-    /// Of rows, by units of 1, 2, 4 and 16 bytes.
+    /// Copies of rows, by units of 1, 2, 4 and 16 bytes.
     rows: [Kernel; 4],
-    /// Of transposes, by elements of 1 and 2 bytes.
+    /// Transposes, of elements of 1 and 2 bytes.
     transposes: [Kernel; 2],
 }
 
-/// As the kernels have it.
+/// The kernels' parameters, in their memory layout.
 #[repr(C)]
 struct Parameters {
     from: DevicePtr,
@@ -28,24 +28,24 @@ struct Parameters {
     length: u32,
 }
 
-/// A matrix of so many rows, and how many bytes lie between the starts of two of them.
+/// A matrix, and its pitch in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows {
     pub(super) data: DevicePtr,
     pub(super) pitch: usize,
 }
 
-/// Widths of units, in bytes.
+/// Bytes of a unit.
 const UNITS: [usize; 4] = [1, 2, 4, 16];
 
-/// Threads of a block, and units that it copies of a row.
+/// Threads of a CTA, and units of a row that a CTA copies.
 const THREADS: u32 = 256;
 const BLOCK_UNITS: usize = 256 * 8;
 
-/// Elements of the side of a tile of a transpose.
+/// Elements of the side of a transpose's tile.
 const SIDE: usize = 32;
 
-/// Blocks that a grid can have along its second axis.
+/// Most CTAs along a grid's second axis.
 const MOST_GRID_ROWS: usize = 65_535;
 
 pub(super) fn source() -> Source {
@@ -63,10 +63,10 @@ impl Copies {
         })
     }
 
-    /// Copies so many rows of so many bytes, and writes zeros up to `length` bytes of each row of `to`.
+    /// Copies `rows` rows of `bytes` bytes, and writes zeros up to `length` bytes of each row of `to`.
     ///
     /// # Safety
-    /// The rows are valid for what is read and written until the stream has come past this call; the stream is of the kernels' device.
+    /// The rows are valid for what is read and written until the stream has passed this call; the stream is of the kernels' device.
     pub(super) unsafe fn rows(
         &self,
         stream: Stream,
@@ -94,7 +94,7 @@ impl Copies {
         unsafe { self.rows[which].launch(stream, launch, &parameters) }
     }
 
-    /// Writes the transpose of `[rows, cols]` elements of so many bytes (1 or 2) to rows of `length` elements, with zeros past `rows` of each.
+    /// Writes the transpose of a `[rows, cols]` matrix of elements of `width` bytes (1 or 2) to rows of `length` elements, with zeros past `rows` of each.
     ///
     /// # Safety
     /// That of [`Copies::rows`].

@@ -1,9 +1,10 @@
 // act(alpha * scales * W X^T + bias) with a 16-bit 2:4 W and at most eight tokens, on sm_80 and everything after: see direct.cuh.
 //
-// A step is 64 columns. A lane reads 16 contiguous bytes of a row, the kept values of four groups, and two products want two groups each of every lane. So groups
-// take places in the products other than in W, and the activations and the metadata have to follow (tests/lanes.rs):
+// A step is 64 columns. A lane loads 16 contiguous bytes of a row, the kept values of four groups, while each of two `mma.sp` instructions takes two
+// groups from every lane. Groups are therefore permuted between W and the instructions, and the activations and the metadata are permuted accordingly
+// (tests/lanes.rs):
 //
-// | group of a step | lane of four that has it | product | the product's group |
+// | group of a step | lane of four that holds it | instruction | the instruction's group |
 // |---|---|---|---|
 // | 4 j + 2 s + h | j | s | 4 h + j |
 
@@ -21,13 +22,13 @@ struct Parameters {
     u32 features;
 };
 
-// A lane's part of a step: of every sixteen rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in words of four groups.
+// A lane's part of a step: for every 16 rows the values of rows r = `lane / 4` and r + 8, and the metadata of both, in words of four groups.
 struct Step {
     u32 values[HEIGHT][2][4];
     u32 codes[HEIGHT][2][2];
 };
 
-// Where a lane's parts are, from step to step.
+// The addresses of a lane's parts, advanced from step to step.
 struct Reader {
     const u8* values[HEIGHT];
     const u8* meta[HEIGHT];
@@ -40,7 +41,7 @@ struct Reader {
         meta_step = (u64)p.rows * META_BYTES;
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
-            // Rows that are not there come as the last ones that are: what they give is not stored.
+            // Rows past the end are replaced by the last ones: their results are not stored.
             const u32 row = min(feature + m * 16, p.rows - 16) + lane / 4;
             values[m] = p.values + row * row_bytes + (u64)step * W_BYTES + lane % 4 * 16;
             meta[m] = p.meta + step * meta_step + row * META_BYTES;
@@ -59,7 +60,7 @@ struct Reader {
     }
 };
 
-// The codes that the products want of a lane: of rows r (lower half) and r + 8 (upper half) those of group `lane % 4` of every four.
+// Returns the metadata operand of a lane: for rows r (lower half) and r + 8 (upper half) the codes of group `lane % 4` of every four.
 __device__ __forceinline__ u32 product_codes(const u32 (&words)[2][2]) {
     u32 codes = 0;
     #pragma unroll
@@ -70,7 +71,7 @@ __device__ __forceinline__ u32 product_codes(const u32 (&words)[2][2]) {
     return codes;
 }
 
-// Adds a step's products; `x` is where the lane's part of X's step begins.
+// Multiplies a step; `x` is the address of the lane's part of X's step.
 __device__ __forceinline__ void add(Sum (&sums)[HEIGHT][4], const Step& step, u32 x) {
     u32 codes[HEIGHT];
     #pragma unroll
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) direct(const __g
     #pragma unroll
     for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
     const Activations<X_BYTES> x(p.x, p.tokens, p.steps, part, memory);
-    // What is computed for tokens that are not there is never stored, so they may have another's activations.
+    // Lanes of tokens past the end read another token's activations: their results are not stored.
     const u32 mine = x.first + min(lane / 4, p.tokens - 1) * x.row_bytes + lane % 4 / 2 * 32 + lane % 2 * 4;
     Sum sums[HEIGHT][4] = {};
     x.wait();

@@ -1,5 +1,5 @@
-//! GEMM of at most eight tokens by `mma.sp`, on every architecture from sm_80 on: the weight goes from memory straight into registers, and no block
-//! waits for another. Here: how such kernels share the work, and those of 16-bit weights; [`super::int4`] has those of four bits.
+//! GEMM of at most eight tokens by `mma.sp`, on every architecture from sm_80 on. The weight goes from memory straight into registers, and CTAs do
+//! not synchronize. This module has the shapes of such kernels and those of 16-bit weights; [`super::int4`] has those of int4 weights.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,60 +11,61 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// Tokens of an instruction.
+/// Tokens of an instruction (`n`).
 pub(super) const TOKENS: usize = 8;
 
-/// Rows of W of an instruction.
+/// Rows of W of an instruction (`m`).
 const ROWS: u32 = 16;
 
-/// What a block does.
+/// The rows, warps and prefetch distance of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DirectShape {
     /// Rows of W, in units of 16.
     pub height: u32,
-    /// Warps, each of which sums over a part of the columns.
+    /// Warps, each of which accumulates a part of the columns.
     pub warps: u32,
-    /// Steps that are read ahead.
+    /// Prefetch distance, in steps.
     pub depth: u32,
-    /// Blocks that a multiprocessor runs at once, if registers are all that counts.
+    /// CTAs resident on an SM, as far as registers limit them.
     pub blocks: u32,
 }
 
 impl DirectShape {
-    /// Bytes of shared memory: sums of all warps, and so many rows of X, parted among the warps. `steps` are those of a row, of so many bytes of X.
+    /// Returns the bytes of shared memory: the accumulators of all warps, and `tokens` rows of X, divided among the warps. A row has `steps` steps of
+    /// `step_bytes` bytes of X.
     pub(super) fn shared_bytes(self, tokens: usize, steps: usize, step_bytes: usize) -> usize {
         let warps = self.warps as usize;
         warps * (self.height as usize * 32 * 16 + tokens * (steps.div_ceil(warps) * step_bytes + 16))
     }
 
-    /// Its name.
+    /// Returns the shape's name.
     pub(super) fn name(self) -> String {
         let DirectShape { height, warps, depth, .. } = self;
         format!("{}w{warps}d{depth}", height * ROWS)
     }
 
-    /// What sources are defined for.
+    /// Returns the sources' preprocessor definitions.
     pub(super) fn definitions(self) -> String {
         let DirectShape { height, warps, depth, blocks } = self;
         format!("#define HEIGHT {height}\n#define WARPS {warps}\n#define DEPTH {depth}\n#define BLOCKS {blocks}\n")
     }
 
-    /// The launch for so many rows.
+    /// Returns the launch configuration.
     pub(super) fn launch(self, features: usize, shared: u32) -> Launch {
         let blocks = features.div_ceil((ROWS * self.height) as usize) as u32;
         Launch { grid: (blocks, 1), block: self.warps * 32, shared, cluster: 1 }
     }
 }
 
-/// Shapes that there are kernels of 16-bit weights for, by what they were the fastest for on an H200.
+/// Shapes of the kernels of 16-bit weights, named by the problems for which they were the fastest on an H200.
 const MANY_ROWS: DirectShape = DirectShape { height: 1, warps: 8, depth: 4, blocks: 3 };
 const FEW_ROWS: DirectShape = DirectShape { height: 1, warps: 16, depth: 2, blocks: 2 };
 const MORE_TOKENS: DirectShape = DirectShape { height: 2, warps: 8, depth: 2, blocks: 2 };
 const SHAPES: [DirectShape; 3] = [MANY_ROWS, FEW_ROWS, MORE_TOKENS];
 
 impl DirectShape {
-    /// Those for a problem: none where there are too many tokens, elements are not of 16 bits, or X does not fit in shared memory; none on Hopper, either, where X would have to be copied
-    /// that other kernels read as it is.
+    /// Returns the shapes that compute a problem. The list is empty for too many tokens, for elements that are not of 16 bits, and where X does not
+    /// fit in shared memory. On Hopper it is also empty where X would have to be copied that other kernels read in place.
     pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<DirectShape> {
         let few = problem.tokens <= TOKENS && problem.x == XOrder::TokensFirst;
         let whole = problem.reduction.is_multiple_of(tile_k(problem.element).columns()) || !is_hopper(architecture);
@@ -73,7 +74,7 @@ impl DirectShape {
         SHAPES.into_iter().filter(|shape| known && fits(shape)).collect()
     }
 
-    /// The one that spreads the work best over the device.
+    /// Returns the shape that best balances the work over the SMs.
     pub(super) fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Option<DirectShape> {
         let all = DirectShape::all(problem, architecture);
         let few_rows = problem.features <= (2 * ROWS * multiprocessors) as usize;
@@ -90,25 +91,25 @@ impl DirectShape {
 /// A kernel of 16-bit weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectKernel {
-    /// What W and X are made of.
+    /// Data type of W and X.
     pub element: DataType,
-    /// What a block does.
+    /// The shape of a CTA.
     pub shape: DirectShape,
 }
 
 impl DirectKernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<DirectKernel> {
         let of = |element| SHAPES.map(|shape| DirectKernel { element, shape });
         [DataType::F16, DataType::BF16].into_iter().flat_map(of).collect()
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         format!("{}-{}", self.element, self.shape.name())
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         mma::instruction(self.element, self.element) + &self.shape.definitions()
     }
@@ -125,7 +126,7 @@ impl DirectKernel {
     }
 }
 
-/// A GEMM with its kernel and its launch.
+/// A planned GEMM: its kernel and its launch configuration.
 #[derive(Debug, Clone)]
 pub(super) struct DirectPlan {
     problem: GemmProblem,
@@ -134,7 +135,7 @@ pub(super) struct DirectPlan {
     launch: Launch,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct DirectParameters {
     values: DevicePtr,
@@ -149,7 +150,7 @@ struct DirectParameters {
 }
 
 impl DirectPlan {
-    /// Of a problem that is known to kernels, with one of its shapes.
+    /// Plans a validated problem with one of its shapes.
     pub(super) fn new(device: &Device, problem: GemmProblem, shape: DirectShape) -> Result<Self> {
         let variant = DirectKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "direct")?;

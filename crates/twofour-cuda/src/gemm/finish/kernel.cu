@@ -1,17 +1,18 @@
-// The epilogue of a GEMM whose accumulators another library has stored: act(alpha * scales * sums + biases), rounded, stored or added. Sums may lie where results go.
+// The epilogue of a GEMM whose accumulators a library has stored: act(alpha * scales * sums + biases), rounded, then stored or added to the output.
+// `sums` may be the output itself.
 //
-// Sums and results are matrices of the same shape and order. A thread takes four neighbours of a row.
+// Accumulators and results are matrices of the same shape and order. A thread computes four neighbours of a row.
 //
 // Defined outside: Sum, a float.
 
 struct Finish {
     const void* sums;
     Output to;
-    // What the sums and the results are made of.
+    // Data types of the accumulators and of the results.
     u32 sum_type, output;
-    // Rows, and results of each, which are tokens of a feature where `across`, or features of a token.
+    // Rows, and the length of each. A row is a feature with its tokens where `across`, otherwise a token with its features.
     u32 rows, length, across;
-    // Whether four sums, and four results, can be read and stored at once.
+    // Whether four accumulators, and four results, can be loaded and stored at once.
     u32 in_fours;
 };
 

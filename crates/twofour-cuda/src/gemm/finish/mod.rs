@@ -1,4 +1,4 @@
-//! The epilogue as a pass of its own, after a GEMM of a library that has no such epilogue, or no such results.
+//! The epilogue as a kernel of its own, after a GEMM of a library that lacks the epilogue or the output type.
 
 use super::{Epilogue, GemmProblem, Order, epilogue::RawOutput};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Finish(Kernel);
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct Parameters {
     sums: DevicePtr,
@@ -25,7 +25,7 @@ struct Parameters {
     in_fours: u32,
 }
 
-/// Threads of a block, each of which takes four results.
+/// Threads of a CTA, each of which stores four results.
 const THREADS: u32 = 256;
 
 pub(super) fn source() -> Source {
@@ -38,19 +38,22 @@ pub(super) fn source() -> Source {
 }
 
 impl Finish {
+    /// Loads the kernel.
+    ///
     /// # Errors
     /// Those of compiling and loading.
     pub(crate) fn new(device: &Device) -> Result<Self> {
         Ok(Self(device.kernel(&source(), "finish")?))
     }
 
-    /// Writes or adds a problem's results, from its sums of that type (f32, f16, bf16 or i32), which lie as the results do; `sums` may be `out` where the types are the same and nothing is added.
+    /// Writes a problem's results, or adds them to the output, from a library's results of type `sum_type` (f32, f16, bf16 or i32) in the output's
+    /// order. `sums` may be `out` where the types are the same and nothing is accumulated.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for the problem's results until the stream has come past this call; the stream is of the kernel's device.
+    /// The pointers are valid for the problem's results until the stream has passed this call; the stream is of the kernel's device.
     pub(crate) unsafe fn run(
         &self,
         stream: Stream,

@@ -1,4 +1,4 @@
-//! A four-bit weight and X, described to TMA.
+//! TMA descriptors of an int4 weight and X.
 
 use super::{Int4Problem, Int4Weight, UNIT};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 use twofour::int4::Granularity;
 
-/// As kernels have them.
+/// The descriptors, in the kernels' memory layout.
 #[repr(C)]
 pub(super) struct Maps {
     values: TensorMap,
@@ -17,7 +17,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// For tiles of so many units of rows, and so many tokens.
+    /// Returns the descriptors for tiles of `units` units of rows, and `tokens` rows of X.
     pub(super) fn new(
         problem: Int4Problem,
         weight: Int4Weight,
@@ -25,7 +25,7 @@ impl Maps {
         height: u32,
         tokens: u32,
     ) -> Result<Self> {
-        // Words of eight bytes: rows of units, and so many words of each unit.
+        // Elements of eight bytes: rows of units, and the elements of each unit.
         let units = |data, words: u32| {
             let matrix = (problem.features / UNIT.0, problem.steps() * words as usize);
             TensorMap::new(data, 8, matrix, (height, words), Swizzle::None)

@@ -1,8 +1,9 @@
-//! GEMM of few tokens with a four-bit 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
+//! GEMM of small batches with an int4 2:4 weight ([`twofour::int4`]), on every architecture from sm_80 on.
 //!
-//! W is in the order of [`twofour::layout::lanes`]; X has 16 bits, and so have the multiplications, after integers have become elements exactly. Sums are
-//! in f32, and scales multiply sums, not weights. With at most eight tokens W goes straight into registers ([`Int4Method::Direct`]), with more through shared memory:
-//! by circular buffers of stages ([`Int4Method::Rings`]) or clusters of blocks ([`Int4Method::Streamed`]) on Hopper, elsewhere by [`staged`].
+//! W is in the order of [`twofour::layout::lanes`]. X has 16-bit elements. Kernels convert int4 values to X's type, which is exact, and accumulate in
+//! f32; scales multiply accumulators, not weights. With at most eight tokens W goes straight into registers ([`Int4Method::Direct`]). With more it
+//! goes through shared memory: on Hopper by circular buffers of stages ([`Int4Method::Rings`]) or by clusters ([`Int4Method::Streamed`]), elsewhere
+//! by [`staged`].
 
 mod maps;
 mod rings;
@@ -25,33 +26,33 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// Most tokens of a product.
+/// Most tokens of a GEMM.
 pub const MOST_TOKENS: usize = 64;
 
-/// Rows and columns that a warp takes at a time.
+/// Rows and columns of a unit, the part of W that a warp multiplies at a time.
 const UNIT: (usize, usize) = (16, 128);
 
-/// What is to be multiplied.
+/// The shape, data types and memory orders of a GEMM with an int4 weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Int4Problem {
-    /// What X is made of: f16 or bf16.
+    /// Data type of X: f16 or bf16.
     pub element: DataType,
-    /// What the result and the bias are made of: X's type or f32.
+    /// Data type of the result and the bias: X's type or f32.
     pub output: DataType,
-    /// What shares a scale of W.
+    /// Whether W has a scale for each row or for each group of a row.
     pub granularity: Granularity,
-    /// Rows of W, a multiple of 16.
+    /// Rows of W: `out_features` of a layer, a multiple of 16.
     pub features: usize,
     /// Rows of X, 1 to [`MOST_TOKENS`].
     pub tokens: usize,
-    /// Columns of both, a multiple of 128.
+    /// Columns of W and X: `in_features` of a layer, a multiple of 128.
     pub reduction: usize,
     /// Which of the result's axes is contiguous.
     pub order: Order,
 }
 
 impl Int4Problem {
-    /// An error for what no kernel takes.
+    /// Returns an error for a problem that no kernel supports.
     pub(crate) fn expect_known(self) -> Result<()> {
         let Int4Problem { element, output, features, tokens, reduction, .. } = self;
         if !matches!(element, DataType::F16 | DataType::BF16)
@@ -64,41 +65,41 @@ impl Int4Problem {
         {
             expect_dimension(what, size, most)?;
         }
-        expect_multiple("features of the product", features, UNIT.0)?;
-        expect_multiple("reduction of the product", reduction, UNIT.1)
+        expect_multiple("features of an int4 weight", features, UNIT.0)?;
+        expect_multiple("reduction of an int4 weight", reduction, UNIT.1)
     }
 
-    /// Bytes of the weight: for each kept value four bits and two of position, and 16 for each scale.
+    /// Returns the bytes of the weight: four bits and two of metadata for each kept value, and 16 bits for each scale.
     pub fn weight_bytes(self) -> usize {
         let kept = self.features * self.reduction / 2;
         kept * 6 / 8 + self.features * self.granularity.scales_per_row(self.reduction) * 2
     }
 
-    /// Units of a row.
+    /// Returns the units of a row.
     fn steps(self) -> usize {
         self.reduction / UNIT.1
     }
 
-    /// Bytes of shared memory of a direct kernel.
+    /// Returns the bytes of shared memory of a direct kernel.
     fn shared_bytes(self, shape: direct::DirectShape) -> usize {
         shape.shared_bytes(self.tokens, self.steps(), UNIT.1 * 2)
     }
 }
 
-/// How a GEMM is computed.
+/// The kernel family that computes a GEMM, with its shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Int4Method {
-    /// Straight from memory into registers, for at most eight tokens.
+    /// W goes from memory straight into registers; for at most eight tokens.
     Direct(direct::DirectShape),
-    /// Through a circular buffer of stages for each warp, filled by TMA, on Hopper.
+    /// A circular buffer of stages for each warp, filled by TMA; on Hopper.
     Rings(super::rings::RingsShape),
-    /// By clusters of blocks, on Hopper: for more than eight tokens.
+    /// Clusters with split-K; on Hopper, for more than eight tokens.
     Streamed(super::stream::StreamShape),
-    /// Through shared memory.
+    /// `cp.async` pipelines through shared memory, on all architectures.
     Staged(staged::StagedShape),
 }
 
-/// Shapes that there are direct kernels for, by what they were the fastest for on an H200.
+/// Shapes of the direct kernels, named by the problems for which they were the fastest on an H200.
 const MANY_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 8, depth: 2, blocks: 5 };
 const MANY_ROWS_MORE_TOKENS: direct::DirectShape = direct::DirectShape { height: 2, warps: 8, depth: 1, blocks: 4 };
 const FEW_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 16, depth: 1, blocks: 3 };
@@ -106,7 +107,7 @@ const FEW_LONG_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warp
 const DIRECT: [direct::DirectShape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
 
 impl Int4Method {
-    /// Those for a problem: none where there are too many tokens.
+    /// Returns the methods that compute a problem. The list is empty for too many tokens.
     pub fn all(problem: Int4Problem, architecture: Architecture) -> Vec<Int4Method> {
         let fits = |shape: &direct::DirectShape| {
             problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
@@ -119,7 +120,7 @@ impl Int4Method {
             .collect()
     }
 
-    /// The one that spreads the work best, as measured on an H200.
+    /// Returns the method that best balances the work over the SMs, as measured on an H200.
     pub fn best(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<Int4Method> {
         let few_rows = problem.features <= (3 * UNIT.0) * multiprocessors as usize;
         let best = match few_rows {
@@ -133,7 +134,7 @@ impl Int4Method {
         if Int4Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
             return Some(best);
         }
-        // The more tokens, the more it counts that X is read by few blocks.
+        // The more tokens there are, the more it matters that few CTAs read X.
         if !few_rows && problem.tokens > 16 || problem.tokens > 32 {
             let streams = streams_for(problem, architecture);
             if let Some(shape) = super::stream::StreamShape::best(&streams, problem.features, multiprocessors) {
@@ -148,30 +149,30 @@ impl Int4Method {
     }
 }
 
-/// Rings for a problem's tokens, where the architecture has what they take.
+/// Returns the [`Int4Method::Rings`] shapes for a problem's tokens, where the architecture supports them.
 fn rings_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::rings::RingsShape> {
     let shapes: &[_] = if is_hopper(architecture) { &rings::SHAPES } else { &[] };
     super::rings::RingsShape::with_room(shapes, problem.tokens)
 }
 
-/// Clusters for a problem, where the architecture has what they take.
+/// Returns the [`Int4Method::Streamed`] shapes for a problem, where the architecture supports them.
 fn streams_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::stream::StreamShape> {
     if is_hopper(architecture) { stream::shapes(problem) } else { Vec::new() }
 }
 
-/// A kernel.
+/// A kernel: a data type, the granularity of scales, and a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Int4Kernel {
-    /// What X is made of.
+    /// Data type of X.
     pub element: DataType,
-    /// What shares a scale.
+    /// Granularity of the scales.
     pub granularity: Granularity,
-    /// How.
+    /// The method.
     pub method: Int4Method,
 }
 
 impl Int4Kernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<Int4Kernel> {
         let staged = staged::StagedShape::every().into_iter().map(Int4Method::Staged);
         let rings = rings::SHAPES.into_iter().map(Int4Method::Rings);
@@ -188,7 +189,7 @@ impl Int4Kernel {
             .collect()
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         let scales = match self.granularity {
             Granularity::Row => "row",
@@ -203,7 +204,7 @@ impl Int4Kernel {
         format!("{}-{scales}-{shape}", self.element)
     }
 
-    /// The one of [`Int4Kernel::all`] whose kernel it is: how many blocks a cluster has is settled by the launch.
+    /// Returns the entry of [`Int4Kernel::all`] that is compiled for this kernel: the launch, not the kernel, sets the CTAs of a cluster.
     fn compiled(self) -> Int4Kernel {
         match self.method {
             Int4Method::Streamed(shape) => {
@@ -246,7 +247,7 @@ impl Int4Kernel {
         }
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         let by_row = self.granularity == Granularity::Row;
         let shape = match self.method {
@@ -263,7 +264,7 @@ impl Int4Kernel {
     }
 }
 
-/// Where a weight is, in the order of [`twofour::layout::lanes`].
+/// The device pointers of a weight in the order of [`twofour::layout::lanes`].
 #[derive(Debug, Clone, Copy)]
 pub struct Int4Weight {
     /// The values.
@@ -274,7 +275,7 @@ pub struct Int4Weight {
     pub scales: DevicePtr,
 }
 
-/// A GEMM that has been planned: its kernel is loaded and its launch is settled.
+/// A planned GEMM: its kernel is loaded and its launch configuration is fixed.
 #[derive(Debug, Clone)]
 pub struct Int4Gemm {
     problem: Int4Problem,
@@ -284,7 +285,7 @@ pub struct Int4Gemm {
     resident: bool,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct Int4Parameters {
     values: DevicePtr,
@@ -300,10 +301,10 @@ struct Int4Parameters {
 }
 
 impl Int4Gemm {
-    /// Plans with the method that spreads the work best.
+    /// Plans with [`Int4Method`]'s default for the problem and device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for the device, [`Error::Product`] for a combination of types that no kernel has, [`Error::Multiple`] and
+    /// [`Error::Unsupported`] for the device; [`Error::Product`] for a combination of data types that no kernel has; [`Error::Multiple`] and
     /// [`Error::Dimension`] for a shape; those of compiling and loading.
     pub fn new(device: &Device, problem: Int4Problem) -> Result<Self> {
         problem.expect_known()?;
@@ -312,7 +313,7 @@ impl Int4Gemm {
         Self::with(device, problem, method.ok_or(many)?)
     }
 
-    /// Plans with a method of the caller's choice, one of [`Int4Method::all`].
+    /// Plans with a given method, one of [`Int4Method::all`].
     ///
     /// # Errors
     /// Those of [`Int4Gemm::new`]; [`Error::Int4Method`] for another method.
@@ -320,7 +321,7 @@ impl Int4Gemm {
         let (major, minor) = device.architecture().capability();
         if major < 8 {
             return Err(Error::Unsupported {
-                operation: "a product by mma.sp",
+                operation: "GEMM by mma.sp",
                 major,
                 minor,
                 needs: "8.0 (Ampere) or later",
@@ -361,15 +362,15 @@ impl Int4Gemm {
         Ok(Self { problem, variant, kernel, launch, resident })
     }
 
-    /// Multiplies.
+    /// Launches the GEMM.
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales of features and tokens and bias: to their elements),
     /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for what the problem reads and writes until the stream has come past this call, and nothing else writes there; the
-    /// metadata's codes are six of the sixteen, as [`twofour::layout::lanes::encode`] makes them; the stream is of the plan's device.
+    /// The pointers are valid for what the problem reads and writes until the stream has passed this call, and nothing else writes there. Each
+    /// metadata code is one of the six valid ones of sixteen, as [`twofour::layout::lanes::encode`] writes them. The stream is of the plan's device.
     pub unsafe fn run(
         &self,
         stream: Stream,

@@ -1,13 +1,13 @@
 // act(alpha * scales * W X^T + bias) with a 2:4 W on the tensor cores of sm_80 and everything after (`mma.sp`).
 //
-// A block takes a tile of FEATURES rows of W and TOKENS rows of X; its four warps take a quarter each, two by two. STAGES buffers of shared memory are filled
-// by `cp.async`. A step of 128 bytes of X's rows (K_STEP elements) is two products deep: it needs 64 bytes of W's rows, and an atom of metadata for every 64
-// features, in the order that `wgmma.sp` has too: a lane's word of it is the one that `mma.sp` wants.
+// A CTA computes a tile of FEATURES rows of W and TOKENS rows of X; its four warps compute a quarter each, two by two. `cp.async` fills STAGES stages
+// of shared memory. A step of 128 bytes of X's rows (K_STEP elements) is two instructions deep. It needs 64 bytes of W's rows, and an atom of
+// metadata for every 64 features in the order of `wgmma.sp`: a lane's word of metadata is the same for `mma.sp`.
 //
-// Bytes are all that differs between types, but for the instruction: rows of both tiles lie in pieces of 16 bytes, exchanged so that eight rows' pieces of
-// one column lie in different banks.
+// Apart from the instruction, data types differ only in their bytes. Rows of both tiles are swizzled in pieces of 16 bytes, so that pieces of one
+// column of eight rows lie in different banks.
 //
-// Defined outside: ELEMENT, FEATURES, TOKENS, STAGES, and what sparse_product.cuh wants.
+// Defined outside: ELEMENT, FEATURES, TOKENS, STAGES, and what sparse_product.cuh requires.
 
 constexpr int THREADS = 128;
 constexpr int WARP_FEATURES = FEATURES / 2, WARP_TOKENS = TOKENS / 2;
@@ -36,14 +36,14 @@ __device__ __forceinline__ void ask(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all but the last `LEFT` groups of what this thread asked for.
+// Waits for all but the last `LEFT` groups of this thread's copies.
 template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// Where a piece of a row is, from the start of the tile.
+// Returns the offset of a piece of a row in its tile.
 __device__ __forceinline__ u32 w_at(u32 row, u32 piece) { return row * W_ROW + ((piece ^ row / 2 % 4) * 16); }
 __device__ __forceinline__ u32 x_at(u32 row, u32 piece) { return row * X_ROW + ((piece ^ row % 8) * 16); }
 
-// Asks for all of a step: rows that are not there come as the last one that is, since what they give is not stored.
+// Issues the copies of a step. Rows past the end are replaced by the last one: their results are not stored.
 __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 feature, u32 token, u32 step) {
     const u64 row_bytes = (u64)p.steps * X_ROW;
     #pragma unroll
@@ -64,7 +64,7 @@ __device__ __forceinline__ void ask_step(const Parameters& p, u32 stage, u32 fea
     }
 }
 
-// Adds a step's products.
+// Multiplies a step.
 __device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 stage, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
     u32 codes[M_TILES][CODE_WORDS];
@@ -89,7 +89,7 @@ __device__ __forceinline__ void add_step(Sum (&sums)[M_TILES][N_TILES][4], u32 s
     });
 }
 
-// Four results that are neighbours, of which `count` are there.
+// Stores four neighbouring results, of which `count` exist.
 template <int E> __device__ __forceinline__ void store_four(const Output& output, u64 at, const Sum (&sums)[4], const float (&values)[4], u32 count) {
     typedef typename Result<E>::Type Out;
     struct __align__(4 * sizeof(Out)) Four { Out of[4]; } four;
@@ -106,11 +106,11 @@ template <int E> __device__ __forceinline__ void store_four(const Output& output
     }
 }
 
-// Sums of a tile, finished and stored by way of shared memory, so that neighbours of the result are stored together.
+// Applies the epilogue to a tile. Accumulators go through shared memory, so that neighbouring results are stored together.
 __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_TILES][N_TILES][4], Sum* exchange, u32 feature, u32 token, u32 warp_feature, u32 warp_token) {
     const u32 lane = threadIdx.x % 32;
     const bool features_together = p.to.stride_feature == 1;
-    // Of the side that is together in the result, and of the other one.
+    // The lengths of the axis that is contiguous in the result, and of the other one.
     const u32 length = features_together ? FEATURES : TOKENS, rows = features_together ? TOKENS : FEATURES;
     const u32 row_of = length + 4;
     __syncthreads();
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
     #pragma unroll 1
     for (u32 step = 0; step < p.steps; step++) {
         wait<STAGES - 2>();
-        // What this thread asked for is there; after the barrier, everybody's is, and nobody reads the stage before this one any more.
+        // This thread's copies are complete. After the barrier all threads' copies are, and no thread reads the stage before this one any more.
         __syncthreads();
         if (step + STAGES - 1 < p.steps) ask_step(p, shared + ahead * STAGE_BYTES, feature, token, step + STAGES - 1);
         asked();

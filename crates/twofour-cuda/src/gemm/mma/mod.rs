@@ -1,6 +1,6 @@
-//! GEMM by `mma.sp`, on every architecture from sm_80 on (8-bit floats from sm_89 on): tiles, and how a launch is made from a problem.
+//! GEMM by `mma.sp`, on every architecture from sm_80 on (8-bit floats from sm_89 on): tiles, kernels and launch parameters.
 //!
-//! Weights and their metadata are in the same order as for Hopper's `wgmma.sp`: a lane's word is the same.
+//! The order of weights and metadata is that of Hopper's `wgmma.sp`, because a lane holds the same word of metadata for both instructions.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,18 +14,18 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// What a block computes at a time.
+/// The tile of the result that a CTA computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MmaTile {
     /// Rows of W: a multiple of 64.
     pub features: u32,
     /// Rows of X: a multiple of 16.
     pub tokens: u32,
-    /// Buffers between memory and the tensor cores.
+    /// Pipeline stages between memory and the tensor cores.
     pub stages: u32,
 }
 
-/// Threads of a block: four warps.
+/// Threads of a CTA: four warps.
 const THREADS: u32 = 128;
 
 /// Bytes of a step of X's rows.
@@ -39,20 +39,20 @@ const TILES: [MmaTile; 4] = [
 ];
 
 impl MmaTile {
-    /// Those that there are kernels for, whatever 8-bit float X is made of.
+    /// Returns the tiles that kernels have for an element type, whichever 8-bit float type X has.
     pub fn all(element: DataType, architecture: Architecture) -> Vec<MmaTile> {
         let variant = |tile: &MmaTile| MmaKernel { element, x_element: element, tile: *tile };
         TILES.into_iter().filter(|tile| variant(tile).is_for(architecture)).collect()
     }
 
-    /// The one that takes the least time by a model: as many rounds as the device needs, each as long as the slower of its products and its reads. Any
-    /// where the architecture has no kernel for the elements at all, which planning tells.
+    /// Returns the tile with the least time according to a model: the number of waves, each as long as the slower of its math and its reads. Returns
+    /// any tile where the architecture has no kernel for the elements; planning then returns the error.
     pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> MmaTile {
         let time = |tile: &MmaTile| {
             let tiles =
                 problem.features.div_ceil(tile.features as usize) * problem.tokens.div_ceil(tile.tokens as usize);
             let rounds = tiles.div_ceil(multiprocessors.max(1) as usize) as f64;
-            // Cycles of a step: a multiprocessor multiplies about 4096 pairs of bytes and reads about 64 bytes in one.
+            // Cycles of a step: an SM multiplies about 4096 pairs of bytes and reads about 64 bytes in a cycle.
             let products = f64::from(tile.features * tile.tokens * STEP_BYTES) / 4096.0;
             let reads = f64::from(tile.features * STEP_BYTES * 9 / 16 + tile.tokens * STEP_BYTES) / 64.0;
             rounds * products.max(reads)
@@ -66,31 +66,30 @@ impl MmaTile {
     }
 }
 
-/// A kernel: a tile for an element type.
+/// A kernel: a tile for data types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MmaKernel {
-    /// What W is made of.
+    /// Data type of W.
     pub element: DataType,
-    /// What X is made of.
+    /// Data type of X.
     pub x_element: DataType,
     /// The tile.
     pub tile: MmaTile,
 }
 
 impl MmaKernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<MmaKernel> {
         let of = |(element, x_element)| TILES.map(|tile| MmaKernel { element, x_element, tile });
         super::problem::elements().into_iter().flat_map(of).collect()
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         format!("{}-{}", elements_name(self.element, self.x_element), self.tile.name())
     }
 
-    /// What architectures have the instruction. Hopper and B200 make that for 8-bit floats of others,
-    /// which takes registers that only small tiles have left.
+    /// Returns the architectures that have the instruction. Hopper and B200 emulate it for 8-bit floats, which takes registers that only small tiles have left.
     fn support(&self) -> Support {
         match needed(self.element) {
             ADA if self.tile.features > 64 => Support::FromExcept(ADA, &[9, 10]),
@@ -98,7 +97,7 @@ impl MmaKernel {
         }
     }
 
-    /// Whether the architecture has the instruction.
+    /// Returns whether the architecture has the instruction.
     pub fn is_for(&self, architecture: Architecture) -> bool {
         self.support().includes(architecture)
     }
@@ -111,7 +110,7 @@ impl MmaKernel {
             .with([headers::SPARSE_PRODUCT, headers::EPILOGUE, headers::PANELS, kernel])
     }
 
-    /// Bytes of the buffers, or of the sums on their way out, which follow them.
+    /// Returns the bytes of the stages, or of the accumulators that use the same memory after the main loop.
     fn shared_bytes(&self) -> u32 {
         let MmaTile { features, tokens, stages } = self.tile;
         let meta = features * tile_k(self.element).columns() as u32 / 8;
@@ -120,7 +119,7 @@ impl MmaKernel {
         stages.max(sums)
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         let MmaTile { features, tokens, stages } = self.tile;
         let instruction = instruction(self.element, self.x_element);
@@ -128,7 +127,7 @@ impl MmaKernel {
     }
 }
 
-/// What sources of products by `mma.sp` are defined for: the elements of W and of X, the instruction and its sums.
+/// Returns the preprocessor definitions of kernels with `mma.sp`: the data types of W and of X, the instruction, and the accumulators' type.
 pub(super) fn instruction(element: DataType, x_element: DataType) -> String {
     let (instruction, sum, register) = match element {
         DataType::I8 => ("m16n8k64.row.col.s32.s8.s8.s32".to_string(), "int", "r"),
@@ -146,12 +145,12 @@ pub(super) fn instruction(element: DataType, x_element: DataType) -> String {
 const AMPERE: (u32, u32) = (8, 0);
 const ADA: (u32, u32) = (8, 9);
 
-/// The first compute capability with the instruction for an element type.
+/// Returns the first compute capability with the instruction for an element type.
 fn needed(element: DataType) -> (u32, u32) {
     if matches!(element, DataType::E4M3 | DataType::E5M2) { ADA } else { AMPERE }
 }
 
-/// A GEMM with its kernel and its launch.
+/// A planned GEMM: its kernel and its launch configuration.
 #[derive(Debug, Clone)]
 pub(super) struct MmaPlan {
     problem: GemmProblem,
@@ -161,7 +160,7 @@ pub(super) struct MmaPlan {
     panels: Panels,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct MmaParameters {
     values: DevicePtr,
@@ -176,7 +175,7 @@ struct MmaParameters {
     features: u32,
 }
 
-/// Features of the tiles that are taken side by side: see [`super::sm90`].
+/// Features of a panel: see [`super::sm90`].
 const PANEL_FEATURES: u32 = 2048;
 
 impl MmaPlan {
@@ -185,7 +184,7 @@ impl MmaPlan {
         let (major, minor) = device.architecture().capability();
         if (major, minor) < needed(problem.element) {
             let needs = if needed(problem.element) == ADA { "8.9 (Ada) or later" } else { "8.0 (Ampere) or later" };
-            return Err(Error::Unsupported { operation: "a product by mma.sp of these elements", major, minor, needs });
+            return Err(Error::Unsupported { operation: "GEMM by mma.sp with these data types", major, minor, needs });
         }
         if !MmaTile::all(problem.element, device.architecture()).contains(&tile) {
             return Err(Error::GemmMethod { method: GemmMethod::Mma(tile), problem });

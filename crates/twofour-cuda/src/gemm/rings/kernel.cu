@@ -1,11 +1,10 @@
-// act(alpha * scales * W X^T + bias) with a 2:4 W and few tokens on sm_90a: see rings.cuh.
+// act(alpha * scales * W X^T + bias) with a 2:4 W and small batches on sm_90a: see rings.cuh.
 //
-// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles, and the metadata of both halves, in the order that the products of many tokens want too
-// (gemm_sm90.cu).
+// A step of 128 bytes of W's rows needs 256 bytes of X's rows, as two tiles, and the metadata of both halves, in the order of gemm/sm90/kernel.cu.
 
 constexpr u32 ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type), K_STEP = 256 / ELEMENT_BYTES;
 constexpr u32 W_BYTES = ROWS * ROW;
-// Codes of sixteen rows in half a step, and of all rows.
+// Bytes of metadata of 16 rows in half a step, and of all rows.
 constexpr u32 SIXTEEN_CODES = 16 * K_STEP / 2 / 8, META_TILE_BYTES = HEIGHT * SIXTEEN_CODES;
 constexpr u32 AT_X = W_BYTES, AT_META = AT_X + 2 * X_TILE_BYTES;
 
@@ -31,7 +30,7 @@ struct Work {
     __device__ __forceinline__ void add(Sums& sums, u32 buffer, u32 lane) const {
         unrolled<2>([&](auto half) { add_half<decltype(half)::value>(sums, buffer, lane); });
     }
-    // Two products deep.
+    // Multiplies half a step, two instructions deep.
     template <u32 HALF> __device__ __forceinline__ void add_half(Sums& sums, u32 buffer, u32 lane) const {
         u32 codes[HEIGHT][CODE_WORDS];
         #pragma unroll
@@ -44,7 +43,7 @@ struct Work {
         }
         unrolled<2>([&](auto which) {
             constexpr u32 SECOND = decltype(which)::value;
-            // A product takes four pieces of X's rows and two of W's.
+            // An instruction reads four 16-byte pieces of X's rows and two of W's.
             u32 x[EIGHTS][4];
             #pragma unroll
             for (u32 n = 0; n < EIGHTS; n++) load_matrices(x_at(buffer + AT_X + HALF * X_TILE_BYTES, n, SECOND, lane), x[n]);

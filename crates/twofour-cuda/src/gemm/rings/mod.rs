@@ -1,4 +1,4 @@
-//! GEMM of few tokens on sm_90a without clusters: every warp has a circular buffer of stages of its own, which TMA fills, and no block waits for another.
+//! GEMM of small batches by `mma.sp` on sm_90a, without clusters. Every warp has its own circular buffer of stages, which TMA fills, and CTAs do not synchronize.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ use crate::{
     tensor_map::{Swizzle, TensorMap},
 };
 
-/// What a block of the kernel does.
+/// The rows, warps and tokens of a CTA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RingsShape {
     /// Rows of W, in units of 16.
     pub height: u32,
-    /// Warps, each of which sums over a part of the columns.
+    /// Warps, each of which accumulates a part of the columns.
     pub warps: u32,
-    /// Blocks that a multiprocessor has room for at once.
+    /// CTAs resident on an SM.
     pub blocks: u32,
-    /// Rows of X that there is room for: 8, 16, 32 or 64.
+    /// Most rows of X: 8, 16, 32 or 64.
     pub tokens: u32,
 }
 
@@ -28,7 +28,7 @@ pub(super) const fn shape(height: u32, warps: u32, blocks: u32, tokens: u32) -> 
     RingsShape { height, warps, blocks, tokens }
 }
 
-/// Those that there are kernels for. One block to a multiprocessor is for weights that the device takes at once, 32 or 48 rows to a block; two are for larger ones.
+/// The shapes of all kernels. One CTA to an SM is for weights that the device computes in one wave, with 32 or 48 rows to a CTA; two are for larger weights.
 const SHAPES: [RingsShape; 14] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
@@ -46,54 +46,55 @@ const SHAPES: [RingsShape; 14] = [
     shape(3, 4, 1, 64),
 ];
 
-/// Data types that there are kernels for.
+/// Data types that kernels support.
 const ELEMENTS: [DataType; 3] = [DataType::F16, DataType::BF16, DataType::I8];
 
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
 
-/// Most buffers of a block: more are no faster.
+/// Most stages of a CTA: more are no faster.
 const MOST_BUFFERS: u32 = 24;
 
 impl RingsShape {
-    /// Those for an element type and so many tokens: none where there are too many, nor for 8-bit floats, whose `mma.sp` Hopper makes of other instructions.
+    /// Returns the shapes for an element type and a number of tokens. The list is empty for too many tokens and for 8-bit floats, because Hopper
+    /// emulates their `mma.sp` by other instructions.
     pub fn all(element: DataType, tokens: usize) -> Vec<RingsShape> {
         if ELEMENTS.contains(&element) { RingsShape::with_room(&SHAPES, tokens) } else { Vec::new() }
     }
 
-    /// Those of a list that have room for so many tokens, and no more of it than they need.
+    /// Returns those shapes of a list whose rows of X are the fewest that hold `tokens`.
     pub(super) fn with_room(shapes: &[RingsShape], tokens: usize) -> Vec<RingsShape> {
         let room = shapes.iter().map(|shape| shape.tokens).find(|most| tokens <= *most as usize);
         shapes.iter().filter(|shape| Some(shape.tokens) == room).copied().collect()
     }
 
-    /// The one of some that spreads so many rows best over the device, if there is one that does.
+    /// Returns the shape that best balances `features` rows over the SMs, or `None` if there is none that does.
     pub(super) fn best(all: &[RingsShape], features: usize, multiprocessors: u32) -> Option<RingsShape> {
         let rows = |shape: &RingsShape| (16 * shape.height * multiprocessors) as usize;
-        // As few rows to a block as the device takes at once, or else as many as leave more blocks than multiprocessors.
+        // The fewest rows to a CTA that make one wave, or else the most that leave more CTAs than SMs.
         let at_once = all.iter().filter(|shape| shape.blocks == 1 && features <= rows(shape));
         let in_rounds = all.iter().rfind(|shape| shape.blocks > 1 && features > rows(shape));
         at_once.min_by_key(|shape| shape.height).or(in_rounds).copied()
     }
 
-    /// Its name.
+    /// Returns the shape's name.
     pub(super) fn name(self) -> String {
         let RingsShape { height, warps, blocks, tokens } = self;
         format!("{}x{tokens}w{warps}b{blocks}", 16 * height)
     }
 
-    /// Buffers of a warp, for a step of so many bytes: as many as there is room for, beside another block where there may be one.
+    /// Returns the stages of a warp, for a step of `step_bytes` bytes: as many as fit beside the SM's other CTA, if there is one.
     fn stages(self, step_bytes: u32) -> u32 {
         let RingsShape { warps, blocks, .. } = self;
         ((shared_bytes_of_each(blocks) - 1024) / (warps * (stage_bytes(step_bytes) + 8))).min(MOST_BUFFERS / warps)
     }
 
-    /// Bytes of shared memory, for a step of so many; with 1024 to round up the start.
+    /// Returns the bytes of shared memory, with 1024 to align the start.
     fn shared_bytes(self, step_bytes: u32) -> u32 {
         1024 + self.warps * self.stages(step_bytes) * (stage_bytes(step_bytes) + 8)
     }
 
-    /// What sources are defined for, where a step has so many bytes.
+    /// Returns the sources' preprocessor definitions, for a step of `step_bytes` bytes.
     pub(super) fn definitions(self, step_bytes: u32) -> String {
         let RingsShape { height, warps, blocks, tokens } = self;
         let (stages, shared) = (self.stages(step_bytes), self.shared_bytes(step_bytes));
@@ -103,56 +104,56 @@ impl RingsShape {
         )
     }
 
-    /// The launch for so many rows.
+    /// Returns the launch configuration.
     pub(super) fn launch(self, features: usize, step_bytes: u32) -> Launch {
         let blocks = features.div_ceil((16 * self.height) as usize) as u32;
         Launch { grid: (blocks, 1), block: self.warps * 32, shared: self.shared_bytes(step_bytes), cluster: 1 }
     }
 }
 
-/// Bytes of a buffer.
+/// Returns the bytes of a stage.
 fn stage_bytes(step_bytes: u32) -> u32 {
     step_bytes.next_multiple_of(1024)
 }
 
-/// A kernel: for a type and a shape.
+/// A kernel: a data type and a shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RingsKernel {
-    /// What W and X are made of.
+    /// Data type of W and X.
     pub element: DataType,
-    /// What a block does.
+    /// The shape of a CTA.
     pub shape: RingsShape,
 }
 
 impl RingsKernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<RingsKernel> {
         let of = |element| SHAPES.map(|shape| RingsKernel { element, shape });
         ELEMENTS.into_iter().flat_map(of).collect()
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         format!("{}-{}", self.element, self.shape.name())
     }
 
-    /// Elements of the reduction in a step.
+    /// Returns the `k` extent of a step, in elements.
     fn k_step(&self) -> u32 {
         2 * ROW / self.element.bytes() as u32
     }
 
-    /// Bytes of codes of sixteen rows in half a step.
+    /// Returns the bytes of metadata of 16 rows in half a step.
     fn sixteen_codes(&self) -> u32 {
         16 * (self.k_step() / 2) / 8
     }
 
-    /// Bytes of a step.
+    /// Returns the bytes of a step.
     fn step_bytes(&self) -> u32 {
         let RingsShape { height, tokens, .. } = self.shape;
         16 * height * ROW + 2 * tokens * ROW + 2 * height * self.sixteen_codes()
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         mma::instruction(self.element, self.element) + &self.shape.definitions(self.step_bytes())
     }
@@ -167,7 +168,7 @@ impl RingsKernel {
     }
 }
 
-/// A GEMM with its kernel and its launch.
+/// A planned GEMM: its kernel and its launch configuration.
 #[derive(Debug, Clone)]
 pub(super) struct RingsPlan {
     problem: GemmProblem,
@@ -176,7 +177,7 @@ pub(super) struct RingsPlan {
     launch: Launch,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct RingsParameters {
     weight: TensorMap,
@@ -190,7 +191,7 @@ struct RingsParameters {
 }
 
 impl RingsPlan {
-    /// Of a problem that is known to kernels, with one of its shapes.
+    /// Plans a validated problem with one of its shapes.
     pub(super) fn new(device: &Device, problem: GemmProblem, shape: RingsShape) -> Result<Self> {
         let variant = RingsKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "rings")?;
@@ -210,7 +211,7 @@ impl RingsPlan {
         let (rows, columns) = self.problem.padded();
         let (bytes, half) = (element.bytes(), self.variant.k_step() / 2);
         let RingsShape { height, tokens: room, .. } = self.variant.shape;
-        // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
+        // Metadata is in half steps, each for all features. Its units are eight bytes, because a TMA box is 256 units wide at most.
         let units = self.variant.sixteen_codes() / 8;
         let meta = (columns / tile_k(element).columns(), rows / 16 * units as usize);
         let wide = Swizzle::Bytes128;

@@ -9,12 +9,14 @@
 // cluster is compiled in (CLUSTER), there is one part, and the kernel is persistent; with SPLIT_K both numbers come with the launch, and a cluster of several parts
 // computes one tile.
 //
-// A stage holds ATOMS times 128 bytes of X's rows (K_ATOM elements), 64 bytes of W's rows, and an atom of metadata for every 64 features in CUTLASS's order; atoms
-// of the same columns are contiguous. TMA takes as long for 64 bytes of a row as for 128, so two atoms to a stage fill it faster where three stages still fit. With 16-bit elements a thread loads one word of metadata an atom: lanes with bit 1 unset hold that of the first instruction, the
-// others that of the second, and the instruction's selector says which lanes to read. With SPLIT_K tiles may leave the last rows of X unused: `x_rows` of them are
-// loaded and lie between the starts of neighbouring tiles.
+// A stage holds ATOMS times 128 bytes of X's rows (K_ATOM elements), 64 bytes of W's rows, and an atom of metadata for every 64 features in CUTLASS's
+// order; atoms of the same columns are contiguous. TMA takes as long for 64 bytes of a row as for 128, so two atoms to a stage fill it faster where
+// three stages still fit. With 16-bit elements a thread loads one word of metadata for each atom: lanes with bit 1 unset hold that of the first
+// instruction, the others that of the second, and the instruction's selector says which lanes to read. With SPLIT_K a tile may have fewer rows of X:
+// only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart.
 //
-// X is [tokens, reduction], or, X_ACROSS, [reduction, tokens] of 16-bit elements: then a step's rows of X lie in pieces of 64 tokens.
+// X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the latter case TMA loads a step's
+// rows of X in boxes of 64 tokens.
 //
 // Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
@@ -27,16 +29,16 @@ constexpr int W_ROW = 64 * ATOMS, X_ROW = 128;
 constexpr int W_BYTES = FEATURES * W_ROW, X_ATOM_BYTES = TOKENS * X_ROW, X_BYTES = ATOMS * X_ATOM_BYTES;
 constexpr int META_ATOM_BYTES = 64 * K_ATOM / 8;
 constexpr int META_ROW_BYTES = FEATURES / 64 * META_ATOM_BYTES, META_BYTES = ATOMS * META_ROW_BYTES;
-// Rows of X that the first of two CTAs loads that share them; whole groups of eight, the period of the swizzle.
+// Rows of X that the first of two CTAs that share them loads; a multiple of eight, the period of the swizzle.
 constexpr int FIRST_PART = (TOKENS / 2 + 7) / 8 * 8;
-// Of X across: 64 tokens of all of a step's rows, and how many such pieces the first of two CTAs loads.
+// With X_ACROSS: a TMA box is 64 tokens of all of a step's rows; the first of two CTAs loads FIRST_PIECES of the boxes.
 constexpr u32 PIECE_TOKENS = 64, PIECE_BYTES = K_ATOM * PIECE_TOKENS * ELEMENT_BYTES, X_PIECES = TOKENS / PIECE_TOKENS, FIRST_PIECES = (X_PIECES + 1) / 2;
 static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "whole pieces of 16-bit elements");
 
-// Results on their way out: CHUNK tokens of 64 features at a time.
+// Staging buffers for results stored by TMA: CHUNK tokens of 64 features each.
 constexpr u32 OUT_BUFFERS = STORE == STORE_ONE_BY_ONE ? 0 : 3;
 constexpr u32 OUT_BYTES = CHUNK * 128;
-// Sums that go through shared memory.
+// Accumulators that go through shared memory.
 constexpr u32 SUM_BYTES = EPILOGUE || STORE == STORE_ONE_BY_ONE ? CHUNK * 64 * 4 : 0;
 
 constexpr int AT_X = STAGES * W_BYTES;
@@ -47,7 +49,7 @@ constexpr int AT_FULL = AT_META + STAGES * META_BYTES;
 constexpr int AT_EMPTY = AT_FULL + STAGES * 8;
 constexpr int AT_RECEIVED = AT_EMPTY + STAGES * 8;
 constexpr int SHARED_BYTES = AT_RECEIVED + (SPLIT_K ? 8 : 0);
-// The host asks for 1024 more, to round up the start.
+// The host adds 1024 bytes to align the start.
 static_assert(SHARED_BYTES + 1024 == SHARED_BYTES_ASKED, "the host's sum of shared memory");
 static_assert(TOKENS % CHUNK == 0 && CHUNK % 8 == 0, "pieces of a tile, which start where swizzling does");
 static_assert(STORE != STORE_ACROSS || (!EPILOGUE && (CHUNK == 16 || CHUNK == 32 || CHUNK == 64)), "rows of 32, 64 or 128 bytes, as swizzling has them");
@@ -58,16 +60,16 @@ struct Parameters {
     TensorMap out;
     const u8* meta;
     Output to;
-    // Rows of W, padding included: a multiple of 64; and of the reduction, atoms and steps.
+    // Rows of W, padding included: a multiple of 64. Atoms and steps of the reduction.
     u32 rows, tokens, atoms, steps;
     // CTAs that share rows of X, CTAs that divide the reduction, and rows of X to a tile; read with SPLIT_K only.
     u32 sharing, parts, x_rows;
-    // Tiles of features are those of clusters.
+    // The scheduler's tiles of features are those of clusters.
     Panels panels;
     u32 features;
 };
 
-// The place of a CTA in its cluster.
+// The position of a CTA in its cluster.
 struct Place {
     u32 sharing, parts, x_rows, rank;
 
@@ -77,18 +79,18 @@ struct Place {
     __device__ __forceinline__ u32 member() const { return SPLIT_K ? rank % sharing : rank; }
     __device__ __forceinline__ u32 part() const { return SPLIT_K ? rank / sharing : 0; }
     __device__ __forceinline__ u32 blocks() const { return sharing * parts; }
-    // The rank of another member of this part, or of the same member of another part.
+    // Returns the rank of another member of this part, or of the same member of another part.
     __device__ __forceinline__ u32 of_member(u32 member) const { return SPLIT_K ? part() * sharing + member : member; }
     __device__ __forceinline__ u32 of_part(u32 part) const { return part * sharing + member(); }
-    // Of all steps, the first of this part, and the first of the next.
+    // Returns the first step of this part, and of the next one.
     __device__ __forceinline__ u32 first_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * part() / parts) : 0; }
     __device__ __forceinline__ u32 last_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * (part() + 1) / parts) : p.steps; }
 };
 
-// What a block has of its tile, and how much metadata.
+// The origin of a CTA's tile, and the bytes of its metadata.
 struct Taken { u32 feature, token, first_feature_atom, meta_bytes; };
 
-// Loads rows of X, as many of their columns as an atom has.
+// Issues the copies of rows of X, for the columns of one atom.
 __device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& place, u32 token, u32 column, u32 full) {
     const bool alone = place.sharing == 1;
     const u32 member = place.member();
@@ -109,7 +111,7 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 x, const Place& p
     }
 }
 
-// Loads a step into a stage.
+// Issues the copies of a step into a stage.
 __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place& place, const Taken& taken, u32 step, u32 stage) {
     const u32 full = shared + AT_FULL + 8 * stage;
     const u32 x_bytes = SPLIT_K ? ATOMS * p.x_rows * X_ROW : X_BYTES;
@@ -119,7 +121,7 @@ __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place
     for (u32 i = 0; i < ATOMS; i++) {
         const u32 atom = step * ATOMS + i;
         if (taken.meta_bytes != 0) {
-            // Beyond the last atom W and X are zeros, and any legal metadata will do.
+            // Beyond the last atom W and X are zeros, and any valid metadata is correct.
             const u64 from = (u64)min(atom, p.atoms - 1) * (p.rows / 64) + taken.first_feature_atom;
             copy_bytes(shared + AT_META + stage * META_BYTES + i * META_ROW_BYTES, p.meta + from * META_ATOM_BYTES, taken.meta_bytes, full);
         }
@@ -127,7 +129,7 @@ __device__ __forceinline__ void ask(const Parameters& p, u32 shared, const Place
     }
 }
 
-// The warp that feeds the others.
+// The body of the producer warp.
 __device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Place& place) {
     const u32 feature_atoms = p.rows / 64, last_step = place.last_step(p);
     u32 stage = 0, parity = 1;
@@ -149,7 +151,7 @@ typedef Result<OUTPUT>::Type Out;
 __device__ __forceinline__ u32 pair_of(Out low, Out high) { return low | (u32)high << 16; }
 __device__ __forceinline__ u32 rounded(Sum low, Sum high) { return pair_of(Result<OUTPUT>::of(low, (float)low), Result<OUTPUT>::of(high, (float)high)); }
 
-// Scales, bias and activation for the thread's two features of a block, which are 8 apart.
+// Scales, bias and activation for the thread's two features of a 64-row accumulator, which are 8 apart.
 struct Finisher {
     const Parameters& p;
     u32 token;
@@ -165,13 +167,13 @@ struct Finisher {
         }
     }
 
-    // Of the thread's tokens that are `column` after its first two.
+    // Returns the scales of the thread's tokens that are `column` after its first two.
     __device__ __forceinline__ void scales_of_tokens(u32 column, float (&scales)[2]) const {
         #pragma unroll
         for (int odd = 0; odd < 2; odd++) scales[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
     }
 
-    // Of the sums of both features and of the thread's tokens that are `column` after its first two.
+    // Computes the results of both features, and of the thread's tokens that are `column` after its first two.
     template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
         float by_token[2] = {1.0f, 1.0f};
         if (EPILOGUE && p.to.token_scales) scales_of_tokens(column, by_token);
@@ -187,25 +189,25 @@ struct Finisher {
     }
 };
 
-// Eight tokens of the warp's sixteen features, to their place in a tile for the copy engine: rows of 64 features, swizzled.
+// Writes eight tokens of the warp's 16 features to a staging buffer for TMA: rows of 64 features, swizzled.
 __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high) {
     const u32 lane = threadIdx.x % 32, row = eight * 8 + lane % 8, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
     store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
 }
 
-// Takes results out of a warpgroup's registers, a piece of 64 features and CHUNK tokens after the other.
+// The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
 struct Storer {
     const Parameters& p;
     const Place& place;
-    // Of the CTA's shared memory, the start; of the warpgroup's buffers, the next one.
+    // The start of the CTA's shared memory, and the index of the warpgroup's next staging buffer.
     u32 shared;
     u32 buffer;
 
     __device__ __forceinline__ u32 group() const { return threadIdx.x / 128; }
-    // Shared memory for the thread's own sums.
+    // Returns the address of shared memory for the thread's own accumulators.
     __device__ __forceinline__ u32 own() const { return shared + AT_SUMS + group() * SUM_BYTES + threadIdx.x % 128 * 16; }
 
-    // From registers at once; features of a token are contiguous, or, STORE_ACROSS, tokens of a feature.
+    // Writes rounded accumulators to a staging buffer, without an epilogue. Features of a token are contiguous or, with STORE_ACROSS, tokens of a feature.
     template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
@@ -227,11 +229,11 @@ struct Storer {
         }
     }
 
-    // The same after scales, a bias for each feature and ReLU, for tokens from `token` on. The thread's features are `row` and `row + 8`.
+    // Writes results after scales, a bias for each feature and ReLU to a staging buffer, for tokens from `token` on. The thread's features are `row` and `row + 8`.
     template <int FIRST> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
         const u32 lane = threadIdx.x % 32;
         const Finisher finisher(p, feature + threadIdx.x % 128 / 32 * 16 + lane / 4, token + lane % 4 * 2);
-        // NaN is below nothing.
+        // The comparison is false for NaN, which therefore stays.
         const float least = p.to.activation == RELU ? 0.0f : __uint_as_float(0xFF800000u);
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight++) {
@@ -248,7 +250,7 @@ struct Storer {
         }
     }
 
-    // To the thread's own shared memory: so the code for one result is there once, not once for every register.
+    // Writes accumulators to the thread's own shared memory. The code for a result then exists once, in a loop, and not once for every register.
     template <int FIRST> __device__ __forceinline__ void set_down(const Sum (&all)[TOKENS / 2]) const {
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight++) {
@@ -286,7 +288,7 @@ struct Storer {
         pick_up<NONE>(at, feature, token);
     }
 
-    // Of features `row` and `row + 8`, and of tokens `column` and `column + 1`, in any order and for any alignment.
+    // Stores features `row` and `row + 8` of tokens `column` and `column + 1` one element at a time, in any order and for any alignment.
     __device__ __forceinline__ void store(const Out (&results)[4], u32 row, u32 column) const {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -314,21 +316,21 @@ struct Storer {
     static constexpr int CHUNKS = TOKENS / CHUNK, PIECES = BLOCKS * CHUNKS;
     static constexpr u32 PIECE_UNITS = CHUNK / 8;
 
-    // Of the chunks of tokens, how many hold rows of X; only their pieces are stored.
+    // Returns how many of the chunks of tokens hold rows of X; only their pieces are stored.
     __device__ __forceinline__ u32 chunks() const { return SPLIT_K ? (place.x_rows + CHUNK - 1) / CHUNK : CHUNKS; }
     __device__ __forceinline__ bool is_stored(u32 piece) const { return !SPLIT_K || piece % CHUNKS < chunks(); }
-    // Of the stored pieces, the number of one, the part that stores it, and the first that a part stores.
+    // The index of a piece among the stored ones, the part that stores it, and the first index that a part stores.
     __device__ __forceinline__ u32 number(u32 piece) const { return piece / CHUNKS * chunks() + piece % CHUNKS; }
     __device__ __forceinline__ u32 owner(u32 piece) const { return number(piece) * place.parts / (BLOCKS * chunks()); }
     __device__ __forceinline__ u32 first_number(u32 part) const { return (part * BLOCKS * chunks() + place.parts - 1) / place.parts; }
     __device__ __forceinline__ bool owns(u32 piece) const { return !SPLIT_K || (is_stored(piece) && owner(piece) == place.part()); }
-    // Where the accumulators of a piece, from one of its owner's other parts, arrive: in the stages, which nobody uses any more.
+    // Returns the address at which the accumulators of a piece arrive from one of its owner's other parts: in the stages, which no warp uses any more.
     __device__ __forceinline__ u32 received(u32 piece, u32 slot) const {
         const u32 at = (number(piece) - first_number(owner(piece))) * (place.parts - 1) + slot;
         return shared + (at * WARPGROUPS + group()) * (PIECE_UNITS * 2048) + threadIdx.x % 128 * 16;
     }
 
-    // Sends each other part the accumulators of its pieces, as registers hold them.
+    // Sends each other part the accumulators of its pieces, in the registers' layout.
     __device__ __forceinline__ void send(const Sum (&sums)[BLOCKS][TOKENS / 2]) const {
         unrolled<PIECES>([&](auto piece) {
             constexpr int WHICH = decltype(piece)::value, FIRST = WHICH % CHUNKS * CHUNK;
@@ -345,7 +347,7 @@ struct Storer {
         });
     }
 
-    // Adds to the accumulators of a piece what the other parts have sent.
+    // Adds the accumulators of a piece that the other parts have sent.
     template <int WHICH> __device__ __forceinline__ void receive(Sum (&sums)[BLOCKS][TOKENS / 2]) const {
         #pragma unroll 1
         for (u32 slot = 1; slot < place.parts; slot++) {
@@ -357,13 +359,13 @@ struct Storer {
         }
     }
 
-    // Bytes that the other parts send to this CTA.
+    // Returns the bytes that the other parts send to this CTA.
     __device__ __forceinline__ u32 expected() const {
         const u32 part = place.part();
         return (first_number(part + 1) - first_number(part)) * (place.parts - 1) * WARPGROUPS * PIECE_UNITS * 2048;
     }
 
-    // Adds up the parts of the tile in the accumulators of this CTA's own pieces.
+    // Reduces the parts' accumulators of this CTA's own pieces.
     __device__ __forceinline__ void exchange(Sum (&sums)[BLOCKS][TOKENS / 2]) const {
         // No CTA of the cluster reads its stages any more.
         cluster_arrive_relaxed();
@@ -376,7 +378,7 @@ struct Storer {
         });
     }
 
-    // The tile, or this part's pieces of it: 64 features by CHUNK tokens each.
+    // Stores the tile, or this part's pieces of it: 64 features by CHUNK tokens each.
     __device__ __forceinline__ void operator()(Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         if constexpr (SPLIT_K) {
             if (place.parts != 1) exchange(sums);
@@ -392,7 +394,7 @@ struct Storer {
         } else {
             // With split-K the largest tile leaves no registers for it.
             if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
-                // In registers: other activations would take too much code, once for each of them.
+                // In registers for the identity and ReLU only: each further activation would add unrolled code.
                 if (!p.to.token_bias && p.to.activation <= RELU) {
                     unrolled<PIECES>([&](auto piece) {
                         constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
@@ -424,7 +426,7 @@ struct Storer {
     }
 };
 
-// A warpgroup that multiplies.
+// The body of a consumer warpgroup.
 __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const Place& place) {
     const u32 group = uniform(threadIdx.x / 128), thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     Sum sums[BLOCKS][TOKENS / 2];
@@ -438,8 +440,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     const u32 steps = place.last_step(p) - place.first_step(p);
     u32 stage = 0, parity = 0;
 
-    // A stage may be filled again once every thread of the cluster has said so. One for all lanes of its warp would be enough, but compute-sanitizer's racecheck, which follows
-    // copies that are no tensors', would not know that the others have read their metadata.
+    // Releases a stage: every thread of the cluster's consumers arrives. One arrival a warp would be enough, but compute-sanitizer's racecheck tracks
+    // bulk copies that are no tensor copies, and would not see that the other lanes have read their metadata.
     const auto release = [&](u32 stage) {
         const u32 empty = shared + AT_EMPTY + 8 * stage;
         if (place.sharing == 1) {
@@ -450,7 +452,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
         }
     };
     constexpr int WORDS = ELEMENT_BYTES == 2 ? 1 : 2;
-    // One step; the one before it is over once this one has begun.
+    // Computes one step. The step before it is complete once this one has begun.
     u32 before = 0;
     const auto step = [&](auto first, u32 (&codes)[ATOMS * BLOCKS][WORDS], const u32 (&codes_before)[ATOMS * BLOCKS][WORDS]) {
         constexpr bool FIRST = decltype(first)::value;
@@ -489,7 +491,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
 
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
-        // Two sets of metadata by turns: products of a step still read theirs while the next step's is loaded.
+        // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
         u32 codes[2][ATOMS * BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
         for (u32 left = steps - 1; left != 0; left--) {
@@ -538,7 +540,7 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
         give_registers<REGISTERS_LEFT>();
         if (warp == WARPGROUPS * 4) feed(p, shared, place);
         if (SPLIT_K && place.parts != 1) {
-            // As those who multiply do before they send.
+            // The cluster barrier that consumers pass before they send.
             __syncwarp();
             cluster_arrive_relaxed();
             cluster_wait();
@@ -547,7 +549,7 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
         take_registers<REGISTERS_TAKEN>();
         multiply(p, shared, place);
     }
-    // No CTA exits while another of the cluster may still send to it. Of several parts each has waited for what the others send.
+    // No CTA exits while another of the cluster may still send to it. With several parts each CTA has already waited for what the others send.
     if (alone || (SPLIT_K && place.parts != 1)) return;
     __syncthreads();
     cluster_sync();

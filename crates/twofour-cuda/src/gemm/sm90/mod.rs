@@ -1,4 +1,4 @@
-//! Products on sm_90a: tiles, and how a launch is made from a problem.
+//! GEMM by `wgmma.sp` on sm_90a: tiles, kernels and launch parameters.
 
 mod source;
 
@@ -25,30 +25,30 @@ pub struct Sm90Tile {
     pub tokens: u32,
     /// Pipeline stages between TMA and the tensor cores.
     pub stages: u32,
-    /// Times 128 bytes of X's rows to a stage: 1 or 2.
+    /// Columns of X in a stage, in units of 128 bytes: 1 or 2.
     pub atoms: u32,
     /// CTAs of a cluster that share rows of X by multicast: 1 or 2.
     pub cluster: u32,
-    /// CTAs of a cluster that divide the reduction; `None` for a kernel without split-K.
+    /// CTAs of a cluster that divide the reduction (split-K); `None` for a kernel without split-K.
     pub split: Option<u32>,
 }
 
-/// Tokens of a piece of X where it is [reduction, tokens], and of results where they are [features, tokens].
+/// Tokens of a TMA box where X is `[reduction, tokens]`, or where results are `[features, tokens]`.
 const PIECE_TOKENS: u32 = 64;
 
 const fn tile(features: u32, tokens: u32, stages: u32, cluster: u32) -> Sm90Tile {
     Sm90Tile { features, tokens, stages, atoms: 1, cluster, split: None }
 }
 
-/// For 16-bit elements and 8-bit floats: persistent kernels whose accumulators fill the registers.
+/// Tiles for 16-bit elements and 8-bit floats: persistent kernels whose accumulators fill the registers.
 const FLOAT_TILES: [Sm90Tile; 5] =
     [tile(256, 200, 4, 2), tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 200, 5, 2)];
 
-/// For i8, whose instructions take multiples of 16 tokens.
+/// Tiles for i8, whose instructions take multiples of 16 tokens.
 const I8_TILES: [Sm90Tile; 4] =
     [tile(256, 192, 4, 2), tile(128, 256, 5, 2), tile(128, 256, 5, 1), tile(128, 208, 5, 2)];
 
-/// Rows of W and rows of X of the kernels with split-K, for every element type.
+/// Rows of W and of X of the tiles with split-K, for every element type.
 const SPLIT_TILES: [(u32, u32); 12] = [
     (256, 192),
     (256, 160),
@@ -64,62 +64,64 @@ const SPLIT_TILES: [(u32, u32); 12] = [
     (128, 64),
 ];
 
-/// Rows of W and of X, and whether it is with split-K, of the only kernels whose W and X are of different 8-bit floats or that add results by TMA: one for many tokens and one for few.
+/// Rows of W and of X, and whether the kernel has split-K, of the only tiles whose W and X have different 8-bit float types or whose results TMA
+/// accumulates: one for many tokens and one for small batches.
 const RARE_TILES: [(u32, u32, bool); 2] = [(256, 192, false), (128, 128, true)];
 
-/// CTAs of a cluster at most.
+/// Most CTAs of a cluster.
 const MOST_CTAS: u32 = 8;
 
-/// Into how many parts a reduction is divided.
+/// Split-K factors.
 const SPLITS: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
-/// Shared memory that a block of sm_90 can have.
+/// Shared memory that a CTA can have on sm_90.
 pub(super) const SHARED_BYTES: u32 = Architecture::SM_90.shared_bytes();
 
-/// Shared memory that each of so many blocks of a multiprocessor can have: it keeps 1024 bytes for each, which are what one block lacks of all there is.
+/// Returns the shared memory that each of `blocks` CTAs resident on an SM can have. The SM reserves 1024 bytes for each; with one CTA they are
+/// already subtracted from [`SHARED_BYTES`].
 pub(super) const fn shared_bytes_of_each(blocks: u32) -> u32 {
     (SHARED_BYTES + 1024) / blocks - 1024
 }
 
-/// Warpgroups that multiply.
+/// Consumer warpgroups.
 const WARPGROUPS: u32 = 2;
 
-/// Bytes to round up the start of shared memory.
+/// Bytes reserved to align the start of shared memory.
 const ALIGNMENT: u32 = 1024;
 
-/// Bytes of the barrier that counts what the other parts send.
+/// Bytes of the barrier that counts the accumulators received from other CTAs.
 const RECEIVED_BARRIER: u32 = 8;
 
-/// Bytes of a stage: values of W, X, metadata, two barriers.
+/// Bytes of a stage: values of W, X, metadata and two barriers.
 const fn stage_bytes(element: Element, features: u32, tokens: u32, atoms: u32) -> u32 {
     atoms * (features * 64 + tokens * 128 + features * (128 / element.bytes() as u32) / 8) + 16
 }
 
-/// Bytes of a warpgroup's buffers for results on their way out.
+/// Bytes of a warpgroup's staging buffers for results stored by TMA.
 const fn staging_bytes(chunk: u32) -> u32 {
     3 * chunk * 128
 }
 
-/// Bytes of a warpgroup's accumulators on their way through an epilogue.
+/// Bytes of a warpgroup's accumulators that go through shared memory in an epilogue.
 const fn accumulator_bytes(chunk: u32) -> u32 {
     chunk * 64 * 4
 }
 
-/// Threads of a block.
+/// Threads of a CTA: the consumer warpgroups and the producer's.
 const THREADS: u32 = (WARPGROUPS + 1) * 128;
 
 impl Sm90Tile {
-    /// Those of the persistent kernels for an element type.
+    /// Returns the tiles of the persistent kernels for an element type.
     fn persistent(element: Element) -> &'static [Sm90Tile] {
         if element == Element::I8 { &I8_TILES } else { &FLOAT_TILES }
     }
 
-    /// Those with split-K for an element type, with every cluster.
+    /// Returns the tiles with split-K for an element type, with every cluster.
     fn split_all(element: Element) -> impl Iterator<Item = Sm90Tile> {
         let clusters = [1, 2].into_iter().flat_map(|cluster| SPLITS.map(|split| (cluster, split)));
         let clusters = clusters.filter(|(cluster, split)| cluster * split <= MOST_CTAS);
         SPLIT_TILES.into_iter().flat_map(move |(features, tokens)| {
-            // What the least chunk of results leaves for stages.
+            // Shared memory left for stages beside the smallest chunk of results.
             let room =
                 SHARED_BYTES - ALIGNMENT - RECEIVED_BARRIER - WARPGROUPS * (staging_bytes(16) + accumulator_bytes(16));
             // Two atoms of columns to a stage where three such stages fit.
@@ -131,12 +133,12 @@ impl Sm90Tile {
         })
     }
 
-    /// CTAs that divide the reduction.
+    /// Returns the CTAs that divide the reduction.
     fn parts(self) -> u32 {
         self.split.unwrap_or(1)
     }
 
-    /// Those that a problem can be computed with.
+    /// Returns the tiles that can compute a problem.
     pub fn all(problem: GemmProblem) -> Vec<Sm90Tile> {
         let store = Sm90Store::of(problem);
         let atoms = Sm90Kernel::atoms(problem);
@@ -151,7 +153,7 @@ impl Sm90Tile {
         }
         let mut persistent: Vec<Sm90Tile> =
             Sm90Tile::persistent(problem.element).iter().copied().filter(fits).collect();
-        // Elements stored one at a time are slow in any case: one tile for many tokens and one for few.
+        // Storing elements one at a time is slow with any tile, so there are only one tile for many tokens and one for small batches.
         let split = Sm90Tile::split_all(problem.element).filter(fits);
         if store == Sm90Store::OneByOne {
             persistent.truncate(1);
@@ -163,7 +165,7 @@ impl Sm90Tile {
         persistent.into_iter().chain(split).collect()
     }
 
-    /// Rows of W and of X, and whether it is of a kernel with split-K.
+    /// Returns the rows of W and of X, and whether the kernel has split-K.
     fn size(self) -> (u32, u32, bool) {
         (self.features, self.tokens, self.split.is_some())
     }
@@ -175,40 +177,41 @@ impl Sm90Tile {
     }
 }
 
-/// A kernel: a tile for types, an order of the result, and sums as they are or not.
+/// A kernel: a tile for data types, an order of the result, and with or without an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sm90Kernel {
-    /// What W is made of.
+    /// Data type of W.
     pub element: Element,
-    /// What X is made of.
+    /// Data type of X.
     pub x_element: Element,
-    /// What the result is made of.
+    /// Data type of the result.
     pub output: Element,
-    /// The tile; with split-K that of one CTA, for any cluster.
+    /// The tile. With split-K it is that of one CTA, and the kernel serves any cluster.
     pub tile: Sm90Tile,
     /// Which of X's axes is contiguous.
     pub x: XOrder,
     /// How results are stored.
     pub store: Sm90Store,
-    /// Whether sums are scaled, biased or activated.
+    /// Whether the kernel has an epilogue: scales, bias and activation.
     pub epilogue: bool,
-    /// Whether TMA adds results to what is there. Kernels that store one by one find out with each call.
+    /// Whether TMA adds results to the output (`cp.reduce`). Kernels that store one element at a time read this from the launch's parameters instead.
     pub accumulate: bool,
 }
 
 /// How results are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sm90Store {
-    /// Through shared memory and the copy engine: 16-bit results, `[tokens, features]`, of a multiple of eight features.
+    /// Through shared memory and TMA: 16-bit results, `[tokens, features]`, with a multiple of eight features.
     Tiles,
-    /// The same for `[features, tokens]`, of a multiple of eight tokens, without an epilogue.
+    /// Through shared memory and TMA: 16-bit results, `[features, tokens]`, with a multiple of eight tokens and without an epilogue.
     Across,
-    /// One by one, in any order.
+    /// One element at a time, in any order.
     OneByOne,
 }
 
 impl Sm90Store {
-    /// How a problem's results are stored: the copy engine requires rows that are multiples of 16 bytes. It adds only results of 16-bit elements without an epilogue: others are rare.
+    /// Returns how a problem's results are stored. TMA requires rows that are multiples of 16 bytes. It accumulates only results of 16-bit elements
+    /// without an epilogue, because other cases are rare.
     fn of(problem: GemmProblem) -> Sm90Store {
         let GemmProblem { element, output, order, features, tokens, epilogue, accumulate, .. } = problem;
         if accumulate && (element.bytes() != 2 || epilogue) {
@@ -224,7 +227,7 @@ impl Sm90Store {
 }
 
 impl Sm90Kernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<Sm90Kernel> {
         let mut all = Vec::new();
         for (element, x_element) in elements() {
@@ -254,7 +257,7 @@ impl Sm90Kernel {
         all
     }
 
-    /// The kernel for a problem by a tile.
+    /// Returns the kernel of a tile for a problem.
     fn of(problem: GemmProblem, tile: Sm90Tile) -> Sm90Kernel {
         let GemmProblem { element, x_element, output, x, epilogue, .. } = problem;
         let tile = if tile.split.is_some() { Sm90Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
@@ -262,7 +265,7 @@ impl Sm90Kernel {
         Sm90Kernel { element, x_element, output, tile, x, store, epilogue, accumulate }
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         let store = match self.store {
             Sm90Store::Tiles => "",
@@ -276,28 +279,29 @@ impl Sm90Kernel {
         format!("{elements}-{}-{}{x}{store}{epilogue}{add}", self.output, self.tile.name())
     }
 
-    /// Whether TMA adds a problem's results to what is there.
+    /// Returns whether TMA adds a problem's results to the output.
     fn adds_by_tma(problem: GemmProblem) -> bool {
         problem.accumulate && Sm90Store::of(problem) != Sm90Store::OneByOne
     }
 
-    /// Elements of the reduction in an atom.
+    /// Returns the `k` extent of an atom, in elements.
     fn k_atom(&self) -> u32 {
         128 / self.element.bytes() as u32
     }
 
-    /// Elements of the reduction in a step.
+    /// Returns the `k` extent of a step, in elements.
     fn k_step(&self) -> u32 {
         self.tile.atoms * self.k_atom()
     }
 
-    /// Atoms of a problem's reduction.
+    /// Returns the atoms of a problem's reduction.
     fn atoms(problem: GemmProblem) -> u32 {
         let depth = problem.reduction.next_multiple_of(tile_k(problem.element).columns());
         (depth * problem.element.bytes() / 128) as u32
     }
 
-    /// Whether accumulators of so many parts fit where the stages are: what each CTA of a cluster receives, of its share of 64 features by a chunk of tokens.
+    /// Returns whether the accumulators that a CTA receives fit where the stages are. With `split` CTAs each receives those of its share of the
+    /// pieces of 64 features by a chunk of tokens.
     fn has_room_for(&self, split: u32) -> bool {
         let Sm90Tile { features, tokens, stages, atoms, .. } = self.tile;
         let (chunk, blocks) = (self.chunk(), features / 64 / WARPGROUPS);
@@ -306,12 +310,12 @@ impl Sm90Kernel {
         received <= stages * atoms * (features * 64 + tokens * 128)
     }
 
-    /// Tokens that leave at a time: a divisor of the tile's, as many as there is shared memory for.
+    /// Returns the tokens of a chunk, the unit in which results are stored: a divisor of the tile's tokens, as large as shared memory allows.
     fn chunk(&self) -> u32 {
-        // With split-K a CTA stores a share of the chunks: there should be many.
+        // With split-K each CTA stores a share of the chunks, so there should be many.
         let most = if self.tile.split.is_some() { 4 } else { 8 };
         let chunks = (1..=most).rev().map(|eights| 8 * eights);
-        // Rows of 16, 32 or 64 tokens are what the copy engine can permute.
+        // TMA can swizzle rows of 16, 32 or 64 tokens.
         let known = |chunk: u32| self.store != Sm90Store::Across || matches!(chunk, 16 | 32 | 64);
         let fits = |chunk: &u32| {
             known(*chunk) && self.tile.tokens.is_multiple_of(*chunk) && self.shared_bytes(*chunk) <= SHARED_BYTES
@@ -319,7 +323,8 @@ impl Sm90Kernel {
         chunks.into_iter().find(fits).unwrap_or(8)
     }
 
-    /// Rows of X that each tile of a problem takes: with split-K and for one CTA only as many as it has to, in whole chunks where there are several tiles.
+    /// Returns the rows of X that each tile of a problem loads. With split-K and without multicast these are only as many as the problem needs, in
+    /// whole chunks where there are several tiles.
     fn x_rows(&self, problem: GemmProblem, tile: Sm90Tile) -> u32 {
         if tile.split.is_none() || tile.cluster != 1 || self.x == XOrder::ReductionFirst {
             return tile.tokens;
@@ -340,12 +345,13 @@ impl Sm90Kernel {
             + WARPGROUPS * (staging + sums)
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         let Sm90Tile { features, tokens, stages, atoms, cluster, .. } = self.tile;
         let split_k = u32::from(self.tile.split.is_some());
         let blocks = features / 64 / WARPGROUPS;
-        // What feeding needs; the others get the rest. They need more where two blocks of sums fill nearly all.
+        // Registers of the producer warpgroup, and of the consumers. The producer needs at least this many; consumers need more of them where a
+        // warpgroup has two 64-row accumulators.
         let (left, taken) = if blocks == 2 { (24, 240) } else { (40, 232) };
         let store = match self.store {
             Sm90Store::Tiles => 0,
@@ -368,12 +374,12 @@ impl Sm90Kernel {
     }
 }
 
-/// A product with its kernel and its launch.
+/// A planned GEMM: its kernel and its launch configuration.
 #[derive(Debug, Clone)]
 pub(super) struct Sm90Plan {
     problem: GemmProblem,
     tile: Sm90Tile,
-    /// Rows of X that a tile takes.
+    /// Rows of X that a tile loads.
     x_rows: u32,
     variant: Sm90Kernel,
     kernel: Kernel,
@@ -381,7 +387,7 @@ pub(super) struct Sm90Plan {
     panels: Panels,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct Sm90Parameters {
     weight: TensorMap,
@@ -400,7 +406,7 @@ struct Sm90Parameters {
     features: u32,
 }
 
-/// Features of the tiles that are taken side by side: their metadata and values, and X's rows of a round, stay in the second-level cache.
+/// Features of a panel: W's values and metadata of the panel, and the rows of X that concurrent CTAs read, stay in L2.
 const PANEL_FEATURES: u32 = 4096;
 
 impl Sm90Plan {
@@ -410,18 +416,18 @@ impl Sm90Plan {
         assert!(shared <= SHARED_BYTES, "{} needs {shared} bytes of shared memory", variant.name());
         let kernel = device.kernel(&variant.source(), "gemm")?;
         kernel.allow_shared(shared)?;
-        // A cluster's tile.
+        // A tile of a whole cluster.
         let x_rows = variant.x_rows(problem, tile);
         let panels = Panels::new(problem, (tile.features * tile.cluster, x_rows), PANEL_FEATURES);
         let ctas = tile.cluster * tile.parts();
-        // A cluster with split-K computes one tile, any other as many as it takes.
+        // A cluster with split-K computes one tile; any other computes several.
         let clusters =
             if tile.parts() > 1 { panels.tiles() } else { (device.multiprocessors() / ctas).min(panels.tiles()) };
         let launch = Launch { grid: (clusters * ctas, 1), block: THREADS, shared, cluster: ctas };
         Ok(Self { problem, tile, x_rows, variant, kernel, launch, panels })
     }
 
-    /// Whether results are stored by TMA, to addresses that are multiples of 16 bytes.
+    /// Returns whether TMA stores results, which requires an output aligned to 16 bytes.
     pub(super) fn stores_by_tma(&self) -> bool {
         self.variant.store != Sm90Store::OneByOne
     }
@@ -438,7 +444,7 @@ impl Sm90Plan {
         let x_row = self.problem.x_row_by_tma();
         let Sm90Tile { features: tile_features, tokens: tile_tokens, cluster, .. } = self.tile;
         let (bytes, atom, step) = (element.bytes(), self.variant.k_atom(), self.variant.k_step());
-        // The rows of X that the first block of a cluster reads: as the kernel has it.
+        // The rows of X that the first CTA of a cluster loads: FIRST_PART in the kernel.
         let first_part = if cluster == 1 { self.x_rows } else { (tile_tokens / 2).next_multiple_of(8) };
         let x = |rows: u32| match self.problem.x {
             XOrder::TokensFirst => TensorMap::new(operands.x, bytes, (tokens, x_row), (rows, atom), Swizzle::Bytes128),
@@ -484,7 +490,7 @@ impl Sm90Plan {
             panels: self.panels,
             features: features as u32,
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }

@@ -1,4 +1,4 @@
-//! The sources of the kernels.
+//! Assembles the kernels' sources.
 
 use super::Sm90Kernel;
 use crate::{

@@ -1,4 +1,4 @@
-//! Products of few tokens on sm_90a: every byte of the weight is read once, as fast as memory gives it.
+//! GEMM of small batches by `wgmma.sp` on sm_90a, by clusters with split-K. It reads every byte of the weight once and is bound by HBM bandwidth.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,129 +15,130 @@ use crate::{
     tensor_map::{Swizzle, TensorMap},
 };
 
-/// What a cluster of the kernel takes.
+/// The tile of the result that a cluster computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StreamTile {
     /// Rows of W, a multiple of 16.
     pub features: u32,
-    /// Rows of X that there is room for: 8, 16, 32, 64, 96 or 128.
+    /// Most rows of X: 8, 16, 32, 64, 96 or 128.
     pub tokens: u32,
 }
 
-/// What a cluster takes, and how many blocks it has.
+/// A cluster's tile, and its CTAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StreamShape {
     /// Rows of W and of X.
     pub tile: StreamTile,
-    /// Blocks that share the rows of W and sum over a part of the columns each: 1 to 8.
+    /// CTAs of the cluster: 1 to 8. They share the rows of W, and each accumulates a part of the columns.
     pub split: u32,
 }
 
-/// What a block needs for a step.
+/// The shared memory and the rows of a CTA's step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
-    /// Bytes.
+    /// Bytes of a stage.
     pub(super) bytes: u32,
-    /// Most steps to be asked for ahead.
+    /// The largest prefetch distance, in steps.
     pub(super) most_ahead: u32,
-    /// Times 64 rows that a warpgroup takes: 1 or 2.
+    /// Rows of W that a warpgroup computes, in units of 64: 1 or 2.
     pub(super) height: u32,
 }
 
-/// Features that there are kernels for: metadata of 224 of 8 bits is wider than one copy takes.
+/// Returns the rows of W that kernels have. 224 rows of 8-bit elements are missing because their metadata is wider than a TMA box.
 fn features(element: Element) -> &'static [u32] {
     if element.bytes() == 1 { &[64, 128] } else { &[64, 96, 128, 224, 256] }
 }
 
-/// Tokens that there are kernels for.
+/// The rows of X that kernels have.
 const TOKENS: [u32; 6] = [8, 16, 32, 64, 96, 128];
 
-/// Tokens of a tile where there are several tiles: with more of them, a tile has this many at least.
+/// The fewest tokens of a tile where there are several tiles.
 const LEAST_OF_SEVERAL: u32 = 64;
 
-/// Tokens beyond which tiles of `sm90` are always as good.
+/// Most tokens: beyond them the tiles of `sm90` are always as good.
 const MOST_TOKENS: usize = 2048;
 
-/// Most blocks of a cluster.
+/// Most CTAs of a cluster.
 const MOST_BLOCKS: u32 = 8;
 
-/// Most clusters, the rows of a grid.
+/// Most clusters: the rows of a grid.
 const MOST_CLUSTERS: u32 = 65_535;
 
-/// The least that a tile of 128 rows keeps when it makes room for the sums of seven blocks.
+/// The fewest stages of a tile of 128 rows that reserves room for the accumulators of a cluster of seven.
 const ENOUGH_STAGES: u32 = 6;
 
 /// Bytes of W's rows in a step.
 const ROW: u32 = 128;
 
-/// Elements of the reduction in a step.
+/// Returns the `k` extent of a step, in elements.
 fn k_step(element: Element) -> u32 {
     2 * ROW / element.bytes() as u32
 }
 
-/// To round up the start, and the barrier of sums that others send.
+/// Bytes to align the start of shared memory, and of the barrier that counts received accumulators.
 const OTHER_BYTES: u32 = 1024 + 8;
 
 impl StreamTile {
-    /// Its name.
+    /// Returns the tile's name.
     pub(super) fn name(self) -> String {
         format!("{}x{}", self.features, self.tokens)
     }
 
-    /// Clusters for so many rows.
+    /// Returns the clusters for `features` rows of W.
     fn clusters(self, features: usize) -> u32 {
         features.div_ceil(self.features as usize) as u32
     }
 
-    /// Tiles for so many tokens.
+    /// Returns the tiles for `tokens` tokens.
     fn tiles(self, tokens: usize) -> u32 {
         tokens.div_ceil(self.tokens as usize) as u32
     }
 
-    /// Rows of X to a tile of so many tokens.
+    /// Returns the rows of X of each tile.
     pub(super) fn x_rows(self, tokens: usize) -> u32 {
         tokens.div_ceil(self.tiles(tokens) as usize).next_multiple_of(8) as u32
     }
 
-    /// Warpgroups that multiply.
+    /// Returns the consumer warpgroups.
     fn groups(self, step: Step) -> u32 {
         self.features.div_ceil(64 * step.height)
     }
 
-    /// Whether warps that feed leave registers to those that multiply: where these are many, and have many sums.
+    /// Returns whether producer warps release registers to consumers (`setmaxnreg`): where there are several consumer warpgroups with large accumulators.
     fn gives(self, step: Step) -> bool {
         step.height * self.tokens >= 128 && self.groups(step) > 1
     }
 
-    /// Registers of a thread that multiplies, where warps that feed leave some: what a launch gives to all of the CTA's threads, less 24 for those that feed.
+    /// Returns the registers of a consumer thread where producers release some: those that a launch allocates for all threads of the CTA, less 24 for
+    /// each producer thread.
     fn taken(self, step: Step) -> u32 {
         let groups = self.groups(step);
         let launched = 65_536 / self.threads(step) / 8 * 8;
         ((launched * (groups + 1) - 24) / groups / 8 * 8).min(240)
     }
 
-    /// Threads of warpgroups that multiply, and of another, some of whose warps feed them.
+    /// Returns the threads of a CTA: the consumer warpgroups, and one more for the producer warps.
     fn threads(self, step: Step) -> u32 {
         (self.groups(step) + 1) * 128
     }
 
-    /// Bytes of the sums that others send to one of so many blocks.
+    /// Returns the bytes of the accumulators that one of `split` CTAs receives from the others.
     fn sums_bytes(self, split: u32) -> u32 {
         (self.features / 16).div_ceil(split) * (split - 1) * 16 * self.tokens * 4
     }
 
-    /// Blocks to a multiprocessor: two where both are small.
+    /// Returns the CTAs resident on an SM: two where tiles are small in both directions.
     fn blocks(self) -> u32 {
         if self.features > 128 || self.tokens >= 64 { 1 } else { 2 }
     }
 
-    /// For buffers and sums.
+    /// Returns the bytes for stages and received accumulators.
     fn room(self) -> u32 {
         shared_bytes_of_each(self.blocks()) - OTHER_BYTES
     }
 
-    /// As many as there is room for, beside the sums of clusters that layers are measured to want: of two blocks that share the fewest rows, and of seven that share
-    /// 128 where steps are so small that enough buffers are left.
+    /// Returns the pipeline stages: as many as fit beside the accumulators that a cluster receives. Tiles of 64 rows reserve room for clusters of
+    /// two, and tiles of 128 rows for clusters of seven where enough stages are left; measurements of layers showed these clusters to be the fastest.
     fn stages(self, step: Step) -> u32 {
         let beside = |split| ((self.room() - self.sums_bytes(split)) / (step.bytes + 16)).min(step.most_ahead);
         match self.features {
@@ -147,7 +148,7 @@ impl StreamTile {
         }
     }
 
-    /// What buffers leave for sums, as far as any cluster has a use for it.
+    /// Returns the bytes left for received accumulators beside the stages, at most as many as a cluster needs.
     fn room_for_sums(self, step: Step) -> u32 {
         let left = self.room() - self.stages(step) * (step.bytes + 16);
         (1..=MOST_BLOCKS).map(|split| self.sums_bytes(split)).filter(|bytes| *bytes <= left).max().unwrap_or(0)
@@ -157,7 +158,7 @@ impl StreamTile {
         OTHER_BYTES + self.stages(step) * (step.bytes + 16) + self.room_for_sums(step)
     }
 
-    /// What sources are defined for.
+    /// Returns the sources' preprocessor definitions.
     pub(super) fn definitions(self, step: Step) -> String {
         let StreamTile { features, tokens } = self;
         let (stages, shared, threads) = (self.stages(step), self.shared_bytes(step), self.threads(step));
@@ -172,8 +173,9 @@ impl StreamTile {
 }
 
 impl StreamShape {
-    /// Those of some tiles for so many features, tokens and steps: of the widths of X that hold all tokens the least, and where that has 64 or more, all
-    /// such widths, as several tiles; none where there are too many tokens. Every block has a step at least, and room for the sums that others send.
+    /// Returns the shapes of some tiles. Their rows of X are the fewest that hold all tokens; where that is 64 or more, or none holds them all, all
+    /// such widths as several tiles. The list is empty where there are too many tokens. Every CTA has a step at least, and room for the accumulators
+    /// that others send.
     pub(super) fn of(
         tiles: &[u32],
         (features, tokens): (usize, usize),
@@ -194,7 +196,7 @@ impl StreamShape {
         all.filter(|shape| shape.tile.sums_bytes(shape.split) <= shape.tile.room_for_sums(step(shape.tile))).collect()
     }
 
-    /// Those for a problem.
+    /// Returns the shapes that compute a problem.
     pub fn all(problem: GemmProblem) -> Vec<StreamShape> {
         let GemmProblem { element, reduction, .. } = problem;
         let steps = reduction.div_ceil(k_step(element) as usize) as u32;
@@ -202,24 +204,24 @@ impl StreamShape {
         StreamShape::of(features(element), of, steps, |tile| StreamKernel { element, tile }.step())
     }
 
-    /// The one of some that spreads so many rows best over the device, if there is one that does.
+    /// Returns the shape that best balances `features` rows over the SMs, or `None` if all leave too many SMs idle.
     pub(super) fn best(all: &[StreamShape], features: usize, multiprocessors: u32) -> Option<StreamShape> {
-        // As few blocks to a row of W as occupy most of the device, and as few readers of X.
+        // The smallest clusters whose CTAs occupy most of the device, and the fewest CTAs that read X.
         let enough = all.iter().filter(|shape| shape.blocks(features) * 10 >= multiprocessors * 7);
         enough.min_by_key(|shape| (shape.split, std::cmp::Reverse(shape.tile.features))).copied()
     }
 
-    /// Blocks of all clusters.
+    /// Returns the CTAs of all clusters.
     pub(super) fn blocks(self, features: usize) -> u32 {
         self.tile.clusters(features) * self.split
     }
 
-    /// Its name.
+    /// Returns the shape's name.
     pub(super) fn name(self) -> String {
         format!("{}s{}", self.tile.name(), self.split)
     }
 
-    /// The launch for so many features and tokens.
+    /// Returns the launch configuration.
     pub(super) fn launch(self, (features, tokens): (usize, usize), step: Step) -> Launch {
         let StreamShape { tile, split } = self;
         let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
@@ -228,17 +230,17 @@ impl StreamShape {
     }
 }
 
-/// A kernel: for a type, rows of W and rows of X.
+/// A kernel: a data type, and rows of W and of X.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamKernel {
-    /// What W and X are made of.
+    /// Data type of W and X.
     pub element: Element,
     /// Rows of W and of X.
     pub tile: StreamTile,
 }
 
 impl StreamKernel {
-    /// Every kernel that a problem may ask for.
+    /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<StreamKernel> {
         let of =
             |element, features| TOKENS.map(|tokens| StreamKernel { element, tile: StreamTile { features, tokens } });
@@ -246,12 +248,12 @@ impl StreamKernel {
         super::TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
     }
 
-    /// Its name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> String {
         format!("{}-{}", self.element, self.tile.name())
     }
 
-    /// Bytes of an atom of metadata.
+    /// Returns the bytes of an atom of metadata.
     fn atom_bytes(&self) -> u32 {
         64 * (k_step(self.element) / 2) / 8
     }
@@ -262,7 +264,7 @@ impl StreamKernel {
         Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
     }
 
-    /// What the source is defined for.
+    /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
         format!("#define ELEMENT {}\n{}", self.element.definition(), self.tile.definitions(self.step()))
     }
@@ -282,7 +284,7 @@ impl StreamKernel {
     }
 }
 
-/// What kernels are told of a problem.
+/// The problem, in the kernels' memory layout.
 #[repr(C)]
 pub(super) struct RawProblem {
     to: RawOutput,
@@ -296,7 +298,7 @@ pub(super) struct RawProblem {
     sixteens_each: Share,
 }
 
-/// So many for each block of a cluster, and one more for the first few of them.
+/// An even division among the CTAs of a cluster: `each` for every one, and one more for the first `more`.
 #[repr(C)]
 struct Share {
     each: u32,
@@ -310,7 +312,7 @@ impl Share {
 }
 
 impl RawProblem {
-    /// Of features, tokens and steps.
+    /// Returns the parameters of a problem.
     pub(super) fn new(
         to: RawOutput,
         output: Element,
@@ -333,7 +335,7 @@ impl RawProblem {
     }
 }
 
-/// A product with its kernel and its launch.
+/// A planned GEMM: its kernel and its launch configuration.
 #[derive(Debug, Clone)]
 pub(super) struct StreamPlan {
     problem: GemmProblem,
@@ -343,7 +345,7 @@ pub(super) struct StreamPlan {
     launch: Launch,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 struct StreamParameters {
     weight: TensorMap,
@@ -353,7 +355,7 @@ struct StreamParameters {
 }
 
 impl StreamPlan {
-    /// Of a problem that is known to kernels, with one of its shapes.
+    /// Plans a validated problem with one of its shapes.
     pub(super) fn new(device: &Device, problem: GemmProblem, shape: StreamShape) -> Result<Self> {
         let variant = StreamKernel { element: problem.element, tile: shape.tile };
         let kernel = device.kernel(&variant.source(), "stream")?;
@@ -375,7 +377,7 @@ impl StreamPlan {
         let x_rows = self.shape.tile.x_rows(tokens);
         let (bytes, step) = (element.bytes(), k_step(element));
         let atom = self.variant.atom_bytes();
-        // Metadata of half a step after the other, each for all features; in units of eight bytes, for a tile is 256 of them wide at most.
+        // Metadata is in half steps, each for all features. Its units are eight bytes, because a TMA box is 256 units wide at most.
         let meta_rows = columns.div_ceil(step as usize / 2);
         let meta_cols = rows / 64 * atom as usize / 8;
         let parameters = StreamParameters {
@@ -408,7 +410,7 @@ impl StreamPlan {
                 self.shape,
             ),
         };
-        // SAFETY: the caller's; the structure is the kernel's.
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, self.launch, &parameters) }
     }
 }
@@ -428,7 +430,7 @@ mod tests {
                     assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
                     assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
                 }
-                // What small layers are measured to want.
+                // The fastest clusters of small layers, as measured.
                 for split in [1, 2] {
                     assert!(
                         shapes.contains(&StreamShape { tile: StreamTile { features: 64, tokens }, split }),
@@ -445,7 +447,7 @@ mod tests {
             for blocks in 1..=MOST_BLOCKS {
                 let Share { each, more } = Share::of(all, blocks);
                 assert!(each * blocks + more == all && more < blocks, "{all} {blocks}");
-                // Whoever has the most rows has room for what all others send of them.
+                // The CTA with the most rows has room for the accumulators that all others send.
                 let most = each + u32::from(more > 0);
                 let room = StreamTile { features: all * 16, tokens: 8 }.sums_bytes(blocks);
                 assert_eq!(room, most * (blocks - 1) * 16 * 8 * 4, "{all} {blocks}");

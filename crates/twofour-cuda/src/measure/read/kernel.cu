@@ -1,8 +1,8 @@
-// Reads memory and does nothing with it.
+// Reads memory and stores nothing.
 
 struct Parameters {
     const uint4* data;
-    // Written to if what was read is one value in four billion, so that the reads are not left out.
+    // Written in one of four billion cases, so that the compiler keeps the reads.
     u32* sink;
     u64 quads;
 };

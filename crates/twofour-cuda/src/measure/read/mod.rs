@@ -1,4 +1,4 @@
-//! Reading memory and nothing else: what emptying a cache takes, and the least that a product of few tokens can take.
+//! A kernel that only reads memory. It flushes L2, and its time is the bandwidth limit of memory-bound GEMMs.
 
 use crate::{
     Device, DevicePtr, Result, Stream,
@@ -8,20 +8,20 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// The source.
+/// Returns the source.
 pub fn source() -> Source {
     let kernel = File::new("measure/read/kernel.cu", include_str!("kernel.cu"));
     Source::new("read".into(), Support::ALL).with([headers::COMMON, kernel])
 }
 
-/// The kernel that reads.
+/// The kernel.
 #[derive(Debug, Clone)]
 pub struct Reader {
     kernel: Kernel,
     blocks: u32,
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in its memory layout.
 #[repr(C)]
 struct ReadParameters {
     data: DevicePtr,
@@ -30,7 +30,7 @@ struct ReadParameters {
 }
 
 impl Reader {
-    /// Loads it.
+    /// Loads the kernel.
     ///
     /// # Errors
     /// Those of compiling and loading.
@@ -38,13 +38,13 @@ impl Reader {
         Ok(Self { kernel: device.kernel(&source(), "read_all")?, blocks: 4 * device.multiprocessors() })
     }
 
-    /// Reads so many bytes, down to a multiple of 16. `sink` is four bytes that may be written.
+    /// Reads `bytes` bytes, rounded down to a multiple of 16. `sink` is the address of four bytes that may be written.
     ///
     /// # Errors
     /// [`crate::Error::Pointer`], [`crate::Error::Driver`].
     ///
     /// # Safety
-    /// The pointers are valid for that until the stream has come past this call; the stream is of the device.
+    /// The pointers are valid for these accesses until the stream has passed this call; the stream is of the device.
     pub unsafe fn read(&self, stream: Stream, data: DevicePtr, bytes: usize, sink: DevicePtr) -> Result<()> {
         expect_pointers(&[("memory to be read", data, 16), ("sink", sink, 4)])?;
         let parameters = ReadParameters { data, sink, quads: bytes as u64 / 16 };

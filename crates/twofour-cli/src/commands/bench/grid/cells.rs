@@ -39,7 +39,7 @@ impl Group {
 /// What is compared with this project's fastest kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Against {
-    /// cuBLASLt with the weight as if it were dense.
+    /// cuBLASLt with the dense weight.
     Dense,
     /// cuSPARSELt.
     CusparseLt,

@@ -46,7 +46,7 @@ use crate::{
 pub(super) use heat_map::heat_map;
 pub(super) use record::GridRecord;
 
-/// What the command asks for.
+/// The command's options.
 #[derive(Debug)]
 pub(super) struct GridOptions<'a> {
     /// Number of the device.
@@ -109,7 +109,7 @@ impl GridOptions<'_> {
         Ok(if record.faults.is_empty() { Verdict::Yes } else { Verdict::No })
     }
 
-    /// An error for files that cannot be written, before anything is measured.
+    /// Returns an error for files that cannot be written, before anything is measured.
     fn expect_files(&self) -> Result<()> {
         let Some(path) = self.output.file() else { return Ok(()) };
         output::expect_file(path)?;
@@ -175,7 +175,7 @@ impl<'a> Measurer<'a> {
     }
 }
 
-/// Why kernels do not take a problem; other errors are returned.
+/// Returns why kernels do not support a problem; other errors are returned as errors.
 fn reason(error: Error) -> Result<String, Error> {
     let is_of_problem = matches!(
         error,
@@ -189,7 +189,7 @@ fn reason(error: Error) -> Result<String, Error> {
     if is_of_problem { Ok(error.to_string()) } else { Err(error) }
 }
 
-/// Shows the summary to a person.
+/// Prints the summary.
 fn tell(record: &GridRecord, screen: &mut Screen) -> Result<()> {
     screen.line(format!("{}, {}\n", record.machine.gpu, record.machine.architecture))?;
     let cells = cells(&record.rows);

@@ -22,7 +22,7 @@ pub(in super::super) struct GridRecord {
     pub(super) kernels: String,
     /// The last command.
     pub(super) command: String,
-    /// Weights that this project's kernels do not take.
+    /// Weights that this project's kernels do not support.
     pub(super) unsupported: Vec<Unsupported>,
     /// Kernels that were excluded.
     pub(super) faults: Vec<Fault>,
@@ -30,7 +30,7 @@ pub(in super::super) struct GridRecord {
     pub(super) rows: Vec<GridRow>,
 }
 
-/// What names a cell.
+/// The key of a cell.
 pub(super) type CellKey = (String, [usize; 3]);
 
 impl GridRecord {

@@ -16,12 +16,12 @@ use crate::{
 /// How often the file is written: a process that is killed loses no more.
 const SAVE_EVERY: Duration = Duration::from_secs(3);
 
-/// What came of a cell.
+/// The outcome of a cell.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Its times.
     Measured(CellTimes),
-    /// Why kernels do not take it.
+    /// Why kernels do not support it.
     Unsupported(String),
 }
 

@@ -1,8 +1,8 @@
 //! The times of one cell of the grid.
 //!
-//! Every kernel of a contender runs once or twice; those that come close take turns; the best of every contender then take turns in a shuffled order, first in rounds
-//! that a dispatcher would choose by, then in rounds that count. The number of rounds follows from a cell's budget of time, so that a launch of
-//! 20 ms is measured less often than one of 10 µs.
+//! Every kernel of a contender runs once or twice, and those close to the fastest are interleaved. The finalists of all contenders are then
+//! interleaved in shuffled order, first in rounds by which a dispatcher would choose, then in rounds that count. The number of rounds follows from a
+//! cell's time budget, so that a launch of 20 ms is measured less often than one of 10 µs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,16 +23,16 @@ use super::{
     row::{Fault, GridRow, Unmeasured},
 };
 
-/// What a round of one contender takes besides its launch: the L2 flush and the wait for the result.
+/// Time of a round of one contender besides its launch: the L2 flush and the synchronization.
 const BETWEEN_US: f64 = 130.0;
 
-/// A kernel whose first launch takes longer is not launched a second time before it is compared: loading it takes far less.
+/// A kernel whose first launch takes longer is not launched a second time before the comparison: loading it takes far less.
 const LONG_US: f64 = 2000.0;
 
-/// A kernel that takes longer than so many times the fastest of its contender's is out after its first launches.
+/// A kernel that takes longer than this many times the fastest of its contender is dropped after its first launches.
 const CLOSE: f64 = 1.3;
 
-/// A stage of a cell: what it may take, and how many rounds it has at least and at most.
+/// A stage of a cell: its time budget, and the fewest and the most rounds.
 #[derive(Debug, Clone, Copy)]
 struct Stage {
     budget_us: f64,
@@ -40,24 +40,24 @@ struct Stage {
     most: u32,
 }
 
-/// Kernels of one contender against each other.
+/// The kernels of one contender.
 const SCREENING: Stage = Stage { budget_us: 30e3, least: 3, most: 7 };
 
-/// Finalists against each other, as a dispatcher would choose by.
+/// The finalists, as a dispatcher would choose.
 const CHOOSING: Stage = Stage { budget_us: 30e3, least: 5, most: 11 };
 
 /// Rounds that count; the most is the command's.
 const FINAL: Stage = Stage { budget_us: 80e3, least: 7, most: 0 };
 
 impl Stage {
-    /// How many rounds there are for contenders that take so long.
+    /// Returns the number of rounds for contenders with these times.
     fn rounds(self, times_us: impl Iterator<Item = f64>) -> u32 {
         let round_us: f64 = times_us.map(|us| us + BETWEEN_US).sum();
         ((self.budget_us / round_us) as u32).clamp(self.least, self.most.max(self.least))
     }
 }
 
-/// How many of a contender's kernels are compared with each other, and how many with those of others.
+/// The most kernels of a contender that are compared with each other, and with those of other contenders.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     screened: usize,
@@ -68,16 +68,16 @@ const OURS: Kept = Kept { screened: 12, finalists: 2 };
 const DENSE: Kept = Kept { screened: 8, finalists: 2 };
 const SPARSE: Kept = Kept { screened: 8, finalists: 1 };
 
-/// What was measured in a cell.
+/// The measurements of a cell.
 #[derive(Debug, Default)]
 pub(crate) struct CellTimes {
-    /// One for each contender, and one for the dispatcher's choice.
+    /// One row for each contender, and one for the dispatcher's choice.
     pub(crate) rows: Vec<GridRow>,
     /// Kernels that were excluded.
     pub(crate) faults: Vec<Fault>,
 }
 
-/// A product that is compared, and its time so far.
+/// A planned GEMM, and its time so far.
 struct Candidate {
     engine: Engine,
     product: Product,
@@ -93,12 +93,12 @@ pub(crate) struct GridTimer<'a> {
     stream: &'a Arc<CudaStream>,
     /// Rounds that count, at most.
     rounds: u32,
-    /// How long kernels have kept the device busy since it last rested.
+    /// How long kernels have kept the device busy since its last rest.
     busy_us: f64,
 }
 
 impl<'a> GridTimer<'a> {
-    /// With at most so many rounds that count.
+    /// Returns a measurer with at most `rounds` rounds that count.
     pub(crate) fn new(
         device: &'a Device,
         libraries: &'a Libraries,
@@ -153,7 +153,7 @@ impl<'a> GridTimer<'a> {
         Ok(CellTimes { rows, faults })
     }
 
-    /// The fastest of a contender's kernels. What a library refuses is left out.
+    /// Returns the fastest kernels of a contender. Algorithms that a library rejects are left out.
     fn fastest(
         &mut self,
         trial: &Trial,
@@ -186,7 +186,7 @@ impl<'a> GridTimer<'a> {
         Ok(candidates)
     }
 
-    /// Microseconds of a product's second launch, or of its first if that takes long.
+    /// Returns the microseconds of a GEMM's second launch, or of its first if that takes long.
     fn first_launches(&mut self, trial: &Trial, product: &Product) -> Result<f64, Error> {
         let mut contenders = [trial.contender(product)];
         let mut us = self.timer.interleave(&mut contenders, 0, 1)?[0].us;
@@ -239,7 +239,7 @@ impl<'a> GridTimer<'a> {
         Ok(faults)
     }
 
-    /// The first and the last results of an engine's last launch.
+    /// Returns the first and the last results of an engine's last launch.
     fn sample(&self, trial: &Trial, engine: Engine) -> Result<Vec<f64>> {
         const PART: usize = 1 << 16;
         let problem = trial.problem();
@@ -252,18 +252,18 @@ impl<'a> GridTimer<'a> {
     }
 }
 
-/// How far apart results of different kernels may be, by the mean magnitude of results.
+/// The largest difference between results of different kernels, divided by the mean magnitude of results.
 #[derive(Debug, Clone, Copy)]
 struct Tolerance(f64);
 
 impl Tolerance {
-    /// Hopper accumulates 8-bit floats with fewer bits than f32 has, so kernels that add in another order differ more.
+    /// Hopper accumulates 8-bit floats with fewer bits than f32 has, so kernels with another order of additions differ more.
     fn of(cell: &GridCell<'_>) -> Self {
         let is_float = !matches!(cell.element, twofour_cuda::DataType::I8);
         Self(if cell.element.bytes() == 1 && is_float { 0.3 } else { 0.05 })
     }
 
-    /// Says how far apart results are that differ by more; `None` for those that are alike.
+    /// Returns a description of results that differ by more, or `None` for those that agree.
     fn difference(self, found: &[f64], expected: &[f64]) -> Option<String> {
         let size = expected.iter().map(|v| v.abs()).sum::<f64>() / expected.len().max(1) as f64;
         // A comparison with NaN is false: such a result is a difference.
@@ -277,7 +277,7 @@ impl Tolerance {
     }
 }
 
-/// The rows of a cell: each contender's fastest kernel by the times that count, and the dispatcher's choice with its own.
+/// Returns the rows of a cell: each contender's fastest kernel by the times that count, and the dispatcher's choice with its own.
 fn rows(
     cell: &GridCell<'_>,
     finalists: &[Candidate],

@@ -22,7 +22,7 @@ impl GridLayer {
     }
 }
 
-/// How a model's blocks project.
+/// The projections of a model's blocks.
 enum Block {
     /// Attention with as many heads for keys and values as for queries, and a feed-forward network of two layers: features of the model and between
     /// those two.
@@ -54,7 +54,7 @@ const MODELS: [(&str, Block); 13] = [
 const TUTORIAL: (&str, [usize; 2]) = ("PyTorch tutorial", [3072, 10240]);
 
 impl Block {
-    /// Each layer's name and weight `[out, in]`: fused as inference servers have them, and each by itself.
+    /// Returns each layer's name and weight `[out, in]`: fused as in inference servers, and each by itself.
     fn layers(&self) -> Vec<(&'static str, [usize; 2])> {
         match *self {
             Block::Plain { model, hidden } => vec![
@@ -83,7 +83,7 @@ pub(crate) fn grid_layers() -> Vec<GridLayer> {
 }
 
 impl GridLayer {
-    /// Joins layers with the same weight, the largest first. An empty name is none.
+    /// Joins layers with the same weight, the largest first. Empty names are skipped.
     pub(crate) fn distinct(layers: impl IntoIterator<Item = (String, [usize; 2])>) -> Vec<Self> {
         let mut distinct: Vec<Self> = Vec::new();
         for (name, [out, inputs]) in layers {
@@ -131,18 +131,18 @@ pub(crate) struct GridCell<'a> {
 }
 
 impl GridCell<'_> {
-    /// Its GEMM, with that number of tokens.
+    /// Returns its GEMM.
     pub(crate) fn problem(&self, tokens: usize) -> GemmProblem {
         let output = if self.element.bytes() == 2 { self.element } else { DataType::BF16 };
         GemmProblem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs)
     }
 
-    /// Tokens, input features, output features.
+    /// Returns tokens, input features, output features.
     pub(crate) fn shape(&self) -> [usize; 3] {
         [self.tokens, self.layer.inputs, self.layer.out]
     }
 
-    /// Whether two cells have the same weight in the same data type.
+    /// Returns whether two cells have the same weight in the same data type.
     pub(crate) fn has_weight_of(&self, other: &Self) -> bool {
         self.element == other.element && self.layer == other.layer
     }

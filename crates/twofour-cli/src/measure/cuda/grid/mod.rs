@@ -1,10 +1,10 @@
 //! The suite `grid`: the linear layers of models in use, at token counts from decode to prefill.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `layers` | weights of models, and the cells: a weight, a data type and a number of tokens |
 //! | `cell` | the times of one cell |
-//! | `row` | what is recorded of a cell |
+//! | `row` | the record of a cell |
 
 mod cell;
 mod layers;

@@ -1,4 +1,4 @@
-//! What is recorded of a cell of the grid.
+//! The record of a cell of the grid.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +17,13 @@ pub(crate) struct GridRow {
     pub(crate) kernel: String,
     /// Median, microseconds.
     pub(crate) us: f64,
-    /// The least, microseconds.
+    /// The minimum, microseconds.
     pub(crate) min_us: f64,
-    /// The most, microseconds.
+    /// The maximum, microseconds.
     pub(crate) max_us: f64,
     /// Dense-equivalent TFLOP/s.
     pub(crate) tflops: f64,
-    /// Of the weight's bytes, dense or 2:4 as the contender has them.
+    /// Bytes of the weight a second, dense or 2:4 as the contender reads it.
     pub(crate) gb_per_s: f64,
     /// In rows of `twofour`: the kernel that the cost model chooses without measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,15 +35,15 @@ pub(crate) struct GridRow {
 /// The kernel that the cost model chooses without measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unmeasured {
-    /// Its name.
+    /// The kernel's name.
     pub(crate) kernel: String,
     /// Median, microseconds, in the same rounds.
     pub(crate) us: f64,
-    /// Its time by that of the fastest kernel of this project.
+    /// Its time divided by that of the fastest kernel of this project.
     pub(crate) over_best: f64,
 }
 
-/// A weight that this project's kernels do not take.
+/// A weight that this project's kernels do not support.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Unsupported {
     /// Data type of W and X.
@@ -61,10 +61,10 @@ pub(crate) struct Fault {
     pub(crate) dtype: String,
     /// Tokens, input features, output features.
     pub(crate) shape: [usize; 3],
-    /// Whose kernel.
+    /// The contender.
     pub(crate) contender: String,
-    /// Which.
+    /// Its kernel.
     pub(crate) kernel: String,
-    /// How far apart results are.
+    /// The difference between the results.
     pub(crate) difference: String,
 }

@@ -1,21 +1,21 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and at most eight tokens, on sm_80 and everything after: see direct.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and at most eight tokens, on sm_80 and everything after: see direct.cuh and int4.cuh.
 //
-// A step is a unit of 16 rows by 128 columns, of which the order of `twofour::layout::lanes` has each lane's part in one piece.
+// A step is a unit of 16 rows by 128 columns. In the order of `twofour::layout::lanes` each lane's part of it is contiguous.
 //
-// Defined outside: BY_ROW (one scale for a row instead of one for a unit's row).
+// Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit).
 
 constexpr u32 X_BYTES = UNIT_COLUMNS * 2;
 
 static_assert(HEIGHT <= 2, "two units one above the other at most");
 
-// A lane's part of a step, of HEIGHT units one above the other.
+// A lane's part of a step, of HEIGHT vertically adjacent units.
 struct Step {
     u32 values[HEIGHT][4];
     u32 codes[HEIGHT][2];
     u32 scales[HEIGHT];
 };
 
-// Where a lane's parts are, from step to step; and how many units on a second unit below the first is.
+// The addresses of a lane's parts, advanced from step to step; and the distance in units to the second unit below the first.
 struct Reader {
     const u32 *values, *meta, *scales;
     u32 below;
@@ -26,7 +26,7 @@ struct Reader {
         values = p.values + (first * 32 + lane) * 4;
         meta = p.meta + (first * 32 + lane) * 2;
         scales = BY_ROW ? p.scales : p.scales + first * 8 + lane / 4;
-        // Where there are no second rows the first come again: what they give is not stored.
+        // Without second rows the first ones are loaded again: their results are not stored.
         below = row_unit < last ? steps : 0;
     }
     __device__ __forceinline__ void next(Step& to, bool there) {
@@ -43,7 +43,7 @@ struct Reader {
     }
 };
 
-// Adds a step's products; `x` is what the lane shows to `ldmatrix` of X's step.
+// Multiplies a step; `x` is the lane's address for `ldmatrix` in X's step.
 __device__ __forceinline__ void add(Sum (&sums)[HEIGHT][4], const Step& step, u32 x) {
     Sum parts[HEIGHT][4] = {};
     Sum (&into)[HEIGHT][4] = BY_ROW ? sums : parts;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) decode(const __g
     #pragma unroll
     for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
     const Activations<X_BYTES> x((const u8*)p.x, p.tokens, steps_of_all, part, memory);
-    // What is computed for tokens that are not there is never stored, so they may have another's activations.
+    // Lanes of tokens past the end read another token's activations: their results are not stored.
     const u32 mine = x.first + min(lane % 8, p.tokens - 1) * x.row_bytes + lane / 8 * 16;
     Sum sums[HEIGHT][4] = {};
     x.wait();

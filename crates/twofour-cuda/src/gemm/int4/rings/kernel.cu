@@ -1,17 +1,17 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see rings.cuh, maps_int4.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see rings.cuh, maps_int4.cuh and int4.cuh.
 //
-// A step is a unit of 16 rows by 128 columns for each sixteen rows, of which the order of `twofour::layout::lanes` has each lane's part in one piece, and two tiles of X.
+// A step is a unit of 16 rows by 128 columns for each 16 rows, and two tiles of X. In the order of `twofour::layout::lanes` each lane's part of a unit is contiguous.
 //
-// Defined outside: BY_ROW (one scale for a row instead of one for a unit's row).
+// Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit).
 
 constexpr u32 AT_VALUES = 2 * X_TILE_BYTES, AT_CODES = AT_VALUES + HEIGHT * 512, AT_SCALES = AT_CODES + HEIGHT * 256;
 
-// Eights of tokens that are multiplied at once.
+// Groups of eight tokens that are multiplied at once.
 constexpr u32 AT_ONCE = EIGHTS < 4 ? EIGHTS : 4;
 
 struct MappedParameters {
     Maps maps;
-    // Of rows, where they have one each.
+    // Scales of rows, read with BY_ROW.
     const u32* row_scales;
     Output to;
     u32 output;
@@ -31,7 +31,7 @@ struct Work {
         u32 values[HEIGHT][4], codes[HEIGHT][2];
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) load_unit(values[m], codes[m], buffer + AT_VALUES + (m * 32 + lane) * 16, buffer + AT_CODES + (m * 32 + lane) * 8);
-        // Not all eights at once where there are many: there are no registers for them twice.
+        // Large batches are multiplied in several passes, because registers cannot hold a second set of all their accumulators.
         unrolled<EIGHTS / AT_ONCE>([&](auto group) {
             constexpr u32 FIRST = decltype(group)::value * AT_ONCE;
             Sum parts[HEIGHT][AT_ONCE][4] = {};
@@ -62,11 +62,11 @@ struct Work {
             }
         });
     }
-    // Scales whole sums.
+    // Multiplies the final accumulators by their rows' scales.
     __device__ __forceinline__ void scale(Sums& sums) const {
         #pragma unroll
         for (u32 m = 0; m < HEIGHT; m++) {
-            // Rows that are not there have the last ones' scales: what they give is not stored.
+            // Rows past the end have the last ones' scales: their results are not stored.
             float low, high;
             scales_of(p.row_scales[min(row_unit + m, p.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
             #pragma unroll

@@ -1,4 +1,4 @@
-//! GEMM of few tokens with a four-bit weight on sm_90a, through circular buffers of stages: see [`crate::gemm::rings`].
+//! GEMM of small batches with an int4 weight on sm_90a, through circular buffers of stages: see [`crate::gemm::rings`].
 
 use super::{Int4Problem, Int4Weight, maps::Maps};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use twofour::int4::Granularity;
 
-/// Shapes that there are kernels for. 112 rows are for weights of which every multiprocessor takes several blocks: 28672 rows are two for each of 128.
+/// The shapes of all kernels. 112 rows are for weights that give every SM several CTAs: 28672 rows are two for each of 128 SMs.
 pub(super) const SHAPES: [RingsShape; 15] = [
     shape(2, 8, 1, 8),
     shape(3, 8, 1, 8),
@@ -29,13 +29,13 @@ pub(super) const SHAPES: [RingsShape; 15] = [
     shape(2, 4, 1, 64),
 ];
 
-/// Bytes of two tiles of X, of so many tokens, and of a unit of W for each sixteen rows.
+/// Returns the bytes of a step: two tiles of X of `tokens` rows, and a unit of W for each 16 rows.
 pub(super) fn step_bytes(shape: RingsShape, granularity: Granularity) -> u32 {
     let scales = if granularity == Granularity::Group { 32 } else { 0 };
     2 * shape.tokens * 128 + shape.height * (512 + 256 + scales)
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 pub(super) struct Int4RingsParameters {
     maps: Maps,
@@ -48,7 +48,7 @@ pub(super) struct Int4RingsParameters {
 }
 
 impl Int4RingsParameters {
-    /// Of a problem that is known to kernels.
+    /// Returns the parameters of a validated problem.
     pub(super) fn new(
         problem: Int4Problem,
         shape: RingsShape,
@@ -72,7 +72,7 @@ impl Int4RingsParameters {
 mod tests {
     use super::*;
 
-    /// As measured on an H200: docs/kernels/cuda-int4.md.
+    /// The rows of a CTA that were fastest on an H200: docs/kernels/cuda-int4.md.
     #[test]
     fn weights_get_blocks_of_the_rows_that_were_fastest() {
         for tokens in [8, 16] {

@@ -1,33 +1,33 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens, on sm_80 and everything after: bound by reading W.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches, on sm_80 and everything after; bound by reading W.
 //
-// W comes in the order of `twofour::layout::lanes`: a warp asks for a unit of 16 rows by 128 columns in one piece, STAGES - 1 units before it needs them, and
-// goes on from rows to rows without a pause. A lane reads back only what it has asked for itself, so that warps need not wait for each other. K_WARPS warps
-// of a block share rows and take every so many units of them; the others have other rows. With a HEIGHT of 2 a warp has 32 rows, two units at a time: X
-// is read once for both, and their products need not wait for each other. X lies in shared memory, where there is room for all of it; or
-// passes through, a chunk of 128 columns for each of those warps at a time.
+// W is in the order of `twofour::layout::lanes`, so that a unit of 16 rows by 128 columns is contiguous. A warp copies units with a prefetch distance
+// of STAGES - 1, and goes on from rows to rows without draining the pipeline. A lane reads only what it has copied itself, so warps need not
+// synchronize. K_WARPS warps of a CTA share rows and compute every K_WARPS-th unit of them; the others have other rows. With a HEIGHT of 2 a warp has
+// 32 rows, two units at a time: X is read once for both, and their instructions are independent. X stays in shared memory if it fits; otherwise it is
+// streamed, a chunk of 128 columns for each of those warps at a time.
 //
-// The code is small on purpose: a call finds no instructions in the caches where the kernels between the last call and this one were many.
+// The code is small on purpose: the instruction caches are cold where many other kernels run between two calls.
 //
-// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row instead of one for a unit's row).
+// Defined outside: Sum (float), ELEMENT, TOKENS, K_WARPS, HEIGHT, STAGES, BY_ROW (one scale for a row, instead of one for each row of a unit).
 
 constexpr u32 WARPS = 8, THREADS = WARPS * 32, ROW_WARPS = WARPS / K_WARPS;
 constexpr int TILES = TOKENS / 8;
 constexpr u32 CHUNK = K_WARPS * UNIT_COLUMNS;
-// Rows of X are longer than they are used, so that eight of them lie in different banks.
+// Rows of X are padded, so that eight of them lie in different banks.
 constexpr u32 X_ROW = CHUNK * 2 + 16;
-// What a warp holds of a unit: for each lane values, metadata, scales.
+// A warp's stage of a unit: for each lane values, metadata, scales.
 constexpr u32 AT_CODES = 32 * 16, AT_SCALES = AT_CODES + 32 * 8, UNIT_BYTES = AT_SCALES + 32 * 4;
-// Shared memory: where warps add up their sums of eight tokens, units, X.
+// Shared memory: the exchange of partial sums of eight tokens, units, X.
 constexpr u32 AT_UNITS = WARPS * 32 * 16, STAGE_BYTES = WARPS * HEIGHT * UNIT_BYTES, AT_X = AT_UNITS + STAGES * STAGE_BYTES;
 
 template <int BYTES> __device__ __forceinline__ void ask(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
 }
 __device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all but the last `LEFT` groups of what this thread asked for.
+// Waits for all but the last `LEFT` groups of this thread's copies.
 template <int LEFT> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// Where a lane's parts of units are, from one of the warp's units to the next.
+// The addresses of a lane's parts of units, advanced from one of the warp's units to the next.
 struct Reader {
     const u32 *values, *meta, *scales;
 
@@ -36,7 +36,7 @@ struct Reader {
         meta += units * 64;
         if (!BY_ROW) scales += units * 8;
     }
-    // Asks for them, so many units on; `to` is where the lane's values go.
+    // Issues the copies of the unit `on` units further; `to` is the address for the lane's values.
     __device__ __forceinline__ void ask_unit(u32 to, u32 lane, u32 on) const {
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(values + on * 128) : "memory");
         ask<8>(to + AT_CODES - lane * 8, meta + on * 64);
@@ -44,7 +44,7 @@ struct Reader {
     }
 };
 
-// Asks for a chunk of X; columns outside it are zero.
+// Issues the copies of a chunk of X; columns past the end are zero.
 __device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
     constexpr u32 PIECES = CHUNK / 8;
     #pragma unroll 1
@@ -56,8 +56,8 @@ __device__ __forceinline__ void ask_x(const Parameters& p, u32 to, u32 chunk) {
     }
 }
 
-// Adds the products of units one above the other: `unit` is where the lane's values of the first are, `rows` are the rows of X that the lane shows to
-// `ldmatrix`, `x` how far on this chunk is.
+// Multiplies vertically adjacent units. `unit` is the address of the lane's values of the first, `rows` are the lane's addresses for `ldmatrix`, and
+// `x` is the offset of this chunk.
 __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 unit, u32 lane, const u32 (&rows)[TILES], u32 x) {
     u32 values[HEIGHT][4], codes[HEIGHT][2], scales[HEIGHT] = {};
     #pragma unroll
@@ -93,7 +93,7 @@ __device__ __forceinline__ void add_units(Sum (&sums)[HEIGHT][TILES][4], u32 uni
     }
 }
 
-// Adds up the sums of the warps that share rows, stores the results and starts anew.
+// Adds the partial sums of the warps that share rows, stores the results and resets the accumulators.
 __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][TILES][4], Sum* exchange, u32 group) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll
@@ -102,7 +102,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
         const u32 rows = (group * ROW_WARPS + warp / K_WARPS) * HEIGHT + m;
         float low = 1.0f, high = 1.0f;
         if (BY_ROW && rows < p.features / UNIT_ROWS) scales_of(p.scales[rows * 8 + lane / 4], low, high);
-        // Eight tokens at a time, always from the first sums: the others move up.
+        // Eight tokens at a time, always from the first accumulators: the others move up.
         #pragma unroll 1
         for (u32 first = 0; first < p.tokens; first += 8) {
             __syncthreads();
@@ -118,7 +118,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
                 const u32 row = i % (ROW_WARPS * UNIT_ROWS), token = i / (ROW_WARPS * UNIT_ROWS);
                 const u32 f = ((group * ROW_WARPS + row / UNIT_ROWS) * HEIGHT + m) * UNIT_ROWS + row % UNIT_ROWS;
                 if (f >= p.features || first + token >= p.tokens) continue;
-                // As instructions leave them: rows r and r + 8, tokens 2t and 2t + 1 in a lane.
+                // The accumulator layout of `mma`: a lane holds rows r and r + 8, tokens 2t and 2t + 1.
                 const u32 theirs = row % 8 * 4 + token / 2, which = row % UNIT_ROWS / 8 * 2 + token % 2;
                 Sum total = 0;
                 #pragma unroll
@@ -126,7 +126,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
                 store(p.to, p.output, total, f, first + token);
             }
         }
-        // Tokens that are not there may have left something.
+        // Clears accumulators of tokens past the end, too.
         #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
             #pragma unroll
@@ -135,7 +135,7 @@ __device__ __forceinline__ void finish(const Parameters& p, Sum (&all)[HEIGHT][T
     }
 }
 
-// A place in the work of a block: rows, and a chunk of columns.
+// A position in a CTA's work: a group of rows, and a chunk of columns.
 struct Place {
     u32 group, chunk;
     __device__ __forceinline__ void next(u32 chunks) {
@@ -153,18 +153,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     const u32 lane = threadIdx.x % 32, mine = shared + AT_UNITS + warp * (HEIGHT * UNIT_BYTES) + lane * 16;
     const u32 units = p.reduction / UNIT_COLUMNS, chunks = (units + K_WARPS - 1) / K_WARPS;
     const u32 row_units = p.features / UNIT_ROWS, groups = (row_units + ROW_WARPS * HEIGHT - 1) / (ROW_WARPS * HEIGHT);
-    // The first of a warp's units at a place, and whether it has any there.
+    // The first of a warp's units at a position, and whether it has any there.
     const auto row_unit = [&](Place at) { return (at.group * ROW_WARPS + row_warp) * HEIGHT; };
     const auto has = [&](Place at) { return row_unit(at) < row_units && at.chunk * K_WARPS + k_warp < units; };
     Place now = {blockIdx.x, 0}, next = now;
     const u64 first = (u64)row_unit(now) * units + k_warp;
     Reader reader = {p.values + (first * 32 + lane) * 4, p.meta + (first * 32 + lane) * 2, BY_ROW ? p.scales : p.scales + first * 8 + lane / 4};
     const long long to_next_group = (long long)(gridDim.x * ROW_WARPS * HEIGHT) * units - (long long)(chunks - 1) * K_WARPS;
-    // Asks for what the next place needs, as one group.
+    // Issues the copies for the next position, as one group.
     const auto ask_next = [&](u32 stage) {
         if (has(next)) {
             reader.ask_unit(mine + stage * STAGE_BYTES, lane, 0);
-            // Where there are no second rows the first come again: what they give is not stored.
+            // Without second rows the first ones are loaded again: their results are not stored.
             if (HEIGHT == 2) reader.ask_unit(mine + stage * STAGE_BYTES + UNIT_BYTES, lane, row_unit(next) + 1 < row_units ? units : 0);
         }
         if (!p.resident && next.group < groups) ask_x(p, x + stage * x_bytes, next.chunk);
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
         wait<STAGES - 2>();
         __syncthreads();
     }
-    // What is computed for tokens that are not there is never stored, so they may have another's activations.
+    // Lanes of tokens past the end read another token's activations: their results are not stored.
     u32 rows[TILES];
     #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++) rows[tile] = x + k_warp * (UNIT_COLUMNS * 2) + lane / 8 * 16 + min(tile * 8 + lane % 8, p.tokens - 1) * X_ROW;
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) decode(const __grid_con
     #pragma unroll 1
     while (now.group < groups) {
         wait<STAGES - 2>();
-        // What passes through is for all warps, and nobody reads from the stage before it any more.
+        // A streamed chunk of X is for all warps. After the barrier no warp reads the stage before it any more.
         if (!p.resident) __syncthreads();
         ask_next(ahead);
         if (has(now)) add_units(sums, mine + stage * STAGE_BYTES, lane, rows, (p.resident ? now.chunk : stage) * x_bytes);

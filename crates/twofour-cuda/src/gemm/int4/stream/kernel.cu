@@ -1,26 +1,26 @@
-// act(alpha * scales * W X^T + bias) with a four-bit 2:4 W, 16-bit X and few tokens on sm_90a: see stream.cuh, maps_int4.cuh and int4.cuh.
+// act(alpha * scales * W X^T + bias) with an int4 2:4 W, 16-bit X and small batches on sm_90a: see stream.cuh, maps_int4.cuh and int4.cuh.
 //
-// A step is a unit of 128 columns for every sixteen rows, in the order of `twofour::layout::lanes`, and two tiles of X. What a lane of `mma.sp` gives to its product
-// is what a lane of `wgmma.sp` gives to that of its warp's sixteen rows: W goes into registers, becomes elements there and is multiplied from there.
+// A step is a unit of 128 columns for every 16 rows, in the order of `twofour::layout::lanes`, and two tiles of X. A lane's operands of `mma.sp` are
+// its operands of `wgmma.sp` for its warp's 16 rows: W is loaded into registers, dequantized there and multiplied from there.
 //
-// Defined outside: BY_ROW (one scale for a row instead of one for a unit's row), and `first_product` and `product` for ELEMENT and TOKENS.
+// Defined outside: BY_ROW (one scale for a row, instead of one for each row of a unit), and `first_product` and `product` for ELEMENT and TOKENS.
 
 constexpr u32 UNITS = FEATURES / UNIT_ROWS, X_BYTES = 2 * X_TILE_BYTES;
 constexpr u32 VALUES_BYTES = UNITS * 512, CODES_BYTES = UNITS * 256, SCALES_BYTES = BY_ROW ? 0 : UNITS * 32;
-// The copy engine's destinations are multiples of 128.
+// TMA destinations are aligned to 128 bytes.
 constexpr u32 SCALES_STAGE = (SCALES_BYTES + 127) / 128 * 128;
 constexpr u32 AT_VALUES = STAGES * X_BYTES, AT_CODES = AT_VALUES + STAGES * VALUES_BYTES, AT_SCALES = AT_CODES + STAGES * CODES_BYTES;
 
 struct MappedParameters {
     Maps maps;
-    // Of rows, where they have one each.
+    // Scales of rows, read with BY_ROW.
     const u32* row_scales;
     Problem problem;
 };
 
 static_assert(HEIGHT <= 2, "two items under way");
 
-// A warp's tile of a step: sixteen rows as elements, their codes and scales, and the products.
+// A warp's tile of a step: 16 rows of converted elements, their metadata and scales, and their accumulators.
 struct Item {
     u32 w[4][4];
     u32 codes[2];
@@ -38,7 +38,7 @@ struct Work {
         const u32 values = shared + AT_VALUES + stage * VALUES_BYTES, codes = shared + AT_CODES + stage * CODES_BYTES, scales = shared + AT_SCALES + stage * SCALES_STAGE;
         p.maps.ask(shared + stage * X_BYTES, values, codes, scales, part.feature / UNIT_ROWS, step, full);
     }
-    // The sixteen rows of a warp's tile. Where the last warpgroup has fewer rows, its other warps have the last ones again.
+    // Returns the unit of a warp's tile. Where the last warpgroup has fewer rows, its surplus warps load the last unit again.
     static __device__ __forceinline__ u32 unit(u32 tile) { return min(sixteen(tile), UNITS - 1); }
 
     static __device__ __forceinline__ void take(Item& to, const Buffers& from, u32 lane) {
@@ -51,7 +51,7 @@ struct Work {
             for (int i = 0; i < 4; i++) to.w[which][i] = elements(values[which], i);
         }
     }
-    // Asks for an item's products.
+    // Issues an item's `wgmma`.
     static __device__ __forceinline__ void begin(Item& item, u64 x) {
         const u64 next = operand_after(x, X_TILE_BYTES);
         products_begin();
@@ -61,7 +61,7 @@ struct Work {
         product<1>(item.parts, item.w[3], operand_after(next, ROW / 2), item.codes[1]);
         products_commit();
     }
-    // Adds them when those of all but the last `LEFT` items asked for are done.
+    // Waits until all but the last `LEFT` items are complete, and adds the item's scaled accumulators.
     template <int LEFT> static __device__ __forceinline__ void end(Sum (&sums)[TOKENS / 2], Item& item) {
         products_wait<LEFT>();
         held(item.codes);
@@ -69,11 +69,11 @@ struct Work {
         if (!BY_ROW) scales_of(item.scales, low, high);
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) {
-            // Volatile, so that it is neither done before the products are nor after the next ones are asked for.
+            // Volatile, so that the compiler moves it neither before the wait nor after the next `wgmma`.
             asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(sums[i]) : "f"(item.parts[i]), "f"(i % 4 < 2 ? low : high));
         }
     }
-    // Two items are under way at a time: while the products of one are computed, those of the one before are added and the next one becomes elements.
+    // Two items are in flight: while `wgmma` computes one, the accumulators of the one before are added and the next one is dequantized.
     __device__ __forceinline__ void multiply(Sums& sums, Buffers from, const Part& part) const {
         const u64 x = operand<ROW>(from.shared);
         #pragma unroll
@@ -81,7 +81,7 @@ struct Work {
             #pragma unroll
             for (u32 i = 0; i < TOKENS / 2; i++) sums[h][i] = 0;
         }
-        // The thread's lanes of a step. Where all warpgroups have all rows they are a constant apart, which saves a register: with two, 128 rows spilled.
+        // The thread's lane of each tile. Where all warpgroups have all rows, lanes are a constant apart, which saves a register: with two, 128 rows spilled.
         u32 lanes[HEIGHT];
         #pragma unroll
         for (u32 h = 0; h < HEIGHT; h++) lanes[h] = h != 0 && UNITS % (4 * HEIGHT) == 0 ? lanes[0] + h * 4 * 32 : kept(unit(h) * 32 + threadIdx.x % 32);
@@ -91,10 +91,10 @@ struct Work {
         #pragma unroll
         for (u32 i = 0; i < TOKENS / 2; i++) items[1].parts[i] = 0;
         u32 before = 0;
-        // So many items. Where two make a step, the second is the last, which the compiler is not to know: it follows the sums of products under way only where either may
-        // be, and else would let each wait for the one before.
+        // The number of items. Where a step has two items, the last item is always a second one, but the compiler must not know this: it tracks
+        // accumulators in flight only where either may be, and would otherwise insert a wait before each item.
         u32 left = uniform(kept((part.end - part.begin) * HEIGHT));
-        // Begins a tile of this step and ends the item before it, whose tile is the step's before, or the last of the step before that.
+        // Begins a tile of this step and ends the item before it. That is the step's tile before, or the last tile of the step before.
         const auto pass = [&](auto tile, Item& item, Item& other) {
             constexpr u32 TILE = decltype(tile)::value;
             if (TILE == 0) barrier_wait(from.full(), from.parity);
@@ -122,7 +122,7 @@ struct Work {
         if constexpr (BY_ROW) {
             #pragma unroll
             for (u32 h = 0; h < HEIGHT; h++) {
-                // Rows that are not there have the last ones' scales: what they give is not stored.
+                // Rows past the end have the last ones' scales: their results are not stored.
                 float low, high;
                 scales_of(p.row_scales[min(part.feature / UNIT_ROWS + unit(h), p.problem.features / UNIT_ROWS - 1) * 8 + threadIdx.x % 32 / 4], low, high);
                 #pragma unroll

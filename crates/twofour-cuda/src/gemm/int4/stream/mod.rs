@@ -1,4 +1,4 @@
-//! Products of few tokens with a four-bit weight on sm_90a, by clusters: see [`crate::gemm::stream`].
+//! GEMM of small batches with an int4 weight on sm_90a, by clusters with split-K: see [`crate::gemm::stream`].
 
 use super::{Int4Problem, Int4Weight, UNIT, maps::Maps};
 use crate::{
@@ -10,26 +10,26 @@ use crate::{
 };
 use twofour::int4::Granularity;
 
-/// Rows that there are kernels for.
+/// Rows of W of the kernels.
 const FEATURES: [u32; 4] = [64, 96, 128, 256];
 
-/// Tokens that there are kernels for.
+/// Most tokens of each kernel.
 const TOKENS: [u32; 3] = [16, 32, 64];
 
-/// Those for a problem.
+/// Returns the shapes that compute a problem.
 pub(super) fn shapes(problem: Int4Problem) -> Vec<StreamShape> {
     let of = (problem.features, problem.tokens);
     let all = StreamShape::of(&FEATURES, of, problem.steps() as u32, |tile| step(tile, problem.granularity));
     all.into_iter().filter(|shape| TOKENS.contains(&shape.tile.tokens)).collect()
 }
 
-/// Those that differ in their kernels.
+/// Returns the shapes that need different kernels.
 pub(super) fn kernels() -> Vec<StreamShape> {
     let of = |tokens| FEATURES.map(|features| StreamShape { tile: StreamTile { features, tokens }, split: 1 });
     TOKENS.into_iter().flat_map(of).collect()
 }
 
-/// What a step needs: two tiles of X, and a unit of W for each sixteen rows.
+/// Returns the stage of a tile: two tiles of X, and a unit of W for each 16 rows.
 pub(super) fn step(tile: StreamTile, granularity: Granularity) -> Step {
     let units = tile.features / UNIT.0 as u32;
     let scales = if granularity == Granularity::Group { (units * 32).next_multiple_of(128) } else { 0 };
@@ -37,7 +37,7 @@ pub(super) fn step(tile: StreamTile, granularity: Granularity) -> Step {
     Step { bytes: 2 * tile.tokens * 128 + units * (512 + 256) + scales, most_ahead: 16, height }
 }
 
-/// As the kernel has it.
+/// The kernel's parameters, in their memory layout.
 #[repr(C)]
 pub(super) struct Int4StreamParameters {
     maps: Maps,
@@ -46,7 +46,7 @@ pub(super) struct Int4StreamParameters {
 }
 
 impl Int4StreamParameters {
-    /// Of a problem that is known to kernels.
+    /// Returns the parameters of a validated problem.
     pub(super) fn new(
         problem: Int4Problem,
         shape: StreamShape,
