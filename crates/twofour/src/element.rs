@@ -232,12 +232,12 @@ mod tests {
     fn eight_bit_floats_decode_to_the_values_of_their_specification() {
         // OCP 8-bit floating point specification, table of special values.
         assert_eq!(F8E4M3(0x7E).to_f32(), 448.0);
-        assert_eq!(F8E4M3(0x01).to_f32(), 0.001953125);
-        assert_eq!(F8E4M3(0x08).to_f32(), 0.015625);
+        assert_eq!(F8E4M3(0x01).to_f32(), 1.0 / 512.0);
+        assert_eq!(F8E4M3(0x08).to_f32(), 1.0 / 64.0);
         assert_eq!(F8E4M3(0x38).to_f32(), 1.0);
         assert!(F8E4M3(0x7F).to_f32().is_nan() && F8E4M3(0xFF).to_f32().is_nan());
         assert_eq!(F8E5M2(0x7B).to_f32(), 57344.0);
-        assert_eq!(F8E5M2(0x01).to_f32(), 0.0000152587890625);
+        assert_eq!(F8E5M2(0x01).to_f32(), 1.0 / 65536.0);
         assert_eq!(F8E5M2(0x7C).to_f32(), f32::INFINITY);
         assert!(F8E4M3(0x80).is_negative_zero() && F8E5M2(0x80).is_negative_zero());
         assert!(F8E4M3(0x80).is_zero() && !F8E4M3(0x81).is_zero());
