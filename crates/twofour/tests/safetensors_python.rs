@@ -22,7 +22,7 @@ fn fixture(name: &str) -> PathBuf {
 /// Dtype, shape and bytes of every stored tensor.
 fn tensors(path: &Path) -> BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)> {
     let reader = Reader::open(path).unwrap();
-    let read = |name: &str| reader.tensor(name).unwrap().data.to_vec();
+    let read = |name: &str| reader.tensor(name).unwrap().bytes().unwrap().into_owned();
     reader.tensors().map(|t| (t.name.clone(), (t.dtype.name(), t.shape.clone(), read(&t.name)))).collect()
 }
 
@@ -183,7 +183,7 @@ fn elements_of_every_dtype_are_read() {
             let name = format!("layer.{label}.{rows}x{cols}.weight");
             let view = reader.tensor(&name).unwrap();
             let elements = view.elements::<T>().unwrap();
-            assert_eq!(bytemuck::cast_slice::<T, u8>(&elements), view.data);
+            assert_eq!(bytemuck::cast_slice::<T, u8>(&elements), &*view.bytes().unwrap());
             assert!(elements.iter().all(|v| v.to_f32().is_finite() && !v.is_negative_zero()));
             assert_eq!(PlannedTensor::new(&name, T::DTYPE, [rows, cols]).shape, view.info.shape);
         }

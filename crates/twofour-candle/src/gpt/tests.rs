@@ -217,7 +217,7 @@ fn save_quantized(path: &std::path::Path, model: &Gpt, with_scales: bool) -> Res
     }
     let mut writer = Writer::create(path, Overwrite::No, plan, source.metadata().clone())?;
     for t in &plain {
-        writer.write(&t.name, source.tensor(&t.name)?.data)?;
+        writer.write(&t.name, &source.tensor(&t.name)?.bytes()?)?;
     }
     for weight in &sparse {
         let dense = source.compressed::<f32>(&weight.name)?.to_dense();

@@ -168,9 +168,9 @@ fn read(reader: &Reader, name: &str) -> Result<Tensor> {
     let view = reader.tensor(name)?;
     let shape = view.info.shape.as_slice();
     Ok(match view.info.dtype {
-        StoredDType::I64 => Tensor::from_vec(view.elements::<i64>()?.into_owned(), shape, &Device::Cpu)?,
-        StoredDType::U32 => Tensor::from_vec(view.elements::<u32>()?.into_owned(), shape, &Device::Cpu)?,
-        _ => Tensor::from_vec(view.elements::<f32>()?.into_owned(), shape, &Device::Cpu)?,
+        StoredDType::I64 => Tensor::from_vec(view.to_vec::<i64>()?, shape, &Device::Cpu)?,
+        StoredDType::U32 => Tensor::from_vec(view.to_vec::<u32>()?, shape, &Device::Cpu)?,
+        _ => Tensor::from_vec(view.to_vec::<f32>()?, shape, &Device::Cpu)?,
     })
 }
 

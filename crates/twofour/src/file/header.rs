@@ -46,32 +46,44 @@ impl Header {
     /// # Errors
     /// [`Error::Format`] that says what is wrong and with which tensor.
     pub fn parse(path: &Path, file: &[u8]) -> Result<Self> {
-        let fault = |reason: String| Error::Format { path: path.to_owned(), reason };
-        let Some((length, rest)) = file.split_first_chunk::<8>() else {
-            return Err(fault(format!(
-                "{} bytes are too few for a safetensors file; the file is truncated or of another kind",
-                file.len()
-            )));
+        let text = Self::text_range(path, &file[..file.len().min(8)], file.len())?;
+        Self::parse_text(path, &file[text], file.len())
+    }
+
+    /// Where the JSON text lies in a file of `file_bytes` that begins with `first`: eight bytes, or the whole file if it is shorter.
+    pub(super) fn text_range(path: &Path, first: &[u8], file_bytes: usize) -> Result<Range<usize>> {
+        let fault = |reason: String| Err(Error::Format { path: path.to_owned(), reason });
+        let Some(length) = first.first_chunk::<8>() else {
+            return fault(format!(
+                "{file_bytes} bytes are too few for a safetensors file; the file is truncated or of another kind"
+            ));
         };
-        let length = u64::from_le_bytes(*length);
-        let length = match usize::try_from(length) {
+        let claimed = u64::from_le_bytes(*length);
+        let length = match usize::try_from(claimed) {
             Ok(length) if length <= MAX_HEADER_BYTES => length,
             _ => {
-                return Err(fault(format!(
-                    "the header claims {length} bytes, more than the {MAX_HEADER_BYTES} allowed; this is no safetensors file"
-                )));
+                return fault(format!(
+                    "the header claims {claimed} bytes, more than the {MAX_HEADER_BYTES} allowed; this is no safetensors file"
+                ));
             }
         };
-        let Some((text, data)) = rest.split_at_checked(length) else {
-            return Err(fault(format!(
-                "the header claims {length} bytes, but {} follow; the file is truncated or of another kind",
-                rest.len()
-            )));
-        };
+        let rest = file_bytes - 8;
+        if length > rest {
+            return fault(format!(
+                "the header claims {length} bytes, but {rest} follow; the file is truncated or of another kind"
+            ));
+        }
+        Ok(8..8 + length)
+    }
+
+    /// Reads the JSON text, from where [`Header::text_range`] has found it, of a file of `file_bytes`.
+    pub(super) fn parse_text(path: &Path, text: &[u8], file_bytes: usize) -> Result<Self> {
+        let fault = |reason: String| Error::Format { path: path.to_owned(), reason };
+        let data_start = 8 + text.len();
         let text = std::str::from_utf8(text).map_err(|e| fault(format!("the header is not UTF-8: {e}")))?;
         let raw: RawHeader = serde_json::from_str(text).map_err(|e| fault(format!("the header: {e}")))?;
-        let tensors = check(raw.tensors, data.len()).map_err(fault)?;
-        Ok(Header { tensors, metadata: raw.metadata, data_start: 8 + length })
+        let tensors = check(raw.tensors, file_bytes - data_start).map_err(fault)?;
+        Ok(Header { tensors, metadata: raw.metadata, data_start })
     }
 
     /// The tensors, in the order of their bytes in the file.

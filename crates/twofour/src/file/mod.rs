@@ -52,6 +52,7 @@
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
 mod convert;
+mod elements;
 mod header;
 mod index;
 mod manifest;
@@ -70,6 +71,7 @@ pub use convert::{
     MaskChoice, NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress,
     decompress, prune,
 };
+pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;
 pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};

@@ -1,26 +1,24 @@
 //! Reading a model: one file, or several with an index.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
     fs,
     path::{Path, PathBuf},
 };
 
 use super::{
-    CompressedInfo, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, manifest, source::Source,
-    unique::quoted,
+    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, manifest,
+    source::Source, unique::quoted,
 };
 use crate::{Compressed, Element, Error, Result};
 
 /// The end of an index's file name.
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 
-/// A model on disk, memory-mapped: a tensor is read when it is looked at.
+/// A model on disk. Opening reads the headers; a tensor is read when its elements are asked for.
 ///
 /// Everything the headers claim is checked when the model is opened; the metadata of a compressed weight, when that weight
-/// is. A file must not be written to in place while it is open: asking for a tensor notices that and is an error, but a
-/// file that is cut while a tensor is being looked at kills the process, as with every mapped file. Replacing a file by
+/// is read. A file that is written to in place while it is open is an error of the next read. Replacing a file by
 /// renaming another over it, as [`super::Writer`] does, is harmless.
 #[derive(Debug)]
 pub struct Reader {
@@ -43,35 +41,53 @@ pub struct Shard {
     parts: HashSet<String>,
 }
 
-/// A tensor's elements, in the file.
+/// A tensor in a file.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     /// What the header says.
     pub info: &'a TensorInfo,
-    /// The elements' bytes, little-endian, row-major.
-    pub data: &'a [u8],
+    shard: &'a Shard,
 }
 
 impl<'a> TensorView<'a> {
-    /// The elements: borrowed where the file happens to align them for `T`, as our writer makes sure, copied otherwise.
+    /// Reads the elements' bytes, little-endian, row-major. Borrowed where the file's bytes are in memory ([`Reader::from_bytes`]).
     ///
     /// # Errors
-    /// [`Error::WrongDType`] where the tensor holds another dtype.
-    pub fn elements<T: StoredElement>(&self) -> Result<Cow<'a, [T]>> {
+    /// [`Error::Io`] where the system refuses, [`Error::Format`] where the file changed since it was opened.
+    pub fn bytes(&self) -> Result<Elements<'a, u8>> {
+        self.shard.source.read(self.shard.header.range(self.info))
+    }
+
+    /// Reads the elements. Borrowed where the file's bytes are in memory and aligned for `T`.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`] where the tensor holds another dtype, and those of [`TensorView::bytes`].
+    pub fn elements<T: StoredElement>(&self) -> Result<Elements<'a, T>> {
+        self.expect::<T>()?;
+        self.shard.source.read(self.shard.header.range(self.info))
+    }
+
+    /// Reads the elements into a vector.
+    ///
+    /// # Errors
+    /// Those of [`TensorView::elements`].
+    pub fn to_vec<T: StoredElement>(&self) -> Result<Vec<T>> {
+        self.expect::<T>()?;
+        self.shard.source.read_vec(self.shard.header.range(self.info))
+    }
+
+    fn expect<T: StoredElement>(&self) -> Result<()> {
         if self.info.dtype != T::STORED {
             let wrong = Error::WrongDType { expected: T::STORED, found: self.info.dtype };
             return Err(wrong.in_tensor(&self.info.name));
         }
-        Ok(match bytemuck::try_cast_slice(self.data) {
-            Ok(elements) => Cow::Borrowed(elements),
-            Err(_) => Cow::Owned(bytemuck::allocation::pod_collect_to_vec(self.data)),
-        })
+        Ok(())
     }
 }
 
 impl Shard {
     fn new(source: Source) -> Result<Self> {
-        let header = Header::parse(source.path(), source.bytes())?;
+        let header = source.header()?;
         let weights = manifest::parse(source.path(), header.metadata(), header.tensors())?;
         let parts = weights.iter().flat_map(|w| w.parts().into_iter().map(|(part, ..)| part.key(&w.name))).collect();
         Ok(Shard { source, header, weights, parts })
@@ -116,7 +132,7 @@ impl Reader {
         if found.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json")) {
             Self::open_sharded(found)
         } else {
-            Self::new(vec![Shard::new(Source::map(&found)?)?], None)
+            Self::new(vec![Shard::new(Source::open(&found)?)?], None)
         }
     }
 
@@ -142,7 +158,7 @@ impl Reader {
             if !shard.exists() {
                 return Err(Error::MissingShard { index: path.clone(), shard });
             }
-            shards.push(Shard::new(Source::map(&shard)?)?);
+            shards.push(Shard::new(Source::open(&shard)?)?);
         }
         for shard in &shards {
             let file = shard.path().file_name().unwrap_or_default().to_string_lossy();
@@ -226,8 +242,7 @@ impl Reader {
         let &(shard, at) = self.tensors.get(name).ok_or_else(|| self.no_tensor(name, "tensor"))?;
         let shard = &self.shards[shard];
         shard.source.unchanged()?;
-        let info = &shard.header.tensors()[at];
-        Ok(TensorView { info, data: &shard.source.bytes()[shard.header.range(info)] })
+        Ok(TensorView { info: &shard.header.tensors()[at], shard })
     }
 
     /// The compressed weights, in order of file, then of name.
@@ -251,8 +266,8 @@ impl Reader {
     /// than `T`, and those of [`Compressed::from_parts`], with file and tensor, where it is damaged.
     pub fn compressed<T: Element>(&self, name: &str) -> Result<Compressed<T>> {
         let info = self.compressed_info(name)?;
-        let values = self.tensor(&Part::Values.key(name))?.elements::<T>()?.into_owned();
-        let meta = self.tensor(&Part::Meta.key(name))?.elements::<u32>()?.into_owned();
+        let values = self.tensor(&Part::Values.key(name))?.to_vec::<T>()?;
+        let meta = self.tensor(&Part::Meta.key(name))?.to_vec::<u32>()?;
         Compressed::from_parts(info.rows, info.cols, values, meta)
             .map_err(|e| e.in_tensor(name).in_file(self.path_of(name)))
     }
@@ -265,7 +280,7 @@ impl Reader {
         if !self.compressed_info(name)?.scaled {
             return Ok(None);
         }
-        Ok(Some(self.tensor(&Part::Scales.key(name))?.elements::<f32>()?.into_owned()))
+        Ok(Some(self.tensor(&Part::Scales.key(name))?.to_vec::<f32>()?))
     }
 
     /// The file that holds a tensor or compressed weight; the first one where there is none of that name.

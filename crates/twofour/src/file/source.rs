@@ -1,14 +1,24 @@
-//! The bytes of one file, mapped into memory.
+//! The bytes of one file, read when they are asked for.
 
 use std::{
     fs::{self, File},
+    io,
+    ops::Range,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use memmap2::Mmap;
+use bytemuck::Pod;
+use rayon::prelude::*;
 
+use super::{
+    Header,
+    elements::{Elements, Spare},
+};
 use crate::{Error, Result};
+
+/// Bytes that one thread reads at a time.
+const PIECE: usize = 4 << 20;
 
 /// The bytes of one file, and where they came from.
 #[derive(Debug)]
@@ -20,7 +30,7 @@ pub(super) struct Source {
 #[derive(Debug)]
 enum Bytes {
     Owned(Vec<u8>),
-    Mapped { map: Mmap, file: File, stamp: Stamp },
+    Stored { file: File, stamp: Stamp, spare: Spare },
 }
 
 /// What changes when somebody writes to a file.
@@ -42,8 +52,8 @@ impl Source {
         Source { path: path.to_owned(), bytes: Bytes::Owned(bytes) }
     }
 
-    /// Maps a regular file.
-    pub(super) fn map(path: &Path) -> Result<Self> {
+    /// Opens a regular file.
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let io = |action, source| Error::Io { path: path.to_owned(), action, source };
         // Before opening: opening a named pipe would wait for somebody to write to it.
         let metadata = fs::metadata(path).map_err(|e| io("opening", e))?;
@@ -53,12 +63,7 @@ impl Source {
         }
         let file = File::open(path).map_err(|e| io("opening", e))?;
         let stamp = Stamp::of(&file.metadata().map_err(|e| io("reading its length", e))?);
-        // SAFETY: the map is only read. Another process that writes to the file meanwhile would change bytes under a
-        // shared slice; no program can rule that out for a file it does not own, every reader of mapped weights lives
-        // with it, and `unchanged` turns what can be noticed into an error. Elements are plain old data, so changed bytes
-        // are wrong values, never invalid ones.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| io("mapping into memory", e))?;
-        Ok(Source { path: path.to_owned(), bytes: Bytes::Mapped { map, file, stamp } })
+        Ok(Source { path: path.to_owned(), bytes: Bytes::Stored { file, stamp, spare: Spare::default() } })
     }
 
     /// The file's path.
@@ -66,18 +71,60 @@ impl Source {
         &self.path
     }
 
-    /// All bytes.
-    pub(super) fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Owned(bytes) => bytes,
-            Bytes::Mapped { map, .. } => map,
-        }
+    /// Reads and checks the header.
+    pub(super) fn header(&self) -> Result<Header> {
+        let length = match &self.bytes {
+            Bytes::Owned(bytes) => bytes.len(),
+            Bytes::Stored { stamp, .. } => usize::try_from(stamp.length).map_err(|_| Error::Format {
+                path: self.path.clone(),
+                reason: format!("{} bytes are more than this machine can address", stamp.length),
+            })?,
+        };
+        let first = self.read::<u8>(0..length.min(8))?;
+        let text = Header::text_range(&self.path, &first, length)?;
+        Header::parse_text(&self.path, &self.read::<u8>(text)?, length)
     }
 
-    /// An error where the file was written to since it was mapped. Reading past the end of a file that became shorter
-    /// would kill the process, so this is asked before every tensor.
+    /// Elements whose bytes lie in that range of the file.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and [`Error::Format`] where the file was written to since it was opened.
+    pub(super) fn read<T: Pod>(&self, range: Range<usize>) -> Result<Elements<'_, T>> {
+        Ok(match &self.bytes {
+            Bytes::Owned(bytes) => Elements::of_bytes(&bytes[range]),
+            Bytes::Stored { file, spare, .. } => {
+                let mut buffer = spare.take(range.len());
+                self.fill(file, range.start, buffer.bytes_mut())?;
+                Elements::of_buffer(buffer)
+            }
+        })
+    }
+
+    /// [`Source::read`] into a vector.
+    pub(super) fn read_vec<T: Pod>(&self, range: Range<usize>) -> Result<Vec<T>> {
+        Ok(match &self.bytes {
+            Bytes::Owned(bytes) => bytemuck::allocation::pod_collect_to_vec(&bytes[range]),
+            Bytes::Stored { file, .. } => {
+                let mut elements: Vec<T> = bytemuck::zeroed_vec(range.len() / size_of::<T>());
+                self.fill(file, range.start, bytemuck::cast_slice_mut(&mut elements))?;
+                elements
+            }
+        })
+    }
+
+    /// Fills the buffer with the file's bytes from `start` on, by all threads.
+    fn fill(&self, file: &File, start: usize, buffer: &mut [u8]) -> Result<()> {
+        self.unchanged()?;
+        let pieces = buffer.par_chunks_mut(PIECE).enumerate();
+        let outcome = pieces.try_for_each(|(i, piece)| read_at(file, piece, (start + i * PIECE) as u64));
+        // First: that it was changed explains a file that ends early.
+        self.unchanged()?;
+        outcome.map_err(|source| Error::Io { path: self.path.clone(), action: "reading", source })
+    }
+
+    /// An error where the file was written to since it was opened, as far as its length and its time of modification tell.
     pub(super) fn unchanged(&self) -> Result<()> {
-        let Bytes::Mapped { file, stamp, .. } = &self.bytes else { return Ok(()) };
+        let Bytes::Stored { file, stamp, .. } = &self.bytes else { return Ok(()) };
         let now = file.metadata().map_err(|source| Error::Io {
             path: self.path.clone(),
             action: "reading its length",
@@ -93,4 +140,27 @@ impl Source {
             })
         }
     }
+}
+
+/// Fills the buffer with the file's bytes from `offset` on.
+#[cfg(unix)]
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+/// Fills the buffer with the file's bytes from `offset` on.
+#[cfg(windows)]
+fn read_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                buffer = &mut buffer[read..];
+                offset += read as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }

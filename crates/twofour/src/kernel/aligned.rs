@@ -13,7 +13,7 @@ struct CacheLine([u8; CACHE_LINE]);
 
 /// Elements that start at a cache line.
 #[derive(Debug, Clone)]
-pub(super) struct Aligned<T> {
+pub(crate) struct Aligned<T> {
     lines: Vec<CacheLine>,
     len: usize,
     element: PhantomData<T>,
@@ -21,7 +21,7 @@ pub(super) struct Aligned<T> {
 
 impl<T: Pod> Aligned<T> {
     /// `len` elements of zero bytes.
-    pub(super) fn zeroed(len: usize) -> Self {
+    pub(crate) fn zeroed(len: usize) -> Self {
         let lines = (len * size_of::<T>()).div_ceil(size_of::<CacheLine>());
         // Zeroed pages come from the operating system without being written.
         Self { lines: bytemuck::zeroed_vec(lines), len, element: PhantomData }

@@ -32,6 +32,7 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
+pub(crate) use aligned::Aligned;
 pub use dense_ref::DenseRef;
 pub use dense_weight::DenseWeight;
 pub use element::KernelElement;

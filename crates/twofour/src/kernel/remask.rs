@@ -349,10 +349,13 @@ mod tests {
         prop_oneof![4 => -4f32..4.0, 1 => proptest::sample::select(special.to_vec()), 2 => (-2i8..=2).prop_map(f32::from)]
     }
 
+    /// Rows and columns at most; Miri is slow.
+    const SIZES: (usize, usize) = if cfg!(miri) { (18, 13) } else { (40, 80) };
+
     proptest! {
         #[test]
         fn masks_values_and_flips_are_those_of_separate_passes(
-            (rows, cols, data) in (0usize..40, 0usize..80)
+            (rows, cols, data) in (0..SIZES.0, 0..SIZES.1)
                 .prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(numbers(), r * c)))
         ) {
             check::<f32, f32>(rows, cols, &data);

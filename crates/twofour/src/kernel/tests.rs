@@ -6,6 +6,9 @@ use proptest::{prelude::*, strategy::ValueTree};
 use super::*;
 use crate::{Compressed, MatrixRef};
 
+/// Outputs, inputs and tokens at most; Miri is slow.
+const SIZES: (usize, usize, usize) = if cfg!(miri) { (18, 24, 3) } else { (40, 140, 7) };
+
 /// Shapes around every edge of the kernels, values with ties, zeros of both signs and wide ranges.
 #[derive(Debug, Clone)]
 struct Case {
@@ -26,9 +29,9 @@ fn case() -> impl Strategy<Value = Case> {
     let activation =
         prop_oneof![Just(Activation::Identity), Just(Activation::Relu), Just(Activation::Gelu), Just(Activation::Silu)];
     (
-        0usize..40,
-        prop_oneof![0usize..140, Just(256)],
-        prop_oneof![0usize..7, Just(17), Just(70)],
+        0..SIZES.0,
+        prop_oneof![0..SIZES.1, Just(if cfg!(miri) { 36 } else { 256 })],
+        prop_oneof![0..SIZES.2, Just(if cfg!(miri) { 9 } else { 17 }), Just(if cfg!(miri) { 17 } else { 70 })],
         any::<bool>(),
         activation,
     )
@@ -142,7 +145,8 @@ fn check<T: KernelElement>(case: &Case, engine: Engine) {
 #[test]
 fn many_tokens_cross_every_edge_of_blocks_and_panels() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    for (out, inn, tokens) in [
+    let small = [(9, 40, 17), (33, 20, 9)];
+    let shapes = [
         (1, 600, 200),
         (257, 65, 9),
         (300, 64, 97),
@@ -154,7 +158,9 @@ fn many_tokens_cross_every_edge_of_blocks_and_panels() {
         (50, 1100, 33),
         (600, 40, 16),
         (20, 30, 530),
-    ] {
+    ];
+    let shapes: &[_] = if cfg!(miri) { &small } else { &shapes };
+    for &(out, inn, tokens) in shapes {
         let case = (proptest::collection::vec(value(), out * inn), proptest::collection::vec(value(), tokens * inn))
             .new_tree(&mut runner)
             .unwrap()
@@ -171,6 +177,7 @@ fn many_tokens_cross_every_edge_of_blocks_and_panels() {
 
 /// More tokens than are multiplied in one go.
 #[test]
+#[cfg_attr(miri, ignore = "takes Miri minutes")]
 fn thousands_of_tokens_multiply_as_one_does() {
     let (out, inn, tokens) = (5, 36, 4200);
     let w: Vec<f32> = (0..out * inn).map(|i| ((i * 37 % 101) as f32) - 50.0).collect();
@@ -193,12 +200,13 @@ fn thousands_of_tokens_multiply_as_one_does() {
 fn a_pruned_weight_leaves_no_trace_in_the_gradient() {
     for &engine in Engine::available() {
         // Row r keeps columns r % 4 and (r + 1) % 4 of each group.
-        let (out, inn) = (67, 44);
+        let (out, inn) = if cfg!(miri) { (19, 20) } else { (67, 44) };
         let kept = |row: usize, col: usize| col % 4 == row % 4 || col % 4 == (row + 1) % 4;
         let w: Vec<f32> = (0..out * inn).map(|i| f32::from(kept(i / inn, i % inn))).collect();
         let w = Compressed::from_dense(MatrixRef::new(out, inn, &w).unwrap()).unwrap();
         let sparse = SparseWeight::pack_for(w, engine).unwrap();
-        for tokens in [1, 8, 30, 100] {
+        let counts: &[usize] = if cfg!(miri) { &[1, 9] } else { &[1, 8, 30, 100] };
+        for &tokens in counts {
             // The last row's gradient is infinite.
             let dy: Vec<f32> =
                 (0..tokens * out).map(|i| if i % out == out - 1 { f32::INFINITY } else { 1.0 }).collect();
@@ -216,7 +224,7 @@ fn a_pruned_weight_leaves_no_trace_in_the_gradient() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 96 }))]
     #[test]
     fn every_engine_multiplies_as_f64_does(case in case()) {
         for &engine in Engine::available() {
@@ -229,11 +237,13 @@ proptest! {
 
 fn pruned_leaves_no_trace<T: KernelElement>() {
     for &engine in Engine::available() {
-        for inn in [4, 20, 32, 64, 100] {
+        let widths: &[usize] = if cfg!(miri) { &[4, 36] } else { &[4, 20, 32, 64, 100] };
+        let counts: &[usize] = if cfg!(miri) { &[1, 9] } else { &[1, 2, 3, 40, 130] };
+        for &inn in widths {
             let w: Vec<T> = (0..inn).map(|i| T::from_f32(f32::from(i % 4 < 2))).collect();
             let compressed = Compressed::from_dense(MatrixRef::new(1, inn, &w).unwrap()).unwrap();
             let sparse = SparseWeight::pack_for(compressed, engine).unwrap();
-            for tokens in [1, 2, 3, 40, 130] {
+            for &tokens in counts {
                 let x = (0..tokens * inn).map(|i| if i % inn % 4 < 2 { 1.0 } else { f32::INFINITY });
                 let mut x: Vec<T> = x.map(T::from_f32).collect();
                 let mut y = vec![T::ZERO; tokens];
@@ -263,7 +273,7 @@ fn without_inputs_the_product_is_zero() {
                 .unwrap();
         let dense = DenseWeight::<f32>::pack_for(MatrixRef::new(3, 0, &[]).unwrap(), engine).unwrap();
         let epilogue = Epilogue { bias: Some(&[1.0, 2.0, 3.0]), activation: Activation::Identity };
-        for tokens in [0, 1, 50] {
+        for tokens in [0, 1, if cfg!(miri) { 9 } else { 50 }] {
             let (mut a, mut b) = (vec![f32::NAN; 3 * tokens], vec![f32::NAN; 3 * tokens]);
             sparse.linear(&[], tokens, epilogue, &mut a).unwrap();
             dense.linear(&[], tokens, epilogue, &mut b).unwrap();
@@ -287,9 +297,10 @@ fn buffers_that_do_not_fit_are_named() {
 
 #[test]
 fn repacking_is_packing() {
-    let w: Vec<f32> = (0..64 * 40).map(|i| ((i * 37 % 101) as f32) - 50.0).collect();
+    let (rows, cols) = if cfg!(miri) { (17, 36) } else { (64, 40) };
+    let w: Vec<f32> = (0..rows * cols).map(|i| ((i * 37 % 101) as f32) - 50.0).collect();
     let v: Vec<f32> = w.iter().map(|w| (w * 13.0) % 7.0).collect();
-    let (w, v) = (MatrixRef::new(64, 40, &w).unwrap(), MatrixRef::new(64, 40, &v).unwrap());
+    let (w, v) = (MatrixRef::new(rows, cols, &w).unwrap(), MatrixRef::new(rows, cols, &v).unwrap());
     let mask = crate::select::magnitude(v, crate::Pattern::TWO_FOUR, crate::Axis::Row).unwrap();
     let mut sparse = SparseWeight::pack(Compressed::from_pruned(w).unwrap()).unwrap();
     sparse.repack(v, &mask).unwrap();

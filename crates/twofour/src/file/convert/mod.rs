@@ -80,10 +80,10 @@ impl Item<'_> {
     /// Copies the piece byte for byte.
     fn write_copy(&self, reader: &Reader, writer: &mut Writer) -> Result<()> {
         match self {
-            Item::Plain(t) => writer.write(&t.name, reader.tensor(&t.name)?.data),
+            Item::Plain(t) => writer.write(&t.name, &reader.tensor(&t.name)?.bytes()?),
             Item::Compressed(weight) => weight.parts().into_iter().try_for_each(|(part, ..)| {
                 let key = part.key(&weight.name);
-                writer.write(&key, reader.tensor(&key)?.data)
+                writer.write(&key, &reader.tensor(&key)?.bytes()?)
             }),
         }
     }

@@ -64,7 +64,7 @@ fn load(path: &Path) -> Model {
     let read = |t: &TensorInfo| Tensor {
         dtype: t.dtype,
         shape: t.shape.clone(),
-        data: reader.tensor(&t.name).unwrap().data.to_vec(),
+        data: reader.tensor(&t.name).unwrap().bytes().unwrap().into_owned(),
     };
     reader.tensors().map(|t| (t.name.clone(), read(t))).collect()
 }
