@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use twofour::int4::Granularity;
 use twofour_cuda::{
-    Architecture, DataType,
+    Architecture, DataType, Error,
     gemm::{GemmMethod, GemmProblem, Order, XOrder, int4},
 };
 
@@ -34,7 +34,7 @@ proptest! {
                 continue;
             }
             for multiprocessors in MULTIPROCESSORS {
-                let best = GemmMethod::best(problem, architecture, multiprocessors);
+                let best = GemmMethod::best(problem, architecture, multiprocessors).unwrap();
                 prop_assert!(all.contains(&best), "{best:?} for {problem:?} on {architecture}");
             }
         }
@@ -46,7 +46,7 @@ proptest! {
         let (element, x_element) = if swapped { (E5M2, E4M3) } else { (E4M3, E5M2) };
         let problem = GemmProblem { x_element, epilogue, ..GemmProblem::plain(element, BF16, features, tokens, reduction) };
         for architecture in [Architecture::SM_89, Architecture::SM_90] {
-            let best = GemmMethod::best(problem, architecture, 132);
+            let best = GemmMethod::best(problem, architecture, 132).unwrap();
             prop_assert!(GemmMethod::all(problem, architecture).contains(&best), "{best:?} for {problem:?} on {architecture}");
         }
     }
@@ -66,6 +66,23 @@ proptest! {
         for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {
             let best = int4::Int4Method::best(problem, architecture, multiprocessors);
             prop_assert!(best.is_some_and(|best| int4::Int4Method::all(problem, architecture).contains(&best)), "{best:?} on {architecture}");
+        }
+    }
+}
+
+#[test]
+fn problems_that_no_kernel_computes_have_no_method() {
+    for (features, tokens, reduction) in [(0, 8, 64), (64, 0, 64), (64, 8, 0), (64, 1 << 31, 64)] {
+        let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
+        for architecture in Architecture::ALL {
+            assert!(
+                GemmMethod::all(problem, architecture).is_empty()
+                    && GemmMethod::likely(problem, architecture).is_empty()
+            );
+            assert!(
+                matches!(GemmMethod::best(problem, architecture, 132), Err(Error::Dimension { .. })),
+                "{problem:?}"
+            );
         }
     }
 }

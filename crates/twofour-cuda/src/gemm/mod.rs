@@ -86,8 +86,11 @@ const LIKELY: f64 = 1.5;
 const MOST_LIKELY: usize = 24;
 
 impl GemmMethod {
-    /// Returns the methods that compute a problem.
+    /// Returns the methods that compute a problem: none for one that [`Gemm::new`] refuses.
     pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
+        if problem.expect_known().is_err() {
+            return Vec::new();
+        }
         let problem = problem.computed(architecture);
         let direct = direct::DirectShape::all(problem, architecture).into_iter().map(GemmMethod::Direct);
         if !is_hopper(architecture) {
@@ -121,15 +124,19 @@ impl GemmMethod {
     }
 
     /// Returns the method with the least time according to the model of the device.
-    pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> GemmMethod {
+    ///
+    /// # Errors
+    /// Those of [`Gemm::new`] for a problem that no kernel computes.
+    pub fn best(problem: GemmProblem, architecture: Architecture, multiprocessors: u32) -> Result<GemmMethod> {
+        problem.expect_known()?;
         let problem = problem.computed(architecture);
         if is_hopper(architecture) {
             let time = |method: &GemmMethod| cost::microseconds(*method, problem);
             let best = Self::all(problem, architecture).into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
-            return best.expect("a persistent tile computes any problem");
+            return Ok(best.expect("a persistent tile computes any problem"));
         }
         let direct = direct::DirectShape::best(problem, architecture, multiprocessors).map(GemmMethod::Direct);
-        direct.unwrap_or_else(|| GemmMethod::Mma(mma::MmaTile::best(problem, architecture, multiprocessors)))
+        Ok(direct.unwrap_or_else(|| GemmMethod::Mma(mma::MmaTile::best(problem, architecture, multiprocessors))))
     }
 }
 
@@ -159,7 +166,7 @@ impl Gemm {
     pub fn new(device: &Device, problem: GemmProblem) -> Result<Self> {
         // The model requires dimensions of at least 1.
         problem.expect_known()?;
-        Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.multiprocessors()))
+        Self::with(device, problem, GemmMethod::best(problem, device.architecture(), device.multiprocessors())?)
     }
 
     /// Plans with a given method: one of [`GemmMethod::all`], or any of [`mma::MmaTile::all`].

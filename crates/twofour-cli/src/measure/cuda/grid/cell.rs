@@ -135,7 +135,7 @@ impl<'a> GridTimer<'a> {
         let of = |name: &'static str| engines.iter().copied().filter(move |engine| engine.name() == name);
         let mut finalists = self.fastest(trial, of("twofour"), OURS)?;
         let unmeasured =
-            Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.multiprocessors()));
+            Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.multiprocessors())?);
         if !finalists.iter().any(|candidate| candidate.engine == unmeasured) {
             let product = trial.product(unmeasured)?;
             let us = self.first_launches(trial, &product)?;
