@@ -34,6 +34,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::kernel,
         twofour::kernel::SparseWeight,
         twofour::kernel::share,
+        twofour::layer,
         twofour::layout::lanes,
         twofour::select,
         twofour::verify,
@@ -46,6 +47,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_cuda::dispatch,
         twofour_cuda::gemm,
         twofour_cuda::gemm::int4,
+        twofour_cuda::layer,
         twofour_cuda::layer::SparseLinear,
         twofour_cuda::prune,
     ];

@@ -137,7 +137,7 @@ mod tests {
         for wrong in [2.0, f32::NAN] {
             let pair: [Box<dyn Contender>; 2] = [Box::new(Fake(1.0)), Box::new(Fake(wrong))];
             let error = expect_agreement(&pair, 4).unwrap_err().to_string();
-            assert!(error.starts_with("candle gives") && error.contains("output 1"), "{error}");
+            assert!(error.starts_with("candle computes") && error.contains("output 1"), "{error}");
         }
     }
 }
