@@ -20,12 +20,13 @@ proptest! {
     fn the_best_method_is_one_of_all((features, tokens, reduction) in sizes(), epilogue: bool, accumulate: bool, across: bool, by_feature: bool) {
         use DataType::{BF16, E4M3, E5M2, F16, I8};
         for (element, architecture) in [F16, BF16, E4M3, E5M2, I8].into_iter().flat_map(|e| Architecture::ALL.map(|a| (e, a))) {
+            let output = if element == F16 { F16 } else { BF16 };
             let problem = GemmProblem {
                 epilogue,
                 accumulate,
                 x: if across { XOrder::ReductionFirst } else { XOrder::TokensFirst },
                 order: if by_feature { Order::FeaturesFirst } else { Order::TokensFirst },
-                ..GemmProblem::plain(element, BF16, features, tokens, reduction)
+                ..GemmProblem::plain(element, output, features, tokens, reduction)
             };
             let all = GemmMethod::all(problem, architecture);
             // Ampere has no 8-bit floats: an error of its own.

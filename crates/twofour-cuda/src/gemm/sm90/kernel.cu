@@ -195,6 +195,9 @@ __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high
     store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
 }
 
+// Times eight tokens of an epilogue that are unrolled: with split-K the largest tile leaves no registers for more than one.
+constexpr int PICK_UP_AT_ONCE = SPLIT_K && BLOCKS * TOKENS > 320 ? 1 : 3;
+
 // The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
 struct Storer {
     const Parameters& p;
@@ -264,7 +267,7 @@ struct Storer {
     template <int ACTIVATION> __device__ __forceinline__ void pick_up(u32 at, u32 feature, u32 token) const {
         const u32 lane = threadIdx.x % 32, row = feature + threadIdx.x % 128 / 32 * 16 + lane / 4, column = token + lane % 4 * 2;
         const Finisher finisher(p, row, column);
-        #pragma unroll 3
+        #pragma unroll PICK_UP_AT_ONCE
         for (u32 eight = 0; eight < CHUNK / 8; eight++) {
             u32 words[4];
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(own() + eight * 2048) : "memory");
