@@ -38,7 +38,7 @@ fn all_pairs(sources: &[Source]) -> Vec<Pair<'_>> {
     sources.iter().flat_map(of).collect()
 }
 
-/// Every source for one architecture, and every template for every architecture. The sources of a template take turns over the architectures.
+/// Every source for one architecture, and every template for every architecture. The sources of a template are spread over the architectures.
 fn representative_pairs(sources: &[Source]) -> Vec<Pair<'_>> {
     let all = all_pairs(sources);
     let template_of: HashMap<&str, String> = sources.iter().map(|source| (source.name(), template(source))).collect();
