@@ -78,6 +78,8 @@ pub fn encode(weight: &Int4) -> Result<Lanes> {
         meta: vec![0; units * META],
         scales: vec![0; rows / ROWS * per_row * 8],
     };
+    // A shape may have any number of rows without values and scales.
+    let rows = if cols == 0 && per_row == 0 { 0 } else { rows };
     for row in 0..rows {
         for (kept, value) in q.values_row(row).iter().enumerate() {
             let (word, shift) = place_of_value(cols, row, kept);

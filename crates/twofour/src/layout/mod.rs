@@ -23,7 +23,9 @@ use crate::{Compressed, Element, Error, Result};
 /// [`Error::Multiple`] where the columns are no multiple of 16.
 fn halves<T: Element>(weight: &Compressed<T>) -> Result<Vec<u16>> {
     expect_multiple("columns of the weight", weight.cols(), 16)?;
-    let words = (0..weight.rows()).flat_map(|row| {
+    // A shape may have any number of empty rows.
+    let rows = if weight.cols() == 0 { 0 } else { weight.rows() };
+    let words = (0..rows).flat_map(|row| {
         let halves = weight.meta_row(row).iter().flat_map(|word| [*word as u16, (*word >> 16) as u16]);
         halves.take(weight.cols() / 16)
     });
@@ -135,5 +137,13 @@ mod tests {
         }
         // Rows without elements take no time.
         assert!(bitmask::encode(&bitmask::decode(huge, 0, &[]).unwrap()).unwrap().is_empty());
+        let weight = Compressed::<bf16>::from_parts(huge, 0, vec![], vec![]).unwrap();
+        assert!(sm80::encode_16(&weight).unwrap().is_empty() && sm80::encode_8(&weight).unwrap().is_empty());
+        for tile_k in sm90::TileK::ALL {
+            assert!(sm90::encode_16(&weight, tile_k).unwrap().is_empty());
+            assert!(sm90::encode_8(&weight, tile_k).unwrap().is_empty());
+        }
+        let weight = lanes::decode(huge, 0, crate::int4::Granularity::Group, &none).unwrap();
+        assert_eq!(lanes::encode(&weight).unwrap(), none);
     }
 }
