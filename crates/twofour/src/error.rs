@@ -72,6 +72,15 @@ pub enum Error {
         found: usize,
     },
 
+    /// Memory that does not start where a kernel can load from it.
+    #[error("{what} must start at a multiple of {alignment} bytes; copy it to aligned memory")]
+    Unaligned {
+        /// Whose memory.
+        what: &'static str,
+        /// Bytes.
+        alignment: usize,
+    },
+
     /// A shape whose element count overflows this machine's address space.
     #[error("shape {shape:?} has more elements than this machine can address")]
     TooLarge {

@@ -159,9 +159,9 @@ impl SparseWeightI8 {
         self.shared.linear(self.in_features(), x, tokens, epilogue, y, |x| {
             #[cfg(target_arch = "x86_64")]
             if let Some(amx) = amx::choose(cpu, tokens) {
-                return (amx::sparse(amx, &self.weight, x, tokens), 0);
+                return (amx::sparse(amx, self.weight.view(), x, tokens), 0);
             }
-            few(cpu, &self.weight, x, tokens, self.in_features())
+            few(cpu, self.weight.view(), x, tokens, self.in_features())
         })
     }
 }

@@ -10,6 +10,7 @@ mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod arguments;
+mod borrowed;
 mod decode;
 mod dense_block;
 mod dense_ref;
@@ -33,6 +34,7 @@ mod tests;
 mod vector;
 
 pub(crate) use aligned::Aligned;
+pub use borrowed::{PACKED_ALIGNMENT, SparseWeightMut, SparseWeightRef, packed_bytes};
 pub use dense_ref::DenseRef;
 pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
@@ -41,5 +43,5 @@ pub use epilogue::{Activation, Epilogue};
 pub use int8::{DenseWeightI8, SparseWeightI8};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
-pub use share::share;
+pub use share::{share, with_threads};
 pub use sparse_weight::SparseWeight;

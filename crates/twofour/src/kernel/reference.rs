@@ -8,17 +8,18 @@ use std::ops::Range;
 use super::{
     dense_block::DenseBlock,
     element::KernelElement,
-    strips::{ROWS, Strips},
+    strips::{ROWS, StripsRef},
 };
 
 /// `[strip, token, ROWS]` for some strips and activations `stride` apart.
 pub(super) fn sparse<T: KernelElement>(
-    weight: &Strips<T>,
+    weight: StripsRef<'_, T>,
     strips: Range<usize>,
     x: &[f32],
     stride: usize,
     out: &mut [f32],
 ) {
+    let weight = &weight;
     let places = strips.flat_map(|strip| x.chunks_exact(stride).map(move |x| (weight.strip(strip), x)));
     for ((strip, x), out) in places.zip(out.chunks_exact_mut(ROWS)) {
         for (row, sum) in out.iter_mut().enumerate() {
@@ -45,7 +46,8 @@ pub(super) fn dense<T: KernelElement>(block: DenseBlock<'_, T>, x: &[f32], strid
 }
 
 /// `[strip, token, ROWS]` for some int8 strips and activations `stride` apart.
-pub(super) fn sparse_bytes(weight: &Strips<i8>, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+pub(super) fn sparse_bytes(weight: StripsRef<'_, i8>, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+    let weight = &weight;
     let places = strips.flat_map(|strip| x.chunks_exact(stride).map(move |x| (weight.strip(strip), x)));
     for ((strip, x), out) in places.zip(out.chunks_exact_mut(ROWS)) {
         for (row, sum) in out.iter_mut().enumerate() {
@@ -72,7 +74,7 @@ pub(super) fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: usize, ou
 }
 
 /// One token's input gradient, `dx[col] += Σ_row dy[row] · W[row, col]`, added up in order of row.
-pub(super) fn sparse_input_gradient<T: KernelElement>(weight: &Strips<T>, dy: &[f32], dx: &mut [f32]) {
+pub(super) fn sparse_input_gradient<T: KernelElement>(weight: StripsRef<'_, T>, dy: &[f32], dx: &mut [f32]) {
     for (row, dy) in dy.iter().enumerate() {
         let strip = weight.strip(row / ROWS);
         for (group, four) in dx.chunks_mut(4).enumerate() {

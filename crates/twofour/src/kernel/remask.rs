@@ -4,7 +4,10 @@
 //! A group of sixteen rows is loaded as four columns of sixteen elements, so that the comparisons, the choice of values and
 //! their positions are the same operations on every lane. The compiler turns the loops over lanes into vector instructions.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::{
+    ops::DerefMut,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
 
 use rayon::prelude::*;
 
@@ -41,7 +44,7 @@ struct Line {
     values: [Lanes<f32>; 2],
 }
 
-impl<T: Order + Arithmetic> Strips<T> {
+impl<T: Order + Arithmetic, B: DerefMut<Target = [u8]>> Strips<T, B> {
     /// Chooses the mask of `matrix`, writes it to `mask`, packs what it keeps, and returns how many mask elements changed.
     ///
     /// # Errors
@@ -112,9 +115,9 @@ impl<M: Element> Pass<'_, M> {
         const { assert!(T::GROUPS == 1) };
         let height = ROWS.min(self.matrix.rows() - self.first_row);
         let groups = compressed::groups_per_row(self.matrix.cols());
-        let block_groups = Strips::<T>::BLOCK_LINES;
+        let block_groups = T::BLOCK_LINES;
         let mut done = Done::default();
-        for (block, first) in bytes.chunks_mut(Strips::<T>::BLOCK_BYTES).zip((0..groups).step_by(block_groups)) {
+        for (block, first) in bytes.chunks_mut(T::BLOCK_BYTES).zip((0..groups).step_by(block_groups)) {
             let (codes, values) = block.split_at_mut(super::aligned::CACHE_LINE);
             let (codes, values): (&mut [u32], &mut [T]) =
                 (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(values));
@@ -123,7 +126,7 @@ impl<M: Element> Pass<'_, M> {
                 if row < height { (bits[self.word(row, first)] >> shift(first)) as u32 } else { 0 }
             });
             let mut after = [0u32; ROWS];
-            let lines = values.chunks_exact_mut(Strips::<T>::LINE).zip(codes.as_chunks_mut::<2>().0);
+            let lines = values.chunks_exact_mut(T::LINE).zip(codes.as_chunks_mut::<2>().0);
             for (i, (values, codes)) in lines.enumerate() {
                 let line = self.line(first + i, height, before.map(|bits| bits >> (4 * i) & 15), &mut done.failed);
                 for (which, (lanes, positions)) in line.values.iter().zip(&line.positions).enumerate() {

@@ -14,7 +14,11 @@
 //! | bf16 | 1 group | (first, second) of row 0, of row 1, … | as above |
 //! | i8 | 2 groups | (first, second, first, second) of row 0, of row 1, … | value `8 (2q + h) + b` at bit `8b + 2q` of the 64-bit half `h` |
 
-use std::{marker::PhantomData, ops::Range};
+use std::{
+    any::TypeId,
+    marker::PhantomData,
+    ops::{Deref, DerefMut, Range},
+};
 
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -36,6 +40,18 @@ pub trait Order: Element {
 
     /// Words of positions of a line.
     const CODE_WORDS: usize;
+
+    /// Values of a line.
+    const LINE: usize = Self::GROUPS * 2 * ROWS;
+
+    /// Bytes of a line's values.
+    const LINE_BYTES: usize = Self::LINE * size_of::<Self>();
+
+    /// Lines of a block, all but the last of a strip.
+    const BLOCK_LINES: usize = CACHE_LINE / (Self::CODE_WORDS * size_of::<u32>());
+
+    /// Bytes of such a block.
+    const BLOCK_BYTES: usize = CACHE_LINE + Self::BLOCK_LINES * Self::LINE_BYTES;
 
     /// Where the value is: `row` of the strip, `group` of the line, first or second (`which`).
     fn value(row: usize, group: usize, which: usize) -> usize;
@@ -81,13 +97,48 @@ impl Order for i8 {
     }
 }
 
-/// A 2:4 weight in strips; see the [module](self).
-#[derive(Debug, Clone)]
-pub(super) struct Strips<T> {
+/// A 2:4 weight in strips; see the [module](self). `B` owns or borrows its memory, which starts at a cache line.
+#[derive(Debug)]
+pub(super) struct Strips<T, B = Aligned<u8>> {
     rows: usize,
     cols: usize,
-    bytes: Aligned<u8>,
+    bytes: B,
     element: PhantomData<T>,
+}
+
+impl<T, B: Clone> Clone for Strips<T, B> {
+    fn clone(&self) -> Self {
+        Strips { rows: self.rows, cols: self.cols, bytes: self.bytes.clone(), element: PhantomData }
+    }
+}
+impl<T, B: Copy> Copy for Strips<T, B> {}
+
+/// A weight in borrowed memory: what kernels multiply.
+pub(super) type StripsRef<'a, T> = Strips<T, &'a [u8]>;
+
+/// A weight in memory that is borrowed to be filled.
+pub(super) type StripsMut<'a, T> = Strips<T, &'a mut [u8]>;
+
+/// Lines of a strip.
+#[inline(always)]
+fn lines_of<T: Order>(cols: usize) -> usize {
+    compressed::groups_per_row(cols).div_ceil(T::GROUPS)
+}
+
+/// Bytes of a strip, or `None` where they are too many to count.
+fn strip_bytes_of<T: Order>(cols: usize) -> Option<usize> {
+    let lines = lines_of::<T>(cols);
+    lines.div_ceil(T::BLOCK_LINES).checked_mul(CACHE_LINE)?.checked_add(lines.checked_mul(T::LINE_BYTES)?)
+}
+
+/// Bytes of a weight's strips.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub(super) fn bytes_of<T: Order>(rows: usize, cols: usize) -> Result<usize> {
+    strip_bytes_of::<T>(cols)
+        .and_then(|strip| strip.checked_mul(rows.div_ceil(ROWS)))
+        .ok_or(Error::TooLarge { shape: vec![rows, cols] })
 }
 
 /// Sixteen rows of a weight.
@@ -122,19 +173,19 @@ impl<'a, T: Order> Strip<'a, T> {
     /// A line's values and its words of positions.
     #[inline(always)]
     pub(super) fn line(&self, line: usize) -> (&'a [T], &'a [u32]) {
-        let block = &self.bytes[line / Strips::<T>::BLOCK_LINES * Strips::<T>::BLOCK_BYTES..];
-        let line = line % Strips::<T>::BLOCK_LINES;
+        let block = &self.bytes[line / T::BLOCK_LINES * T::BLOCK_BYTES..];
+        let line = line % T::BLOCK_LINES;
         let (codes, values) = block.split_at(CACHE_LINE);
         (
-            bytemuck::cast_slice(&values[line * Strips::<T>::LINE_BYTES..][..Strips::<T>::LINE_BYTES]),
+            bytemuck::cast_slice(&values[line * T::LINE_BYTES..][..T::LINE_BYTES]),
             &bytemuck::cast_slice(codes)[line * T::CODE_WORDS..][..T::CODE_WORDS],
         )
     }
 
     /// The memory of some lines and of those that share a block's positions with them.
     pub(super) fn bytes_of(&self, lines: Range<usize>) -> &'a [u8] {
-        let start = lines.start / Strips::<T>::BLOCK_LINES * Strips::<T>::BLOCK_BYTES;
-        let end = lines.end.div_ceil(Strips::<T>::BLOCK_LINES) * Strips::<T>::BLOCK_BYTES;
+        let start = lines.start / T::BLOCK_LINES * T::BLOCK_BYTES;
+        let end = lines.end.div_ceil(T::BLOCK_LINES) * T::BLOCK_BYTES;
         &self.bytes[start..end.min(self.bytes.len())]
     }
 
@@ -152,117 +203,60 @@ impl<'a, T: Order> Strip<'a, T> {
 }
 
 impl<T: Order> Strips<T> {
-    /// Values of a line.
-    pub(super) const LINE: usize = T::GROUPS * 2 * ROWS;
-
-    /// Bytes of a line's values.
-    pub(super) const LINE_BYTES: usize = Self::LINE * size_of::<T>();
-
-    /// Lines of a block, all but the last of a strip.
-    pub(super) const BLOCK_LINES: usize = CACHE_LINE / (T::CODE_WORDS * size_of::<u32>());
-
-    /// Bytes of such a block.
-    pub(super) const BLOCK_BYTES: usize = CACHE_LINE + Self::BLOCK_LINES * Self::LINE_BYTES;
-
     fn empty(rows: usize, cols: usize) -> Self {
         let mut strips = Self { rows, cols, bytes: Aligned::zeroed(0), element: PhantomData };
         strips.bytes = Aligned::zeroed(strips.strip_bytes() * rows.div_ceil(ROWS));
         strips
     }
 
-    /// Lines of a strip.
-    #[inline(always)]
-    fn lines(&self) -> usize {
-        compressed::groups_per_row(self.cols).div_ceil(T::GROUPS)
-    }
-
-    /// Bytes of a strip.
-    #[inline(always)]
-    fn strip_bytes(&self) -> usize {
-        self.lines().div_ceil(Self::BLOCK_LINES) * CACHE_LINE + self.lines() * Self::LINE_BYTES
-    }
-
     /// The strips of a weight.
     pub(super) fn pack(weight: &Compressed<T>) -> Self {
         let mut strips = Self::empty(weight.rows(), weight.cols());
-        let filled = strips.fill(|row, group| Ok((weight.code(row, group), weight.pair(row, group))));
-        debug_assert!(filled.is_ok());
+        let packed = strips.pack_again(weight);
+        debug_assert!(packed.is_ok());
         strips
     }
+}
 
-    /// Fills with what `mask` keeps of `matrix`.
+impl<T: Order, B: Deref<Target = [u8]>> Strips<T, B> {
+    /// The weight that lies in `bytes`, which may have any contents.
     ///
     /// # Errors
-    /// [`Error::Shape`] where a shape differs, [`Error::TooManyKept`] where the mask is not 2:4 along rows; the contents are
-    /// then unspecified.
-    pub(super) fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
-        if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
-            let expected = (self.rows, self.cols);
-            return Err(Error::Shape { what: "recompressed matrix", expected, found: (matrix.rows(), matrix.cols()) });
+    /// [`Error::TooLarge`]; [`Error::Length`] for memory of another length than [`bytes_of`], [`Error::Unaligned`] for memory that does
+    /// not start at a cache line.
+    pub(super) fn over(rows: usize, cols: usize, bytes: B) -> Result<Self> {
+        let expected = bytes_of::<T>(rows, cols)?;
+        if bytes.len() != expected {
+            return Err(Error::Length { what: "the packed weight's memory", expected, found: bytes.len() });
         }
-        mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
-        self.fill(|row, group| {
-            let source = &matrix.row(row)[group * 4..];
-            let source = &source[..source.len().min(4)];
-            let mut four = [T::ZERO; 4];
-            four[..source.len()].copy_from_slice(source);
-            let bits = mask.bits(row, group * 4, 4) as u8;
-            compressed::keep(four, bits).ok_or_else(|| compressed::too_many_kept(row, group, bits))
-        })
+        if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(CACHE_LINE) {
+            return Err(Error::Unaligned { what: "the packed weight's memory", alignment: CACHE_LINE });
+        }
+        Ok(Self { rows, cols, bytes, element: PhantomData })
     }
 
-    /// The memory of each strip, block after block, for filling in parallel.
-    pub(super) fn par_strips_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [u8]> {
-        // A weight without columns would make empty chunks; there is then nothing to fill.
-        let bytes = self.strip_bytes().max(1);
-        self.bytes.par_chunks_mut(bytes)
+    /// The weight, to be multiplied.
+    #[inline(always)]
+    pub(super) fn view(&self) -> StripsRef<'_, T> {
+        Strips { rows: self.rows, cols: self.cols, bytes: &self.bytes, element: PhantomData }
     }
 
-    /// Stores for each group of each row the code and values that `kept` gives.
-    fn fill(&mut self, kept: impl Fn(usize, usize) -> Result<(u8, [T; 2])> + Sync) -> Result<()> {
-        if self.bytes.is_empty() {
-            return Ok(());
-        }
-        let (rows, groups, bytes) = (self.rows, compressed::groups_per_row(self.cols), self.strip_bytes());
-        first_error(self.bytes.par_chunks_mut(bytes).enumerate(), |(strip, bytes)| {
-            let rows = strip * ROWS..(strip * ROWS + ROWS).min(rows);
-            let block_groups = Self::BLOCK_LINES * T::GROUPS;
-            for (block, first) in bytes.chunks_mut(Self::BLOCK_BYTES).zip((0..groups).step_by(block_groups)) {
-                let in_block = first..(first + block_groups).min(groups);
-                if Self::fill_block(block, rows.clone(), in_block, &kept).is_err() {
-                    // Blocks go by columns; the first fault is told by rows.
-                    let all = rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
-                    return all.map(|(row, group)| kept(row, group)).try_for_each(|kept| kept.map(drop));
-                }
-            }
-            Ok(())
-        })
+    /// The same memory as strips of `U`, where that is `T`.
+    pub(super) fn as_type<U: Order>(&self) -> Option<StripsRef<'_, U>> {
+        let same = TypeId::of::<T>() == TypeId::of::<U>();
+        same.then(|| Strips { rows: self.rows, cols: self.cols, bytes: &*self.bytes, element: PhantomData })
     }
 
-    /// The same for a block.
-    fn fill_block(
-        block: &mut [u8],
-        rows: Range<usize>,
-        groups: Range<usize>,
-        kept: &impl Fn(usize, usize) -> Result<(u8, [T; 2])>,
-    ) -> Result<()> {
-        let (codes, values) = block.split_at_mut(CACHE_LINE);
-        let (codes, values): (&mut [u32], &mut [T]) =
-            (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(values));
-        codes.fill(0);
-        for row in rows {
-            for (i, group) in groups.clone().enumerate() {
-                let (line, in_line) = (i / T::GROUPS, i % T::GROUPS);
-                let (code, pair) = kept(row, group)?;
-                let (first, second) = code::positions(code);
-                for (which, (position, value)) in [first, second].into_iter().zip(pair).enumerate() {
-                    values[line * Self::LINE + T::value(row % ROWS, in_line, which)] = value;
-                    let (word, bit) = T::code(row % ROWS, in_line, which);
-                    codes[line * T::CODE_WORDS + word] |= (position as u32) << bit;
-                }
-            }
-        }
-        Ok(())
+    /// Lines of a strip.
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        lines_of::<T>(self.cols)
+    }
+
+    /// Bytes of a strip, which are in memory already.
+    #[inline(always)]
+    fn strip_bytes(&self) -> usize {
+        self.lines().div_ceil(T::BLOCK_LINES) * CACHE_LINE + self.lines() * T::LINE_BYTES
     }
 
     /// The canonical form.
@@ -307,6 +301,100 @@ impl<T: Order> Strips<T> {
     pub(super) fn strip(&self, i: usize) -> Strip<'_, T> {
         let bytes = self.strip_bytes();
         Strip { bytes: &self.bytes[i * bytes..][..bytes], lines: self.lines(), element: PhantomData }
+    }
+}
+
+impl<T: Order, B: DerefMut<Target = [u8]>> Strips<T, B> {
+    /// The weight, to be filled.
+    pub(super) fn view_mut(&mut self) -> StripsMut<'_, T> {
+        Strips { rows: self.rows, cols: self.cols, bytes: &mut self.bytes, element: PhantomData }
+    }
+
+    /// Fills with a weight.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shape is another.
+    pub(super) fn pack_again(&mut self, weight: &Compressed<T>) -> Result<()> {
+        let (expected, found) = ((self.rows, self.cols), (weight.rows(), weight.cols()));
+        if found != expected {
+            return Err(Error::Shape { what: "packed weight", expected, found });
+        }
+        self.fill(|row, group| Ok((weight.code(row, group), weight.pair(row, group))))
+    }
+
+    /// Fills with what `mask` keeps of `matrix`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where a shape differs, [`Error::TooManyKept`] where the mask is not 2:4 along rows; the contents are
+    /// then unspecified.
+    pub(super) fn repack(&mut self, matrix: MatrixRef<'_, T>, mask: &Mask) -> Result<()> {
+        if (matrix.rows(), matrix.cols()) != (self.rows, self.cols) {
+            let expected = (self.rows, self.cols);
+            return Err(Error::Shape { what: "recompressed matrix", expected, found: (matrix.rows(), matrix.cols()) });
+        }
+        mask.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
+        self.fill(|row, group| {
+            let source = &matrix.row(row)[group * 4..];
+            let source = &source[..source.len().min(4)];
+            let mut four = [T::ZERO; 4];
+            four[..source.len()].copy_from_slice(source);
+            let bits = mask.bits(row, group * 4, 4) as u8;
+            compressed::keep(four, bits).ok_or_else(|| compressed::too_many_kept(row, group, bits))
+        })
+    }
+
+    /// The memory of each strip, block after block, for filling in parallel.
+    pub(super) fn par_strips_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [u8]> {
+        // A weight without columns would make empty chunks; there is then nothing to fill.
+        let bytes = self.strip_bytes().max(1);
+        self.bytes.par_chunks_mut(bytes)
+    }
+
+    /// Stores for each group of each row the code and values that `kept` gives.
+    fn fill(&mut self, kept: impl Fn(usize, usize) -> Result<(u8, [T; 2])> + Sync) -> Result<()> {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        let (rows, groups, bytes) = (self.rows, compressed::groups_per_row(self.cols), self.strip_bytes());
+        first_error(self.bytes.par_chunks_mut(bytes).enumerate(), |(strip, bytes)| {
+            let rows = strip * ROWS..(strip * ROWS + ROWS).min(rows);
+            let block_groups = T::BLOCK_LINES * T::GROUPS;
+            for (block, first) in bytes.chunks_mut(T::BLOCK_BYTES).zip((0..groups).step_by(block_groups)) {
+                let in_block = first..(first + block_groups).min(groups);
+                if Self::fill_block(block, rows.clone(), in_block, &kept).is_err() {
+                    // Blocks go by columns; the first fault is told by rows.
+                    let all = rows.clone().flat_map(|row| (0..groups).map(move |group| (row, group)));
+                    return all.map(|(row, group)| kept(row, group)).try_for_each(|kept| kept.map(drop));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The same for a block.
+    fn fill_block(
+        block: &mut [u8],
+        rows: Range<usize>,
+        groups: Range<usize>,
+        kept: &impl Fn(usize, usize) -> Result<(u8, [T; 2])>,
+    ) -> Result<()> {
+        let (codes, values) = block.split_at_mut(CACHE_LINE);
+        let (codes, values): (&mut [u32], &mut [T]) =
+            (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(values));
+        codes.fill(0);
+        for row in rows {
+            for (i, group) in groups.clone().enumerate() {
+                let (line, in_line) = (i / T::GROUPS, i % T::GROUPS);
+                let (code, pair) = kept(row, group)?;
+                let (first, second) = code::positions(code);
+                for (which, (position, value)) in [first, second].into_iter().zip(pair).enumerate() {
+                    values[line * T::LINE + T::value(row % ROWS, in_line, which)] = value;
+                    let (word, bit) = T::code(row % ROWS, in_line, which);
+                    codes[line * T::CODE_WORDS + word] |= (position as u32) << bit;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -366,7 +454,7 @@ mod tests {
             let places = (0..ROWS).flat_map(|r| (0..T::GROUPS).flat_map(move |g| [(r, g, 0), (r, g, 1)]));
             let mut values: Vec<usize> = places.clone().map(|(r, g, w)| T::value(r, g, w)).collect();
             values.sort_unstable();
-            assert!(values.into_iter().eq(0..Strips::<T>::LINE));
+            assert!(values.into_iter().eq(0..T::LINE));
             let mut codes: Vec<(usize, u32)> = places.map(|(r, g, w)| T::code(r, g, w)).collect();
             codes.sort_unstable();
             let all = (0..T::CODE_WORDS).flat_map(|word| (0..32).step_by(2).map(move |bit| (word, bit)));

@@ -41,6 +41,7 @@ mod activation;
 mod dense;
 mod gradient;
 mod packed;
+mod remask;
 mod settings;
 mod sparse_activation;
 mod sparse_linear;
@@ -49,6 +50,7 @@ pub use crate::kernel::Activation;
 pub use activation::{activate, activation_gradient};
 pub use gradient::{bias_gradient, gradient_estimate, masked_weight_gradient, weight_gradient};
 pub use packed::{PackedElement, PackedLinear, PackedWeight};
+pub use remask::remask;
 pub use settings::{
     Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

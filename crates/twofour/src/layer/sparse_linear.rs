@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::{
     Accumulate, Activation, InputGradient, MaskRule, SparseLinearSettings, WeightGradient,
     activation::{activate, elements, expect_length},
-    gradient,
+    gradient, remask,
 };
 use crate::{
     Arithmetic, Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, estimate,
-    kernel::{Epilogue, KernelElement, Selection, SparseWeight},
+    kernel::{Epilogue, KernelElement, SparseWeight},
 };
 
 /// A trainable 2:4 linear layer, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of `T`: f32, bf16 or f16.
@@ -105,7 +105,7 @@ impl<T: KernelElement> SparseLinear<T> {
     /// # Errors
     /// [`Error::Shape`]; [`Error::NotANumber`] and [`Error::Infinite`] as in [`SparseLinear::new`].
     pub fn remask<M: Element>(&mut self, master: MatrixRef<'_, M>) -> Result<u64> {
-        self.pack(master, self.selection())
+        self.pack(master, self.settings.rule)
     }
 
     /// Packs the master weight's present values under the mask as it is. With [`MaskRule::SoftThreshold`], whose mask
@@ -114,15 +114,15 @@ impl<T: KernelElement> SparseLinear<T> {
     /// # Errors
     /// [`Error::Shape`]; with the soft threshold those of [`SparseLinear::remask`].
     pub fn repack<M: Element>(&mut self, master: MatrixRef<'_, M>) -> Result<()> {
-        let selection = match self.selection() {
-            soft @ Selection::SoftThreshold { .. } => soft,
-            _ => Selection::Mask,
-        };
         let flips = self.flips;
-        self.pack(master, selection)?;
-        if selection == Selection::Mask {
-            self.flips = flips;
-        }
+        match self.settings.rule {
+            MaskRule::SoftThreshold => self.pack(master, MaskRule::SoftThreshold)?,
+            _ => {
+                self.pack(master, MaskRule::Given)?;
+                self.flips = flips;
+                flips
+            }
+        };
         Ok(())
     }
 
@@ -158,22 +158,10 @@ impl<T: KernelElement> SparseLinear<T> {
         Ok(())
     }
 
-    fn selection(&self) -> Selection {
-        match self.settings.rule {
-            MaskRule::Magnitude => Selection::Magnitude,
-            MaskRule::Transposable(rule) => Selection::Transposable(rule),
-            MaskRule::SoftThreshold => Selection::SoftThreshold { scale: self.scale.unwrap_or(1.0) },
-            MaskRule::Given => Selection::Mask,
-        }
-    }
-
-    fn pack<M: Element>(&mut self, master: MatrixRef<'_, M>, selection: Selection) -> Result<u64> {
-        self.flips = self.packed.remask(master, selection, &mut self.mask)?;
-        if let Some(transposed) = &mut self.transposed {
-            let data = master.transposed();
-            let matrix = MatrixRef::new(master.cols(), master.rows(), &data)?;
-            transposed.remask(matrix, Selection::Mask, &mut self.mask.transposed())?;
-        }
+    fn pack<M: Element>(&mut self, master: MatrixRef<'_, M>, rule: MaskRule) -> Result<u64> {
+        let scale = self.scale.unwrap_or(1.0);
+        let transposed = self.transposed.as_mut().map(SparseWeight::view_mut);
+        self.flips = remask(master, rule, scale, &mut self.mask, self.packed.view_mut(), transposed)?;
         Ok(self.flips)
     }
 

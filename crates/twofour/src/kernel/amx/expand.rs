@@ -8,7 +8,7 @@ use half::bf16;
 use super::{
     super::{
         engine::HasAvx512,
-        strips::{Order, ROWS, Strip, Strips},
+        strips::{Order, ROWS, Strip, StripsRef},
     },
     Factor, LINE, SUMS, TILE, TileElement,
 };
@@ -101,15 +101,15 @@ unsafe fn expand<E: Expand>(strip: Strip<'_, E>, lines: Range<usize>, tiles: &mu
     rest.fill(0);
 }
 
-impl<E: TileElement> Factor for &Strips<E> {
+impl<E: TileElement> Factor for StripsRef<'_, E> {
     type Element = E;
 
     fn rows(&self) -> usize {
-        Strips::rows(self)
+        StripsRef::rows(self)
     }
 
     fn cols(&self) -> usize {
-        Strips::cols(self)
+        StripsRef::cols(self)
     }
 
     /// Left factors: 16 rows of 64 bytes of a token each.
@@ -118,7 +118,7 @@ impl<E: TileElement> Factor for &Strips<E> {
     }
 
     fn fill(&self, _: HasAvx512, strip: usize, first: usize, tiles: &mut [u8]) {
-        if strip * ROWS >= Strips::rows(self) {
+        if strip * ROWS >= StripsRef::rows(self) {
             // A strip that completes a pair.
             return tiles.fill(0);
         }
@@ -145,7 +145,10 @@ mod tests {
     use super::*;
     use crate::{
         Compressed, MatrixRef,
-        kernel::engine::{Cpu, Engine},
+        kernel::{
+            engine::{Cpu, Engine},
+            strips::Strips,
+        },
     };
     use proptest::prelude::*;
 
@@ -153,12 +156,13 @@ mod tests {
     fn check<E: TileElement>(has: HasAvx512, rows: usize, cols: usize, values: &[E], first: usize, tiles: usize) {
         let compressed = Compressed::from_pruned(MatrixRef::new(rows, cols, values).unwrap()).unwrap();
         let dense = compressed.to_dense();
-        let strips = &Strips::pack(&compressed);
+        let strips = Strips::pack(&compressed);
+        let strips = &strips.view();
         let of_four_bytes = 4 / size_of::<E>();
         // One strip more than there are: what completes a pair.
         for strip in 0..=rows.div_ceil(ROWS) {
             let mut bytes = vec![0xAA; tiles * TILE];
-            Factor::fill(&strips, has, strip, first, &mut bytes);
+            Factor::fill(strips, has, strip, first, &mut bytes);
             for (depth, line) in (first * TILE / LINE..).zip(bytes.chunks_exact(LINE)) {
                 for (row, four) in (strip * ROWS..).zip(line.chunks_exact(4)) {
                     let at = |col: usize| if row < rows && col < cols { dense[row * cols + col] } else { E::ZERO };

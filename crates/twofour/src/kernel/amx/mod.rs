@@ -12,7 +12,7 @@ mod tile;
 mod transpose;
 
 use std::{
-    any::{Any, TypeId},
+    any::TypeId,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -26,7 +26,7 @@ use super::{
     engine::{Cpu, HasAmx, HasAvx512},
     scratch::Scratch,
     share::{LEAST_PART, share, share_elements, threads},
-    strips::{ROWS, Strips},
+    strips::{ROWS, StripsRef},
 };
 pub(super) use tile::TileElement;
 
@@ -63,14 +63,13 @@ pub(super) fn choose(cpu: Cpu, tokens: usize) -> Option<HasAmx> {
 /// in a product with zero.
 pub(super) fn sparse_floats<T: KernelElement>(
     cpu: Cpu,
-    weight: &Strips<T>,
+    weight: StripsRef<'_, T>,
     x: &[T],
     tokens: usize,
 ) -> Option<Sums<f32>> {
     let has = choose(cpu, tokens)?;
-    let weight: &Strips<bf16> = (weight as &dyn Any).downcast_ref()?;
     let x = without_special(bytemuck::cast_slice(x))?;
-    Some(sparse(has, weight, x, tokens))
+    Some(sparse(has, weight.as_type::<bf16>()?, x, tokens))
 }
 
 /// [`sparse_floats`] for a dense weight.
@@ -128,7 +127,7 @@ trait Factor: Copy + Sync {
 }
 
 /// `x · Wᵀ` for a 2:4 weight, x `[tokens, cols]`.
-pub(super) fn sparse<E: TileElement>(has: HasAmx, weight: &Strips<E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
+pub(super) fn sparse<E: TileElement>(has: HasAmx, weight: StripsRef<'_, E>, x: &[E], tokens: usize) -> Sums<E::Sum> {
     product(has, weight, x, tokens)
 }
 

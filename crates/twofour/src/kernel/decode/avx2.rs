@@ -6,7 +6,7 @@ use super::{
     super::{
         dense_block::DenseBlock,
         element::KernelElement,
-        strips::Strips,
+        strips::StripsRef,
         vector::avx2::{Avx2, Bytes},
     },
     dense,
@@ -19,7 +19,13 @@ use super::{
 /// # Safety
 /// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn sparse_bytes(weight: &Strips<i8>, range: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
+pub(super) unsafe fn sparse_bytes(
+    weight: StripsRef<'_, i8>,
+    range: Range<usize>,
+    x: &[i8],
+    stride: usize,
+    out: &mut [i32],
+) {
     // SAFETY: the CPU has AVX2, FMA and F16C, as this function requires; the called one has no other condition.
     unsafe { strips::walk::<BytesKernel<Bytes>>(weight, range, x, stride, out) }
 }
@@ -40,7 +46,7 @@ pub(super) unsafe fn dense_bytes(block: DenseBlock<'_, i8>, x: &[i8], stride: us
 /// The CPU has AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn sparse<T: KernelElement>(
-    weight: &Strips<T>,
+    weight: StripsRef<'_, T>,
     range: Range<usize>,
     x: &[f32],
     stride: usize,

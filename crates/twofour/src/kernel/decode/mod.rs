@@ -26,7 +26,7 @@ use super::{
     reference,
     scratch::Scratch,
     share::{share_expecting, threads},
-    strips::{ROWS, Strips},
+    strips::{ROWS, StripsRef},
 };
 pub(super) use int8::prepare as prepare_bytes;
 
@@ -100,27 +100,27 @@ pub(super) fn prepare<T: KernelElement>(x: &[T], features: usize, stride: usize)
     out
 }
 
-impl<T: KernelElement> Factor for &Strips<T> {
+impl<T: KernelElement> Factor for StripsRef<'_, T> {
     type Activation = f32;
     type Sum = f32;
 
     fn rows(&self) -> usize {
-        Strips::rows(self)
+        StripsRef::rows(self)
     }
 
     fn bytes(&self) -> usize {
-        Strips::bytes(self)
+        StripsRef::bytes(self)
     }
 
     fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[f32], stride: usize, out: &mut [f32]) {
         match cpu {
             // SAFETY: a `HasAvx2` exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Cpu::Avx2(_) => unsafe { avx2::sparse(self, strips, x, stride, out) },
+            Cpu::Avx2(_) => unsafe { avx2::sparse(*self, strips, x, stride, out) },
             // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse(self, strips, x, stride, out) },
-            Cpu::Scalar => reference::sparse(self, strips, x, stride, out),
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse(*self, strips, x, stride, out) },
+            Cpu::Scalar => reference::sparse(*self, strips, x, stride, out),
         }
     }
 }
@@ -151,27 +151,27 @@ impl<T: KernelElement> Factor for DenseBlock<'_, T> {
     }
 }
 
-impl Factor for &Strips<i8> {
+impl Factor for StripsRef<'_, i8> {
     type Activation = i8;
     type Sum = i32;
 
     fn rows(&self) -> usize {
-        Strips::rows(self)
+        StripsRef::rows(self)
     }
 
     fn bytes(&self) -> usize {
-        Strips::bytes(self)
+        StripsRef::bytes(self)
     }
 
     fn multiply(&self, cpu: Cpu, strips: Range<usize>, x: &[i8], stride: usize, out: &mut [i32]) {
         match cpu {
             // SAFETY: a `HasAvx2` exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Cpu::Avx2(_) => unsafe { avx2::sparse_bytes(self, strips, x, stride, out) },
+            Cpu::Avx2(_) => unsafe { avx2::sparse_bytes(*self, strips, x, stride, out) },
             // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
             #[cfg(target_arch = "x86_64")]
-            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse_bytes(self, strips, x, stride, out) },
-            Cpu::Scalar => reference::sparse_bytes(self, strips, x, stride, out),
+            Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512::sparse_bytes(*self, strips, x, stride, out) },
+            Cpu::Scalar => reference::sparse_bytes(*self, strips, x, stride, out),
         }
     }
 }

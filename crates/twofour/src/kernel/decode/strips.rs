@@ -8,7 +8,7 @@ use std::{marker::PhantomData, ops::Range};
 use super::super::{
     aligned::CACHE_LINE,
     element::KernelElement,
-    strips::{Order, ROWS, Strip, Strips},
+    strips::{Order, ROWS, Strip, StripsRef},
     vector::{Vector, prefetch},
 };
 
@@ -30,10 +30,10 @@ impl<T: Order> Block<T> {
     /// The blocks of a strip of so many lines.
     #[inline(always)]
     pub(super) fn of_strip(lines: usize) -> impl Iterator<Item = Self> {
-        (0..lines.div_ceil(Strips::<T>::BLOCK_LINES)).map(move |block| {
-            let first = block * Strips::<T>::BLOCK_LINES;
-            let count = (lines - first).min(Strips::<T>::BLOCK_LINES);
-            Self { first, count, codes: block * Strips::<T>::BLOCK_BYTES, element: PhantomData }
+        (0..lines.div_ceil(T::BLOCK_LINES)).map(move |block| {
+            let first = block * T::BLOCK_LINES;
+            let count = (lines - first).min(T::BLOCK_LINES);
+            Self { first, count, codes: block * T::BLOCK_BYTES, element: PhantomData }
         })
     }
 
@@ -46,7 +46,7 @@ impl<T: Order> Block<T> {
         // SAFETY: the block is the strip's and has a line `i`, as this function requires, so both offsets stay inside the strip.
         unsafe {
             let codes = strip.add(self.codes);
-            let values = codes.add(CACHE_LINE + i * Strips::<T>::LINE_BYTES);
+            let values = codes.add(CACHE_LINE + i * T::LINE_BYTES);
             (values.cast(), codes.cast::<u32>().add(i * T::CODE_WORDS))
         }
     }
@@ -89,7 +89,7 @@ pub(super) unsafe trait StripKernel {
 /// The CPU has the kernel's instructions.
 #[inline(always)]
 pub(super) unsafe fn walk<K: StripKernel>(
-    weight: &Strips<K::Weight>,
+    weight: StripsRef<'_, K::Weight>,
     range: Range<usize>,
     x: &[K::Activation],
     stride: usize,
@@ -109,7 +109,7 @@ pub(super) unsafe fn walk<K: StripKernel>(
 }
 
 struct Walk<'a, K: StripKernel> {
-    weight: &'a Strips<K::Weight>,
+    weight: StripsRef<'a, K::Weight>,
     range: Range<usize>,
     x: &'a [K::Activation],
     stride: usize,
@@ -212,7 +212,7 @@ unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
                     }
                     for s in 0..S {
                         let (values, codes) = block.line(start[s], i);
-                        for part in 0..Strips::<T>::LINE_BYTES / CACHE_LINE {
+                        for part in 0..T::LINE_BYTES / CACHE_LINE {
                             prefetch(values.cast::<u8>().wrapping_add(AHEAD + part * CACHE_LINE));
                         }
                         half::<V, T, 0, N>(values, *codes, *codes.add(1), &four, &mut low[s]);

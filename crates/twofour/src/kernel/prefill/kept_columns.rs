@@ -8,7 +8,7 @@ use super::{
     super::{
         aligned::Aligned,
         element::KernelElement,
-        strips::{ROWS, Strips},
+        strips::{ROWS, StripsRef},
     },
     Factor, Kernels, Lines,
     walk::{Entries, Lists, UNROLLED},
@@ -16,7 +16,7 @@ use super::{
 
 /// The transpose of the weight: outputs are columns.
 #[derive(Debug)]
-pub(super) struct KeptOfColumns<'a, T>(pub &'a Strips<T>);
+pub(super) struct KeptOfColumns<'a, T>(pub StripsRef<'a, T>);
 
 impl<T> Clone for KeptOfColumns<'_, T> {
     fn clone(&self) -> Self {
@@ -110,7 +110,7 @@ impl Entries for ColumnEntries {
 /// multiple of [`ROWS`], the columns at one of 4.
 #[inline(always)]
 fn for_each_kept<T: KernelElement>(
-    weight: &Strips<T>,
+    weight: StripsRef<'_, T>,
     rows: Range<usize>,
     cols: Range<usize>,
     mut f: impl FnMut(usize, usize, f32),

@@ -12,7 +12,7 @@ use super::{
     super::{
         aligned::Aligned,
         element::KernelElement,
-        strips::{ROWS, Strip, Strips},
+        strips::{ROWS, Strip, StripsRef},
         vector::Vector,
     },
     Factor, GROUP, Kernels, Lines,
@@ -33,7 +33,7 @@ fn capacity(groups: usize) -> usize {
 
 /// The weight itself: outputs are rows.
 #[derive(Debug)]
-pub(super) struct KeptOfRows<'a, T>(pub &'a Strips<T>);
+pub(super) struct KeptOfRows<'a, T>(pub StripsRef<'a, T>);
 
 impl<T> Clone for KeptOfRows<'_, T> {
     fn clone(&self) -> Self {

@@ -27,7 +27,7 @@ use super::{
     epilogue::Epilogue,
     scratch::Scratch,
     share::{share, threads},
-    strips::{ROWS, Strip, Strips},
+    strips::{ROWS, Strip, StripsRef},
     vector::{Vector, avx2::Avx2, avx512::Avx512},
 };
 use kept_columns::KeptOfColumns;
@@ -82,12 +82,18 @@ impl Prefill {
     }
 
     /// `y = act(x · Wᵀ + bias)` for a 2:4 weight; lengths are checked.
-    pub(super) fn sparse_linear<T: KernelElement>(self, w: &Strips<T>, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
+    pub(super) fn sparse_linear<T: KernelElement>(
+        self,
+        w: StripsRef<'_, T>,
+        x: &[T],
+        epilogue: Epilogue<'_>,
+        y: &mut [T],
+    ) {
         self.product(KeptOfRows(w), x, epilogue, y);
     }
 
     /// `dx = dy · W` for a 2:4 weight; lengths are checked.
-    pub(super) fn sparse_input_gradient<T: KernelElement>(self, w: &Strips<T>, dy: &[T], dx: &mut [T]) {
+    pub(super) fn sparse_input_gradient<T: KernelElement>(self, w: StripsRef<'_, T>, dy: &[T], dx: &mut [T]) {
         self.product(KeptOfColumns(w), dy, Epilogue::default(), dx);
     }
 

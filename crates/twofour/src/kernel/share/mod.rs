@@ -72,7 +72,7 @@ pub(super) fn share_elements<P: Send>(
 }
 
 thread_local! {
-    /// On a helping thread, the number of threads that its caller may use.
+    /// The number of threads that may compute together, where [`with_threads`] or, on a helping thread, its caller sets it.
     static THREADS: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -81,11 +81,23 @@ pub(super) fn threads() -> usize {
     THREADS.get().unwrap_or_else(rayon::current_num_threads)
 }
 
-/// Runs `f` on a helping thread whose caller may use so many threads.
-fn with_threads(threads: usize, f: impl FnOnce()) {
-    THREADS.set(Some(threads));
-    f();
-    THREADS.set(None);
+/// Runs `f`, whose kernels compute on at most so many threads, this one included, whatever rayon's pool has. What rayon itself computes inside `f`,
+/// such as packing, keeps to rayon's pool.
+///
+/// ```
+/// use twofour::kernel::{share, with_threads};
+/// with_threads(1, || share(0..3, || (), |(), part| assert!(part < 3)));
+/// ```
+pub fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
+    /// Restores the limit, after a panic too.
+    struct Restore(Option<usize>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            THREADS.set(self.0);
+        }
+    }
+    let _restore = Restore(THREADS.replace(Some(threads.max(1))));
+    f()
 }
 
 #[cfg(test)]
