@@ -1,0 +1,112 @@
+//! Kernels for tensors in the host's memory.
+
+mod estimate;
+mod linear;
+mod pack;
+mod select;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use half::{bf16, f16};
+use rayon::ThreadPool;
+use twofour::kernel::with_threads;
+
+use super::{
+    failure::{Failure, Result},
+    operator::kernel,
+    register::Definition,
+    tensor::{ScalarType, Tensor, torch_threads},
+};
+
+/// The operators. A packed weight is `[strips, elements]` of the weight's dtype: the kernels' layout, which is opaque and differs between
+/// devices and versions; `canonical` gives the portable one.
+pub(super) const OPERATORS: &[Definition] = &[
+    ("linear(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(linear::linear)),
+    (
+        "linear_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int activation) -> Tensor",
+        kernel!(linear::linear_bias),
+    ),
+    ("input_gradient(Tensor dy, Tensor packed, int in_features) -> Tensor", kernel!(linear::input_gradient)),
+    (
+        "pack(Tensor weight, int rule, float scale, bool transpose) -> (Tensor packed, Tensor packed_t, Tensor mask)",
+        kernel!(pack::pack),
+    ),
+    (
+        "pack_masked(Tensor weight, Tensor mask, bool transpose) -> (Tensor packed, Tensor packed_t)",
+        kernel!(pack::pack_masked),
+    ),
+    ("pack_sparse(Tensor weight) -> Tensor", kernel!(pack::pack_sparse)),
+    ("unpack(Tensor packed, int rows, int cols) -> Tensor", kernel!(pack::unpack)),
+    ("canonical(Tensor packed, int rows, int cols) -> (Tensor values, Tensor meta)", kernel!(pack::canonical)),
+    ("from_canonical(Tensor values, Tensor meta, int cols) -> Tensor", kernel!(pack::from_canonical)),
+    ("select(Tensor dense, int rule) -> Tensor", kernel!(select::select)),
+    ("soft_threshold_scale(Tensor dense) -> float", kernel!(estimate::soft_threshold_scale)),
+    ("estimate(Tensor dense, int estimator, float scale, int seed) -> Tensor", kernel!(estimate::estimate)),
+];
+
+/// Runs kernels on as many threads as torch computes with.
+fn on_torch_threads<R>(f: impl FnOnce() -> R) -> R {
+    with_threads(torch_threads(), f)
+}
+
+/// Runs passes over a weight on a pool of as many threads as torch computes with. A forked child, to which no thread of its parent's
+/// pool came along, builds pools of its own.
+fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {
+    static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
+    let threads = torch_threads();
+    let pool = {
+        let mut pools = POOLS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let key = (std::process::id(), threads);
+        match pools.get(&key) {
+            Some(pool) => pool.clone(),
+            None => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                let pool = Arc::new(pool.map_err(|e| Failure::runtime(format!("no threads: {e}")))?);
+                // Dropping a pool of the parent's would wait for threads that this process does not have.
+                pools.insert(key, pool.clone());
+                pool
+            }
+        }
+    };
+    Ok(pool.install(|| with_threads(threads, f)))
+}
+
+/// Calls a generic function with the Rust type of a tensor's floats.
+macro_rules! for_floats {
+    ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
+        match $dtype {
+            $crate::torch::tensor::ScalarType::F32 => $function::<f32>($($argument),*),
+            $crate::torch::tensor::ScalarType::Bf16 => $function::<half::bf16>($($argument),*),
+            $crate::torch::tensor::ScalarType::F16 => $function::<half::f16>($($argument),*),
+            other => Err($crate::torch::cpu::not_a_float($what, other)),
+        }
+    };
+}
+use for_floats;
+
+/// A float of torch that kernels multiply.
+trait Float: twofour::layer::PackedElement {
+    /// torch's name for it.
+    const SCALAR: ScalarType;
+}
+impl Float for f32 {
+    const SCALAR: ScalarType = ScalarType::F32;
+}
+impl Float for bf16 {
+    const SCALAR: ScalarType = ScalarType::Bf16;
+}
+impl Float for f16 {
+    const SCALAR: ScalarType = ScalarType::F16;
+}
+
+fn not_a_float(what: &str, found: ScalarType) -> Failure {
+    Failure::not_implemented(format!("{what} has dtype {}; float32, bfloat16 or float16 is required", found.name()))
+}
+
+/// A dimension that an operator was told.
+fn dimension(what: &str, value: i64) -> Result<usize> {
+    usize::try_from(value).map_err(|_| Failure::runtime(format!("{what} must not be negative, and is {value}")))
+}

@@ -1,0 +1,13 @@
+//! twofour's kernels as operators of torch's dispatcher, namespace `twofour`.
+//!
+//! [`register`] defines the operators and registers their kernels through libtorch's stable C interface ([`shim`]); a call then goes from torch's
+//! dispatcher straight to a Rust function, without Python.
+
+mod cpu;
+mod failure;
+mod operator;
+mod register;
+mod shim;
+mod tensor;
+
+pub(crate) use register::register;

@@ -1,0 +1,57 @@
+//! Defining the operators and registering their kernels.
+
+use std::{
+    ffi::{CStr, CString, OsStr, c_void},
+    ptr,
+    sync::Mutex,
+};
+
+use super::{
+    cpu,
+    shim::{self, Kernel, shim},
+};
+
+/// An operator: its schema, whose name comes first, and its kernel for tensors in the host's memory.
+pub(super) type Definition = (&'static str, Kernel);
+
+static REGISTERED: Mutex<bool> = Mutex::new(false);
+
+/// Defines the operators in the torch whose library is named and registers their kernels. A second call does nothing.
+///
+/// # Errors
+/// A text that says what torch lacks.
+pub(crate) fn register(libtorch_cpu: &OsStr) -> Result<(), String> {
+    let mut registered = REGISTERED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if *registered {
+        return Ok(());
+    }
+    shim::load(libtorch_cpu)
+        .map_err(|e| format!("{} is not the library of torch 2.11 or newer: {e}", libtorch_cpu.display()))?;
+    let mut fragment: *mut c_void = ptr::null_mut();
+    // SAFETY: strings end in a zero byte; torch keeps the library for ever.
+    check("init", unsafe {
+        (shim().aoti_torch_library_init_fragment)(NAMESPACE.as_ptr(), FILE.as_ptr(), 0, &mut fragment)
+    })?;
+    let mut kernels: *mut c_void = ptr::null_mut();
+    // SAFETY: as for the fragment.
+    check("init", unsafe {
+        (shim().aoti_torch_library_init_impl)(NAMESPACE.as_ptr(), c"CPU".as_ptr(), FILE.as_ptr(), 0, &mut kernels)
+    })?;
+    for (schema, kernel) in cpu::OPERATORS {
+        let text = CString::new(*schema).map_err(|e| e.to_string())?;
+        let name = CString::new(schema.split('(').next().unwrap_or_default()).map_err(|e| e.to_string())?;
+        // SAFETY: both libraries were made above; torch copies the strings.
+        check(schema, unsafe { (shim().aoti_torch_library_def)(fragment, text.as_ptr()) })?;
+        // SAFETY: the kernel takes the arguments of the schema beside it.
+        check(schema, unsafe { (shim().aoti_torch_library_impl)(kernels, name.as_ptr(), *kernel) })?;
+    }
+    *registered = true;
+    Ok(())
+}
+
+const NAMESPACE: &CStr = c"twofour";
+const FILE: &CStr = c"twofour";
+
+fn check(what: &str, status: i32) -> Result<(), String> {
+    if status == 0 { Ok(()) } else { Err(format!("torch refused to register {what}")) }
+}

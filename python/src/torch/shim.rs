@@ -1,0 +1,96 @@
+//! libtorch's stable C interface, found in the libtorch that the process has loaded.
+//!
+//! Nothing links to torch: one library serves every torch from 2.11 on (`torch/csrc/inductor/aoti_torch/c/shim.h` and
+//! `torch/csrc/stable/c/shim.h` declare these functions). Those that return an `i32` return 0 for success.
+
+use std::{
+    ffi::{CString, OsStr, c_char, c_void},
+    sync::OnceLock,
+};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+/// A tensor, owned by whoever holds the handle.
+pub(super) type Handle = *mut c_void;
+
+/// A kernel for torch's dispatcher: takes its arguments from the stack's slots and leaves its results there.
+pub(super) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, arguments: u64, results: u64);
+
+macro_rules! shim {
+    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions of the interface.
+        #[allow(non_snake_case)]
+        pub(super) struct Shim {
+            $(pub(super) $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Shim {
+            fn load(library: &Library) -> Result<Self, libloading::Error> {
+                Ok(Shim {
+                    $($name: {
+                        // SAFETY: libtorch declares the function with this signature in its stable headers.
+                        let symbol = unsafe { library.get(concat!(stringify!($name), "\0")) }?;
+                        *symbol
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+shim! {
+    aoti_torch_library_init_fragment: fn(*const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
+    aoti_torch_library_init_impl: fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
+    aoti_torch_library_def: fn(*mut c_void, *const c_char) -> i32;
+    aoti_torch_library_impl: fn(*mut c_void, *const c_char, Kernel) -> i32;
+    aoti_torch_get_data_ptr: fn(Handle, *mut *mut c_void) -> i32;
+    aoti_torch_get_dim: fn(Handle, *mut i64) -> i32;
+    aoti_torch_get_sizes: fn(Handle, *mut *mut i64) -> i32;
+    aoti_torch_get_dtype: fn(Handle, *mut i32) -> i32;
+    aoti_torch_is_contiguous: fn(Handle, *mut bool) -> i32;
+    aoti_torch_empty_strided: fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
+    aoti_torch_copy_: fn(Handle, Handle, i32) -> i32;
+    aoti_torch_delete_tensor_object: fn(Handle) -> i32;
+    aoti_torch_check: fn(bool, *const c_char, *const c_char, u32, *const c_char);
+    torch_get_num_threads: fn(*mut u32) -> i32;
+}
+
+static SHIM: OnceLock<Shim> = OnceLock::new();
+
+/// Loads the interface from a libtorch that is in the process already.
+///
+/// # Errors
+/// The loader's, where the file is not loaded or lacks a function: a torch older than 2.11.
+pub(super) fn load(libtorch_cpu: &OsStr) -> Result<(), libloading::Error> {
+    if SHIM.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: `RTLD_NOLOAD` runs no initializer: the library is loaded already.
+    let library = unsafe { Library::open(Some(libtorch_cpu), RTLD_NOW | RTLD_LOCAL | NOLOAD) }?;
+    let shim = Shim::load(&library)?;
+    // torch is never unloaded; closing our handle would only count down.
+    std::mem::forget(library);
+    let _ = SHIM.set(shim);
+    Ok(())
+}
+
+/// `RTLD_NOLOAD` of Linux and of macOS.
+const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
+
+/// The interface.
+///
+/// # Panics
+/// Before [`load`]; no kernel is registered, and so none called, before it.
+pub(super) fn shim() -> &'static Shim {
+    SHIM.get().expect("the interface is loaded before kernels are registered")
+}
+
+/// Throws the C++ exception that Python gets as a `RuntimeError` with this message. What the caller's frame owns is not dropped: it must
+/// own nothing.
+pub(super) fn throw(message: CString) -> ! {
+    // torch copies the message before it throws; the memory is leaked, since no destructor runs.
+    let message = message.into_raw();
+    // SAFETY: all strings end in a zero byte.
+    unsafe { (shim().aoti_torch_check)(false, c"twofour".as_ptr(), c"twofour".as_ptr(), 0, message) };
+    std::process::abort()
+}

@@ -1,0 +1,262 @@
+//! A tensor of torch, as a kernel sees it.
+
+use std::{borrow::Cow, ptr, slice};
+
+use bytemuck::Pod;
+
+use super::{
+    failure::{Failure, Result},
+    shim::{Handle, shim},
+};
+
+/// torch's scalar types (`c10::ScalarType`), as far as kernels take them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum ScalarType {
+    U8 = 0,
+    I8 = 1,
+    I16 = 2,
+    I32 = 3,
+    I64 = 4,
+    F16 = 5,
+    F32 = 6,
+    Bool = 11,
+    Bf16 = 15,
+    E5m2 = 23,
+    E4m3 = 24,
+}
+
+impl ScalarType {
+    const ALL: [Self; 11] = [
+        Self::U8,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::F16,
+        Self::F32,
+        Self::Bool,
+        Self::Bf16,
+        Self::E5m2,
+        Self::E4m3,
+    ];
+
+    /// torch's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::F16 => "float16",
+            Self::F32 => "float32",
+            Self::Bool => "bool",
+            Self::Bf16 => "bfloat16",
+            Self::E5m2 => "float8_e5m2",
+            Self::E4m3 => "float8_e4m3fn",
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool | Self::E5m2 | Self::E4m3 => 1,
+            Self::I16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+}
+
+/// An owned reference to a tensor.
+#[derive(Debug)]
+pub(crate) struct Tensor(Handle);
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: the handle is owned and valid.
+        unsafe { (shim().aoti_torch_delete_tensor_object)(self.0) };
+    }
+}
+
+/// Calls a function of the interface that stores one result.
+macro_rules! get {
+    ($function:ident, $handle:expr, $initial:expr) => {{
+        let mut value = $initial;
+        // SAFETY: the handle is a live tensor, and `value` has the type that the function stores.
+        let status = unsafe { (shim().$function)($handle, &mut value) };
+        debug_assert_eq!(status, 0);
+        value
+    }};
+}
+
+impl Tensor {
+    /// Takes over a handle.
+    ///
+    /// # Safety
+    /// The handle is a live tensor that nobody else deletes.
+    pub(super) unsafe fn from_handle(handle: Handle) -> Self {
+        Tensor(handle)
+    }
+
+    /// Gives the handle away.
+    pub(super) fn into_handle(self) -> Handle {
+        let handle = self.0;
+        std::mem::forget(self);
+        handle
+    }
+
+    /// The shape.
+    pub(crate) fn sizes(&self) -> &[i64] {
+        let rank = get!(aoti_torch_get_dim, self.0, 0i64) as usize;
+        let pointer = get!(aoti_torch_get_sizes, self.0, ptr::null_mut());
+        if rank == 0 {
+            return &[];
+        }
+        // SAFETY: torch keeps `rank` numbers as long as the tensor lives with its shape.
+        unsafe { slice::from_raw_parts(pointer, rank) }
+    }
+
+    /// The number of elements.
+    pub(crate) fn numel(&self) -> usize {
+        self.sizes().iter().product::<i64>() as usize
+    }
+
+    /// The type of the elements.
+    ///
+    /// # Errors
+    /// A `TypeError` for a type that no kernel takes.
+    pub(crate) fn dtype(&self) -> Result<ScalarType> {
+        let number = get!(aoti_torch_get_dtype, self.0, -1i32);
+        ScalarType::ALL.into_iter().find(|t| *t as i32 == number).ok_or_else(|| {
+            Failure::not_implemented(format!("tensors of torch's scalar type {number} are not supported"))
+        })
+    }
+
+    fn is_contiguous(&self) -> bool {
+        get!(aoti_torch_is_contiguous, self.0, false)
+    }
+
+    fn data_ptr(&self) -> *mut u8 {
+        get!(aoti_torch_get_data_ptr, self.0, ptr::null_mut()).cast()
+    }
+
+    /// Rows and columns of a matrix.
+    ///
+    /// # Errors
+    /// A `RuntimeError` for another rank.
+    pub(crate) fn matrix(&self, what: &str) -> Result<(usize, usize)> {
+        match self.sizes() {
+            [rows, cols] => Ok((*rows as usize, *cols as usize)),
+            other => Err(Failure::runtime(format!("{what} must have 2 dimensions, not {}", other.len()))),
+        }
+    }
+
+    /// The bytes of a contiguous tensor in the host's memory.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where it is not contiguous.
+    pub(crate) fn bytes(&self, what: &str) -> Result<&[u8]> {
+        if !self.is_contiguous() {
+            return Err(Failure::runtime(format!("{what} must be contiguous")));
+        }
+        let len = self.numel() * self.dtype()?.bytes();
+        if len == 0 {
+            return Ok(&[]);
+        }
+        // SAFETY: a contiguous tensor is `len` bytes of initialized memory, which the tensor keeps alive. Kernels are registered for the key
+        // "CPU" only, so it is the host's memory. As for every operator of torch, nobody writes to an argument meanwhile.
+        Ok(unsafe { slice::from_raw_parts(self.data_ptr(), len) })
+    }
+
+    /// The elements of a tensor in the host's memory, row-major: borrowed where they lie so, copied otherwise.
+    ///
+    /// # Errors
+    /// A `TypeError` for another element type than `expected`, whose Rust type is `T`.
+    pub(crate) fn elements<T: Pod>(&self, what: &str, expected: ScalarType) -> Result<Cow<'_, [T]>> {
+        let found = self.dtype()?;
+        if found != expected {
+            let (expected, found) = (expected.name(), found.name());
+            return Err(Failure::not_implemented(format!("{what} has dtype {found}; {expected} is required")));
+        }
+        debug_assert_eq!(expected.bytes(), size_of::<T>());
+        if self.is_contiguous() {
+            let bytes = self.bytes(what)?;
+            return Ok(match bytemuck::try_cast_slice(bytes) {
+                Ok(elements) => Cow::Borrowed(elements),
+                Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+            });
+        }
+        let copy = Tensor::empty(self.sizes(), found)?;
+        // SAFETY: both handles are live tensors of the same shape.
+        let status = unsafe { (shim().aoti_torch_copy_)(copy.0, self.0, 0) };
+        if status != 0 {
+            return Err(Failure::runtime(format!("torch could not copy {what}")));
+        }
+        Ok(Cow::Owned(bytemuck::pod_collect_to_vec(copy.bytes(what)?)))
+    }
+
+    /// A new, contiguous tensor in the host's memory with unspecified contents, from torch's allocator.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where torch has no memory.
+    pub(crate) fn empty(sizes: &[i64], dtype: ScalarType) -> Result<Self> {
+        let mut strides = [0i64; MAX_RANK];
+        if sizes.len() > MAX_RANK {
+            return Err(Failure::runtime(format!("{} dimensions are more than {MAX_RANK}", sizes.len())));
+        }
+        let mut stride = 1;
+        for (size, out) in sizes.iter().zip(&mut strides).rev() {
+            *out = stride;
+            stride *= size.max(&1);
+        }
+        const CPU: i32 = 0;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `sizes` and `strides` have at least that many numbers.
+        let status = unsafe {
+            (shim().aoti_torch_empty_strided)(
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                dtype as i32,
+                CPU,
+                0,
+                &mut handle,
+            )
+        };
+        if status != 0 {
+            return Err(Failure::runtime(format!("torch could not allocate a tensor of shape {sizes:?}")));
+        }
+        Ok(Tensor(handle))
+    }
+
+    /// The bytes of a tensor that [`Tensor::empty`] made and nobody else has seen.
+    pub(crate) fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        let len = self.numel() * self.dtype()?.bytes();
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        let pointer = self.data_ptr();
+        // SAFETY: the tensor is contiguous memory of `len` bytes that only this handle reaches. It comes from torch's allocator, behind a call that
+        // the compiler cannot see through, so its contents are some bytes.
+        Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
+    }
+
+    /// The elements of such a tensor.
+    pub(crate) fn elements_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
+        let bytes = self.bytes_mut()?;
+        // An empty slice has no address that would be aligned.
+        Ok(if bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(bytes) })
+    }
+}
+
+/// The most dimensions that a result has.
+const MAX_RANK: usize = 8;
+
+/// The number of threads that torch computes with.
+pub(crate) fn torch_threads() -> usize {
+    let mut threads = 1u32;
+    // SAFETY: the function stores a `u32`.
+    unsafe { (shim().torch_get_num_threads)(&mut threads) };
+    (threads as usize).max(1)
+}

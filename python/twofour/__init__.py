@@ -1,0 +1,26 @@
+"""2:4 semi-structured sparsity: prune, train, compress, run.
+
+======================  ==========================================================================
+``twofour.sparse``      sparse tensors, under the names of ``torch.sparse``
+======================  ==========================================================================
+
+torch is imported when something that needs it is first used.
+"""
+
+import importlib
+
+from ._native import __version__, engine
+
+_SUBMODULES = {"sparse"}
+
+__all__ = ["__version__", "engine", *sorted(_SUBMODULES)]
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,162 @@
+"""The native operators ``torch.ops.twofour``, registered with the torch of this process.
+
+Importing this module registers them once. The functions here are what the rest of the package calls: they take and return tensors, and
+raise the exceptions that the operators name.
+"""
+
+import functools
+import pathlib
+
+import torch
+
+from . import _native
+from ._errors import translated
+
+_OLDEST = (2, 11)
+
+
+def _register() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _OLDEST:
+        raise ImportError(f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch")
+    library = pathlib.Path(torch._C.__file__).parent / "lib"
+    names = ["libtorch_cpu.so", "libtorch_cpu.dylib"]
+    path = next((library / name for name in names if (library / name).exists()), None)
+    if path is None:
+        raise ImportError(f"no libtorch_cpu in {library}: reinstall torch")
+    _native.register_torch(str(path))
+
+
+_register()
+_OPS = torch.ops.twofour
+
+#: Mask rules, by the names that the package's functions take.
+RULES = {
+    "magnitude": 0,
+    "greedy": 1,
+    "greedy-signed": 2,
+    "causal1122": 3,
+    "optimal": 4,
+    "soft-threshold": 5,
+}
+
+#: Activations of the GEMM's epilogue.
+ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
+
+#: Stand-ins of a dense tensor.
+ESTIMATORS = {"magnitude": 0, "soft-threshold": 1, "mvue-approximate": 2, "mvue": 3}
+
+
+def _raising(op):
+    """The operator, raising the exception that it names."""
+
+    @functools.wraps(op)
+    def call(*args):
+        try:
+            return op(*args)
+        except RuntimeError as error:
+            failure = translated(error)
+            if failure is error:
+                raise
+            raise failure from None
+
+    return call
+
+
+linear = _raising(_OPS.linear.default)
+linear_bias = _raising(_OPS.linear_bias.default)
+input_gradient = _raising(_OPS.input_gradient.default)
+pack = _raising(_OPS.pack.default)
+pack_masked = _raising(_OPS.pack_masked.default)
+pack_sparse = _raising(_OPS.pack_sparse.default)
+unpack = _raising(_OPS.unpack.default)
+canonical = _raising(_OPS.canonical.default)
+from_canonical = _raising(_OPS.from_canonical.default)
+select = _raising(_OPS.select.default)
+soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
+estimate = _raising(_OPS.estimate.default)
+
+
+def rule_number(rule: str) -> int:
+    """The number of a mask rule.
+
+    Raises:
+        ValueError: for a rule that does not exist; the message lists those that do.
+    """
+    try:
+        return RULES[rule]
+    except KeyError:
+        raise ValueError(f"unknown mask rule {rule!r}; known are {', '.join(RULES)}") from None
+
+
+# Shapes and types of the results, for torch.compile. Strips hold sixteen rows; a strip's elements follow from the columns and the type.
+
+
+def _strip_elements(cols: int, dtype: torch.dtype) -> int:
+    size = dtype.itemsize
+    lines = -(-cols // 4)
+    blocks = -(-lines // 8)
+    return (blocks * 64 + lines * 32 * size) // size
+
+
+def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    return like.new_empty((-(-rows // 16), _strip_elements(cols, like.dtype)))
+
+
+@torch.library.register_fake("twofour::linear")
+def _(x, packed, out_features):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::linear_bias")
+def _(x, packed, bias, out_features, activation):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::input_gradient")
+def _(dy, packed, in_features):
+    return dy.new_empty((*dy.shape[:-1], in_features))
+
+
+@torch.library.register_fake("twofour::pack")
+def _(weight, rule, scale, transpose):
+    rows, cols = weight.shape
+    packed_t = _packed(weight, cols, rows) if transpose else weight.new_empty((0,))
+    return _packed(weight, rows, cols), packed_t, weight.new_empty((rows, cols), dtype=torch.bool)
+
+
+@torch.library.register_fake("twofour::pack_masked")
+def _(weight, mask, transpose):
+    rows, cols = weight.shape
+    return _packed(weight, rows, cols), _packed(weight, cols, rows) if transpose else weight.new_empty((0,))
+
+
+@torch.library.register_fake("twofour::pack_sparse")
+def _(weight):
+    return _packed(weight, *weight.shape)
+
+
+@torch.library.register_fake("twofour::unpack")
+def _(packed, rows, cols):
+    return packed.new_empty((rows, cols))
+
+
+@torch.library.register_fake("twofour::canonical")
+def _(packed, rows, cols):
+    groups = -(-cols // 4)
+    return packed.new_empty((rows, 2 * groups)), packed.new_empty((rows, -(-groups // 8)), dtype=torch.int32)
+
+
+@torch.library.register_fake("twofour::from_canonical")
+def _(values, meta, cols):
+    return _packed(values, values.shape[0], cols)
+
+
+@torch.library.register_fake("twofour::select")
+def _(dense, rule):
+    return torch.empty_like(dense, dtype=torch.bool)
+
+
+@torch.library.register_fake("twofour::estimate")
+def _(dense, estimator, scale, seed):
+    return torch.empty_like(dense)

@@ -1,0 +1,117 @@
+"""A packed 2:4 matrix: what every layer and tensor of the package multiplies with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from . import _ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both.
+
+    Attributes:
+        rows: rows of ``W``.
+        cols: columns of ``W``.
+        forward: ``W`` packed along its rows, or ``None``.
+        transposed: the transpose, packed along the columns of ``W``, or ``None``.
+    """
+
+    rows: int
+    cols: int
+    forward: torch.Tensor | None
+    transposed: torch.Tensor | None = None
+
+    def t(self) -> Packed:
+        """The transpose, which shares the memory."""
+        return Packed(self.cols, self.rows, self.transposed, self.forward)
+
+    def times_transpose(self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: int = 0) -> torch.Tensor:
+        """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
+        if self.forward is not None:
+            if bias is None and activation == 0:
+                return _ops.linear(x, self.forward, self.rows)
+            if bias is None:
+                bias = x.new_zeros(self.rows)
+            return _ops.linear_bias(x, self.forward, bias, self.rows, activation)
+        y = _ops.input_gradient(x, self.transposed, self.rows)
+        if bias is not None:
+            y += bias
+        return _ACTIVATIONS[activation](y)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W`` for ``x`` of shape ``[..., rows]``."""
+        return self.t().times_transpose(x)
+
+    def to_dense(self) -> torch.Tensor:
+        """``W`` with zeros where nothing is kept."""
+        if self.forward is not None:
+            return _ops.unpack(self.forward, self.rows, self.cols)
+        return _ops.unpack(self.transposed, self.cols, self.rows).t().contiguous()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The packed tensors that there are."""
+        return [tensor for tensor in (self.forward, self.transposed) if tensor is not None]
+
+    def map(self, function) -> Packed:
+        """The same matrix with each packed tensor replaced by ``function(tensor)``, which must keep its bytes."""
+        forward, transposed = (None if t is None else function(t) for t in (self.forward, self.transposed))
+        return Packed(self.rows, self.cols, forward, transposed)
+
+    def to(self, *, device=None, dtype=None) -> Packed:
+        """The same matrix on another device or in another type. It is packed anew, since the layout depends on both."""
+
+        def move(packed: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+            values, meta = _ops.canonical(packed, rows, cols)
+            return _ops.from_canonical(values.to(device=device, dtype=dtype), meta.to(device=device), cols)
+
+        forward = None if self.forward is None else move(self.forward, self.rows, self.cols)
+        transposed = None if self.transposed is None else move(self.transposed, self.cols, self.rows)
+        return Packed(self.rows, self.cols, forward, transposed)
+
+
+_ACTIVATIONS = (
+    lambda y: y,
+    torch.nn.functional.relu,
+    torch.nn.functional.silu,
+    torch.nn.functional.gelu,
+)
+
+
+def pack_by_rule(dense: torch.Tensor, rule: str, scale: float = 1.0, transpose: bool = True) -> tuple[Packed, torch.Tensor]:
+    """Chooses a mask and packs what it keeps, along rows and, with ``transpose``, along columns.
+
+    Returns:
+        the packed matrix and its mask, ``[rows, cols]`` of bool.
+    """
+    rows, cols = _shape(dense)
+    forward, transposed, mask = _ops.pack(dense, _ops.rule_number(rule), scale, transpose)
+    return Packed(rows, cols, forward, transposed if transpose else None), mask
+
+
+def pack_by_mask(dense: torch.Tensor, mask: torch.Tensor, transpose: bool) -> Packed:
+    """Packs what a mask of bool keeps."""
+    rows, cols = _shape(dense)
+    forward, transposed = _ops.pack_masked(dense, mask, transpose)
+    return Packed(rows, cols, forward, transposed if transpose else None)
+
+
+def pack_sparse(dense: torch.Tensor) -> Packed:
+    """Packs a matrix that is 2:4 along its rows.
+
+    Raises:
+        ValueError: where it is not; the message names the first row and column.
+    """
+    rows, cols = _shape(dense)
+    return Packed(rows, cols, _ops.pack_sparse(dense))
+
+
+def _shape(dense: torch.Tensor) -> tuple[int, int]:
+    if dense.dim() != 2:
+        raise RuntimeError(
+            f"Error original_tensor.dim = {dense.dim()} is not supported! Only 2d tensors are currently supported."
+        )
+    return dense.shape[0], dense.shape[1]

@@ -1,0 +1,526 @@
+"""The 2:4 tensor subclass, with the interface of ``torch.sparse.SparseSemiStructuredTensor``."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from . import _layouts, _ops
+from ._autograd import differentiable_linear
+from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
+
+_TORCH = torch.sparse.SparseSemiStructuredTensor
+
+#: torch's names of the algorithms that choose a transposable mask, and "optimal", which only twofour has.
+ALGORITHMS = {
+    "": "greedy-signed",
+    "largest_values_greedy": "greedy-signed",
+    "largest_abs_values_greedy": "greedy",
+    "causal1122": "causal1122",
+    "optimal": "optimal",
+}
+
+
+def rule_of_algorithm(algorithm: str) -> str:
+    """The mask rule of an algorithm of torch's.
+
+    Raises:
+        RuntimeError: for an unknown one, as torch does.
+    """
+    try:
+        return ALGORITHMS[algorithm]
+    except KeyError:
+        raise RuntimeError(f'Unknown algorithm "{algorithm}"; known are {", ".join(repr(a) for a in ALGORITHMS)}') from None
+
+
+class SparseSemiStructuredTensor(_TORCH):
+    """A 2:4 matrix. GEMMs with it are sparse, on CPUs and on GPUs.
+
+    It is made by :func:`twofour.sparse.to_sparse_semi_structured`, :meth:`from_dense` or :meth:`prune_dense_static_sort`; the constructor takes
+    torch's layouts. ``packed``, ``meta``, ``packed_t``, ``meta_t`` and ``compressed_swizzled_bitmask`` are computed in torch's layouts when
+    they are read.
+    """
+
+    BACKEND = "twofour"
+    _FORCE_CUTLASS = False
+    _FUSE_TRANSPOSE = False
+    _DEFAULT_ALG_ID = 0
+    _PROTOTYPE_WARNING_SHOWN = True
+    _CLASSES: dict[str, type] = {}
+
+    packed_weight: Packed
+    mask: torch.Tensor | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape,
+        packed=None,
+        meta=None,
+        packed_t=None,
+        meta_t=None,
+        compressed_swizzled_bitmask=None,
+        fuse_transpose_cusparselt=False,
+        alg_id_cusparselt=0,
+        requires_grad=False,
+    ):
+        """From the values and metadata of torch's CUTLASS layout.
+
+        Raises:
+            ValueError: where neither ``packed`` nor ``packed_t`` is given.
+            NotImplementedError: for the opaque layout of cuSPARSELt, which has no ``meta``.
+        """
+        if packed is None and packed_t is None:
+            raise ValueError("At least one of packed or packed_t must be provided")
+        rows, cols = shape
+
+        def packed_of(values, meta, cols):
+            if values is None:
+                return None
+            if meta is None:
+                raise NotImplementedError(
+                    "a packed tensor without meta has cuSPARSELt's layout, which no other library reads; make the tensor with from_dense"
+                )
+            return _ops.from_canonical(values.contiguous(), _layouts.meta_from_torch(meta), cols)
+
+        mask = None if compressed_swizzled_bitmask is None else _layouts.bitmask_from_torch(compressed_swizzled_bitmask)
+        weight = Packed(rows, cols, packed_of(packed, meta, cols), packed_of(packed_t, meta_t, rows))
+        self = cls._of(weight, mask, requires_grad)
+        self.fuse_transpose_cusparselt = fuse_transpose_cusparselt
+        self.alg_id_cusparselt = alg_id_cusparselt
+        return self
+
+    @classmethod
+    def _of(cls, weight: Packed, mask: torch.Tensor | None = None, requires_grad: bool = False):
+        """The tensor of a packed matrix."""
+        some = weight.forward if weight.forward is not None else weight.transposed
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, (weight.rows, weight.cols), device=some.device, dtype=some.dtype, requires_grad=requires_grad
+        )
+        self.packed_weight = weight
+        self.mask = mask
+        self.fuse_transpose_cusparselt = False
+        self.alg_id_cusparselt = 0
+        return self
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape})"
+
+    # What torch.compile and torch's functional wrappers take apart and put together.
+
+    def __tensor_flatten__(self):
+        names = [name for name in ("_forward", "_transposed", "_mask") if getattr(self, name) is not None]
+        return names, (self.packed_weight.rows, self.packed_weight.cols, self.requires_grad)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        rows, cols, requires_grad = context
+        weight = Packed(rows, cols, inner.get("_forward"), inner.get("_transposed"))
+        return cls._of(weight, inner.get("_mask"), requires_grad)
+
+    @property
+    def _forward(self):
+        return self.packed_weight.forward
+
+    @property
+    def _transposed(self):
+        return self.packed_weight.transposed
+
+    @property
+    def _mask(self):
+        return self.mask
+
+    # Saving: the canonical form, which every version and device reads.
+
+    def __reduce_ex__(self, protocol):
+        weight = self.packed_weight
+        parts = [
+            None if packed is None else _ops.canonical(packed, rows, cols)
+            for packed, rows, cols in (
+                (weight.forward, weight.rows, weight.cols),
+                (weight.transposed, weight.cols, weight.rows),
+            )
+        ]
+        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.mask, self.requires_grad)
+
+    def __deepcopy__(self, memo):
+        copy = type(self)._of(
+            self.packed_weight.map(torch.Tensor.clone), None if self.mask is None else self.mask.clone(), self.requires_grad
+        )
+        copy._is_param = getattr(self, "_is_param", False)
+        memo[id(self)] = copy
+        return copy
+
+    # torch's layouts.
+
+    def _torch_parts(self, packed, rows, cols):
+        if packed is None:
+            return None, None
+        values, meta = _ops.canonical(packed, rows, cols)
+        return values, _layouts.meta_to_torch(meta, cols, values.dtype)
+
+    @property
+    def packed(self):
+        """The kept values ``[rows, cols / 2]``, or ``None`` where the matrix is not packed along its rows."""
+        weight = self.packed_weight
+        return None if weight.forward is None else _ops.canonical(weight.forward, weight.rows, weight.cols)[0]
+
+    @property
+    def meta(self):
+        """The metadata in torch's CUTLASS order."""
+        weight = self.packed_weight
+        return self._torch_parts(weight.forward, weight.rows, weight.cols)[1]
+
+    @property
+    def packed_t(self):
+        """The kept values of the transpose ``[cols, rows / 2]``, or ``None``."""
+        weight = self.packed_weight
+        return None if weight.transposed is None else _ops.canonical(weight.transposed, weight.cols, weight.rows)[0]
+
+    @property
+    def meta_t(self):
+        """The transpose's metadata in torch's CUTLASS order."""
+        weight = self.packed_weight
+        return self._torch_parts(weight.transposed, weight.cols, weight.rows)[1]
+
+    @property
+    def compressed_swizzled_bitmask(self):
+        """The mask in torch's order, or ``None`` where the tensor was not pruned by tiles."""
+        return None if self.mask is None else _layouts.bitmask_to_torch(self.mask)
+
+    # Making one.
+
+    @classmethod
+    def _validate_device_dim_dtype_shape(cls, original_tensor: torch.Tensor) -> None:
+        if original_tensor.dim() != 2:
+            raise RuntimeError(
+                f"Error original_tensor.dim = {original_tensor.dim()} is not supported! Only 2d tensors are currently supported."
+            )
+        if original_tensor.dtype not in SUPPORTED_DTYPES:
+            raise RuntimeError(
+                f"Error original_tensor.dtype {original_tensor.dtype} is not a supported dtype for {cls}! Supported are "
+                f"{', '.join(str(d) for d in SUPPORTED_DTYPES)}"
+            )
+
+    @classmethod
+    def from_dense(cls, original_tensor: torch.Tensor, alg_id: int = 0):
+        """Compresses a matrix that is 2:4 along its rows.
+
+        Raises:
+            ValueError: where it is not 2:4; the message names the row and the group.
+            RuntimeError: for another rank or an unsupported type, as torch.
+        """
+        cls._validate_device_dim_dtype_shape(original_tensor)
+        self = cls._of(pack_sparse(original_tensor.detach()), None, original_tensor.requires_grad)
+        self.alg_id_cusparselt = alg_id
+        return self
+
+    @classmethod
+    def prune_dense_static_sort(cls, original_tensor: torch.Tensor, algorithm: str = ""):
+        """Prunes a matrix to 2:4 along rows and along columns, tile by tile, and packs it both ways.
+
+        Raises:
+            RuntimeError: for an unknown algorithm, another rank or an unsupported type.
+            ValueError: for a NaN; the message names its place.
+        """
+        cls._validate_device_dim_dtype_shape(original_tensor)
+        weight, mask = pack_by_rule(original_tensor.detach(), rule_of_algorithm(algorithm))
+        return cls._of(weight, mask)
+
+    def to_dense(self) -> torch.Tensor:
+        """The matrix with zeros where nothing is kept; gradients pass through."""
+        if torch.is_grad_enabled() and self.requires_grad:
+            return _ToDense.apply(self)
+        return self.packed_weight.to_dense()
+
+    def with_values_of(self, dense: torch.Tensor):
+        """The 2:4 matrix that keeps of ``dense`` what this one keeps."""
+        mask = self._kept()
+        return type(self)._of(pack_by_mask(dense, mask, self.packed_weight.transposed is not None), mask)
+
+    def _kept(self) -> torch.Tensor:
+        if self.mask is not None:
+            return self.mask
+        weight = self.packed_weight
+        ones = weight.forward if weight.forward is not None else weight.transposed
+        rows, cols = (weight.rows, weight.cols) if weight.forward is not None else (weight.cols, weight.rows)
+        values, meta = _ops.canonical(ones, rows, cols)
+        kept = _ops.unpack(_ops.from_canonical(torch.ones_like(values), meta, cols), rows, cols).bool()
+        return kept if weight.forward is not None else kept.t().contiguous()
+
+    def _mm(self, B: torch.Tensor, *, bias: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
+        return _mm(self, B) if bias is None else _mm(self, B) + bias[:, None]
+
+    # Operators.
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        handler = _FUNCTIONS.get(func)
+        if handler is not None:
+            return handler(*args, **kwargs) if kwargs else handler(*args)
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        table = cls.__dict__.get("SPARSE_DISPATCH") or DISPATCH
+        handler = table.get(func._overloadpacket)
+        if handler is None:
+            raise NotImplementedError(
+                f"{cls.__name__} only supports a specific set of operations, can't perform requested op ({func.__name__})"
+            )
+        return handler(func, types, args, kwargs or {})
+
+    @classmethod
+    def _load_dispatch_table(cls, custom_dispatch_table=None) -> None:
+        """Sets this class's table of operators, with those of ``custom_dispatch_table`` added."""
+        cls.SPARSE_DISPATCH = {**DISPATCH, **(custom_dispatch_table or {})}
+
+
+#: The types that GEMMs take.
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class SparseSemiStructuredTensorCUTLASS(SparseSemiStructuredTensor):
+    """The name that torch has for tensors whose metadata is a tensor of its own."""
+
+    BACKEND = "cutlass"
+
+
+class SparseSemiStructuredTensorCUSPARSELT(SparseSemiStructuredTensor):
+    """The name that torch has for tensors of its default backend."""
+
+    BACKEND = "cusparselt"
+
+
+for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT):
+    SparseSemiStructuredTensor._CLASSES[_class.BACKEND] = _class
+
+
+def _rebuild(backend, rows, cols, forward, transposed, mask, requires_grad):
+    """A tensor from its saved form."""
+    forward = None if forward is None else _ops.from_canonical(*forward, cols)
+    transposed = None if transposed is None else _ops.from_canonical(*transposed, rows)
+    return SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), mask, requires_grad)
+
+
+class _ToDense(torch.autograd.Function):
+    """Decompresses; the gradient passes as it is."""
+
+    @staticmethod
+    def forward(ctx, sparse):
+        return sparse.packed_weight.to_dense()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+# GEMMs. `A` and `B` are what the caller multiplies; either may be sparse.
+
+
+def _same_dtype(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.dtype != b.dtype:
+        raise NotImplementedError(
+            f"`{name}` matmul: trying to do `A={tuple(a.shape)} @ B={tuple(b.shape)}`, with A.dtype={a.dtype} and B.dtype={b.dtype}. "
+            "This operation is only supported when A and B have the same data type."
+        )
+
+
+def _linear(input, weight, bias=None):
+    if not isinstance(weight, SparseSemiStructuredTensor):
+        # A sparse input, as SemiSparseActivationLinear's.
+        y = _matmul(input, weight.t())
+        return y if bias is None else y + bias
+    if isinstance(input, SparseSemiStructuredTensor):
+        _refuse_two_sparse()
+    if input.dtype != weight.dtype:
+        if torch.is_autocast_enabled(input.device.type):
+            input = input.to(weight.dtype)
+            bias = None if bias is None else bias.to(weight.dtype)
+        else:
+            _same_dtype(type(weight).__name__, input, weight)
+    if input.shape[-1] != weight.shape[1]:
+        raise RuntimeError(
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {tuple(weight.shape)}): the last dimension of "
+            f"the input must be {weight.shape[1]}"
+        )
+    return differentiable_linear(input, weight, bias)
+
+
+def _refuse_two_sparse():
+    raise ValueError("`SparseSemiStructuredTensor @ SparseSemiStructuredTensor` is not supported by the hardware")
+
+
+def _matmul(A, B, *, out=None):
+    if out is not None:
+        raise NotImplementedError("`SparseSemiStructuredTensor` matmul: out= is not supported")
+    a_sparse, b_sparse = (isinstance(t, SparseSemiStructuredTensor) for t in (A, B))
+    if a_sparse and b_sparse:
+        _refuse_two_sparse()
+    _same_dtype(type(A if a_sparse else B).__name__, A, B)
+    if a_sparse:
+        if B.dim() == 1:
+            return _linear(B, A)
+        if B.shape[-2] != A.shape[1]:
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({tuple(A.shape)} and {tuple(B.shape)})")
+        return _linear(B.mT, A).mT.contiguous()
+    if A.shape[-1] != B.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({tuple(A.shape)} and {tuple(B.shape)})")
+    return _linear(A, B.t())
+
+
+def _mm(A, B, *, out=None, out_dtype=None):
+    if A.dim() != 2 or B.dim() != 2:
+        raise RuntimeError(f"mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}")
+    y = _matmul(A, B, out=out)
+    return y if out_dtype is None else y.to(out_dtype)
+
+
+def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
+    y = _mm(mat1, mat2, out=out)
+    y = y if alpha == 1 else y * alpha
+    return y if beta == 0 else y + (input if beta == 1 else input * beta)
+
+
+def _t(self):
+    if torch.is_grad_enabled() and self.requires_grad:
+        return _Transpose.apply(self)
+    return _transposed(self)
+
+
+def _transposed(self):
+    mask = None if self.mask is None else self.mask.t().contiguous()
+    return type(self)._of(self.packed_weight.t(), mask)
+
+
+class _Transpose(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, sparse):
+        return _transposed(sparse)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.t()
+
+
+def _transpose(self, dim0, dim1):
+    return _t(self) if dim0 % 2 != dim1 % 2 else self
+
+
+_FUNCTIONS = {
+    F.linear: _linear,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.__rmatmul__: lambda b, a: _matmul(a, b),
+    torch.mv: _matmul,
+    torch.Tensor.mv: _matmul,
+    torch.bmm: _matmul,
+    torch.Tensor.bmm: _matmul,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
+    torch.t: _t,
+    torch.Tensor.t: _t,
+    torch.Tensor.T.__get__: _t,
+    torch.Tensor.mT.__get__: _t,
+    torch.transpose: _transpose,
+    torch.Tensor.transpose: _transpose,
+}
+
+
+# The table for what reaches torch's dispatcher.
+
+
+def _dispatched(function):
+    """A function of tensors as a handler of the table."""
+    return lambda func, types, args, kwargs: function(*args, **kwargs)
+
+
+def _detach(self):
+    return type(self)._of(self.packed_weight, self.mask)
+
+
+def _clone(self, memory_format=None):
+    return type(self)._of(self.packed_weight.map(torch.Tensor.clone), None if self.mask is None else self.mask.clone())
+
+
+def _view(self, shape):
+    if tuple(shape) not in (tuple(self.shape), (-1, self.shape[1]), (self.shape[0], -1)):
+        raise NotImplementedError(f"`{type(self).__name__}` view: only views of identical shape are supported, not {tuple(shape)}")
+    return _detach(self)
+
+
+def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
+    if dtype is not None and dtype not in SUPPORTED_DTYPES:
+        raise NotImplementedError(f"`{type(self).__name__}` to: dtype {dtype} is not supported; call to_dense() first")
+    mask = None if self.mask is None else self.mask.to(device=device)
+    return type(self)._of(self.packed_weight.to(device=device, dtype=dtype), mask)
+
+
+def _copy_(self, source, non_blocking=False):
+    """Overwrites the values in place: from a sparse tensor of the same shape, or from a dense one that is 2:4. A dense tensor is overwritten
+    with a sparse one's dense form."""
+    if not isinstance(self, SparseSemiStructuredTensor):
+        return self.copy_(source.to_dense(), non_blocking)
+    if tuple(source.shape) != tuple(self.shape):
+        raise RuntimeError(f"copy_: the shapes differ: {tuple(self.shape)} and {tuple(source.shape)}")
+    if isinstance(source, SparseSemiStructuredTensor):
+        weight = source.packed_weight.to(device=self.device, dtype=self.dtype)
+        mask = source._kept()
+        if self.packed_weight.transposed is not None and weight.transposed is None:
+            weight = pack_by_mask(source.to_dense().to(self.device, self.dtype), source._kept(), True)
+    else:
+        dense = source.detach().to(device=self.device, dtype=self.dtype)
+        mask = None
+        if self.packed_weight.transposed is None:
+            weight = pack_sparse(dense)
+        else:
+            weight = pack_by_mask(dense, dense != 0, True)
+    for name in ("forward", "transposed"):
+        into, new = getattr(self.packed_weight, name), getattr(weight, name)
+        if into is not None:
+            if new is None:
+                raise RuntimeError("copy_: the source is not packed along the rows that the destination is packed along")
+            into.copy_(new)
+    if self.mask is not None:
+        self.mask.copy_(mask if mask is not None else dense != 0)
+    return self
+
+
+def _values(self):
+    return self.packed
+
+
+def _indices(self):
+    return self.meta
+
+
+def _is_same_size(self, other):
+    return tuple(self.shape) == tuple(other.shape)
+
+
+DISPATCH = {
+    torch.ops.aten.values: _dispatched(_values),
+    torch.ops.aten.indices: _dispatched(_indices),
+    torch.ops.aten.is_same_size: _dispatched(_is_same_size),
+    torch.ops.aten.detach: _dispatched(_detach),
+    torch.ops.aten.detach_: _dispatched(lambda self: self),
+    torch.ops.aten.alias: _dispatched(_detach),
+    torch.ops.aten.t: _dispatched(_transposed),
+    torch.ops.aten.transpose: _dispatched(_transpose),
+    torch.ops.aten.view: _dispatched(_view),
+    torch.ops.aten.mm: _dispatched(_mm),
+    torch.ops.aten.matmul: _dispatched(_matmul),
+    torch.ops.aten.addmm: _dispatched(_addmm),
+    torch.ops.aten.linear: _dispatched(_linear),
+    torch.ops.aten._to_copy: _dispatched(_to_copy),
+    torch.ops.aten.clone: _dispatched(_clone),
+    torch.ops.aten.copy_: _dispatched(_copy_),
+}
+
+torch.serialization.add_safe_globals([_rebuild, *SparseSemiStructuredTensor._CLASSES.values()])

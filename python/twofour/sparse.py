@@ -1,0 +1,84 @@
+"""2:4 sparse tensors, under the names of ``torch.sparse``."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from ._packed import pack_by_mask, pack_by_rule
+from ._tensor import (
+    SparseSemiStructuredTensor,
+    SparseSemiStructuredTensorCUSPARSELT,
+    SparseSemiStructuredTensorCUTLASS,
+)
+
+__all__ = [
+    "SparseSemiStructuredTensor",
+    "SparseSemiStructuredTensorCUSPARSELT",
+    "SparseSemiStructuredTensorCUTLASS",
+    "to_sparse_semi_structured",
+]
+
+
+def to_sparse_semi_structured(
+    original_tensor: torch.Tensor,
+    transposed: bool = False,
+    alg_id: int = 0,
+    *,
+    mask: torch.Tensor | None = None,
+    MVUE24: bool = False,
+    dtype: torch.dtype | None = None,
+    prune: bool | str = False,
+    seed: int = 0,
+) -> SparseSemiStructuredTensor:
+    """Compresses a matrix to a 2:4 tensor.
+
+    Args:
+        original_tensor: the matrix, ``[rows, cols]``, of float32, bfloat16 or float16, on a CPU or a GPU. Any shape.
+        transposed: deprecated and without effect, as in torch.
+        alg_id: accepted for torch's sake; kernels are chosen by shape.
+        mask: what to keep, ``[rows, cols]`` of bool, 2:4 along rows.
+        MVUE24: replaces the matrix by its unbiased 2:4 estimate of least variance, which ``seed`` determines.
+        dtype: the type of the result; that of the matrix by default.
+        prune: ``True`` keeps the two largest magnitudes of each group; or the name of a mask rule: ``"magnitude"``, ``"greedy"``,
+            ``"greedy-signed"``, ``"causal1122"``, ``"optimal"``. By default the matrix must be 2:4 already.
+
+    Returns:
+        the tensor; its gradient, where the matrix needs one, is that of a leaf.
+
+    Raises:
+        ValueError: where the matrix or the mask is not 2:4, with row and group; for a NaN that would have to be ordered; for more than one
+            of ``mask``, ``MVUE24`` and ``prune``.
+        RuntimeError: for another rank or an unsupported type.
+    """
+    from . import _ops
+
+    if transposed:
+        warnings.warn(
+            "Setting transpose from `to_sparse_semi_structured` is deprecated and has no effect: transpose the result with .t()",
+            FutureWarning,
+            stacklevel=2,
+        )
+    if sum((mask is not None, MVUE24, bool(prune))) > 1:
+        raise ValueError("mask, MVUE24 and prune exclude each other: each says which elements are kept")
+    cls = SparseSemiStructuredTensorCUTLASS if SparseSemiStructuredTensor._FORCE_CUTLASS else SparseSemiStructuredTensorCUSPARSELT
+    if dtype is not None:
+        original_tensor = original_tensor.to(dtype)
+    if mask is None and not MVUE24 and not prune:
+        return cls.from_dense(original_tensor, alg_id)
+    cls._validate_device_dim_dtype_shape(original_tensor)
+    dense = original_tensor.detach()
+    if mask is not None:
+        if mask.shape != dense.shape:
+            raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
+        sparse = cls._of(pack_by_mask(dense, mask.bool(), False), None, original_tensor.requires_grad)
+    elif MVUE24:
+        estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
+        sparse = cls.from_dense(estimate, alg_id)
+    else:
+        rule = "magnitude" if prune is True else prune
+        weight, kept = pack_by_rule(dense, rule, transpose=rule != "magnitude")
+        sparse = cls._of(weight, None if rule == "magnitude" else kept, original_tensor.requires_grad)
+    sparse.alg_id_cusparselt = alg_id
+    return sparse
