@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from . import _ops
 
 
-@dataclasses.dataclass(frozen=True)
 class Packed:
-    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both.
+    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both. It is not changed.
 
     Attributes:
         rows: rows of ``W``.
         cols: columns of ``W``.
         forward: ``W`` packed along its rows, or ``None``.
         transposed: the transpose, packed along the columns of ``W``, or ``None``.
+        dtype: the type of the values.
     """
 
-    rows: int
-    cols: int
-    forward: torch.Tensor | None
-    transposed: torch.Tensor | None = None
+    __slots__ = ("rows", "cols", "forward", "transposed", "dtype")
+
+    def __init__(self, rows: int, cols: int, forward: torch.Tensor | None, transposed: torch.Tensor | None = None):
+        self.rows = rows
+        self.cols = cols
+        self.forward = forward
+        self.transposed = transposed
+        self.dtype = (transposed if forward is None else forward).dtype
 
     def t(self) -> Packed:
         """The transpose, which shares the memory."""
@@ -32,9 +34,9 @@ class Packed:
     def times_transpose(self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: int = 0) -> torch.Tensor:
         """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
         if self.forward is not None:
-            if bias is None and activation == 0:
-                return _ops.linear(x, self.forward, self.rows)
             if bias is None:
+                if activation == 0:
+                    return _ops.linear(x, self.forward, self.rows)
                 bias = x.new_zeros(self.rows)
             return _ops.linear_bias(x, self.forward, bias, self.rows, activation)
         y = _ops.input_gradient(x, self.transposed, self.rows)
@@ -60,6 +62,11 @@ class Packed:
         """The same matrix with each packed tensor replaced by ``function(tensor)``, which must keep its bytes."""
         forward, transposed = (None if t is None else function(t) for t in (self.forward, self.transposed))
         return Packed(self.rows, self.cols, forward, transposed)
+
+    def with_tensors(self, tensors) -> Packed:
+        """The same matrix with the tensors of :meth:`tensors` replaced."""
+        tensors = iter(tensors)
+        return self.map(lambda _: next(tensors))
 
     def to(self, *, device=None, dtype=None) -> Packed:
         """The same matrix on another device or in another type. It is packed anew, since the layout depends on both."""

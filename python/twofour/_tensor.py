@@ -334,18 +334,20 @@ def _linear(input, weight, bias=None):
         # A sparse input, as SemiSparseActivationLinear's.
         y = _matmul(input, weight.t())
         return y if bias is None else y + bias
+    # Attributes of the packed weight, since those of a tensor subclass go through __torch_function__.
+    packed = weight.packed_weight
     if isinstance(input, SparseSemiStructuredTensor):
         _refuse_two_sparse()
-    if input.dtype != weight.dtype:
+    if input.dtype != packed.dtype:
         if torch.is_autocast_enabled(input.device.type):
-            input = input.to(weight.dtype)
-            bias = None if bias is None else bias.to(weight.dtype)
+            input = input.to(packed.dtype)
+            bias = None if bias is None else bias.to(packed.dtype)
         else:
             _same_dtype(type(weight).__name__, input, weight)
-    if input.shape[-1] != weight.shape[1]:
+    if not input.shape or input.shape[-1] != packed.cols:
         raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {tuple(weight.shape)}): the last dimension of "
-            f"the input must be {weight.shape[1]}"
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(packed.rows, packed.cols)}): the last "
+            f"dimension of the input must be {packed.cols}"
         )
     return differentiable_linear(input, weight, bias)
 

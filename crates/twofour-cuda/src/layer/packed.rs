@@ -13,7 +13,7 @@ use twofour::{
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::dense, elements,
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements,
     quantized::quantized_linear, weight::PackedBuffer,
 };
 use crate::{
@@ -22,8 +22,6 @@ use crate::{
         Epilogue, GemmProblem, Order,
         int4::{self, MOST_TOKENS},
     },
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    unpack::Unpacker,
 };
 
 /// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
@@ -241,30 +239,8 @@ impl PackedLinear {
         };
         let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
         let dx = dx.expect("the input gradient", context, dtype, elements(tokens, self.in_features)?)?;
-        let problem = DenseProblem {
-            element: dtype,
-            output: dtype,
-            rows: self.in_features,
-            cols: tokens,
-            reduction: self.out_features,
-            a_transposed: false,
-            b_transposed: false,
-            accumulate: false,
-        };
-        if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
-            return dense(context, problem, 0, dy, dx);
-        }
-        let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
-        let mut work = context.work();
-        let [unpacked, workspace] =
-            work.parts([self.out_features * self.in_features * dtype.bytes(), WORKSPACE_BYTES])?;
-        let stream = context.raw();
-        // SAFETY: the slices have been found to be as long as the layer and the tokens require, the workspace has been allocated for the unpacked weight, and
-        // the stream is of their device.
-        unsafe {
-            unpacker.run(stream, weight.packed(), weight.shape(), unpacked)?;
-            plan.run(stream, unpacked, dy, dx, workspace)
-        }
+        let shape = (self.out_features, self.in_features);
+        unpacked_product(context, (weight.packed(), shape, dtype), (dy, tokens), dx)
     }
 
     /// Returns the number of output features.
