@@ -88,21 +88,30 @@ _ACTIVATIONS = (
 )
 
 
-def pack_by_rule(dense: torch.Tensor, rule: str, scale: float = 1.0, transpose: bool = True) -> tuple[Packed, torch.Tensor]:
+def pack_by_rule(
+    dense: torch.Tensor, rule: str, scale: float = 1.0, transpose: bool = True, check: bool = True
+) -> tuple[Packed, torch.Tensor]:
     """Chooses a mask and packs what it keeps, along rows and, with ``transpose``, along columns.
 
     Returns:
-        the packed matrix and its mask, ``[rows, cols]`` of bool.
+        the packed matrix, and its mask in tiles (:func:`twofour._layouts.tiles_of`).
+
+    Raises:
+        ValueError: for a NaN, with its place. On a GPU finding it waits for the device, so there ``check=False`` leaves it out.
     """
     rows, cols = _shape(dense)
-    forward, transposed, mask = _ops.pack(dense, _ops.rule_number(rule), scale, transpose)
+    forward, transposed, mask = _ops.pack(dense, _ops.rule_number(rule), scale, transpose, check)
     return Packed(rows, cols, forward, transposed if transpose else None), mask
 
 
-def pack_by_mask(dense: torch.Tensor, mask: torch.Tensor, transpose: bool) -> Packed:
-    """Packs what a mask of bool keeps."""
+def pack_by_mask(dense: torch.Tensor, tiles: torch.Tensor, transpose: bool) -> Packed:
+    """Packs what a mask in tiles keeps.
+
+    Raises:
+        ValueError: on a CPU, where the mask is not 2:4 along rows, or not along columns where the transpose is packed.
+    """
     rows, cols = _shape(dense)
-    forward, transposed = _ops.pack_masked(dense, mask, transpose)
+    forward, transposed = _ops.pack_masked(dense, tiles, transpose)
     return Packed(rows, cols, forward, transposed if transpose else None)
 
 
