@@ -4,11 +4,11 @@
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
 use cudarc::driver::result;
-use twofour::{Axis, estimate::Estimator, layer::Activation};
+use twofour::{Axis, Compressed, Element, compressed::lengths, estimate::Estimator, layer::Activation};
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, dense::unpacked_product, elements,
-    forward::linear as launch_linear,
+    forward::linear as launch_linear, host_form,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
@@ -325,4 +325,51 @@ pub fn unpack(context: &LayerContext, weight: PackedSlice<'_>, dense: DeviceSlic
     let unpacker = Unpacker::new(context.device(), dtype)?;
     // SAFETY: both forms of the weight are valid for its shape, and the stream is of their device.
     unsafe { unpacker.run(context.raw(), packed, (rows, cols), dense) }
+}
+
+/// Returns the packed form of a weight in host memory, for copying to the device: [`packed_len`] elements.
+///
+/// # Errors
+/// [`Error::Core`] for a shape that is too large.
+pub fn encode<T: Element>(weight: &Compressed<T>) -> Result<Vec<T>> {
+    let (mut bytes, meta) = host_form::encode(weight)?;
+    bytes.extend(meta);
+    Ok(bytemuck::pod_collect_to_vec(&bytes))
+}
+
+/// Returns the canonical form of a packed `[rows, cols]` weight that was copied to host memory.
+///
+/// # Errors
+/// [`Error::Length`] for memory of another length than [`packed_len`], [`Error::Core`] for metadata that is none.
+pub fn decode<T: Element>(packed: &[T], rows: usize, cols: usize) -> Result<Compressed<T>> {
+    let dtype: DataType = T::DTYPE.into();
+    let (expected, found) = (packed_len(dtype, rows, cols)?, packed.len());
+    if found != expected {
+        return Err(Error::Length { what: "the packed weight", expected, found });
+    }
+    let (values, meta) = bytemuck::cast_slice(packed).split_at(packed_bytes(dtype, rows, cols).values);
+    if rows == 0 || cols == 0 {
+        let (values, meta) = lengths(rows, cols)?;
+        return Ok(Compressed::from_parts(rows, cols, vec![T::ZERO; values], vec![0; meta])?);
+    }
+    host_form::decode(values, meta, rows, cols)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use twofour::MatrixRef;
+
+    #[test]
+    fn the_packed_form_is_a_bijection_of_the_canonical_one() {
+        for (rows, cols) in [(64, 64), (1, 1), (70, 132), (7, 30), (0, 8), (8, 0)] {
+            let dense: Vec<bf16> = (0..rows * cols).map(|i| bf16::from_f32((i * 37 % 19) as f32 - 9.0)).collect();
+            let weight = Compressed::from_pruned(MatrixRef::new(rows, cols, &dense).unwrap()).unwrap();
+            let packed = encode(&weight).unwrap();
+            assert_eq!(packed.len(), packed_len(DataType::BF16, rows, cols).unwrap());
+            assert_eq!(decode(&packed, rows, cols).unwrap(), weight, "[{rows}, {cols}]");
+        }
+        assert!(matches!(decode(&[bf16::ONE; 3], 4, 4), Err(Error::Length { found: 3, .. })));
+    }
 }

@@ -20,6 +20,7 @@ mod context;
 mod dense;
 mod forward;
 mod gradient;
+mod host_form;
 mod mask;
 mod memory;
 mod packed;
