@@ -2,6 +2,7 @@
 
 ======================  ==========================================================================
 ``twofour.sparse``      sparse tensors, under the names of ``torch.sparse``
+``twofour.sparsity``    pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
 ======================  ==========================================================================
 
 torch is imported when something that needs it is first used.
@@ -11,7 +12,7 @@ import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"sparse"}
+_SUBMODULES = {"sparse", "sparsity"}
 
 __all__ = ["__version__", "engine", *sorted(_SUBMODULES)]
 
