@@ -3,6 +3,7 @@
 ======================  ==========================================================================
 ``twofour.sparse``      sparse tensors, under the names of ``torch.sparse``
 ``twofour.sparsity``    pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
+``twofour.pretrain``    pre-training recipes (FST, S-STE, STEP), under the names of the 2by4-pretrain toolkit
 ======================  ==========================================================================
 
 torch is imported when something that needs it is first used.
@@ -12,7 +13,7 @@ import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"sparse", "sparsity"}
+_SUBMODULES = {"pretrain", "sparse", "sparsity"}
 
 __all__ = ["__version__", "engine", *sorted(_SUBMODULES)]
 

@@ -71,6 +71,7 @@ class MasterLinear(torch.autograd.Function):
         if forward is None:
             forward, transposed = pack_master(weight, rule, ctx.needs_input_grad[0])
         ctx.size = rows, cols
+        ctx.weight_dtype = weight.dtype
         ctx.estimator = estimator
         ctx.uses_transpose = transposed is not None
         kept = transposed if ctx.uses_transpose else forward
@@ -87,6 +88,7 @@ class MasterLinear(torch.autograd.Function):
             dx = weight.times(dy)
         if ctx.needs_input_grad[1]:
             dw = weight_gradient(dy, x) if ctx.estimator < 0 else estimated_weight_gradient(dy, x, ctx.estimator)
+            dw = dw.to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             db = dy.reshape(-1, dy.shape[-1]).sum(0)
         return dx, dw, db, None, None, None, None
@@ -102,7 +104,7 @@ def master_linear(
 ) -> torch.Tensor:
     """``x @ W.T + bias`` for ``x`` of shape ``[..., cols]``, where ``W`` is what the rule keeps of the master weight ``[rows, cols]``.
 
-    With ``packed`` the mask and the values are those that it holds; the master weight then only receives the gradient.
+    With ``packed`` the mask and the values are those that it holds; the master weight, of any type, then only receives the gradient.
     """
     if x.shape[-1] != weight.shape[1]:
         raise RuntimeError(

@@ -129,8 +129,11 @@ class SemiSparseLinear(_DynamicLinear):
         return _ops.select(self.weight.detach(), self._rule)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._kept is not None:
+            x, bias = cast_for_autocast(x, self.bias)
+            return master_linear(x, self.weight, bias, self._rule, packed=self._kept)
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
-        return master_linear(x, weight, bias, self._rule, packed=self._kept)
+        return master_linear(x, weight, bias, self._rule)
 
 
 @contextlib.contextmanager
