@@ -17,6 +17,7 @@ from .._autograd import weight_gradient
 from .._master import cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
 from .._tensor import rule_of_algorithm
+from . import _pointwise
 from ._sparsify import GRADIENT_TYPE, semi_structured_sparsify, semi_structured_sparsify_like
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "swap_linear_with_semi_sparse_linear",
     "swap_semi_sparse_linear_with_linear",
 ]
+
+_pointwise.install()
 
 
 def _recast(module: nn.Linear, cls: type) -> nn.Linear:
