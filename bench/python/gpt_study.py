@@ -3,10 +3,11 @@
 
     python bench/python/gpt_study.py text.txt results.json [--seeds 3] [--methods dense semi-sparse s-ste fst] [options of the example]
 
-The model and its training are those of python/examples/gpt_pretrain.py. Every finished run is written to the results at once; a run that is there is
-not repeated, so that an interrupted study goes on where it was. Other settings than those of the file are refused.
+The model and its training are those of python/examples/gpt_pretrain.py. Every finished run is written to the results at once; a run that is
+there is not repeated, so that an interrupted study goes on where it was. Other settings than those of the file are refused.
 
-semi-sparse runs with --algo, as in the example; a method written semi-sparse:<algo> with that one, where semi-sparse: is the peers' signed rule.
+semi-sparse runs with --algo, as in the example; a method written semi-sparse:<algo> with that one, where semi-sparse: is the peers' signed
+rule.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def load(path: pathlib.Path, settings: dict) -> dict:
     results = json.loads(path.read_text())
     differing = sorted(key for key in settings | results["settings"] if settings.get(key) != results["settings"].get(key))
     if differing:
-        raise SystemExit(f"{path} has other settings ({', '.join(differing)}): choose another file, or the settings {json.dumps(results['settings'])}")
+        raise SystemExit(
+            f"{path} has other settings ({', '.join(differing)}): choose another file, or the settings {json.dumps(results['settings'])}"
+        )
     return results
 
 

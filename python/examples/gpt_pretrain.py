@@ -129,7 +129,9 @@ def train(options, report=print) -> dict:
     split = len(text) * 9 // 10
     training, held_out = text[:split], text[split:]
     if min(len(training), len(held_out)) < options.context + 2:
-        raise ValueError(f"{options.data} has {len(text)} bytes, too few for windows of {options.context}: choose a longer file or a smaller --context")
+        raise ValueError(
+            f"{options.data} has {len(text)} bytes, too few for windows of {options.context}: choose a longer file or a smaller --context"
+        )
     torch.manual_seed(options.seed)
     linear = linear_of(options.method, options.algo)
     model = Gpt(options.layers, options.width, options.heads, options.hidden, options.context, linear).to(options.device)

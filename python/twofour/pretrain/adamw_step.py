@@ -16,14 +16,15 @@ def _is_masked(p: torch.Tensor) -> bool:
 class AdamW_STEP(torch.optim.Optimizer):
     """AdamW that freezes the variances of sparse layers once they have settled, and then switches those layers to 2:4.
 
-    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). Parameters take part by an attribute ``mask =
-    "dense"``, which :class:`twofour.pretrain.STEPLinear` sets. All are trained by AdamW at first. After each step the mean change of the masked parameters'
-    variances, ``Z``, is computed; where its mean over the last ``1 / (1 - beta2)`` steps is below ``eps``, the optimizer switches: ``mask`` becomes ``"sparse"``, and
-    from then on ``p -= lr * m_hat / (sqrt(v*) + eps**0.75)`` with the variance ``v*`` of the switch. Other parameters stay with AdamW. ``step()`` reads one number
-    from the device before the switch, and none after it.
+    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). Parameters take part by an
+    attribute ``mask = "dense"``, which :class:`twofour.pretrain.STEPLinear` sets. All are trained by AdamW at first. After each step the
+    mean change of the masked parameters' variances, ``Z``, is computed; where its mean over the last ``1 / (1 - beta2)`` steps is below
+    ``eps``, the optimizer switches: ``mask`` becomes ``"sparse"``, and from then on ``p -= lr * m_hat / (sqrt(v*) + eps**0.75)`` with the
+    variance ``v*`` of the switch. Other parameters stay with AdamW. ``step()`` reads one number from the device before the switch, and none
+    after it.
 
-    Two differences from the toolkit: ``v*`` is corrected for its start at zero, without which an early switch multiplies the learning rate; the window is rounded
-    and not cut, so that 0.95 gives 20 steps, not 19. As there, the window need not be full.
+    Two differences from the toolkit: ``v*`` is corrected for its start at zero, without which an early switch multiplies the learning rate;
+    the window is rounded and not cut, so that 0.95 gives 20 steps, not 19. As there, the window need not be full.
 
     Args:
         params: parameters or groups.
@@ -32,7 +33,8 @@ class AdamW_STEP(torch.optim.Optimizer):
         eps: what is added to the root of the variance, and the threshold of ``Z``.
         weight_decay: decoupled.
         amsgrad: uses the largest variance so far.
-        clipping: ``(T_min, T_max)``, in steps: the switch happens after ``T_min`` and at the latest after ``T_max``; recommended are 10 % and 50 % of all.
+        clipping: ``(T_min, T_max)``, in steps: the switch happens after ``T_min`` and at the latest after ``T_max``; recommended are 10 %
+            and 50 % of all.
         option: 1: ``Z`` is the arithmetic mean of the changes' magnitudes; 2: the geometric one.
 
     Raises:

@@ -10,9 +10,9 @@ from torch import nn
 def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, alpha: float = 0) -> torch.Tensor:
     """Adds ``alpha * p`` to a gradient, in place, wherever the mask keeps nothing: masked decay.
 
-    It belongs after unscaling and clipping and before the optimizer's step. Dropped elements that do not matter shrink, so that the mask settles.
-    (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; under plain SGD it is SR-STE, Zhou et al., ICLR 2021.) The
-    toolkit requires equal strides; any will do here.
+    It belongs after unscaling and clipping and before the optimizer's step. Dropped elements that do not matter shrink, so that the mask
+    settles. (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024; under plain SGD it is SR-STE, Zhou et al.,
+    ICLR 2021.) The toolkit requires equal strides; any will do here.
 
     Args:
         grad: the gradient, of any floating-point type.
@@ -28,8 +28,8 @@ def masked_add_(grad: torch.Tensor, p_data: torch.Tensor, p_mask: torch.Tensor, 
     """
     if not grad.shape == p_data.shape == p_mask.shape:
         raise ValueError(
-            f"masked_add_: gradient, weight and mask have shapes {tuple(grad.shape)}, {tuple(p_data.shape)} and {tuple(p_mask.shape)}; all must be "
-            "the same"
+            f"masked_add_: gradient, weight and mask have shapes {tuple(grad.shape)}, {tuple(p_data.shape)} and {tuple(p_mask.shape)}; all "
+            "must be the same"
         )
     if alpha == 0:
         return grad

@@ -50,8 +50,8 @@ def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
-        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go to the lower index; the
-        toolkit's Triton kernel takes the higher one, its torch version either.
+        the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go to the lower index;
+        the toolkit's Triton kernel takes the higher one, its torch version either.
 
     Raises:
         ValueError: for a NaN, with its place.
@@ -83,8 +83,9 @@ def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     """Draws two elements of each group of four, in proportion to magnitudes, and enlarges them so that the mean is the group.
 
-    Its variance is about 6 % above the least one. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR 2023.)
-    The toolkit draws the same random numbers for several groups of a column-major tensor, and its "exact" variant is biased; neither is so here.
+    Its variance is about 6 % above the least one. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR
+    2023.) The toolkit draws the same random numbers for several groups of a column-major tensor, and its "exact" variant is biased; neither
+    is so here.
 
     Args:
         dense: ``[..., cols]`` of float32, bfloat16 or float16.

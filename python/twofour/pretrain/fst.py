@@ -16,16 +16,19 @@ _RULE = _ops.rule_number("optimal")
 class SparseLinearTranspose(nn.Linear):
     """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps of the optimizer.
 
-    FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input gradient are sparse GEMMs with the
-    packed weight and its packed transpose; the weight gradient is dense or estimated, and not masked; :func:`twofour.pretrain.masked_decay_` shrinks
-    what the mask drops; a last part of the training, about a sixth, is dense. The mask keeps the pattern with the largest sum of magnitudes in each 4x4
-    tile.
+    FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input gradient are sparse GEMMs
+    with the packed weight and its packed transpose; the weight gradient is dense or estimated, and not masked;
+    :func:`twofour.pretrain.masked_decay_` shrinks what the mask drops; a last part of the training, about a sixth, is dense. The mask keeps
+    the pattern with the largest sum of magnitudes in each 4x4 tile.
 
-    The weight is packed once for each step of the optimizer, and all micro-steps use it. The layer notices a step by the weight's version, or by
-    ``weight.cnt = 0``, as in the toolkit.
+    The weight is packed once for each step of the optimizer, and all micro-steps use it. The layer notices a step by the weight's version,
+    or by ``weight.cnt = 0``, as in the toolkit.
 
-    The parameter ``weight`` has the toolkit's attributes: ``mask`` (bool), ``mode`` (``"sparse"``, or ``"dense"`` for an ordinary layer) and ``cnt`` (forward
-    passes since the last step of the optimizer). ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
+    ``torch.compile`` breaks the graph at such a layer; ``fullgraph=True`` fails.
+
+    The parameter ``weight`` has the toolkit's attributes: ``mask`` (bool), ``mode`` (``"sparse"``, or ``"dense"`` for an ordinary layer)
+    and ``cnt`` (forward passes since the last step of the optimizer). ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any
+    ``in_features`` and ``out_features``.
 
     Args:
         freq: after how many steps of the optimizer a mask is chosen anew; at least 1.

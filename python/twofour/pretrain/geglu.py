@@ -28,11 +28,11 @@ class _Function(torch.autograd.Function):
 
 
 class GELUglu(nn.Module):
-    """``x * gelu(g)`` with the tanh approximation of GELU, where ``x`` is the first half of the input's last dimension and ``g`` the second: GEGLU (Shazeer, "GLU
-    Variants Improve Transformer", 2020).
+    """``x * gelu(g)`` with the tanh approximation of GELU, where ``x`` is the first half of the input's last dimension and ``g`` the
+    second: GEGLU (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-    The memory format of the input, row-major or column-major, is that of output and gradient. Only the input is saved for the backward pass. Any number of rows; the
-    toolkit's kernel takes as many as one thread block can.
+    The memory format of the input, row-major or column-major, is that of output and gradient. Only the input is saved for the backward
+    pass. Any number of rows; the toolkit's kernel takes as many as one thread block can.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -13,19 +13,20 @@ _RULE = _ops.rule_number("soft-threshold")
 
 
 class SparseLinear(nn.Linear):
-    """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four, each less the third largest.
+    """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four, each less the third
+    largest.
 
-    S-STE (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training", NeurIPS 2024). ``scale`` brings ``S(W)`` nearest to
-    ``W``; it is computed from the weight at the first forward pass, or by :meth:`init_scale`, and then kept. The gradient of the weight is that of
-    ``scale * S(W)`` (straight-through), not multiplied by the scale. Forward pass and input gradient are sparse GEMMs.
+    S-STE (Hu et al., "S-STE: Continuous Pruning Function for Efficient 2:4 Sparse Pre-training", NeurIPS 2024). ``scale`` brings ``S(W)``
+    nearest to ``W``; it is computed from the weight at the first forward pass, or by :meth:`init_scale`, and then kept. The gradient of the
+    weight is that of ``scale * S(W)`` (straight-through), not multiplied by the scale. Forward pass and input gradient are sparse GEMMs.
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 
     Args:
-        weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along tokens, so that the weight
-            gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of :func:`twofour.pretrain.MVUE24_approx`; ``"dense"`` by nothing.
-            Only ``"dense"`` compiles with ``torch.compile(fullgraph=True)``. The toolkit's layer computes the input gradient from an estimate of the
-            weight, which the paper found harmful.
+        weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along tokens, so that the
+            weight gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of :func:`twofour.pretrain.MVUE24_approx`;
+            ``"dense"`` by nothing. Only ``"dense"`` compiles with ``torch.compile(fullgraph=True)``. The toolkit's layer computes the input
+            gradient from an estimate of the weight, which the paper found harmful.
 
     Attributes:
         scale: a tensor of float32 without dimensions; 0 until it is computed. It is part of ``state_dict()``.

@@ -13,12 +13,12 @@ _RULE = _ops.rule_number("magnitude")
 
 
 class STEPLinear(nn.Linear):
-    """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest magnitudes of each
-    group of four.
+    """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest
+    magnitudes of each group of four.
 
-    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). The parameter ``weight`` has the attribute
-    ``mask``: ``"dense"``, or ``"sparse"`` once the optimizer has switched. In evaluation the layer is always sparse. Gradients pass straight through: pruned
-    elements have one, too. Sparse forward passes and input gradients are sparse GEMMs.
+    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). The parameter ``weight`` has
+    the attribute ``mask``: ``"dense"``, or ``"sparse"`` once the optimizer has switched. In evaluation the layer is always sparse.
+    Gradients pass straight through: pruned elements have one, too. Sparse forward passes and input gradients are sparse GEMMs.
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 

@@ -63,8 +63,8 @@ def _elementwise(func, types, args, kwargs):
     for index, arg in enumerate(args):
         if _is_matrix(arg) and index not in allowed:
             raise ValueError(
-                f"`{func.__name__}`: operand {index} is dense; it must be a SparseSemiStructuredTensor with the same sparsity pattern as the others: "
-                "make it with semi_structured_sparsify_like"
+                f"`{func.__name__}`: operand {index} is dense; it must be a SparseSemiStructuredTensor with the same sparsity pattern as the "
+                "others: make it with semi_structured_sparsify_like"
             )
     pattern, mask = _pattern(func.__name__, args)
     result = func(*map(_dense, args), **kwargs)
@@ -96,7 +96,10 @@ HANDLERS = {packet: _elementwise for packet in _DENSE_OPERANDS} | {_ATEN.add: _a
 
 
 def install() -> None:
-    """Adds the operators to the tables of all sparse tensor classes, also of those that were loaded before; an operator that a table has stays."""
+    """Adds the operators to the tables of all sparse tensor classes, also of those that were loaded before.
+
+    An operator that a table has already stays as it is.
+    """
     tables = [_tensor.DISPATCH]
     classes = [SparseSemiStructuredTensor]
     while classes:

@@ -68,8 +68,8 @@ def semi_structured_sparsify(x: torch.Tensor, algo: str = "", backend: str = "cu
 
     Args:
         x: ``[rows, cols]`` of float32, bfloat16 or float16, of any shape; a sparse tensor is returned as it is.
-        algo: how the mask is chosen: ``""`` = ``"largest_values_greedy"`` (by signed value), ``"largest_abs_values_greedy"``, ``"causal1122"``
-            or ``"optimal"``.
+        algo: how the mask is chosen: ``""`` = ``"largest_values_greedy"`` (by signed value), ``"largest_abs_values_greedy"``,
+            ``"causal1122"`` or ``"optimal"``.
         backend: which of the peers' classes the result has: ``"cutlass"`` or ``"cusparselt"``. Both compute the same.
 
     Returns:
@@ -91,8 +91,8 @@ def semi_structured_sparsify_like(
     Args:
         x: ``[rows, cols]`` of float32, bfloat16 or float16.
         pattern: a sparse tensor of the same shape.
-        gradient: what the gradient of ``x`` is; the name or the value of a :class:`GRADIENT_TYPE`. With ``SPARSE`` it is a sparse tensor of the
-            same mask.
+        gradient: what the gradient of ``x`` is; the name or the value of a :class:`GRADIENT_TYPE`. With ``SPARSE`` it is a sparse tensor of
+            the same mask.
 
     Returns:
         a sparse tensor of the class and the mask of ``pattern``, packed the ways that it is packed.

@@ -75,8 +75,8 @@ def sparsify_(
         the model. The new weights need no gradient.
 
     Raises:
-        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a module
-            without a matrix for a weight.
+        ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a
+            module without a matrix for a weight.
         RuntimeError: for a weight of another type; the message names the module.
         TypeError: for another config.
     """
@@ -107,8 +107,8 @@ def sparsify_(
 
 @torch.no_grad()
 def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn.Module:
-    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along a row become zero. They stay dense
-    tensors.
+    """Prunes the weights of linear layers in place: the two smallest magnitudes of each group of four along a row become zero. They stay
+    dense tensors.
 
     Args:
         model: the model; its weights are float32, bfloat16 or float16.

@@ -112,11 +112,11 @@ class _DynamicLinear(nn.Linear):
 class SemiSparseLinear(_DynamicLinear):
     """A linear layer whose weight is pruned to 2:4 in every forward pass: ``y = x @ (mask * W).T + bias``.
 
-    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[..., out_features]``. Forward pass
-    and input gradient are sparse GEMMs, the weight gradient is dense and not masked. The mask is a function of the weight: it is the same in all
-    micro-steps between two optimizer steps and when ``torch.utils.checkpoint`` computes the forward pass again. :func:`keep_masks` spares
-    choosing it again. Any ``in_features`` and ``out_features``. The method is that of Cai et al., "Accelerating Neural Network Training with
-    Semi-Structured (2:4) Sparsity", 2024.
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[..., out_features]``. Forward
+    pass and input gradient are sparse GEMMs, the weight gradient is dense and not masked. The mask is a function of the weight: it is the
+    same in all micro-steps between two optimizer steps and when ``torch.utils.checkpoint`` computes the forward pass again.
+    :func:`keep_masks` spares choosing it again. Any ``in_features`` and ``out_features``. The method is that of Cai et al., "Accelerating
+    Neural Network Training with Semi-Structured (2:4) Sparsity", 2024.
 
     Raises:
         ValueError: in the forward pass, for a weight with a NaN; the message names row and column.
@@ -143,7 +143,7 @@ class SemiSparseLinear(_DynamicLinear):
 def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
     """Chooses the mask of every :class:`SemiSparseLinear` in ``model`` once, for all forward passes inside: gradient accumulation.
 
-    The result is that without it, for as long as no weight changes: call the optimizer outside.
+    Results are the same as without it. No weight may change inside: call the optimizer outside.
 
     Args:
         model: the model.
@@ -190,9 +190,9 @@ class _ActivationFunction(torch.autograd.Function):
 class SemiSparseActivationLinear(_DynamicLinear):
     """A linear layer whose input is pruned to 2:4 in every forward pass: ``y = P(x) @ W.T + bias``.
 
-    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; its leading dimensions count as one, tokens. ``P`` keeps 2:4 along tokens and
-    along features. Forward pass and weight gradient are sparse GEMMs. The input gradient is dense and not masked (straight-through). Any shape,
-    with and without bias. The peers' layer refuses a bias, 3-D inputs and inference.
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; its leading dimensions count as one, tokens. ``P`` keeps 2:4 along
+    tokens and along features. Forward pass and weight gradient are sparse GEMMs. The input gradient is dense and not masked
+    (straight-through). Any shape, with and without bias. The peers' layer refuses a bias, 3-D inputs and inference.
 
     Raises:
         ValueError: in the forward pass, for an input with a NaN; the message names token and feature.

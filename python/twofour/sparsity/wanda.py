@@ -66,18 +66,18 @@ def _observe(module: nn.Module, args: tuple) -> None:
 class WandaSparsifier(BaseSparsifier):
     """Prunes the weights whose magnitude times the norm of their input channel, ``|W| * norm(x)``, is smallest.
 
-    ``prepare(model, config)``, forward passes with calibration data, ``step()``, ``squash_mask()``; the last also removes what ``prepare`` added
-    to the layers. Elements are compared within an output row, as in the paper.
+    ``prepare(model, config)``, forward passes with calibration data, ``step()``, ``squash_mask()``; the last also removes what ``prepare``
+    added to the layers. Elements are compared within an output row, as in the paper.
 
     Args:
         sparsity_level: the part of each row that is pruned, from 0 to 1; without ``semi_structured_block_size``.
         semi_structured_block_size: ``m`` prunes ``m // 2`` of each ``m`` consecutive elements of a row: 4 for 2:4.
-        peer: the order of ``torchao.sparsity.WandaSparsifier``: scores with the squared norm, and without a block size compares within the whole
-            layer.
+        peer: the order of ``torchao.sparsity.WandaSparsifier``: scores with the squared norm, and without a block size compares within the
+            whole layer.
 
     Raises:
-        ValueError: for a level outside of 0 to 1, a block size below 2; in ``step()`` for a layer that has seen no input, and for a row that is not a
-            multiple of the block size.
+        ValueError: for a level outside of 0 to 1, a block size below 2; in ``step()`` for a layer that has seen no input, and for a row
+            that is not a multiple of the block size.
     """
 
     def __init__(self, sparsity_level: float = 0.5, semi_structured_block_size: int | None = None, *, peer: bool = False):
@@ -97,8 +97,8 @@ class WandaSparsifier(BaseSparsifier):
 
         Args:
             model: the model.
-            config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and ``semi_structured_block_size`` where they differ; all
-                linear layers by default.
+            config: one ``{"tensor_fqn": "name.weight"}`` a tensor, with ``sparsity_level`` and ``semi_structured_block_size`` where they
+                differ; all linear layers by default.
         """
         super().prepare(model, config)
         for group in self.groups:
