@@ -21,10 +21,15 @@ def _register() -> None:
         raise ImportError(f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch")
     library = pathlib.Path(torch._C.__file__).parent / "lib"
     names = ["libtorch_cpu.so", "libtorch_cpu.dylib"]
-    path = next((library / name for name in names if (library / name).exists()), None)
-    if path is None:
+    cpu = next((library / name for name in names if (library / name).exists()), None)
+    if cpu is None:
         raise ImportError(f"no libtorch_cpu in {library}: reinstall torch")
-    _native.register_torch(str(path))
+    # Where pip has put NVRTC: beside torch, or beside this package.
+    for package in (torch, _native):
+        _native.add_site_packages(str(pathlib.Path(package.__file__).parent.parent))
+    # A torch built for CUDA has loaded it, with or without a GPU.
+    cuda = library / "libtorch_cuda.so"
+    _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None)
 
 
 _register()
@@ -103,6 +108,11 @@ def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     return like.new_empty((-(-rows // 16), _strip_elements(cols, like.dtype)))
 
 
+def _tiles(like: torch.Tensor) -> torch.Tensor:
+    rows, cols = like.shape
+    return like.new_empty((-(-rows // 4), -(-cols // 4)), dtype=torch.int16)
+
+
 @torch.library.register_fake("twofour::linear")
 def _(x, packed, out_features):
     return x.new_empty((*x.shape[:-1], out_features))
@@ -119,10 +129,10 @@ def _(dy, packed, in_features):
 
 
 @torch.library.register_fake("twofour::pack")
-def _(weight, rule, scale, transpose):
+def _(weight, rule, scale, transpose, check):
     rows, cols = weight.shape
     packed_t = _packed(weight, cols, rows) if transpose else weight.new_empty((0,))
-    return _packed(weight, rows, cols), packed_t, weight.new_empty((rows, cols), dtype=torch.bool)
+    return _packed(weight, rows, cols), packed_t, _tiles(weight)
 
 
 @torch.library.register_fake("twofour::pack_masked")
@@ -154,7 +164,7 @@ def _(values, meta, cols):
 
 @torch.library.register_fake("twofour::select")
 def _(dense, rule):
-    return torch.empty_like(dense, dtype=torch.bool)
+    return _tiles(dense)
 
 
 @torch.library.register_fake("twofour::estimate")

@@ -31,7 +31,7 @@ pub(super) const OPERATORS: &[Definition] = &[
     ),
     ("input_gradient(Tensor dy, Tensor packed, int in_features) -> Tensor", kernel!(linear::input_gradient)),
     (
-        "pack(Tensor weight, int rule, float scale, bool transpose) -> (Tensor packed, Tensor packed_t, Tensor mask)",
+        "pack(Tensor weight, int rule, float scale, bool transpose, bool check) -> (Tensor packed, Tensor packed_t, Tensor mask)",
         kernel!(pack::pack),
     ),
     (
@@ -104,9 +104,4 @@ impl Float for f16 {
 
 fn not_a_float(what: &str, found: ScalarType) -> Failure {
     Failure::not_implemented(format!("{what} has dtype {}; float32, bfloat16 or float16 is required", found.name()))
-}
-
-/// A dimension that an operator was told.
-fn dimension(what: &str, value: i64) -> Result<usize> {
-    usize::try_from(value).map_err(|_| Failure::runtime(format!("{what} must not be negative, and is {value}")))
 }
