@@ -220,3 +220,12 @@ def test_semi_structured_tensors_have_one_nonzero_a_pair(device, dtype):
         assert torch.equal(to_sparse_semi_structured(tensor).to_dense(), tensor)
     with pytest.raises(ValueError, match="even"):
         create_semi_structured_tensor(4, 5, dtype)
+
+
+def test_types_that_no_kernel_takes_are_pruned_too():
+    net = apply_fake_sparsity(torch.nn.Linear(6, 2, bias=False).double(), None)
+    assert ((net.weight[:, :4] != 0).sum(1) == 2).all() and (net.weight[:, 4:] != 0).all()
+    weight = torch.tensor([[1.0, -4, 3, 2, 5, 6]])
+    net = torch.nn.Linear(6, 1, bias=False).double()
+    net.weight.data = weight.double()
+    assert apply_fake_sparsity(net).weight.tolist() == [[0, -4, 3, 0, 5, 6]]

@@ -42,7 +42,8 @@ def cast_for_autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[to
 def pack_master(weight: torch.Tensor, rule: int, transpose: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Chooses the mask of a master weight and packs what it keeps; the transpose, too, where asked and where the rule's masks allow it."""
     transpose = transpose and rule in TRANSPOSABLE
-    forward, transposed, _ = _ops.pack(weight, rule, 1.0, transpose)
+    # A NaN is found on a CPU only: on a GPU the search waits for the device.
+    forward, transposed, _ = _ops.pack(weight, rule, 1.0, transpose, False)
     return forward, transposed if transpose else None
 
 
@@ -54,7 +55,9 @@ def estimated_weight_gradient(dy: torch.Tensor, x: torch.Tensor, estimator: int)
     dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     seed = int(torch.randint(2**62, (), dtype=torch.int64))
     estimate = _ops.estimate(dy.t().contiguous(), estimator, 1.0, seed)
-    packed = Packed(*estimate.shape, _ops.pack_sparse(estimate))
+    # The two largest magnitudes of a group are all that the estimate has.
+    forward, _ = pack_master(estimate, _ops.RULES["magnitude"], False)
+    packed = Packed(*estimate.shape, forward)
     return packed.times_transpose(x.t()).t()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import _ops
+from .. import _layouts, _ops
 
 
 class _Straight(torch.autograd.Function):
@@ -40,14 +40,15 @@ def _stand_in(dense: torch.Tensor, estimator: str, seed: int = 0) -> torch.Tenso
 
 
 def _two_largest(dense: torch.Tensor) -> torch.Tensor:
-    return _ops.select(as_matrix(dense), _ops.rule_number("magnitude")).view(dense.shape)
+    matrix = as_matrix(dense)
+    return _layouts.mask_of(_ops.select(matrix, _ops.rule_number("magnitude")), *matrix.shape).view(dense.shape)
 
 
 def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keeps the two largest magnitudes of each group of four along the last dimension.
 
     Args:
-        dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
+        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
         the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go to the lower index;
@@ -68,7 +69,7 @@ def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Pre-training", NeurIPS 2024.)
 
     Args:
-        dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
+        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
         the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool of the two largest.
@@ -88,7 +89,7 @@ def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     is so here.
 
     Args:
-        dense: ``[..., cols]`` of float32, bfloat16 or float16.
+        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16.
         seed: what the random numbers depend on, with a group's place; drawn from torch's default generator of the CPU by default.
 
     Returns:

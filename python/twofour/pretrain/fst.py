@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _ops
+from .. import _layouts, _ops
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed, pack_by_mask
 
@@ -98,8 +98,8 @@ class SparseLinearTranspose(nn.Linear):
         return f"{super().extra_repr()}, freq={self.freq}, weight_gradient={self.weight_gradient!r}"
 
     @torch.no_grad()
-    def _choose(self) -> None:
-        mask = _ops.select(self.weight, _RULE)
+    def _choose(self, weight: torch.Tensor) -> None:
+        mask = _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
         if self._steps > 0:
             self.flip_rate = (mask ^ self.mask).float().mean()
         self.mask.copy_(mask)
@@ -111,10 +111,10 @@ class SparseLinearTranspose(nn.Linear):
         stepped = self._packed is None or weight.cnt == 0 or self._version != weight._version
         if stepped:
             if self._steps == 0 or (self.training and self._steps % self.freq == 0):
-                self._choose()
+                self._choose(weight.detach().to(dtype))
             self._steps += self.training
-        if stepped or self._packed.forward.dtype != dtype:
-            self._packed = pack_by_mask(weight.detach().to(dtype), self.mask, True)
+        if stepped or self._packed.dtype != dtype:
+            self._packed = pack_by_mask(weight.detach().to(dtype), _layouts.tiles_of(self.mask), True)
             self._version = weight._version
         weight.cnt += self.training
         return self._packed

@@ -25,7 +25,7 @@ class SparseLinear(nn.Linear):
     Args:
         weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along tokens, so that the
             weight gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of :func:`twofour.pretrain.MVUE24_approx`;
-            ``"dense"`` by nothing. Only ``"dense"`` compiles with ``torch.compile(fullgraph=True)``. The toolkit's layer computes the input
+            ``"dense"`` by nothing. Only ``"dense"`` compiles with ``torch.compile(fullgraph=True)``, once the scale is there. The toolkit's layer computes the input
             gradient from an estimate of the weight, which the paper found harmful.
 
     Attributes:
@@ -56,14 +56,11 @@ class SparseLinear(nn.Linear):
 
     @torch.no_grad()
     def init_scale(self) -> None:
-        """Computes the scale from the weight as it is now: ``<W, S(W)> / <S(W), S(W)>``, in float32; 1 where nothing is left of the weight.
+        """Computes the scale from the weight as it is now: ``<W, S(W)> / <S(W), S(W)>``; 1 where nothing is left of the weight.
 
         The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it is kept.
         """
-        weight = self.weight.detach()
-        soft = _ops.estimate(weight, _ops.ESTIMATORS["soft-threshold"], 1.0, 0).float()
-        along, own = (weight.float() * soft).sum(), soft.square().sum()
-        self.scale.copy_(torch.where(own > 0, along / own, torch.ones_like(own)))
+        self.scale.fill_(_ops.soft_threshold_scale(self.weight.detach()))
         self._has_scale = True
 
     @torch.no_grad()
@@ -82,5 +79,5 @@ class SparseLinear(nn.Linear):
         if not self._has_scale:
             self.init_scale()
         x, scaled, bias = cast_for_autocast(x, self._scaled(self.weight), self.bias)
-        forward, _, _ = _ops.pack(scaled, _RULE, 1.0, False)
+        forward, _, _ = _ops.pack(scaled, _RULE, 1.0, False, False)
         return master_linear(x, self.weight, bias, _RULE, self._estimator, Packed(*scaled.shape, forward))

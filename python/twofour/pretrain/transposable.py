@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _ops
+from .. import _layouts, _ops
 from .estimators import straight_through
 
 
@@ -17,7 +17,15 @@ def _signed_optimum(dense: torch.Tensor) -> torch.Tensor:
     tiles = padded.view(padded.shape[0] // 4, 4, padded.shape[1] // 4, 4)
     # Every pattern keeps eight elements of a tile, so that adding a constant to all of them changes no comparison.
     shifted = tiles - tiles.amin(dim=(1, 3), keepdim=True)
-    return _ops.select(shifted.view(padded.shape), _ops.rule_number("optimal"))[:rows, :cols].contiguous()
+    shifted = shifted.view(padded.shape)
+    if dense.device.type != "cpu":
+        # The type that kernels take there.
+        shifted = shifted.to(dense.dtype)
+    return _optimum(shifted)[:rows, :cols].contiguous()
+
+
+def _optimum(dense: torch.Tensor) -> torch.Tensor:
+    return _layouts.mask_of(_ops.select(dense, _ops.rule_number("optimal")), *dense.shape)
 
 
 class TransposableSparse(nn.Module):
@@ -39,7 +47,7 @@ class TransposableSparse(nn.Module):
         """Prunes a matrix.
 
         Args:
-            dense: ``[rows, cols]`` of float32, bfloat16 or float16.
+            dense: ``[rows, cols]`` of float32 (on a CPU), bfloat16 or float16.
 
         Returns:
             the pruned matrix, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool.
@@ -54,7 +62,7 @@ class TransposableSparse(nn.Module):
         if dense.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise NotImplementedError(f"float32, bfloat16 or float16 is required; the matrix has {dense.dtype}")
         values = dense.detach()
-        mask = _ops.select(values, _ops.rule_number("optimal")) if self.abs else _signed_optimum(values)
+        mask = _optimum(values) if self.abs else _signed_optimum(values)
         return straight_through(dense, values.masked_fill(~mask, 0)), mask
 
     def extra_repr(self) -> str:

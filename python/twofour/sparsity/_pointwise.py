@@ -40,21 +40,21 @@ def _dense(operand):
 
 
 def _pattern(name: str, args: tuple) -> tuple[SparseSemiStructuredTensor, torch.Tensor]:
-    """The last sparse operand and its mask.
+    """The last sparse operand and its mask, in tiles.
 
     Raises:
         ValueError: where another sparse operand has another mask.
     """
     sparse = [arg for arg in args if _is_sparse(arg)]
-    mask = sparse[-1]._kept()
+    tiles = sparse[-1]._kept_tiles()
     for other in sparse[:-1]:
-        kept = other._kept()
-        if kept is not mask and not (kept.shape == mask.shape and torch.equal(kept, mask)):
+        kept = other._kept_tiles()
+        if kept is not tiles and not (other.shape == sparse[-1].shape and torch.equal(kept, tiles)):
             raise ValueError(
                 f"`{name}` requires all operands to be SparseSemiStructuredTensors with the same sparsity pattern: make the others with "
                 "semi_structured_sparsify_like"
             )
-    return sparse[-1], mask
+    return sparse[-1], tiles
 
 
 def _elementwise(func, types, args, kwargs):
@@ -66,11 +66,13 @@ def _elementwise(func, types, args, kwargs):
                 f"`{func.__name__}`: operand {index} is dense; it must be a SparseSemiStructuredTensor with the same sparsity pattern as the "
                 "others: make it with semi_structured_sparsify_like"
             )
-    pattern, mask = _pattern(func.__name__, args)
+    pattern, tiles = _pattern(func.__name__, args)
     result = func(*map(_dense, args), **kwargs)
-    if result.shape != mask.shape:
-        raise ValueError(f"`{func.__name__}`: the operands broadcast to {tuple(result.shape)}; the sparse one has shape {tuple(mask.shape)}")
-    return type(pattern)._of(pack_by_mask(result, mask, pattern.packed_weight.transposed is not None), mask)
+    if result.shape != pattern.shape:
+        raise ValueError(
+            f"`{func.__name__}`: the operands broadcast to {tuple(result.shape)}; the sparse one has shape {tuple(pattern.shape)}"
+        )
+    return type(pattern)._of(pack_by_mask(result, tiles, pattern.packed_weight.transposed is not None), tiles)
 
 
 def _add(func, types, args, kwargs):

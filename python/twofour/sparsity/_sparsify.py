@@ -6,6 +6,7 @@ import enum
 
 import torch
 
+from .. import _layouts
 from .._packed import pack_by_mask
 from .._tensor import SparseSemiStructuredTensor
 
@@ -45,20 +46,20 @@ class _Sparsify(torch.autograd.Function):
 
 class _SparsifyLike(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, mask, cls, both_ways, gradient):
-        ctx.mask, ctx.cls, ctx.both_ways, ctx.gradient = mask, cls, both_ways, gradient
-        return cls._of(pack_by_mask(x, mask, both_ways), mask)
+    def forward(ctx, x, tiles, cls, both_ways, gradient):
+        ctx.tiles, ctx.cls, ctx.both_ways, ctx.gradient = tiles, cls, both_ways, gradient
+        return cls._of(pack_by_mask(x, tiles, both_ways), tiles)
 
     @staticmethod
     def backward(ctx, gradient):
         if isinstance(gradient, SparseSemiStructuredTensor) and ctx.gradient != GRADIENT_TYPE.STE:
-            if ctx.gradient == GRADIENT_TYPE.SPARSE and gradient.mask is ctx.mask:
+            if ctx.gradient == GRADIENT_TYPE.SPARSE and gradient.tiles is ctx.tiles:
                 return gradient, None, None, None, None
             gradient = gradient.to_dense()
         if ctx.gradient == GRADIENT_TYPE.DENSE:
-            gradient = torch.where(ctx.mask, gradient, 0)
+            gradient = torch.where(_layouts.mask_of(ctx.tiles, *gradient.shape), gradient, 0)
         elif ctx.gradient == GRADIENT_TYPE.SPARSE:
-            gradient = ctx.cls._of(pack_by_mask(gradient, ctx.mask, ctx.both_ways), ctx.mask)
+            gradient = ctx.cls._of(pack_by_mask(gradient, ctx.tiles, ctx.both_ways), ctx.tiles)
         return gradient, None, None, None, None
 
 
@@ -108,4 +109,4 @@ def semi_structured_sparsify_like(
     if isinstance(gradient, str) and not isinstance(gradient, GRADIENT_TYPE):
         gradient = gradient.lower()
     both_ways = pattern.packed_weight.transposed is not None
-    return _SparsifyLike.apply(x, pattern._kept(), type(pattern), both_ways, GRADIENT_TYPE(gradient))
+    return _SparsifyLike.apply(x, pattern._kept_tiles(), type(pattern), both_ways, GRADIENT_TYPE(gradient))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .. import _ops
 from ..sparse import to_sparse_semi_structured
+from ._masks import two_largest
 
 __all__ = ["SemiSparseWeightConfig", "apply_fake_sparsity", "semi_sparse_weight", "sparsify_"]
 
@@ -111,16 +111,15 @@ def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn
     dense tensors.
 
     Args:
-        model: the model; its weights are float32, bfloat16 or float16.
+        model: the model.
         filter_fn: ``filter_fn(module, name)`` says whether a module's weight is pruned; all linear layers' by default.
 
     Returns:
         the model.
 
     Raises:
-        ValueError: for a NaN, with its place, and for a module without a matrix for a weight.
-        NotImplementedError: for a weight of another type.
+        ValueError: for a NaN in a weight that a kernel takes, with its place, and for a module without a matrix for a weight.
     """
     for _, module in _chosen(model, filter_fn):
-        module.weight.masked_fill_(~_ops.select(module.weight, _ops.rule_number("magnitude")), 0)
+        module.weight.masked_fill_(~two_largest(module.weight.detach()), 0)
     return model

@@ -12,7 +12,7 @@ import difflib
 import torch
 from torch import nn
 
-from .. import _ops
+from .. import _layouts, _ops
 from .._autograd import weight_gradient
 from .._master import cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
@@ -119,7 +119,8 @@ class SemiSparseLinear(_DynamicLinear):
     Neural Network Training with Semi-Structured (2:4) Sparsity", 2024.
 
     Raises:
-        ValueError: in the forward pass, for a weight with a NaN; the message names row and column.
+        ValueError: in the forward pass on a CPU, for a weight with a NaN; the message names row and column. On a GPU a NaN spreads as in a
+            dense layer, since a search for it would wait for the device.
         RuntimeError: where the last dimension of ``x`` is not ``in_features``.
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
@@ -129,7 +130,8 @@ class SemiSparseLinear(_DynamicLinear):
     @property
     def mask(self) -> torch.Tensor:
         """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
-        return _ops.select(self.weight.detach(), self._rule)
+        weight = self.weight.detach()
+        return _layouts.mask_of(_ops.select(weight, self._rule), *weight.shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
@@ -172,7 +174,7 @@ class _ActivationFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, rule):
-        packed, transposed, _ = _ops.pack(x, rule, 1.0, ctx.needs_input_grad[1])
+        packed, transposed, _ = _ops.pack(x, rule, 1.0, ctx.needs_input_grad[1], False)
         ctx.size = x.shape
         ctx.save_for_backward(
             weight if ctx.needs_input_grad[0] else None, transposed if ctx.needs_input_grad[1] else None
@@ -195,7 +197,7 @@ class SemiSparseActivationLinear(_DynamicLinear):
     (straight-through). Any shape, with and without bias. The peers' layer refuses a bias, 3-D inputs and inference.
 
     Raises:
-        ValueError: in the forward pass, for an input with a NaN; the message names token and feature.
+        ValueError: in the forward pass on a CPU, for an input with a NaN; the message names token and feature.
         RuntimeError: where the last dimension of ``x`` is not ``in_features``.
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
@@ -211,7 +213,7 @@ class SemiSparseActivationLinear(_DynamicLinear):
         if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
             y = _ActivationFunction.apply(tokens, weight, self._rule)
         else:
-            packed, _, _ = _ops.pack(tokens, self._rule, 1.0, False)
+            packed, _, _ = _ops.pack(tokens, self._rule, 1.0, False, False)
             y = Packed(*tokens.shape, packed).times_transpose(weight).t().contiguous()
         y = y if bias is None else y + bias
         return y.reshape(*x.shape[:-1], weight.shape[0])

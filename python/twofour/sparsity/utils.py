@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import _ops
+from ._masks import keep_largest, two_largest
 from .wanda import PerChannelNormObserver
 
 __all__ = ["PerChannelNormObserver", "create_semi_structured_tensor", "mask_creator"]
@@ -30,11 +30,7 @@ def mask_creator(tensor: torch.Tensor, N: int = 2, M: int = 4) -> torch.Tensor:
     if tensor.numel() % M:
         raise ValueError(f"the tensor has {tensor.numel()} elements, shape {tuple(tensor.shape)}, which is not a multiple of M={M}")
     groups = tensor.detach().reshape(-1, M)
-    if (N, M) == (2, 4) and groups.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        kept = _ops.select(groups, _ops.rule_number("magnitude"))
-    else:
-        order = groups.abs().argsort(dim=-1, descending=True, stable=True)
-        kept = torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, order[:, :N], True)
+    kept = two_largest(groups) if (N, M) == (2, 4) else keep_largest(groups.abs(), N)
     return kept.to(tensor.dtype).reshape(tensor.shape)
 
 

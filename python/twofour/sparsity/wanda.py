@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.ao.pruning import BaseSparsifier
 
-from .. import _ops
+from ._masks import keep_largest, two_largest
 
 __all__ = ["PerChannelNormObserver", "WandaSparsifier"]
 
@@ -51,12 +51,6 @@ class PerChannelNormObserver(nn.Module):
     def reset(self) -> None:
         """Forgets all inputs."""
         self.sum_of_squares = self.sum_of_squares.new_empty(0)
-
-
-def _smallest(score: torch.Tensor, count: int) -> torch.Tensor:
-    """The mask that drops the ``count`` smallest of each row, the later ones of equals."""
-    order = score.argsort(dim=-1, descending=True, stable=True)
-    return torch.ones_like(score, dtype=torch.bool).scatter_(-1, order[..., score.shape[-1] - count :], False)
 
 
 def _observe(module: nn.Module, args: tuple) -> None:
@@ -126,11 +120,11 @@ class WandaSparsifier(BaseSparsifier):
             if cols % block:
                 raise ValueError(f"{name!r}: rows of {cols} elements are no multiple of semi_structured_block_size={block}")
             if block == 4:
-                return _ops.select(score, _ops.rule_number("magnitude"))
-            return _smallest(score.view(rows, -1, block), block // 2).view(rows, cols)
+                return two_largest(score)
+            return keep_largest(score.view(rows, -1, block), block - block // 2).view(rows, cols)
         if self.peer:
-            return _smallest(score.view(1, -1), int(level * score.numel())).view(rows, cols)
-        return _smallest(score, int(level * cols))
+            return keep_largest(score.view(1, -1), score.numel() - int(level * score.numel())).view(rows, cols)
+        return keep_largest(score, cols - int(level * cols))
 
     def squash_mask(self, params_to_keep=None, params_to_keep_per_layer=None, *args, **kwargs) -> None:
         """Writes the pruned weights into the layers, and removes masks, observers and hooks."""
