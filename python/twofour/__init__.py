@@ -1,24 +1,53 @@
 """2:4 semi-structured sparsity: prune, train, compress, run.
 
-======================  ==========================================================================
-``twofour.sparse``      sparse tensors, under the names of ``torch.sparse``
-======================  ==========================================================================
+===========================  =====================================================================
+:func:`verify`               is a matrix 2:4, and where not
+:func:`prune`                makes it 2:4
+:func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
+:func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
+:class:`Linear`              a linear layer with a 2:4 weight
+:func:`advise`               measured speed of 2:4 against dense for a model's layers
+``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
+``twofour.transformers``     2:4 weights in Hugging Face transformers
+``twofour.vllm``             2:4 weights in vLLM
+===========================  =====================================================================
 
-torch is imported when something that needs it is first used.
+Functions of arrays and files require numpy alone. torch is imported when something that needs it is first used.
 """
 
 import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"sparse"}
+_SUBMODULES = {"sparse", "transformers", "vllm"}
 
-__all__ = ["__version__", "engine", *sorted(_SUBMODULES)]
+#: The modules of what is imported when it is first used.
+_NAMES = {
+    "Compressed": "_compression",
+    "Linear": "_linear",
+    "Verification": "_verification",
+    "Violation": "_verification",
+    "advise": "_advice",
+    "compress": "_compression",
+    "decompress": "_compression",
+    "device_info": "_device",
+    "load_file": "_files",
+    "load_model": "_files",
+    "prune": "_pruning",
+    "save_file": "_files",
+    "verify": "_verification",
+}
+
+__all__ = ["__version__", "engine", *sorted({*_NAMES, *_SUBMODULES})]
 
 
 def __getattr__(name):
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
