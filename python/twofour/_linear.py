@@ -12,6 +12,9 @@ from . import _ops
 from ._compression import parts_shapes
 from ._packed import Packed, pack_by_rule, pack_sparse
 
+#: The dtypes that kernels multiply.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 #: Whether state dicts hold the layer itself under ``weight``, in the place of its canonical parts.
 _DEFERRED = contextvars.ContextVar("twofour_deferred", default=False)
 
@@ -47,6 +50,9 @@ class Linear(nn.Module):
         bias: whether there is a bias.
         device: where the layer lives.
         dtype: float32, bfloat16 or float16.
+
+    Raises:
+        NotImplementedError: for another dtype.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
@@ -55,6 +61,7 @@ class Linear(nn.Module):
         self.out_features = out_features
         values, meta = parts_shapes(out_features, in_features)
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        _require_supported(dtype)
         # Properties of the same names read them.
         self._buffers["weight_values"] = torch.zeros(values, device=device, dtype=dtype)
         self._buffers["weight_meta"] = _codes_of_zeros(meta, -(-in_features // 4), device)
@@ -76,6 +83,7 @@ class Linear(nn.Module):
             ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned.
             NotImplementedError: for another dtype.
         """
+        _require_supported(linear.weight.dtype, name)
         self = cls(linear.in_features, linear.out_features, bias=False, device="meta", dtype=linear.weight.dtype)
         self.bias = linear.bias
         self._pack_dense(linear.weight.detach(), prune, name)
@@ -151,8 +159,8 @@ class Linear(nn.Module):
     def _pack_dense(self, dense: torch.Tensor, prune: bool, name: str) -> None:
         try:
             weight = pack_by_rule(dense, "magnitude", transpose=False)[0] if prune else pack_sparse(dense)
-        except (ValueError, NotImplementedError) as error:
-            raise type(error)(f"tensor `{name}`: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"tensor `{name}`: {error}") from None
         self._set_packed(weight.forward)
 
     def _set_packed(self, packed: torch.Tensor) -> None:
@@ -197,6 +205,7 @@ class Linear(nn.Module):
         if packed is not None:
             # What fn does to a tensor of the weight's dtype and device.
             probe = fn(packed.new_zeros(1))
+            _require_supported(probe.dtype)
             if (probe.dtype, probe.device) == (packed.dtype, packed.device):
                 self._buffers["weight_packed"] = fn(packed)
             else:
@@ -268,6 +277,11 @@ class Linear(nn.Module):
         super().__setstate__(state)
         if self._buffers["weight_values"].device.type != "meta":
             self.pack()
+
+
+def _require_supported(dtype: torch.dtype, name: str = "weight") -> None:
+    if dtype not in DTYPES:
+        raise NotImplementedError(f"tensor `{name}`: no kernel multiplies {dtype}; use one of {', '.join(map(str, DTYPES))}")
 
 
 def _codes_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor:
