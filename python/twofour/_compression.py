@@ -52,6 +52,8 @@ def empty_parts(rows: int, cols: int, dtype: str, torch_tensor: bool):
 def compress(matrix: Any, *, prune: bool = False, dtype: str | None = None) -> Compressed:
     """Compresses a matrix that is 2:4 along its rows. -0.0 is stored as +0.0.
 
+    It is compressed in the host's memory; a tensor on a GPU is copied there and back.
+
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
         prune: keeps the two largest magnitudes of each group of a matrix that is not 2:4.

@@ -11,6 +11,9 @@ from ._arrays import bytes_of, empty_like, matrix_axis, returned, writable_bytes
 def prune(matrix: Any, method: str = "magnitude", axis: int = -1, *, pattern: str = "2:4", dtype: str | None = None):
     """The matrix with +0.0 in the place of what a rule does not keep.
 
+    It is pruned in the host's memory; a tensor on a GPU is copied there and back. :func:`twofour.sparse.to_sparse_semi_structured` prunes and
+    packs on the device.
+
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2. It is not
             changed.

@@ -56,6 +56,8 @@ class Verification:
 def verify(matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8, dtype: str | None = None) -> Verification:
     """Checks a matrix against an N:M pattern. An element is nonzero unless it is +0.0 or -0.0; NaN is nonzero.
 
+    It is checked in the host's memory; a tensor on a GPU is copied there.
+
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
         pattern: at most N nonzeros in each group of M consecutive elements, 1 <= N <= M <= 64.
