@@ -51,24 +51,37 @@ def meta_from_torch(meta: torch.Tensor) -> torch.Tensor:
     return source.contiguous().view(torch.int32)
 
 
-def bitmask_to_torch(mask: torch.Tensor) -> torch.Tensor:
-    """A mask ``[rows, cols]`` of bool as torch's bitmask ``[rows / 8, cols / 8, 8]`` of bytes: four 4x4 tiles of 16 bits each.
+def tiles_of(mask: torch.Tensor) -> torch.Tensor:
+    """A mask ``[rows, cols]`` of bool in tiles: an int16 for each 4x4 tile, bit ``4 * row + column`` set where it keeps the element."""
+    rows, cols = mask.shape
+    padded = torch.nn.functional.pad(mask, (0, -cols % 4, 0, -rows % 4))
+    tiles = padded.view(-(-rows // 4), 4, -(-cols // 4), 4).permute(0, 2, 1, 3).reshape(-(-rows // 4), -(-cols // 4), 16)
+    weights = 1 << torch.arange(16, device=mask.device, dtype=torch.int32)
+    return (tiles.to(torch.int32) * weights).sum(-1, dtype=torch.int32).to(torch.int16)
+
+
+def mask_of(tiles: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """The inverse of :func:`tiles_of` for a mask of that shape."""
+    bits = torch.arange(16, device=tiles.device, dtype=torch.int32)
+    kept = (tiles.to(torch.int32)[..., None] >> bits & 1).bool().view(*tiles.shape, 4, 4)
+    return kept.permute(0, 2, 1, 3).reshape(tiles.shape[0] * 4, tiles.shape[1] * 4)[:rows, :cols].contiguous()
+
+
+def bitmask_to_torch(tiles: torch.Tensor) -> torch.Tensor:
+    """Tiles as torch's bitmask ``[rows / 8, cols / 8, 8]`` of bytes: the four tiles of 8x8 elements, 16 bits each.
 
     Raises:
-        RuntimeError: where a side is not a multiple of 8.
+        RuntimeError: where a side of the matrix is not a multiple of 8.
     """
-    rows, cols = mask.shape
-    if rows % 8 or cols % 8:
-        raise RuntimeError(f"torch's bitmask requires both sides to be multiples of 8; the shape is ({rows}, {cols})")
-    # [row block, tile row, row, column block, tile column, column]
-    tiles = mask.view(rows // 8, 2, 4, cols // 8, 2, 4).permute(0, 3, 1, 4, 2, 5).reshape(rows // 8, cols // 8, 8, 8)
-    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=mask.device)
-    return (tiles.to(torch.uint8) * weights).sum(-1, dtype=torch.uint8)
+    down, across = tiles.shape
+    if down % 2 or across % 2:
+        raise RuntimeError("torch's bitmask requires both sides of the matrix to be multiples of 8")
+    blocks = tiles.view(down // 2, 2, across // 2, 2).permute(0, 2, 1, 3).contiguous()
+    return blocks.view(torch.uint8).view(down // 2, across // 2, 8)
 
 
 def bitmask_from_torch(bitmask: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`bitmask_to_torch`."""
-    blocks, cols, _ = bitmask.shape
-    bits = torch.arange(8, device=bitmask.device)
-    tiles = (bitmask[..., None].to(torch.int32) >> bits & 1).bool().view(blocks, cols, 2, 2, 4, 4)
-    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(blocks * 8, cols * 8)
+    down, across, _ = bitmask.shape
+    blocks = bitmask.contiguous().view(torch.int16).view(down, across, 2, 2)
+    return blocks.permute(0, 2, 1, 3).reshape(down * 2, across * 2)

@@ -103,6 +103,11 @@ def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     return like.new_empty((-(-rows // 16), _strip_elements(cols, like.dtype)))
 
 
+def _tiles(like: torch.Tensor) -> torch.Tensor:
+    rows, cols = like.shape
+    return like.new_empty((-(-rows // 4), -(-cols // 4)), dtype=torch.int16)
+
+
 @torch.library.register_fake("twofour::linear")
 def _(x, packed, out_features):
     return x.new_empty((*x.shape[:-1], out_features))
@@ -119,10 +124,10 @@ def _(dy, packed, in_features):
 
 
 @torch.library.register_fake("twofour::pack")
-def _(weight, rule, scale, transpose):
+def _(weight, rule, scale, transpose, check):
     rows, cols = weight.shape
     packed_t = _packed(weight, cols, rows) if transpose else weight.new_empty((0,))
-    return _packed(weight, rows, cols), packed_t, weight.new_empty((rows, cols), dtype=torch.bool)
+    return _packed(weight, rows, cols), packed_t, _tiles(weight)
 
 
 @torch.library.register_fake("twofour::pack_masked")
@@ -154,7 +159,7 @@ def _(values, meta, cols):
 
 @torch.library.register_fake("twofour::select")
 def _(dense, rule):
-    return torch.empty_like(dense, dtype=torch.bool)
+    return _tiles(dense)
 
 
 @torch.library.register_fake("twofour::estimate")

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from . import _ops
 
 
-@dataclasses.dataclass(frozen=True)
 class Packed:
-    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both.
+    """A 2:4 matrix ``W`` of shape ``[rows, cols]``, packed along its rows, along its columns, or both. It is not changed.
 
     Attributes:
         rows: rows of ``W``.
         cols: columns of ``W``.
         forward: ``W`` packed along its rows, or ``None``.
         transposed: the transpose, packed along the columns of ``W``, or ``None``.
+        dtype: the type of the values.
     """
 
-    rows: int
-    cols: int
-    forward: torch.Tensor | None
-    transposed: torch.Tensor | None = None
+    __slots__ = ("rows", "cols", "forward", "transposed", "dtype")
+
+    def __init__(self, rows: int, cols: int, forward: torch.Tensor | None, transposed: torch.Tensor | None = None):
+        self.rows = rows
+        self.cols = cols
+        self.forward = forward
+        self.transposed = transposed
+        self.dtype = (transposed if forward is None else forward).dtype
 
     def t(self) -> Packed:
         """The transpose, which shares the memory."""
@@ -32,9 +34,9 @@ class Packed:
     def times_transpose(self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: int = 0) -> torch.Tensor:
         """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
         if self.forward is not None:
-            if bias is None and activation == 0:
-                return _ops.linear(x, self.forward, self.rows)
             if bias is None:
+                if activation == 0:
+                    return _ops.linear(x, self.forward, self.rows)
                 bias = x.new_zeros(self.rows)
             return _ops.linear_bias(x, self.forward, bias, self.rows, activation)
         y = _ops.input_gradient(x, self.transposed, self.rows)
@@ -61,6 +63,11 @@ class Packed:
         forward, transposed = (None if t is None else function(t) for t in (self.forward, self.transposed))
         return Packed(self.rows, self.cols, forward, transposed)
 
+    def with_tensors(self, tensors) -> Packed:
+        """The same matrix with the tensors of :meth:`tensors` replaced."""
+        tensors = iter(tensors)
+        return self.map(lambda _: next(tensors))
+
     def to(self, *, device=None, dtype=None) -> Packed:
         """The same matrix on another device or in another type. It is packed anew, since the layout depends on both."""
 
@@ -81,21 +88,30 @@ _ACTIVATIONS = (
 )
 
 
-def pack_by_rule(dense: torch.Tensor, rule: str, scale: float = 1.0, transpose: bool = True) -> tuple[Packed, torch.Tensor]:
+def pack_by_rule(
+    dense: torch.Tensor, rule: str, scale: float = 1.0, transpose: bool = True, check: bool = True
+) -> tuple[Packed, torch.Tensor]:
     """Chooses a mask and packs what it keeps, along rows and, with ``transpose``, along columns.
 
     Returns:
-        the packed matrix and its mask, ``[rows, cols]`` of bool.
+        the packed matrix, and its mask in tiles (:func:`twofour._layouts.tiles_of`).
+
+    Raises:
+        ValueError: for a NaN, with its place. On a GPU finding it waits for the device, so there ``check=False`` leaves it out.
     """
     rows, cols = _shape(dense)
-    forward, transposed, mask = _ops.pack(dense, _ops.rule_number(rule), scale, transpose)
+    forward, transposed, mask = _ops.pack(dense, _ops.rule_number(rule), scale, transpose, check)
     return Packed(rows, cols, forward, transposed if transpose else None), mask
 
 
-def pack_by_mask(dense: torch.Tensor, mask: torch.Tensor, transpose: bool) -> Packed:
-    """Packs what a mask of bool keeps."""
+def pack_by_mask(dense: torch.Tensor, tiles: torch.Tensor, transpose: bool) -> Packed:
+    """Packs what a mask in tiles keeps.
+
+    Raises:
+        ValueError: on a CPU, where the mask is not 2:4 along rows, or not along columns where the transpose is packed.
+    """
     rows, cols = _shape(dense)
-    forward, transposed = _ops.pack_masked(dense, mask, transpose)
+    forward, transposed = _ops.pack_masked(dense, tiles, transpose)
     return Packed(rows, cols, forward, transposed if transpose else None)
 
 

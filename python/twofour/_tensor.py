@@ -49,7 +49,7 @@ class SparseSemiStructuredTensor(_TORCH):
     _CLASSES: dict[str, type] = {}
 
     packed_weight: Packed
-    mask: torch.Tensor | None
+    tiles: torch.Tensor | None
 
     @staticmethod
     def __new__(
@@ -83,22 +83,22 @@ class SparseSemiStructuredTensor(_TORCH):
                 )
             return _ops.from_canonical(values.contiguous(), _layouts.meta_from_torch(meta), cols)
 
-        mask = None if compressed_swizzled_bitmask is None else _layouts.bitmask_from_torch(compressed_swizzled_bitmask)
+        tiles = None if compressed_swizzled_bitmask is None else _layouts.bitmask_from_torch(compressed_swizzled_bitmask)
         weight = Packed(rows, cols, packed_of(packed, meta, cols), packed_of(packed_t, meta_t, rows))
-        self = cls._of(weight, mask, requires_grad)
+        self = cls._of(weight, tiles, requires_grad)
         self.fuse_transpose_cusparselt = fuse_transpose_cusparselt
         self.alg_id_cusparselt = alg_id_cusparselt
         return self
 
     @classmethod
-    def _of(cls, weight: Packed, mask: torch.Tensor | None = None, requires_grad: bool = False):
-        """The tensor of a packed matrix."""
+    def _of(cls, weight: Packed, tiles: torch.Tensor | None = None, requires_grad: bool = False):
+        """The tensor of a packed matrix; ``tiles`` is its mask, where it was chosen by tiles."""
         some = weight.forward if weight.forward is not None else weight.transposed
         self = torch.Tensor._make_wrapper_subclass(
             cls, (weight.rows, weight.cols), device=some.device, dtype=some.dtype, requires_grad=requires_grad
         )
         self.packed_weight = weight
-        self.mask = mask
+        self.tiles = tiles
         self.fuse_transpose_cusparselt = False
         self.alg_id_cusparselt = 0
         return self
@@ -112,14 +112,14 @@ class SparseSemiStructuredTensor(_TORCH):
     # What torch.compile and torch's functional wrappers take apart and put together.
 
     def __tensor_flatten__(self):
-        names = [name for name in ("_forward", "_transposed", "_mask") if getattr(self, name) is not None]
+        names = [name for name in ("_forward", "_transposed", "tiles") if getattr(self, name) is not None]
         return names, (self.packed_weight.rows, self.packed_weight.cols, self.requires_grad)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
         rows, cols, requires_grad = context
         weight = Packed(rows, cols, inner.get("_forward"), inner.get("_transposed"))
-        return cls._of(weight, inner.get("_mask"), requires_grad)
+        return cls._of(weight, inner.get("tiles"), requires_grad)
 
     @property
     def _forward(self):
@@ -128,10 +128,6 @@ class SparseSemiStructuredTensor(_TORCH):
     @property
     def _transposed(self):
         return self.packed_weight.transposed
-
-    @property
-    def _mask(self):
-        return self.mask
 
     # Saving: the canonical form, which every version and device reads.
 
@@ -144,11 +140,11 @@ class SparseSemiStructuredTensor(_TORCH):
                 (weight.transposed, weight.cols, weight.rows),
             )
         ]
-        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.mask, self.requires_grad)
+        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.tiles, self.requires_grad)
 
     def __deepcopy__(self, memo):
         copy = type(self)._of(
-            self.packed_weight.map(torch.Tensor.clone), None if self.mask is None else self.mask.clone(), self.requires_grad
+            self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone(), self.requires_grad
         )
         copy._is_param = getattr(self, "_is_param", False)
         memo[id(self)] = copy
@@ -189,7 +185,12 @@ class SparseSemiStructuredTensor(_TORCH):
     @property
     def compressed_swizzled_bitmask(self):
         """The mask in torch's order, or ``None`` where the tensor was not pruned by tiles."""
-        return None if self.mask is None else _layouts.bitmask_to_torch(self.mask)
+        return None if self.tiles is None else _layouts.bitmask_to_torch(self.tiles)
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """What is kept, ``[rows, cols]`` of bool."""
+        return _layouts.mask_of(self._kept_tiles(), self.packed_weight.rows, self.packed_weight.cols)
 
     # Making one.
 
@@ -227,8 +228,8 @@ class SparseSemiStructuredTensor(_TORCH):
             ValueError: for a NaN; the message names its place.
         """
         cls._validate_device_dim_dtype_shape(original_tensor)
-        weight, mask = pack_by_rule(original_tensor.detach(), rule_of_algorithm(algorithm))
-        return cls._of(weight, mask)
+        weight, tiles = pack_by_rule(original_tensor.detach(), rule_of_algorithm(algorithm))
+        return cls._of(weight, tiles)
 
     def to_dense(self) -> torch.Tensor:
         """The matrix with zeros where nothing is kept; gradients pass through."""
@@ -238,18 +239,18 @@ class SparseSemiStructuredTensor(_TORCH):
 
     def with_values_of(self, dense: torch.Tensor):
         """The 2:4 matrix that keeps of ``dense`` what this one keeps."""
-        mask = self._kept()
-        return type(self)._of(pack_by_mask(dense, mask, self.packed_weight.transposed is not None), mask)
+        tiles = self._kept_tiles()
+        return type(self)._of(pack_by_mask(dense, tiles, self.packed_weight.transposed is not None), tiles)
 
-    def _kept(self) -> torch.Tensor:
-        if self.mask is not None:
-            return self.mask
+    def _kept_tiles(self) -> torch.Tensor:
+        if self.tiles is not None:
+            return self.tiles
         weight = self.packed_weight
         ones = weight.forward if weight.forward is not None else weight.transposed
         rows, cols = (weight.rows, weight.cols) if weight.forward is not None else (weight.cols, weight.rows)
         values, meta = _ops.canonical(ones, rows, cols)
         kept = _ops.unpack(_ops.from_canonical(torch.ones_like(values), meta, cols), rows, cols).bool()
-        return kept if weight.forward is not None else kept.t().contiguous()
+        return _layouts.tiles_of(kept if weight.forward is not None else kept.t())
 
     def _mm(self, B: torch.Tensor, *, bias: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
         return _mm(self, B) if bias is None else _mm(self, B) + bias[:, None]
@@ -299,11 +300,11 @@ for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, Sp
     SparseSemiStructuredTensor._CLASSES[_class.BACKEND] = _class
 
 
-def _rebuild(backend, rows, cols, forward, transposed, mask, requires_grad):
+def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad):
     """A tensor from its saved form."""
     forward = None if forward is None else _ops.from_canonical(*forward, cols)
     transposed = None if transposed is None else _ops.from_canonical(*transposed, rows)
-    return SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), mask, requires_grad)
+    return SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), tiles, requires_grad)
 
 
 class _ToDense(torch.autograd.Function):
@@ -334,18 +335,20 @@ def _linear(input, weight, bias=None):
         # A sparse input, as SemiSparseActivationLinear's.
         y = _matmul(input, weight.t())
         return y if bias is None else y + bias
+    # Attributes of the packed weight, since those of a tensor subclass go through __torch_function__.
+    packed = weight.packed_weight
     if isinstance(input, SparseSemiStructuredTensor):
         _refuse_two_sparse()
-    if input.dtype != weight.dtype:
+    if input.dtype != packed.dtype:
         if torch.is_autocast_enabled(input.device.type):
-            input = input.to(weight.dtype)
-            bias = None if bias is None else bias.to(weight.dtype)
+            input = input.to(packed.dtype)
+            bias = None if bias is None else bias.to(packed.dtype)
         else:
             _same_dtype(type(weight).__name__, input, weight)
-    if input.shape[-1] != weight.shape[1]:
+    if not input.shape or input.shape[-1] != packed.cols:
         raise RuntimeError(
-            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {tuple(weight.shape)}): the last dimension of "
-            f"the input must be {weight.shape[1]}"
+            f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(packed.rows, packed.cols)}): the last "
+            f"dimension of the input must be {packed.cols}"
         )
     return differentiable_linear(input, weight, bias)
 
@@ -392,8 +395,11 @@ def _t(self):
 
 
 def _transposed(self):
-    mask = None if self.mask is None else self.mask.t().contiguous()
-    return type(self)._of(self.packed_weight.t(), mask)
+    tiles = None
+    if self.tiles is not None:
+        rows, cols = self.packed_weight.rows, self.packed_weight.cols
+        tiles = _layouts.tiles_of(_layouts.mask_of(self.tiles, rows, cols).t())
+    return type(self)._of(self.packed_weight.t(), tiles)
 
 
 class _Transpose(torch.autograd.Function):
@@ -442,11 +448,11 @@ def _dispatched(function):
 
 
 def _detach(self):
-    return type(self)._of(self.packed_weight, self.mask)
+    return type(self)._of(self.packed_weight, self.tiles)
 
 
 def _clone(self, memory_format=None):
-    return type(self)._of(self.packed_weight.map(torch.Tensor.clone), None if self.mask is None else self.mask.clone())
+    return type(self)._of(self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone())
 
 
 def _view(self, shape):
@@ -458,8 +464,8 @@ def _view(self, shape):
 def _to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     if dtype is not None and dtype not in SUPPORTED_DTYPES:
         raise NotImplementedError(f"`{type(self).__name__}` to: dtype {dtype} is not supported; call to_dense() first")
-    mask = None if self.mask is None else self.mask.to(device=device)
-    return type(self)._of(self.packed_weight.to(device=device, dtype=dtype), mask)
+    tiles = None if self.tiles is None else self.tiles.to(device=device)
+    return type(self)._of(self.packed_weight.to(device=device, dtype=dtype), tiles)
 
 
 def _copy_(self, source, non_blocking=False):
@@ -471,24 +477,24 @@ def _copy_(self, source, non_blocking=False):
         raise RuntimeError(f"copy_: the shapes differ: {tuple(self.shape)} and {tuple(source.shape)}")
     if isinstance(source, SparseSemiStructuredTensor):
         weight = source.packed_weight.to(device=self.device, dtype=self.dtype)
-        mask = source._kept()
+        tiles = source._kept_tiles()
         if self.packed_weight.transposed is not None and weight.transposed is None:
-            weight = pack_by_mask(source.to_dense().to(self.device, self.dtype), source._kept(), True)
+            weight = pack_by_mask(source.to_dense().to(self.device, self.dtype), tiles, True)
     else:
         dense = source.detach().to(device=self.device, dtype=self.dtype)
-        mask = None
+        tiles = _layouts.tiles_of(dense != 0)
         if self.packed_weight.transposed is None:
             weight = pack_sparse(dense)
         else:
-            weight = pack_by_mask(dense, dense != 0, True)
+            weight = pack_by_mask(dense, tiles, True)
     for name in ("forward", "transposed"):
         into, new = getattr(self.packed_weight, name), getattr(weight, name)
         if into is not None:
             if new is None:
                 raise RuntimeError("copy_: the source is not packed along the rows that the destination is packed along")
             into.copy_(new)
-    if self.mask is not None:
-        self.mask.copy_(mask if mask is not None else dense != 0)
+    if self.tiles is not None:
+        self.tiles.copy_(tiles)
     return self
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from . import _layouts
 from ._packed import pack_by_mask, pack_by_rule
 from ._tensor import (
     SparseSemiStructuredTensor,
@@ -72,13 +73,13 @@ def to_sparse_semi_structured(
     if mask is not None:
         if mask.shape != dense.shape:
             raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
-        sparse = cls._of(pack_by_mask(dense, mask.bool(), False), None, original_tensor.requires_grad)
+        sparse = cls._of(pack_by_mask(dense, _layouts.tiles_of(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
         estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
         sparse = cls.from_dense(estimate, alg_id)
     else:
         rule = "magnitude" if prune is True else prune
-        weight, kept = pack_by_rule(dense, rule, transpose=rule != "magnitude")
-        sparse = cls._of(weight, None if rule == "magnitude" else kept, original_tensor.requires_grad)
+        weight, tiles = pack_by_rule(dense, rule, transpose=rule != "magnitude")
+        sparse = cls._of(weight, None if rule == "magnitude" else tiles, original_tensor.requires_grad)
     sparse.alg_id_cusparselt = alg_id
     return sparse

@@ -4,8 +4,10 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, sys};
 
 use super::LayerContext;
 use crate::{
-    DevicePtr, Error, Result,
+    DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
+    prune::Packed,
+    unpack::Unpacker,
 };
 
 /// Most algorithms of the library that are timed.
@@ -37,6 +39,38 @@ pub(super) fn dense(
     let [workspace] = work.parts([WORKSPACE_BYTES])?;
     // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
+}
+
+/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
+pub(super) fn unpacked_product(
+    context: &LayerContext,
+    (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
+    (dy, tokens): (DevicePtr, usize),
+    dx: DevicePtr,
+) -> Result<()> {
+    let problem = DenseProblem {
+        element: dtype,
+        output: dtype,
+        rows: cols,
+        cols: tokens,
+        reduction: rows,
+        a_transposed: false,
+        b_transposed: false,
+        accumulate: false,
+    };
+    if tokens == 0 || rows == 0 || cols == 0 {
+        return dense(context, problem, 0, dy, dx);
+    }
+    let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
+    let mut work = context.work();
+    let [unpacked, workspace] = work.parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
+    let stream = context.raw();
+    // SAFETY: the callers' slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
+    // weight, and the stream is of their device.
+    unsafe {
+        unpacker.run(stream, packed, (rows, cols), unpacked)?;
+        plan.run(stream, unpacked, dy, dx, workspace)
+    }
 }
 
 /// Returns the fastest of several plans for a problem, by medians of interleaved launches on random numbers. This also loads the library's kernels,

@@ -9,15 +9,18 @@
 //! | [`SparseLinear`] | training with a 2:4 weight and a dense master weight |
 //! | [`SparseActivationLinear`] | training with a 2:4 activation and a dense weight |
 //! | [`PackedLinear`] | inference with a packed 2:4 weight |
+//! | [`borrowed`] | the same passes over tensors that another framework owns |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
 //! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a CUDA graph can capture calls,
 //! because what changes from step to step (seeds, step numbers and learning rates) is in device memory.
 
+pub mod borrowed;
 mod context;
 mod dense;
 mod forward;
 mod gradient;
+mod host_form;
 mod mask;
 mod memory;
 mod packed;

@@ -3,18 +3,15 @@
 use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
 use half::{bf16, f16};
 use twofour::{
-    Compressed, DType, Element, MatrixRef, compressed,
+    Compressed, Element, MatrixRef,
     int4::{Granularity, Int4},
     kernel::quantize,
-    layout::{
-        lanes,
-        sm90::{encode_8, encode_16},
-    },
+    layout::lanes,
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::dense, elements,
-    quantized::quantized_linear, weight::PackedBuffer,
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements,
+    host_form::encode, quantized::quantized_linear, weight::PackedBuffer,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
@@ -22,8 +19,6 @@ use crate::{
         Epilogue, GemmProblem, Order,
         int4::{self, MOST_TOKENS},
     },
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    unpack::Unpacker,
 };
 
 /// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
@@ -241,30 +236,8 @@ impl PackedLinear {
         };
         let dy = dy.expect("the output gradient", context, dtype, elements(tokens, self.out_features)?)?;
         let dx = dx.expect("the input gradient", context, dtype, elements(tokens, self.in_features)?)?;
-        let problem = DenseProblem {
-            element: dtype,
-            output: dtype,
-            rows: self.in_features,
-            cols: tokens,
-            reduction: self.out_features,
-            a_transposed: false,
-            b_transposed: false,
-            accumulate: false,
-        };
-        if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
-            return dense(context, problem, 0, dy, dx);
-        }
-        let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
-        let mut work = context.work();
-        let [unpacked, workspace] =
-            work.parts([self.out_features * self.in_features * dtype.bytes(), WORKSPACE_BYTES])?;
-        let stream = context.raw();
-        // SAFETY: the slices have been found to be as long as the layer and the tokens require, the workspace has been allocated for the unpacked weight, and
-        // the stream is of their device.
-        unsafe {
-            unpacker.run(stream, weight.packed(), weight.shape(), unpacked)?;
-            plan.run(stream, unpacked, dy, dx, workspace)
-        }
+        let shape = (self.out_features, self.in_features);
+        unpacked_product(context, (weight.packed(), shape, dtype), (dy, tokens), dx)
     }
 
     /// Returns the number of output features.
@@ -335,52 +308,7 @@ fn copy<T: DeviceRepr>(context: &LayerContext, values: &[T]) -> Result<CudaSlice
 /// Packs a weight in host memory and copies it to the device.
 fn upload<T: Element>(context: &LayerContext, weight: &Compressed<T>) -> Result<PackedBuffer> {
     let mut buffer = PackedBuffer::new(context, T::DTYPE.into(), weight.rows(), weight.cols())?;
-    let tile = buffer.tile();
-    let weight = padded(weight, weight.rows().next_multiple_of(64), weight.cols().next_multiple_of(tile.columns()))?;
-    let meta: Vec<u8> = match T::DTYPE {
-        DType::F16 | DType::BF16 => bytemuck::cast_slice(&encode_16(&weight, tile)?).to_vec(),
-        _ => bytemuck::cast_slice(&encode_8(&weight, tile)?).to_vec(),
-    };
-    buffer.write(context, bytemuck::cast_slice(weight.values()), &meta)?;
+    let (values, meta) = encode(weight)?;
+    buffer.write(context, &values, &meta)?;
     Ok(buffer)
-}
-
-/// Returns the weight padded to a larger shape by groups and rows of zeros.
-fn padded<T: Element>(weight: &Compressed<T>, rows: usize, cols: usize) -> Result<Compressed<T>> {
-    let (values_len, meta_len) = compressed::lengths(rows, cols)?;
-    let (mut values, mut meta) = (vec![T::ZERO; values_len], vec![0u32; meta_len]);
-    let (groups, words) = (cols / 4, cols.div_ceil(32));
-    // A group without nonzeros stores its first two elements.
-    const EMPTY: u32 = 0x4;
-    for row in 0..rows {
-        for group in 0..groups {
-            let code =
-                if row < weight.rows() && group < weight.groups() { weight.code(row, group).into() } else { EMPTY };
-            meta[row * words + group / 8] |= code << (4 * (group % 8));
-        }
-        if row < weight.rows() {
-            let from = weight.values_row(row);
-            values[row * 2 * groups..][..from.len()].copy_from_slice(from);
-        }
-    }
-    Ok(Compressed::from_parts(rows, cols, values, meta)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn padding_adds_groups_of_zeros() {
-        let dense: Vec<f32> = (0..3 * 6).map(|i| if i % 6 % 4 < 2 { i as f32 + 1.0 } else { 0.0 }).collect();
-        let weight = Compressed::from_dense(MatrixRef::new(3, 6, &dense).unwrap()).unwrap();
-        let found = padded(&weight, 64, 128).unwrap();
-        let wide = found.to_dense();
-        for row in 0..64 {
-            for col in 0..128 {
-                let expected = if row < 3 && col < 6 { dense[row * 6 + col] } else { 0.0 };
-                assert_eq!(wide[row * 128 + col], expected, "{row}, {col}");
-            }
-        }
-    }
 }

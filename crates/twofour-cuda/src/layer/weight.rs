@@ -1,16 +1,12 @@
 //! A packed weight in device memory that a layer owns.
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
-use twofour::{
-    Compressed, Element,
-    compressed::lengths,
-    layout::sm90::{TileK, decode_8, decode_16},
-};
+use twofour::{Compressed, Element, compressed::lengths};
 
-use super::LayerContext;
+use super::{LayerContext, host_form::decode};
 use crate::{
     DataType, Error, Result,
-    gemm::{Gemm, packed_bytes, tile_k},
+    gemm::{Gemm, packed_bytes},
     prune::{MetaOrder, Packed},
 };
 
@@ -54,11 +50,6 @@ impl PackedBuffer {
         Gemm::meta_order_of(self.dtype)
     }
 
-    /// Returns the tile that the metadata is ordered for.
-    pub(super) fn tile(&self) -> TileK {
-        tile_k(self.dtype)
-    }
-
     /// Returns the rows and columns, without padding.
     pub(super) fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
@@ -84,27 +75,6 @@ impl PackedBuffer {
         let (values, meta) =
             (stream.clone_dtoh(&self.values).map_err(failed)?, stream.clone_dtoh(&self.meta).map_err(failed)?);
         stream.synchronize().map_err(failed)?;
-        let tile = self.tile();
-        let (rows, cols) = (self.rows.next_multiple_of(64), self.cols.next_multiple_of(tile.columns()));
-        let bytes = packed_bytes(self.dtype, self.rows, self.cols);
-        let meta = &meta[..bytes.meta];
-        let words = if self.dtype.bytes() == 2 {
-            decode_16(rows, cols, tile, &bytemuck::pod_collect_to_vec::<u8, u16>(meta))?
-        } else {
-            decode_8(rows, cols, tile, &bytemuck::pod_collect_to_vec::<u8, u32>(meta))?
-        };
-        let values = bytemuck::pod_collect_to_vec::<u8, T>(&values[..bytes.values]);
-        // Without the padding.
-        let (groups, words_per_row) = (self.cols.div_ceil(4), self.cols.div_ceil(32));
-        let values =
-            values.chunks_exact(cols / 2).take(self.rows).flat_map(|row| &row[..2 * groups]).copied().collect();
-        let mut kept = Vec::with_capacity(self.rows * words_per_row);
-        for row in words.chunks_exact(cols.div_ceil(32)).take(self.rows) {
-            kept.extend_from_slice(&row[..words_per_row]);
-            if let (Some(last), 1..) = (kept.last_mut(), groups % 8) {
-                *last &= (1 << (4 * (groups % 8))) - 1;
-            }
-        }
-        Ok(Compressed::from_parts(self.rows, self.cols, values, kept)?)
+        decode(&values, &meta, self.rows, self.cols)
     }
 }

@@ -26,7 +26,7 @@ pub(super) const OPERATORS: &[Definition] = &[
     ),
     ("input_gradient(Tensor dy, Tensor packed, int in_features) -> Tensor", kernel!(linear::input_gradient)),
     (
-        "pack(Tensor weight, int rule, float scale, bool transpose) -> (Tensor packed, Tensor packed_t, Tensor mask)",
+        "pack(Tensor weight, int rule, float scale, bool transpose, bool check) -> (Tensor packed, Tensor packed_t, Tensor mask)",
         kernel!(pack::pack),
     ),
     (

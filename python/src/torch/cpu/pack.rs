@@ -8,9 +8,16 @@ use twofour::{
 
 use super::{Float, Result, ScalarType, Tensor, dimension, for_floats, on_pool, select};
 
-/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). The mask is
-/// `[rows, cols]` of bool.
-pub(super) fn pack(weight: Tensor, rule: i64, scale: f64, transpose: bool) -> Result<(Tensor, Tensor, Tensor)> {
+/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). A NaN is always
+/// found here. The mask is
+/// in tiles ([`select::to_tiles`]).
+pub(super) fn pack(
+    weight: Tensor,
+    rule: i64,
+    scale: f64,
+    transpose: bool,
+    _check: bool,
+) -> Result<(Tensor, Tensor, Tensor)> {
     let dtype = weight.dtype()?;
     for_floats!(dtype, "the weight", by_rule::<T>(&weight, rule, scale, transpose))
 }
@@ -20,13 +27,14 @@ fn by_rule<T: Float>(weight: &Tensor, rule: i64, scale: f64, transpose: bool) ->
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = Mask::empty(rows, cols);
     let (packed, packed_t) = packed_by::<T>(weight, rule, scale as f32, &mut mask, transpose)?;
-    Ok((packed, packed_t, select::to_bool(&mask)?))
+    Ok((packed, packed_t, select::to_tiles(&mask)?))
 }
 
-/// Packs what a mask of bool, `[rows, cols]`, keeps of a weight, and its transpose where asked.
+/// Packs what a mask of tiles keeps of a weight, and its transpose where asked.
 pub(super) fn pack_masked(weight: Tensor, mask: Tensor, transpose: bool) -> Result<(Tensor, Tensor)> {
     let dtype = weight.dtype()?;
-    let mut mask = select::from_bool(&mask)?;
+    let (rows, cols) = weight.matrix("the weight")?;
+    let mut mask = select::from_tiles(&mask, rows, cols)?;
     for_floats!(dtype, "the weight", packed_by::<T>(&weight, MaskRule::Given, 1.0, &mut mask, transpose))
 }
 

@@ -18,7 +18,7 @@ pub(super) fn rule(number: i64) -> Result<MaskRule> {
     })
 }
 
-/// The mask that a rule chooses, `[rows, cols]` of bool.
+/// The mask that a rule chooses, in tiles.
 pub(super) fn select(dense: Tensor, number: i64) -> Result<Tensor> {
     let dtype = dense.dtype()?;
     for_floats!(dtype, "the matrix", mask_of::<T>(&dense, number))
@@ -33,29 +33,35 @@ fn mask_of<T: Float>(dense: &Tensor, number: i64) -> Result<Tensor> {
         MaskRule::Transposable(rule) => select::transposable(matrix, rule),
         _ => select::magnitude(matrix, Pattern::TWO_FOUR, Axis::Row),
     })??;
-    to_bool(&mask)
+    to_tiles(&mask)
 }
 
-/// A mask as a tensor.
-pub(super) fn to_bool(mask: &Mask) -> Result<Tensor> {
-    let (rows, cols) = (mask.rows(), mask.cols());
-    let mut out = Tensor::empty(&[rows as i64, cols as i64], ScalarType::Bool)?;
-    let bytes = out.bytes_mut()?;
-    if !bytes.is_empty() {
-        for (row, bytes) in bytes.chunks_mut(cols).enumerate() {
-            for (word, bytes) in mask.row_words(row).iter().zip(bytes.chunks_mut(64)) {
-                for (bit, byte) in bytes.iter_mut().enumerate() {
-                    *byte = (word >> bit & 1) as u8;
-                }
-            }
+/// A mask as a tensor: an int16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + column` set where the tile keeps the
+/// element.
+pub(super) fn to_tiles(mask: &Mask) -> Result<Tensor> {
+    let (down, across) = (mask.rows().div_ceil(4), mask.cols().div_ceil(4));
+    let mut out = Tensor::empty(&[down as i64, across as i64], ScalarType::I16)?;
+    let tiles = out.elements_mut::<u16>()?;
+    tiles.fill(0);
+    for row in 0..mask.rows() {
+        let words = mask.row_words(row);
+        for (col, tile) in tiles[row / 4 * across..][..across].iter_mut().enumerate() {
+            let four = words[col / 16] >> (col % 16 * 4) & 15;
+            *tile |= (four as u16) << (row % 4 * 4);
         }
     }
     Ok(out)
 }
 
-/// A mask from a tensor of bool.
-pub(super) fn from_bool(mask: &Tensor) -> Result<Mask> {
-    let (rows, cols) = mask.matrix("the mask")?;
-    let kept = mask.elements::<u8>("the mask", ScalarType::Bool)?;
-    Ok(Mask::from_fn(rows, cols, |row, col| kept[row * cols + col] != 0))
+/// A mask of that shape from a tensor of tiles.
+pub(super) fn from_tiles(tiles: &Tensor, rows: usize, cols: usize) -> Result<Mask> {
+    let (found, expected) = (tiles.matrix("the mask")?, (rows.div_ceil(4), cols.div_ceil(4)));
+    if found != expected {
+        return Err(Failure::runtime(format!(
+            "the mask has {found:?} tiles; a matrix of shape {:?} has {expected:?}",
+            (rows, cols)
+        )));
+    }
+    let tiles = tiles.elements::<u16>("the mask", ScalarType::I16)?;
+    Ok(Mask::from_fn(rows, cols, |row, col| tiles[row / 4 * expected.1 + col / 4] >> (row % 4 * 4 + col % 4) & 1 == 1))
 }
