@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from . import _ops
+from ._autograd import FrozenLinear
 from ._compression import parts_shapes
 from ._packed import Packed, pack_by_rule, pack_sparse
 
@@ -191,9 +192,10 @@ class Linear(nn.Module):
             bias = None if bias is None else bias.to(packed.dtype)
         if x.shape[-1] != self.in_features:
             raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
+        weight = Packed(self.out_features, self.in_features, packed)
         if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-            return _Frozen.apply(x, packed, bias, self.out_features, self.in_features)
-        return Packed(self.out_features, self.in_features, packed).times_transpose(x, bias)
+            return FrozenLinear.apply(x, weight, bias)
+        return weight.times_transpose(x, bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, pattern=2:4"
@@ -290,27 +292,3 @@ def _codes_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor
     if groups % 8 and shape[1]:
         meta[:, -1] &= (1 << 4 * (groups % 8)) - 1
     return meta
-
-
-class _Frozen(torch.autograd.Function):
-    """``x @ W.T + bias`` with a packed weight that has no gradient."""
-
-    @staticmethod
-    def forward(x, packed, bias, out_features, in_features):
-        return Packed(out_features, in_features, packed).times_transpose(x, bias)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, packed, bias, ctx.out_features, ctx.in_features = inputs
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(packed)
-
-    @staticmethod
-    def backward(ctx, dy):
-        (packed,) = ctx.saved_tensors
-        dx = db = None
-        if ctx.needs_input_grad[0]:
-            dx = Packed(ctx.out_features, ctx.in_features, packed).times(dy)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            db = dy.reshape(-1, dy.shape[-1]).sum(0)
-        return dx, None, db, None, None
