@@ -8,6 +8,7 @@
 :class:`Linear`              a linear layer with a 2:4 weight
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
+``twofour.install()``        the same under torch's own names, for programs that cannot be changed
 ``twofour.transformers``     2:4 weights in Hugging Face transformers
 ``twofour.vllm``             2:4 weights in vLLM
 ===========================  =====================================================================
@@ -22,7 +23,7 @@ from ._native import __version__, engine
 _SUBMODULES = {"sparse", "transformers", "vllm"}
 
 #: The modules of what is imported when it is first used.
-_NAMES = {
+_LAZY = {
     "Compressed": "_compression",
     "Linear": "_linear",
     "Verification": "_verification",
@@ -31,21 +32,23 @@ _NAMES = {
     "compress": "_compression",
     "decompress": "_compression",
     "device_info": "_device",
+    "install": "_install",
     "load_file": "_files",
     "load_model": "_files",
     "prune": "_pruning",
     "save_file": "_files",
+    "uninstall": "_install",
     "verify": "_verification",
 }
 
-__all__ = ["__version__", "engine", *sorted({*_NAMES, *_SUBMODULES})]
+__all__ = ["__version__", "engine", *sorted({*_LAZY, *_SUBMODULES})]
 
 
 def __getattr__(name):
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
-    if name in _NAMES:
-        value = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -67,7 +67,7 @@ class Linear(nn.Module):
         self._buffers["weight_values"] = torch.zeros(values, device=device, dtype=dtype)
         self._buffers["weight_meta"] = _codes_of_zeros(meta, -(-in_features // 4), device)
         self.register_buffer("weight_packed", None, persistent=False)
-        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None)
         if self._buffers["weight_values"].device.type != "meta":
             self.pack()
 
@@ -183,10 +183,10 @@ class Linear(nn.Module):
             RuntimeError: for another number of features.
             NotImplementedError: for another dtype.
         """
-        packed = self.weight_packed
+        # Not as attributes: nn.Module's lookup would take a tenth of a small call.
+        packed, bias = self._buffers["weight_packed"], self._parameters["bias"]
         if packed is None:
             packed = self.pack()
-        bias = self.bias
         if x.dtype != packed.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(packed.dtype)
             bias = None if bias is None else bias.to(packed.dtype)

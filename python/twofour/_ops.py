@@ -21,10 +21,15 @@ def _register() -> None:
         raise ImportError(f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch")
     library = pathlib.Path(torch._C.__file__).parent / "lib"
     names = ["libtorch_cpu.so", "libtorch_cpu.dylib"]
-    path = next((library / name for name in names if (library / name).exists()), None)
-    if path is None:
+    cpu = next((library / name for name in names if (library / name).exists()), None)
+    if cpu is None:
         raise ImportError(f"no libtorch_cpu in {library}: reinstall torch")
-    _native.register_torch(str(path))
+    # Where pip has put NVRTC: beside torch, or beside this package.
+    for package in (torch, _native):
+        _native.add_site_packages(str(pathlib.Path(package.__file__).parent.parent))
+    # A torch built for CUDA has loaded it, with or without a GPU.
+    cuda = library / "libtorch_cuda.so"
+    _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None)
 
 
 _register()

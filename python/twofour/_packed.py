@@ -122,7 +122,18 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
         ValueError: where it is not; the message names the first row and column.
     """
     rows, cols = _shape(dense)
-    return Packed(rows, cols, _ops.pack_sparse(dense))
+    if dense.device.type == "cpu":
+        return Packed(rows, cols, _ops.pack_sparse(dense))
+    # The two largest magnitudes of each group are all that a 2:4 matrix has.
+    weight, _ = pack_by_rule(dense, "magnitude", transpose=False)
+    lost = weight.to_dense() != dense
+    if lost.any():
+        row, col = lost.nonzero()[0].tolist()
+        nonzeros = int((dense[row, col // 4 * 4 : col // 4 * 4 + 4] != 0).sum())
+        raise ValueError(
+            f"row {row}, group {col // 4}: {nonzeros} non-zeros where 2:4 allows 2; prune the tensor first, or ask for pruning"
+        )
+    return weight
 
 
 def _shape(dense: torch.Tensor) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def to_sparse_semi_structured(
     if mask is not None:
         if mask.shape != dense.shape:
             raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
-        sparse = cls._of(pack_by_mask(dense, _layouts.tiles_of(mask.bool()), False), None, original_tensor.requires_grad)
+        sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
         estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
         sparse = cls.from_dense(estimate, alg_id)
@@ -83,3 +83,16 @@ def to_sparse_semi_structured(
         sparse = cls._of(weight, None if rule == "magnitude" else tiles, original_tensor.requires_grad)
     sparse.alg_id_cusparselt = alg_id
     return sparse
+
+
+def _verified(mask: torch.Tensor) -> torch.Tensor:
+    """The tiles of a mask that is 2:4 along rows.
+
+    Raises:
+        ValueError: where it is not; the message names the first row and group.
+    """
+    groups = torch.nn.functional.pad(mask, (0, -mask.shape[1] % 4)).view(mask.shape[0], -1, 4).sum(-1)
+    if (groups > 2).any():
+        row, group = (groups > 2).nonzero()[0].tolist()
+        raise ValueError(f"row {row}, group {group}: the mask keeps {int(groups[row, group])} elements where 2:4 allows 2")
+    return _layouts.tiles_of(mask)

@@ -171,7 +171,7 @@ impl MasterSlice<'_> {
 }
 
 /// Launches the selection of a master weight's mask by a rule and the packing of what it keeps, as `dtype`, f16 or bf16. `scale` is one f32 in device
-/// memory, for [`MaskRule::SoftThreshold`] ([`soft_threshold_scale`]), whose mask is not written.
+/// memory, for [`MaskRule::SoftThreshold`] ([`soft_threshold_scale`]).
 ///
 /// A NaN is found only by [`remask_checked`].
 ///
@@ -248,23 +248,23 @@ fn launch_remask(
         _ if soft => MaskChoice::Rows,
         other => return Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
     };
+    let kept = if soft { None } else { packed };
+    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None };
+    let watch = Watch { nan: wrong, flips: None };
+    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
+    unsafe { pruner.both_ways(context.raw(), weight, choice, both, order, watch) }?;
     if soft {
-        let (Some(scale), Some(packed), None) = (scale, packed, transposed) else {
-            let what = "a soft threshold without a scale or a packed weight, or with a packed transpose";
+        let (Some(scale), Some(packed)) = (scale, packed) else {
+            let what = "a soft threshold without a scale or a packed weight";
             return Err(Error::NoMethod { what: what.into() });
         };
         let factor = Some(scale.expect("the scale of the soft threshold", context, DataType::F32, 1)?);
         let rule = CompressRule::Estimate(Estimator::SoftThreshold);
-        let to = CompressTarget { packed, order, factor, seed: None, wrong };
+        let target = CompressTarget { packed, order, factor, seed: None, wrong };
         let compressor = Compressor::new(context.device(), input, dtype)?;
         // SAFETY: the weight and the packed weight are valid for their shape, and the stream is of their device.
-        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
-        return Ok(wrong);
+        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, target) }?;
     }
-    let to = BothWays { packed, transposed, tiles: Some(tiles), factor: None };
-    let watch = Watch { nan: wrong, flips: None };
-    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
-    unsafe { pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
     Ok(wrong)
 }
 
@@ -284,7 +284,7 @@ pub fn soft_threshold_scale(context: &LayerContext, master: MasterSlice<'_>, sca
 }
 
 /// Launches the 2:4 estimate of a matrix along its rows, as a dense matrix of the same type, f16 or bf16, with zeros
-/// ([`twofour::estimate::estimate`]).
+/// ([`twofour::estimate::estimate`]). `scale` is one f32 in device memory that values are multiplied by.
 ///
 /// # Errors
 /// Those of [`remask`].
@@ -292,10 +292,12 @@ pub fn estimate(
     context: &LayerContext,
     matrix: MasterSlice<'_>,
     estimator: Estimator,
+    scale: DeviceSlice<'_>,
     out: DeviceSliceMut<'_>,
 ) -> Result<()> {
     let (dtype, (rows, cols)) = (matrix.data.dtype(), (matrix.rows, matrix.cols));
     let dense = matrix.expect(context)?;
+    let factor = Some(scale.expect("the scale of the estimate", context, DataType::F32, 1)?);
     let out = out.expect("the estimate", context, dtype, elements(rows, cols)?)?;
     let compressor = Compressor::new(context.device(), dtype, dtype)?;
     let unpacker = Unpacker::new(context.device(), dtype)?;
@@ -303,7 +305,7 @@ pub fn estimate(
     let [wrong, memory] = work.parts([8, packed_bytes(dtype, rows, cols).total()])?;
     let packed = packed_at(memory, dtype, rows, cols);
     let order = Gemm::meta_order_of(dtype);
-    let to = CompressTarget { packed, order, factor: None, seed: None, wrong };
+    let to = CompressTarget { packed, order, factor, seed: None, wrong };
     // SAFETY: the matrix and the result are valid for their shape, the workspace for the packed estimate, and the stream is of their device.
     unsafe {
         compressor.run(context.raw(), dense, Axis::Row, CompressRule::Estimate(estimator), to)?;

@@ -83,8 +83,3 @@ impl Float for f16 {
 fn not_a_float(what: &str, found: ScalarType) -> Failure {
     Failure::not_implemented(format!("{what} has dtype {}; float32, bfloat16 or float16 is required", found.name()))
 }
-
-/// A dimension that an operator was told.
-fn dimension(what: &str, value: i64) -> Result<usize> {
-    usize::try_from(value).map_err(|_| Failure::runtime(format!("{what} must not be negative, and is {value}")))
-}

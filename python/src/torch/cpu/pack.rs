@@ -6,7 +6,8 @@ use twofour::{
     layer::{MaskRule, remask},
 };
 
-use super::{Float, Result, ScalarType, Tensor, dimension, for_floats, on_pool, select};
+use super::{Float, Result, ScalarType, Tensor, for_floats, on_pool, select};
+use crate::torch::{numbers, shape::dimension};
 
 /// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). A NaN is always
 /// found here. The mask is
@@ -23,7 +24,7 @@ pub(super) fn pack(
 }
 
 fn by_rule<T: Float>(weight: &Tensor, rule: i64, scale: f64, transpose: bool) -> Result<(Tensor, Tensor, Tensor)> {
-    let rule = select::rule(rule)?;
+    let rule = numbers::rule(rule)?;
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = Mask::empty(rows, cols);
     let (packed, packed_t) = packed_by::<T>(weight, rule, scale as f32, &mut mask, transpose)?;
