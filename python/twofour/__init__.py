@@ -1,6 +1,6 @@
 """2:4 semi-structured sparsity: prune, train, compress, run.
 
-===========================  =====================================================================
+===========================  ===============================================================================================
 :func:`verify`               is a matrix 2:4, and where not
 :func:`prune`                makes it 2:4
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
@@ -9,9 +9,11 @@
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
+``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
+``twofour.pretrain``         pre-training recipes (FST, S-STE, STEP), under the names of the 2by4-pretrain toolkit
 ``twofour.transformers``     2:4 weights in Hugging Face transformers
 ``twofour.vllm``             2:4 weights in vLLM
-===========================  =====================================================================
+===========================  ===============================================================================================
 
 Functions of arrays and files require numpy alone. torch is imported when something that needs it is first used.
 """
@@ -20,7 +22,7 @@ import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"sparse", "transformers", "vllm"}
+_SUBMODULES = {"pretrain", "sparse", "sparsity", "transformers", "vllm"}
 
 #: The modules of what is imported when it is first used.
 _LAZY = {
