@@ -3,9 +3,13 @@
 //! | module | holds |
 //! |---|---|
 //! | [`torch`] | kernels as operators of torch's dispatcher |
+//! | [`numpy`] | files, masks and compression over arrays of bytes, without torch |
+//! | [`pool`] | the threads that they compute on |
 //!
 //! Everything with a name for users is in the package's Python files; this crate binds.
 
+mod numpy;
+mod pool;
 mod torch;
 
 use std::{ffi::OsString, path::PathBuf};
@@ -37,5 +41,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(register_torch, module)?)?;
     module.add_function(wrap_pyfunction!(add_site_packages, module)?)?;
-    module.add_function(wrap_pyfunction!(engine, module)?)
+    module.add_function(wrap_pyfunction!(engine, module)?)?;
+    numpy::add_to(module)
 }

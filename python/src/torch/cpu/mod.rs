@@ -5,13 +5,7 @@ mod linear;
 mod pack;
 mod select;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
-
 use half::{bf16, f16};
-use rayon::ThreadPool;
 use twofour::kernel::with_threads;
 
 use super::{
@@ -20,6 +14,7 @@ use super::{
     register::Definition,
     tensor::{ScalarType, Tensor, torch_threads},
 };
+use crate::pool;
 
 /// The operators. A packed weight is `[strips, elements]` of the weight's dtype: the kernels' layout, which is opaque and differs between
 /// devices and versions; `canonical` gives the portable one.
@@ -52,26 +47,9 @@ fn on_torch_threads<R>(f: impl FnOnce() -> R) -> R {
     with_threads(torch_threads(), f)
 }
 
-/// Runs passes over a weight on a pool of as many threads as torch computes with. A forked child, to which no thread of its parent's
-/// pool came along, builds pools of its own.
+/// Runs passes over a weight on a pool of as many threads as torch computes with.
 fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {
-    static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
-    let threads = torch_threads();
-    let pool = {
-        let mut pools = POOLS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let key = (std::process::id(), threads);
-        match pools.get(&key) {
-            Some(pool) => pool.clone(),
-            None => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                let pool = Arc::new(pool.map_err(|e| Failure::runtime(format!("no threads: {e}")))?);
-                // Dropping a pool of the parent's would wait for threads that this process does not have.
-                pools.insert(key, pool.clone());
-                pool
-            }
-        }
-    };
-    Ok(pool.install(|| with_threads(threads, f)))
+    pool::on_pool(torch_threads(), f).map_err(|e| Failure::runtime(format!("no threads: {e}")))
 }
 
 /// Calls a generic function with the Rust type of a tensor's floats.
