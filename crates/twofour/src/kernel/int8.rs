@@ -186,6 +186,8 @@ pub fn packed_bytes_i8(out_features: usize, in_features: usize) -> Result<usize>
 /// # Errors
 /// [`Error::Length`], [`Error::Unaligned`] ([`super::PACKED_ALIGNMENT`]).
 pub fn pack_i8(weight: &Compressed<i8>, bytes: &mut [u8]) -> Result<Vec<i32>> {
+    // Groups and rows past the weight's hold zeros.
+    bytes.fill(0);
     Strips::<i8, _>::over(weight.rows(), weight.cols(), bytes)?.pack_again(weight)?;
     Ok((0..weight.rows()).map(|row| sum(weight.values_row(row))).collect())
 }
