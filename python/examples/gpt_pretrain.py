@@ -3,6 +3,8 @@
 
     python python/examples/gpt_pretrain.py text.txt --method s-ste
 
+Without a file it trains on the package's own source, for fewer steps: enough to see that it runs.
+
 method        feed-forward layers
 dense         torch.nn.Linear
 semi-sparse   twofour.sparsity.training.SemiSparseLinear: the mask chosen in every forward pass; --algo says how
@@ -25,10 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import twofour
 from twofour import pretrain
 from twofour.sparsity.training import SemiSparseLinear
 
 METHODS = ("dense", "semi-sparse", "s-ste", "fst", "step")
+
+#: Defaults without a file.
+SHORT = {"steps": 40, "evaluation": 32, "report_every": 10}
 
 
 class Block(nn.Module):
@@ -116,6 +122,13 @@ def held_out_loss(model: nn.Module, data: torch.Tensor, options) -> float:
     return sum(losses) / (len(starts) * options.context)
 
 
+def text_of(path: str | None) -> bytes:
+    """The bytes of a file; without one, those of the package's Python files."""
+    if path is not None:
+        return pathlib.Path(path).read_bytes()
+    return b"".join(source.read_bytes() for source in sorted(pathlib.Path(twofour.__file__).parent.rglob("*.py")))
+
+
 def train(options, report=print) -> dict:
     """Trains one model.
 
@@ -125,12 +138,12 @@ def train(options, report=print) -> dict:
     Raises:
         ValueError: where the file is too short for one window.
     """
-    text = torch.frombuffer(bytearray(pathlib.Path(options.data).read_bytes()), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(text_of(options.data)), dtype=torch.uint8)
     split = len(text) * 9 // 10
     training, held_out = text[:split], text[split:]
     if min(len(training), len(held_out)) < options.context + 2:
         raise ValueError(
-            f"{options.data} has {len(text)} bytes, too few for windows of {options.context}: choose a longer file or a smaller --context"
+            f"{options.data or 'the built-in text'} has {len(text)} bytes, too few for windows of {options.context}: choose a longer file or a smaller --context"
         )
     torch.manual_seed(options.seed)
     linear = linear_of(options.method, options.algo)
@@ -160,10 +173,10 @@ def train(options, report=print) -> dict:
     return {"train_loss": tail, "held_out_loss": held_out_loss(model, held_out, options), "seconds": seconds}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(requires_data: bool = True) -> argparse.ArgumentParser:
     """The options of :func:`train`."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("data", help="a file; its bytes are the text")
+    p.add_argument("data", nargs=None if requires_data else "?", help="a file; its bytes are the text")
     p.add_argument("--method", choices=METHODS, default="s-ste")
     p.add_argument("--algo", default="largest_abs_values_greedy", help="how semi-sparse chooses masks")
     p.add_argument("--masked-decay", type=float, default=1e-4, help="the strength of FST's decay of pruned elements")
@@ -178,7 +191,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = parser().parse_args()
+    p = parser(requires_data=False)
+    settings = {name: p.get_default(name) for name in SHORT}
+    p.set_defaults(**dict.fromkeys(SHORT))
+    options = p.parse_args()
+    for name, value in (SHORT if options.data is None else settings).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     result = train(options)
     print(f"{options.method}: held-out loss {result['held_out_loss']:.4f} after {options.steps} steps in {result['seconds']:.1f} s")
 
