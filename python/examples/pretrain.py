@@ -3,8 +3,8 @@
 
     python python/examples/pretrain.py
 
-`import sparse` became `import twofour.pretrain as sparse`, and `to_sparse_semi_structured` comes from `twofour.sparse`. Autocast's device is that
-of the machine. `twofour.pretrain` has these layers ready: SparseLinearTranspose, SparseLinear and STEPLinear (see gpt_pretrain.py).
+`import sparse` became `import twofour.pretrain as sparse`, and `to_sparse_semi_structured` comes from `twofour.sparse`. `twofour.pretrain` has
+these layers ready: SparseLinearTranspose, SparseLinear and STEPLinear (see gpt_pretrain.py).
 """
 
 import torch

@@ -4,7 +4,7 @@ model that torch.ao.pruning prunes.
 
     python python/examples/torch_sparse.py
 
-The calls are those of PyTorch's tutorial and of torchao's README; `- from torch.sparse import` became `from twofour.sparse import`. On a CPU the
+The calls are those of PyTorch's tutorial and of torchao's README; `from torch.sparse import` became `from twofour.sparse import`. On a CPU the
 shapes are smaller and the dtype is float32, which CPUs multiply fast.
 """
 

@@ -114,7 +114,8 @@ def main() -> None:
             for way, contenders in ways.items():
                 ms = measure(contenders, inputs, chosen.device, chosen.rounds)
                 speedup = ms["dense"] / ms["2:4"]
-                print(f"batch {batch:4} x {chosen.tokens} tokens, {way:8}  dense {ms['dense']:9.2f} ms  2:4 {ms['2:4']:9.2f} ms  {speedup:5.2f}x", flush=True)
+                line = f"batch {batch:4} x {chosen.tokens} tokens, {way:8}  dense {ms['dense']:9.2f} ms  2:4 {ms['2:4']:9.2f} ms"
+                print(f"{line}  {speedup:5.2f}x", flush=True)
                 results.append({"batch": batch, "tokens": chosen.tokens, "way": way, "ms": ms, "relative_difference": difference})
     if chosen.out:
         machine = torch.cuda.get_device_name() if chosen.device.startswith("cuda") else platform.processor() or platform.machine()
