@@ -98,3 +98,22 @@ def test_cusparselt_operators(installed):
     scaled = torch._cslt_sparse_mm(compressed, x, bias=torch.ones(64).half(), alpha=torch.tensor(0.5), out_dtype=torch.float32)
     close(scaled, 0.5 * reference + 1, torch.float16)
     assert torch._cslt_sparse_mm_search(compressed, x) == 0
+
+
+def test_integers(installed):
+    from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
+
+    mask = torch.tensor([1, 0, 0, 1]).tile((64, 32)).bool()
+    weight = torch.randint(-128, 128, (64, 128), dtype=torch.int8).masked_fill(~mask, 0)
+    x = torch.randint(-128, 128, (24, 128), dtype=torch.int8)
+    exact = weight.long() @ x.long().t()
+    values, meta = sparse_semi_structured_from_dense_cutlass(weight)
+    assert torch.equal(torch._sparse_semi_structured_mm(values, meta, x.t()), exact.int())
+    y = torch._sparse_semi_structured_linear(x, values, meta, activation="relu")
+    assert torch.equal(y, exact.t().clamp(min=0).int())
+    compressed = torch._cslt_compress(weight)
+    assert compressed.numel() == 64 * 128 * 10 // 16
+    for dtype in (torch.int32, torch.bfloat16, torch.float16):
+        y = torch._cslt_sparse_mm(compressed, x.t(), alpha=torch.tensor(2.0**-6), out_dtype=dtype)
+        close(y, exact.double() / 64 if dtype.is_floating_point else (exact.double() / 64).trunc(), torch.bfloat16)
+    assert torch.equal(torch._cslt_sparse_mm(compressed, x.t()), exact.clamp(-128, 127).to(torch.int8))

@@ -6,7 +6,9 @@
 :func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
 :class:`Linear`              a linear layer with a 2:4 weight
+:func:`warm`                 plans the GEMMs of a model before its first call
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
+:func:`quantize_`            8-bit integers beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
 ``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
@@ -22,7 +24,7 @@ import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"pretrain", "sparse", "sparsity", "transformers", "vllm"}
+_SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}
 
 #: The modules of what is imported when it is first used.
 _LAZY = {
@@ -38,9 +40,11 @@ _LAZY = {
     "load_file": "_files",
     "load_model": "_files",
     "prune": "_pruning",
+    "quantize_": "quantization",
     "save_file": "_files",
     "uninstall": "_install",
     "verify": "_verification",
+    "warm": "_warm",
 }
 
 __all__ = ["__version__", "engine", *sorted({*_LAZY, *_SUBMODULES})]

@@ -138,8 +138,15 @@ def _checked_mm(mat1, mat1_meta, mat2, out_dtype):
         raise RuntimeError(f"mat1 and mat2 must have the same dtype, and have {mat1.dtype} and {mat2.dtype}")
     if mat2.dim() != 2 or mat2.shape[0] != packed.cols:
         raise RuntimeError(f"shapes cannot be multiplied: {(packed.rows, packed.cols)} and {tuple(mat2.shape)}")
-    y = packed.times_transpose(mat2.t()).t().contiguous()
+    y = _product(packed, mat2.t()).t().contiguous()
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def _product(packed: Packed, x: torch.Tensor) -> torch.Tensor:
+    """``x @ W.T``; of integers in int32, as torch's CUTLASS kernels."""
+    if packed.dtype == torch.int8:
+        return _ops.linear_i8(x, packed.forward, packed.rows)
+    return packed.times_transpose(x)
 
 
 def _mm(mat1, mat1_meta, mat2, *, out_dtype=None):
@@ -155,7 +162,7 @@ def _addmm(input, mat1, mat1_meta, mat2, *, alpha=1, beta=1, out_dtype=None):
 def _linear(input, weight, meta, *, bias=None, activation=None, out_dtype=None):
     if activation not in (None, "none", "relu", "silu"):
         raise RuntimeError(f'Unknown activation "{activation}"; known are "relu" and "silu"')
-    y = _of_cutlass(weight, meta).times_transpose(input)
+    y = _product(_of_cutlass(weight, meta), input)
     y = y if bias is None else y + bias
     y = _ACTIVATIONS[_ops.ACTIVATIONS[None if activation == "none" else activation]](y)
     return y if out_dtype is None else y.to(out_dtype)
@@ -199,13 +206,19 @@ def _cslt_sparse_mm(
 ):
     if compressed_A.dim() != 2 or dense_B.dim() != 2:
         raise RuntimeError("_cslt_sparse_mm: both operands must have 2 dimensions")
-    y = _of_blob(compressed_A, dense_B.shape[0]).times_transpose(dense_B.t())
+    y = _product(_of_blob(compressed_A, dense_B.shape[0]), dense_B.t())
+    if out_dtype is None:
+        out_dtype = compressed_A.dtype
+    if not y.is_floating_point() and alpha is not None:
+        y = y.float()
     if alpha is not None:
         y = y * alpha.to(y.dtype) if alpha.numel() == 1 else y * alpha.to(y.dtype)[None, :]
     if bias is not None:
         y = y + bias
-    if out_dtype is not None:
-        y = y.to(out_dtype)
+    if out_dtype == torch.int8:
+        # Saturated, as quantized results are.
+        y = y.round().clamp(-128, 127) if y.is_floating_point() else y.clamp(-128, 127)
+    y = y.to(out_dtype)
     return y if transpose_result else y.t().contiguous()
 
 

@@ -33,6 +33,8 @@ class Packed:
 
     def times_transpose(self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: int = 0) -> torch.Tensor:
         """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
+        if self.dtype is torch.int8:
+            return self._of_integers(x, bias)
         if self.forward is not None:
             if bias is None:
                 if activation == 0:
@@ -43,6 +45,13 @@ class Packed:
         if bias is not None:
             y += bias
         return _ACTIVATIONS[activation](y)
+
+    def _of_integers(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x @ W.T + bias`` of integers: exact sums, whose low eight bits are the result, as in torch's dense GEMMs of int8."""
+        if self.forward is None:
+            raise NotImplementedError("an int8 matrix that is packed along its columns alone has no GEMM along its rows; pack it again")
+        y = _ops.linear_i8(x, self.forward, self.rows)
+        return (y if bias is None else y + bias).to(torch.int8)
 
     def times(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W`` for ``x`` of shape ``[..., rows]``."""
@@ -113,6 +122,22 @@ def pack_by_mask(dense: torch.Tensor, tiles: torch.Tensor, transpose: bool) -> P
     rows, cols = _shape(dense)
     forward, transposed = _ops.pack_masked(dense, tiles, transpose)
     return Packed(rows, cols, forward, transposed if transpose else None)
+
+
+def pack_quantized(dense: torch.Tensor) -> tuple[Packed, torch.Tensor]:
+    """Quantizes a 2:4 matrix to 8-bit integers, symmetrically and with a scale for each row, and packs it.
+
+    Returns:
+        the packed integers, and the scales ``[rows]`` in float32.
+
+    Raises:
+        ValueError: where the matrix is not 2:4, or not finite.
+    """
+    host = dense.detach().float().cpu()
+    # A value that is rounded to zero would hide a third nonzero of its group.
+    pack_sparse(host)
+    values, scales = _ops.quantize_rows(host)
+    return pack_sparse(values).to(device=dense.device), scales.to(dense.device)
 
 
 def pack_sparse(dense: torch.Tensor) -> Packed:

@@ -7,6 +7,7 @@ use gemm::Parallelism;
 use twofour::{
     MatrixRef,
     kernel::{Activation, DenseRef, Engine, Epilogue},
+    layer::{self, Accumulate},
 };
 
 use super::weight::Dims;
@@ -115,8 +116,16 @@ fn kernels(w: &[f32], outputs: usize, inputs: usize) -> Result<Option<DenseRef<'
 }
 
 /// `dW = dyᵀ·x`. The lengths must fit the dimensions.
-pub(super) fn weight_gradient(dy: &[f32], x: &[f32], (tokens, outputs, inputs): Dims, dw: &mut [f32]) {
-    multiply(Operand::new(dy, tokens, outputs).transposed(), Operand::new(x, tokens, inputs), dw);
+///
+/// # Errors
+/// Those of [`layer::weight_gradient`].
+pub(super) fn weight_gradient(dy: &[f32], x: &[f32], dims: Dims, dw: &mut [f32]) -> Result<()> {
+    let (tokens, outputs, inputs) = dims;
+    match Engine::best()? {
+        Engine::Scalar => multiply(Operand::new(dy, tokens, outputs).transposed(), Operand::new(x, tokens, inputs), dw),
+        _ => layer::weight_gradient((dy, x), dims, Accumulate::Overwrite, dw)?,
+    }
+    Ok(())
 }
 
 /// Adds the bias and applies the activation, as the sparse kernels do inside their loop.
@@ -159,7 +168,7 @@ mod tests {
             let (mut y, mut dx, mut dw) = (vec![f32::NAN; dy.len()], vec![f32::NAN; x.len()], vec![f32::NAN; w.len()]);
             forward(&x, &w, dims, Epilogue::default(), &mut y).unwrap();
             input_gradient(&dy, &w, dims, &mut dx).unwrap();
-            weight_gradient(&dy, &x, dims, &mut dw);
+            weight_gradient(&dy, &x, dims, &mut dw).unwrap();
             let (mut y64, mut dx64, mut dw64) = (vec![0f64; y.len()], vec![0f64; dx.len()], vec![0f64; dw.len()]);
             for t in 0..tokens { for o in 0..outputs { for i in 0..inputs {
                 let (xv, wv, dv) = (f64::from(x[t * inputs + i]), f64::from(w[o * inputs + i]), f64::from(dy[t * outputs + o]));

@@ -160,10 +160,7 @@ impl Weight {
         match self {
             Weight::Dense(_) | Weight::Packed(_) => {
                 let (dy, x) = (convert::<T, f32>(dy), convert::<T, f32>(x));
-                write_as::<T, f32>(dw, |dw| {
-                    dense_product::weight_gradient(&dy, &x, dims, dw);
-                    Ok(())
-                })
+                write_as::<T, f32>(dw, |dw| dense_product::weight_gradient(&dy, &x, dims, dw))
             }
             Weight::F32(layer) => sparse(layer, (dy, x), dims, dw),
             Weight::Bf16(layer) => sparse(layer, (dy, x), dims, dw),

@@ -8,7 +8,7 @@ use twofour::{Axis, Compressed, Element, compressed::lengths, estimate::Estimato
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, dense::unpacked_product, elements,
-    forward::linear as launch_linear, host_form,
+    forward::linear as launch_linear, host_form, quantized::quantized_linear,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
@@ -119,6 +119,34 @@ pub fn linear(
     let bias = bias.map(|bias| bias.expect("the bias", context, dtype, rows)).transpose()?;
     let problem = GemmProblem::plain(dtype, dtype, rows, tokens, cols);
     launch_linear(context, problem, packed, x, Epilogue { bias, activation, ..Epilogue::default() }, y)
+}
+
+/// Launches `y = activation(x · Wᵀ · scales + bias)` for a weight of 8-bit integers or floats with a scale for each row, in f32, and `x` and `y` of f16 or
+/// bf16. Activations are quantized on the device: to integers with a scale for each token, or to floats with one scale.
+///
+/// # Errors
+/// [`Error::Unsupported`] for 8-bit floats before compute capability 8.9; those of [`linear`].
+pub fn scaled_linear(
+    context: &LayerContext,
+    (weight, scales): (PackedSlice<'_>, DeviceSlice<'_>),
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    bias: Option<DeviceSlice<'_>>,
+    activation: Activation,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, of, (rows, cols)) = (x.dtype(), weight.memory.dtype(), weight.shape);
+    let packed = weight.expect(context, of)?;
+    let x = x.expect("the input", context, dtype, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, dtype, elements(tokens, rows)?)?;
+    let bias = bias.map(|bias| bias.expect("the bias", context, dtype, rows)).transpose()?;
+    let scales = scales.expect("the scales", context, DataType::F32, rows)?;
+    if tokens == 0 || rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let problem = GemmProblem::plain(of, dtype, rows, tokens, cols);
+    let epilogue = Epilogue { bias, activation, feature_scales: Some(scales), ..Epilogue::default() };
+    quantized_linear(context, problem, packed, (x, dtype), epilogue, y)
 }
 
 /// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask

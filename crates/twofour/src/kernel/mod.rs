@@ -30,6 +30,7 @@ mod sparse_weight;
 mod strips;
 #[cfg(test)]
 mod tests;
+mod transposed_product;
 #[cfg(target_arch = "x86_64")]
 mod vector;
 
@@ -45,3 +46,4 @@ pub use quantize::quantize;
 pub(crate) use remask::Selection;
 pub use share::{share, with_threads};
 pub use sparse_weight::SparseWeight;
+pub(crate) use transposed_product::transposed_product;

@@ -96,3 +96,14 @@ pub(super) fn dense_input_gradient<T: KernelElement>(block: DenseBlock<'_, T>, d
         }
     }
 }
+
+/// A row of `aᵀ · b`, added up in order of depth.
+pub(super) fn transposed_product(a: DenseBlock<'_, f32>, b: DenseBlock<'_, f32>, row: usize, sums: &mut [f32]) {
+    sums.fill(0.0);
+    for depth in 0..a.rows {
+        let factor = a.values[depth * a.cols + row];
+        for (sum, value) in sums.iter_mut().zip(&b.values[depth * b.cols..][..b.cols]) {
+            *sum += factor * value;
+        }
+    }
+}

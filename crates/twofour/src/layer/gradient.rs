@@ -24,7 +24,7 @@ pub fn weight_gradient<T: Element, G: Arithmetic>(
     dw: &mut [G],
 ) -> Result<()> {
     expect_operands(dy, x, (tokens, out_features, in_features), dw)?;
-    transposed_product((dy, x), (tokens, out_features, in_features), accumulate, |_, _| (), dw)
+    transposed_product((dy, x), (tokens, out_features, in_features), accumulate, |_, _, _| (), dw)
 }
 
 /// The weight gradient, zero (or, accumulated, nothing added) where the mask keeps nothing.
@@ -40,12 +40,11 @@ pub fn masked_weight_gradient<T: Element, G: Arithmetic>(
 ) -> Result<()> {
     let dims = (tokens, mask.rows(), mask.cols());
     expect_operands(dy, x, dims, dw)?;
-    let finish = |row: usize, values: &mut [f32]| {
-        for (word, values) in mask.row_words(row).iter().zip(values.chunks_mut(64)) {
-            for (bit, value) in values.iter_mut().enumerate() {
-                if word >> bit & 1 == 0 {
-                    *value = 0.0;
-                }
+    let finish = |row: usize, first_col: usize, products: &mut [f32]| {
+        let words = mask.row_words(row);
+        for (col, product) in (first_col..).zip(products) {
+            if words[col / 64] >> (col % 64) & 1 == 0 {
+                *product = 0.0;
             }
         }
     };

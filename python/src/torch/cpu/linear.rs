@@ -69,13 +69,13 @@ fn packed_memory<'a, T: Float>(packed: &'a Tensor, shape: (usize, usize), x: &Te
 }
 
 /// Bytes at an address that kernels can load from.
-enum Memory<'a> {
+pub(super) enum Memory<'a> {
     Borrowed(&'a [u8]),
     Copied { buffer: Vec<u8>, start: usize, len: usize },
 }
 
 impl<'a> Memory<'a> {
-    fn of(bytes: &'a [u8]) -> Self {
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
         use twofour::kernel::PACKED_ALIGNMENT as ALIGNMENT;
         if bytes.is_empty() || bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
             return Memory::Borrowed(bytes);
@@ -99,7 +99,7 @@ impl std::ops::Deref for Memory<'_> {
 }
 
 /// A bias in f32.
-fn widened(bias: &Tensor, expected: ScalarType) -> Result<Cow<'_, [f32]>> {
+pub(super) fn widened(bias: &Tensor, expected: ScalarType) -> Result<Cow<'_, [f32]>> {
     fn widen<T: twofour::Element>(values: &[T]) -> Vec<f32> {
         values.iter().map(|v| v.to_f32()).collect()
     }

@@ -3,10 +3,14 @@
 mod estimate;
 mod linear;
 mod pack;
+mod quantized;
 mod select;
 
 use half::{bf16, f16};
-use twofour::kernel::with_threads;
+use twofour::{
+    Compressed,
+    kernel::{SparseWeightRef, with_threads},
+};
 
 use super::{
     failure::{Failure, Result},
@@ -40,6 +44,16 @@ pub(super) const OPERATORS: &[Definition] = &[
     ("select(Tensor dense, int rule) -> Tensor", kernel!(select::select)),
     ("soft_threshold_scale(Tensor dense) -> float", kernel!(estimate::soft_threshold_scale)),
     ("estimate(Tensor dense, int estimator, float scale, int seed) -> Tensor", kernel!(estimate::estimate)),
+    ("quantize_rows(Tensor dense) -> (Tensor values, Tensor scales)", kernel!(quantized::quantize_rows)),
+    ("linear_i8(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(quantized::linear_i8)),
+    (
+        "linear_quantized(Tensor x, Tensor packed, Tensor scales, int out_features) -> Tensor",
+        kernel!(quantized::linear_quantized),
+    ),
+    (
+        "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
+        kernel!(quantized::linear_quantized_bias),
+    ),
 ];
 
 /// Runs kernels on as many threads as torch computes with.
@@ -64,6 +78,54 @@ macro_rules! for_floats {
     };
 }
 use for_floats;
+
+/// Calls a generic function with the Rust type of a tensor's elements, which a packed weight may hold.
+macro_rules! for_stored {
+    ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
+        match $dtype {
+            $crate::torch::tensor::ScalarType::I8 => $function::<i8>($($argument),*),
+            dtype => $crate::torch::cpu::for_floats!(dtype, $what, $function::<$T>($($argument),*)),
+        }
+    };
+}
+use for_stored;
+
+/// The elements of a packed weight.
+trait Stored: twofour::Element {
+    /// torch's name for the type.
+    const STORED: ScalarType;
+
+    /// The packed form of a weight.
+    fn pack(weight: &Compressed<Self>) -> Result<Tensor>;
+
+    /// The canonical form of a packed weight.
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<Self>>;
+}
+
+impl<T: Float> Stored for T {
+    const STORED: ScalarType = T::SCALAR;
+
+    fn pack(weight: &Compressed<T>) -> Result<Tensor> {
+        pack::packed_of(weight)
+    }
+
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<T>> {
+        let memory = linear::Memory::of(packed.bytes("the packed weight")?);
+        Ok(SparseWeightRef::<T>::new(rows, cols, &memory)?.to_compressed())
+    }
+}
+
+impl Stored for i8 {
+    const STORED: ScalarType = ScalarType::I8;
+
+    fn pack(weight: &Compressed<i8>) -> Result<Tensor> {
+        quantized::packed_of(weight)
+    }
+
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<i8>> {
+        quantized::compressed(packed, rows, cols)
+    }
+}
 
 /// A float of torch that kernels multiply.
 trait Float: twofour::layer::PackedElement {

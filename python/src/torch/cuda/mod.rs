@@ -31,6 +31,8 @@ pub(super) const KERNELS: &[Definition] = &[
     ("select", kernel!(pack::select)),
     ("soft_threshold_scale", kernel!(pack::soft_threshold_scale)),
     ("estimate", kernel!(pack::estimate)),
+    ("linear_quantized", kernel!(linear::linear_quantized)),
+    ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
 ];
 
 impl From<twofour_cuda::Error> for Failure {

@@ -138,7 +138,9 @@ pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> 
 
 /// The dense weight of a packed one.
 pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
-    half_type(&packed, "the packed weight")?;
+    if packed.dtype()? != ScalarType::I8 {
+        half_type(&packed, "the packed weight")?;
+    }
     let context = context::of(&packed)?;
     let shape = (dimension("rows", rows)?, dimension("cols", cols)?);
     let packed = packed.contiguous("the packed weight")?;
@@ -150,6 +152,9 @@ pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
 
 /// The canonical form of a packed weight, which is converted in the host's memory.
 pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
+    if packed.dtype()? == ScalarType::I8 {
+        return parts::<i8>(&packed, rows, cols);
+    }
     match half_type(&packed, "the packed weight")? {
         DataType::F16 => parts::<f16>(&packed, rows, cols),
         _ => parts::<bf16>(&packed, rows, cols),
@@ -171,6 +176,9 @@ fn parts<T: Element>(packed: &Tensor, rows: i64, cols: i64) -> Result<(Tensor, T
 
 /// Packs a weight in canonical form, which is converted in the host's memory.
 pub(super) fn from_canonical(values: Tensor, meta: Tensor, cols: i64) -> Result<Tensor> {
+    if values.dtype()? == ScalarType::I8 {
+        return from_parts::<i8>(&values, &meta, cols);
+    }
     match half_type(&values, "the values")? {
         DataType::F16 => from_parts::<f16>(&values, &meta, cols),
         _ => from_parts::<bf16>(&values, &meta, cols),

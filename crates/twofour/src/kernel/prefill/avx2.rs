@@ -9,7 +9,9 @@ use super::{
         strips::{ROWS, Strip},
         vector::avx2::Avx2,
     },
-    Kernels, Lines, kept_rows,
+    GROUP, Kernels, Lines,
+    kept_columns::{self, ColumnLists, StripRows},
+    kept_rows,
     tile::{self, Tiles},
     walk::{self, Lists},
 };
@@ -32,6 +34,17 @@ unsafe impl Kernels for Avx2 {
     ) {
         // SAFETY: the CPU has the instructions and the rest is as `Kernels` requires of this method, which are the function's conditions.
         unsafe { list_strip(strip, groups, values, positions) }
+    }
+
+    unsafe fn list_columns<T: KernelElement>(
+        strip: Strip<'_, T>,
+        groups: Range<usize>,
+        rows: StripRows,
+        lists: &mut ColumnLists,
+    ) {
+        for (group, first) in groups.zip((0..).step_by(GROUP)) {
+            kept_columns::list_group(strip, group, rows, first, lists);
+        }
     }
 
     unsafe fn multiply_lists<L: Lists>(lists: &L, panel: Lines<'_>, vectors: usize, out: &mut [f32]) {

@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{
     super::{
         aligned::Aligned,
         element::KernelElement,
-        strips::{ROWS, StripsRef},
+        strips::{ROWS, Strip, StripsRef},
     },
-    Factor, Kernels, Lines,
+    Factor, GROUP, Kernels, Lines,
     walk::{Entries, Lists, UNROLLED},
 };
 
@@ -25,39 +23,43 @@ impl<T> Clone for KeptOfColumns<'_, T> {
 }
 impl<T> Copy for KeptOfColumns<'_, T> {}
 
-/// A kept weight and where its activations start, counted in elements of the panel.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Kept {
-    value: f32,
-    offset: u32,
-}
-
 /// What columns keep: one list after the other, in order of row.
 #[derive(Debug)]
 pub(super) struct ColumnLists {
-    kept: Aligned<Kept>,
+    values: Aligned<f32>,
+    /// Where each value's activations start, counted in elements of the panel.
+    offsets: Aligned<u32>,
     lengths: Vec<usize>,
-    /// Places for each list.
+    /// Entries that a list has room for.
     capacity: usize,
     panel_len: usize,
 }
 
 impl Default for ColumnLists {
     fn default() -> Self {
-        Self { kept: Aligned::zeroed(0), lengths: Vec::new(), capacity: 0, panel_len: 0 }
+        let (values, offsets) = (Aligned::zeroed(0), Aligned::zeroed(0));
+        Self { values, offsets, lengths: Vec::new(), capacity: 0, panel_len: 0 }
     }
 }
 
 impl ColumnLists {
-    /// Empty lists with so much room each.
-    fn reset(&mut self, outs: usize, capacity: usize, panel_len: usize) {
+    /// Empty lists with room for so many entries each, and for a strip's rows behind them.
+    fn reset(&mut self, outs: usize, entries: usize, panel_len: usize) {
         self.lengths.clear();
         self.lengths.resize(outs, 0);
-        (self.capacity, self.panel_len) = (capacity, panel_len);
-        if self.kept.len() < outs * capacity {
-            self.kept = Aligned::zeroed(outs * capacity);
+        (self.capacity, self.panel_len) = (entries + ROWS, panel_len);
+        if self.values.len() < outs * self.capacity {
+            self.values = Aligned::zeroed(outs * self.capacity);
+            self.offsets = Aligned::zeroed(outs * self.capacity);
         }
+    }
+
+    /// A list's memory behind its entries, at least [`ROWS`] elements, and its length.
+    #[inline(always)]
+    pub(super) fn rest(&mut self, out: usize) -> (&mut [f32], &mut [u32], &mut usize) {
+        let length = &mut self.lengths[out];
+        let free = out * self.capacity + *length..(out + 1) * self.capacity;
+        (&mut self.values[free.clone()], &mut self.offsets[free], length)
     }
 }
 
@@ -74,10 +76,11 @@ impl Lists for ColumnLists {
 
     #[inline(always)]
     unsafe fn list(&self, out: usize, panel: *const f32) -> (ColumnEntries, usize) {
-        // SAFETY: the list exists, as the trait requires, and has `capacity` entries, of which its length are in use.
+        // SAFETY: the list exists, as the trait requires, and has room for `capacity` entries, of which its length are in use.
         unsafe {
-            let kept = self.kept.as_ptr().add(out * self.capacity);
-            (ColumnEntries { kept, panel }, *self.lengths.get_unchecked(out))
+            let values = self.values.as_ptr().add(out * self.capacity);
+            let offsets = self.offsets.as_ptr().add(out * self.capacity);
+            (ColumnEntries { values, offsets, panel }, *self.lengths.get_unchecked(out))
         }
     }
 }
@@ -85,7 +88,8 @@ impl Lists for ColumnLists {
 /// Entries of a column.
 #[derive(Debug)]
 pub(super) struct ColumnEntries {
-    kept: *const Kept,
+    values: *const f32,
+    offsets: *const u32,
     panel: *const f32,
 }
 
@@ -93,39 +97,46 @@ impl Entries for ColumnEntries {
     #[inline(always)]
     unsafe fn entry(&self, i: usize) -> (f32, *const f32) {
         // SAFETY: the list has the entry, as the trait requires; its offset is the start of a line of the panel.
-        unsafe {
-            let kept = *self.kept.add(i);
-            (kept.value, self.panel.add(kept.offset as usize))
-        }
+        unsafe { (*self.values.add(i), self.panel.add(*self.offsets.add(i) as usize)) }
     }
 
     #[inline(always)]
     unsafe fn advance(&mut self) {
         // SAFETY: the list has `UNROLLED` entries more, as the trait requires.
-        self.kept = unsafe { self.kept.add(UNROLLED) };
+        unsafe {
+            self.values = self.values.add(UNROLLED);
+            self.offsets = self.offsets.add(UNROLLED);
+        }
     }
 }
 
-/// Calls `f(row, column, value)` for what `rows` keep in `cols`, in order of column for each row. The rows start at a
-/// multiple of [`ROWS`], the columns at one of 4.
+/// Rows of a strip whose kept values are listed by column.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StripRows {
+    /// How many; those that complete the strip are left out.
+    pub(super) height: usize,
+    /// Where the first row's activations start, counted in elements of the panel.
+    pub(super) offset: u32,
+    /// Elements of the panel from one row's activations to the next.
+    pub(super) stride: u32,
+}
+
+/// Adds what some rows of a strip keep of a group of four columns to the lists from `first` on, in order of row.
 #[inline(always)]
-fn for_each_kept<T: KernelElement>(
-    weight: StripsRef<'_, T>,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    mut f: impl FnMut(usize, usize, f32),
+pub(super) fn list_group<T: KernelElement>(
+    strip: Strip<'_, T>,
+    group: usize,
+    StripRows { height, offset, stride }: StripRows,
+    first: usize,
+    lists: &mut ColumnLists,
 ) {
-    for first in rows.clone().step_by(ROWS) {
-        let strip = weight.strip(first / ROWS);
-        for group in cols.start / 4..cols.end.div_ceil(4) {
-            for row in 0..ROWS.min(rows.end - first) {
-                for (position, value) in strip.kept(row, group) {
-                    let col = group * 4 + position;
-                    // Padding past the last column multiplies nothing.
-                    if col < cols.end {
-                        f(first + row, col, value.to_f32());
-                    }
-                }
+    for row in 0..height {
+        for (position, value) in strip.kept(row, group) {
+            // Padding behind the last column multiplies nothing.
+            if first + position < lists.lengths.len() {
+                let (values, offsets, length) = lists.rest(first + position);
+                (values[0], offsets[0]) = (value.to_f32(), offset + row as u32 * stride);
+                *length += 1;
             }
         }
     }
@@ -155,15 +166,14 @@ impl<T: KernelElement> Factor for KeptOfColumns<'_, T> {
         stride: usize,
         lists: &mut ColumnLists,
     ) {
-        let capacity = depth.len();
-        lists.reset(outs.len(), capacity, depth.len() * stride);
-        let ColumnLists { kept, lengths, .. } = lists;
-        for_each_kept(self.0, depth.clone(), outs.clone(), |row, col, value| {
-            let out = col - outs.start;
-            let offset = ((row - depth.start) * stride) as u32;
-            kept[out * capacity + lengths[out]] = Kept { value, offset };
-            lengths[out] += 1;
-        });
+        lists.reset(outs.len(), depth.len(), depth.len() * stride);
+        for first in depth.clone().step_by(ROWS) {
+            let (height, offset) = (ROWS.min(depth.end - first), ((first - depth.start) * stride) as u32);
+            let rows = StripRows { height, offset, stride: stride as u32 };
+            let groups = outs.start / GROUP..outs.end.div_ceil(GROUP);
+            // SAFETY: the first argument is proof that the CPU has the instructions.
+            unsafe { V::list_columns(self.0.strip(first / ROWS), groups, rows, lists) };
+        }
     }
 
     fn fetch(&self, _: Range<usize>, _: Range<usize>, _: usize, _: usize) {}

@@ -16,6 +16,7 @@ mod kept_columns;
 mod kept_rows;
 mod panels;
 mod tile;
+mod transposed;
 mod walk;
 
 use std::ops::Range;
@@ -28,9 +29,10 @@ use super::{
     scratch::Scratch,
     share::{share, threads},
     strips::{ROWS, Strip, StripsRef},
+    transposed_product::StoreRow,
     vector::{Vector, avx2::Avx2, avx512::Avx512},
 };
-use kept_columns::KeptOfColumns;
+use kept_columns::{ColumnLists, KeptOfColumns, StripRows};
 use kept_rows::KeptOfRows;
 use panels::{Lines, Panels, column_blocks, unpack};
 use tile::{Columns, Rows, Tiles};
@@ -51,6 +53,8 @@ impl Many {
     pub(super) const DENSE: Many = Many(48);
     /// `dy · W`: few tokens have no kernel of their own.
     pub(super) const GRADIENT: Many = Many(2);
+    /// `aᵀ · b`: no number of tokens has another kernel.
+    pub(super) const TRANSPOSED: Many = Many(0);
 }
 
 /// Lines of a panel are completed with zeros to a multiple of a group, whose padding multiplies them.
@@ -113,6 +117,20 @@ impl Prefill {
         self.product(Columns(w), dy, Epilogue::default(), dx);
     }
 
+    /// `aᵀ · b` for two dense matrices, `[depth, rows]` and `[depth, cols]`, stored by `store`; lengths are checked, `c` is not empty.
+    pub(super) fn transposed_product<C: Send>(
+        self,
+        a: DenseBlock<'_, f32>,
+        b: DenseBlock<'_, f32>,
+        store: impl StoreRow<C>,
+        c: &mut [C],
+    ) {
+        match self {
+            Prefill::Avx2(has) => transposed::transposed_product::<Avx2, C>(has, (a, b), store, c),
+            Prefill::Avx512(has) => transposed::transposed_product::<Avx512, C>(has, (a, b), store, c),
+        }
+    }
+
     fn product<T: KernelElement, F: Factor>(self, factor: F, x: &[T], epilogue: Epilogue<'_>, y: &mut [T]) {
         match self {
             Prefill::Avx2(has) => product::<Avx2, T, F>(has, factor, x, epilogue, y),
@@ -146,6 +164,14 @@ unsafe trait Kernels: Vector + Send + Sync {
         groups: Range<usize>,
         values: &mut [f32],
         positions: &mut [u64; ROWS],
+    );
+
+    /// Adds what some rows of a strip keep of some groups to lists of columns, whose first is that of the first group, in order of row.
+    unsafe fn list_columns<T: KernelElement>(
+        strip: Strip<'_, T>,
+        groups: Range<usize>,
+        rows: StripRows,
+        lists: &mut ColumnLists,
     );
 
     /// See [`walk::multiply`].

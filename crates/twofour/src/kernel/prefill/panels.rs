@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    super::{element::KernelElement, epilogue::Epilogue, scratch::Scratch, share::share},
+    super::{dense_block::DenseBlock, element::KernelElement, epilogue::Epilogue, scratch::Scratch, share::share},
     GROUP,
 };
 
@@ -43,9 +43,53 @@ pub(super) struct Lines<'a> {
     pub next: &'a [f32],
 }
 
+/// Some lines of a panel, to be filled.
+struct Part<'a> {
+    /// The panel's first token.
+    first: usize,
+    /// Tokens from one line to the next.
+    stride: usize,
+    /// The first line.
+    top: usize,
+    /// The lines.
+    lines: &'a mut [f32],
+}
+
 impl Panels {
     /// Packs `[tokens, depth]` activations into as few panels of at most `vectors` vectors as there can be.
     pub(super) fn pack<T: KernelElement>(x: &[T], tokens: usize, depth: usize, lanes: usize, vectors: usize) -> Self {
+        Self::fill(tokens, depth, lanes, vectors, |Part { first, stride, top, lines }| {
+            let end = (first + stride).min(tokens);
+            for token in (first..first + stride).step_by(SQUARE) {
+                let width = SQUARE.min(first + stride - token);
+                let depth_range = top..top + lines.len() / stride;
+                // Lines of a panel are far apart: transposed in a small square, they are written whole.
+                let mut square = [[0.0; SQUARE]; LINES];
+                for (t, token) in (token..end.min(token + width)).enumerate() {
+                    let x = &x[token * depth..][depth_range.clone()];
+                    square.iter_mut().zip(x).for_each(|(line, x)| line[t] = x.to_f32());
+                }
+                for (line, square) in lines.chunks_exact_mut(stride).zip(&square) {
+                    line[token - first..][..width].copy_from_slice(&square[..width]);
+                }
+            }
+        })
+    }
+
+    /// Packs some columns of a `[depth, columns]` matrix, each of which takes the place of a token.
+    pub(super) fn of_columns(x: DenseBlock<'_, f32>, cols: Range<usize>, lanes: usize, vectors: usize) -> Self {
+        Self::fill(cols.len(), x.rows, lanes, vectors, |Part { first, stride, top, lines }| {
+            let width = stride.min(cols.len() - first);
+            for (line, row) in lines.chunks_exact_mut(stride).zip(top..) {
+                let (values, padding) = line.split_at_mut(width);
+                values.copy_from_slice(&x.values[row * x.cols + cols.start + first..][..width]);
+                padding.fill(0.0);
+            }
+        })
+    }
+
+    /// Makes room for as few panels of at most `vectors` vectors as there can be, and fills them by parts, in parallel.
+    fn fill(tokens: usize, depth: usize, lanes: usize, vectors: usize, pack: impl Fn(Part<'_>) + Sync) -> Self {
         let padded_tokens = tokens.next_multiple_of(lanes);
         let count = padded_tokens.div_ceil(lanes * vectors);
         let stride = (padded_tokens / lanes).div_ceil(count.max(1)) * lanes;
@@ -56,26 +100,9 @@ impl Panels {
             for (panel, data) in data.chunks_mut(lines * stride).enumerate() {
                 let (data, padding) = data.split_at_mut(depth * stride);
                 padding.fill(0.0);
-                parts.extend(
-                    data.chunks_mut(LINES * stride).enumerate().map(|(i, lines)| (panel * stride, i * LINES, lines)),
-                );
+                let part = |(i, lines)| Part { first: panel * stride, stride, top: i * LINES, lines };
+                parts.extend(data.chunks_mut(LINES * stride).enumerate().map(part));
             }
-            let pack = |(first, top, lines): (usize, usize, &mut [f32])| {
-                let end = (first + stride).min(tokens);
-                for token in (first..first + stride).step_by(SQUARE) {
-                    let width = SQUARE.min(first + stride - token);
-                    let depth_range = top..top + lines.len() / stride;
-                    // Lines of a panel are far apart: transposed in a small square, they are written whole.
-                    let mut square = [[0.0; SQUARE]; LINES];
-                    for (t, token) in (token..end.min(token + width)).enumerate() {
-                        let x = &x[token * depth..][depth_range.clone()];
-                        square.iter_mut().zip(x).for_each(|(line, x)| line[t] = x.to_f32());
-                    }
-                    for (line, square) in lines.chunks_exact_mut(stride).zip(&square) {
-                        line[token - first..][..width].copy_from_slice(&square[..width]);
-                    }
-                }
-            };
             share(parts.into_iter(), || (), |(), part| pack(part));
         }
         Self { data, lines, stride, padded_tokens }
