@@ -3,7 +3,7 @@
 
     python python/examples/gpt_pretrain.py text.txt --method s-ste
 
-Without a file it trains on the package's own source, for fewer steps: enough to see that it runs.
+Without a file it trains on the package's own source, in fewer and smaller steps: enough to see that it runs.
 
 method        feed-forward layers
 dense         torch.nn.Linear
@@ -34,7 +34,7 @@ from twofour.sparsity.training import SemiSparseLinear
 METHODS = ("dense", "semi-sparse", "s-ste", "fst", "step")
 
 #: Defaults without a file.
-SHORT = {"steps": 40, "evaluation": 32, "report_every": 10}
+SHORT = {"steps": 30, "batch": 4, "evaluation": 32, "report_every": 10}
 
 
 class Block(nn.Module):
