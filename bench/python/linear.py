@@ -81,10 +81,10 @@ def graphed(function):
     with torch.cuda.stream(stream):
         for _ in range(3):
             function()
-    torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # On the stream that has planned the calls and has their workspace.
+    with torch.cuda.graph(graph, stream=stream):
         function()
     return graph.replay
 

@@ -33,6 +33,19 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     layers = [(module, packed) for module in model.modules() if (packed := _packed_of(module)) is not None]
     if not layers:
         raise ValueError("the model has no sparse layer: compress its weights first")
+    devices = {packed.tensors()[0].device for _, packed in layers}
+    _compute(layers, tokens, gradients)
+    if any(device.type == "cuda" for device in devices):
+        # A graph is captured on a stream of its own, which has a workspace of its own.
+        if torch.cuda.graph.default_capture_stream is None:
+            torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+        with torch.cuda.stream(torch.cuda.graph.default_capture_stream):
+            _compute(layers, tokens, gradients)
+        torch.cuda.synchronize()
+    return len(layers)
+
+
+def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
     with torch.inference_mode():
         for module, packed in layers:
             some = packed.tensors()[0]
@@ -44,9 +57,6 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
                     packed.times_transpose(x, bias)
                 if gradients:
                     packed.times(torch.zeros(count, packed.rows, dtype=packed.dtype, device=some.device))
-    if any(packed.tensors()[0].device.type == "cuda" for _, packed in layers):
-        torch.cuda.synchronize()
-    return len(layers)
 
 
 def _packed_of(module: nn.Module) -> Packed | None:
