@@ -19,10 +19,17 @@ cargo test -p twofour-cuda --no-run --message-format json |
     while read -r name executable; do
         # Those without a device are for machines with a compiler.
         case $name in
-        adamw | compress | devices | dispatch | gemm | int4 | layer | passes | prune) strip -o "$folder/test-$name" "$executable" ;;
+        adamw | borrowed | compress | devices | dispatch | gemm | int4 | layer | passes | prune) strip -o "$folder/test-$name" "$executable" ;;
         esac
     done
 cp bench/gpu_run.sh "$folder/run"
+# The Python package, its tests and its benchmarks, where maturin is installed.
+rm -rf "$folder/python"
+if command -v maturin >/dev/null; then
+    mkdir -p "$folder/python"
+    maturin build --release --out "$folder/python"
+    cp -r python/tests bench/python "$folder/python"
+fi
 rm -rf "$folder/cache"
 TWOFOUR_CACHE=$folder/cache "$folder/twofour" kernels --arch "$architecture"
 du -sh "$folder"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [sanitizers] [suites] [grid]     the first three if none is named
+#   FOLDER/run OUT [tests] [sanitizers] [suites] [grid] [python]     the first three if none is named
 #
 # grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
 #
@@ -9,7 +9,7 @@
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [sanitizers] [suites] [grid]}
+out=${1:?usage: run OUT [tests] [sanitizers] [suites] [grid] [python]}
 shift
 mkdir -p "$out"
 parts=${*:-tests sanitizers suites}
@@ -74,11 +74,23 @@ grid() {
     tail -n 4 "$out/suite-grid.log"
 }
 
+# The Python package: its tests on the device, then each benchmark. torch and pytest must be installed here.
+python() {
+    site=$here/python/site
+    python3 -m pip install --quiet --no-index --no-deps --upgrade --target "$site" "$here"/python/twofour-*.whl || exit 1
+    export PYTHONPATH="$site"
+    try python-tests python3 -m pytest -q -p no:cacheprovider -k "cuda or not cpu" "$here/python/tests"
+    tail -n 3 "$out/python-tests.log"
+    for name in host linear vit_step; do
+        try "python-$name" python3 "$here/python/python/$name.py" -o "$out/python-$name.json"
+    done
+}
+
 for part in $parts; do
     case $part in
-    tests | sanitizers | suites | grid) ;;
+    tests | sanitizers | suites | grid | python) ;;
     *)
-        echo "run: $part is none of tests, sanitizers, suites, grid" >&2
+        echo "run: $part is none of tests, sanitizers, suites, grid, python" >&2
         exit 2
         ;;
     esac

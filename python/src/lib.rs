@@ -3,19 +3,30 @@
 //! | module | holds |
 //! |---|---|
 //! | [`torch`] | kernels as operators of torch's dispatcher |
+//! | [`numpy`] | files, masks and compression over arrays of bytes, without torch |
+//! | [`pool`] | the threads that they compute on |
 //!
 //! Everything with a name for users is in the package's Python files; this crate binds.
 
+mod numpy;
+mod pool;
 mod torch;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use pyo3::{exceptions::PyImportError, prelude::*};
 
-/// Defines `torch.ops.twofour` in the torch whose `libtorch_cpu` is at this path. A second call does nothing.
+/// Defines `torch.ops.twofour` in the torch whose libraries are at these paths. A second call does nothing.
 #[pyfunction]
-fn register_torch(libtorch_cpu: OsString) -> PyResult<()> {
-    torch::register(&libtorch_cpu).map_err(PyImportError::new_err)
+#[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
+fn register_torch(libtorch_cpu: OsString, libtorch_cuda: Option<OsString>) -> PyResult<()> {
+    torch::register(&libtorch_cpu, libtorch_cuda.as_deref()).map_err(PyImportError::new_err)
+}
+
+/// Adds a `site-packages` folder in which NVRTC and NVIDIA's other libraries are searched.
+#[pyfunction]
+fn add_site_packages(folder: PathBuf) {
+    twofour_cuda::libraries::add_site_packages(folder);
 }
 
 /// The engine that multiplies on this CPU.
@@ -29,5 +40,7 @@ fn engine() -> PyResult<&'static str> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(register_torch, module)?)?;
-    module.add_function(wrap_pyfunction!(engine, module)?)
+    module.add_function(wrap_pyfunction!(add_site_packages, module)?)?;
+    module.add_function(wrap_pyfunction!(engine, module)?)?;
+    numpy::add_to(module)
 }

@@ -224,3 +224,15 @@ def test_bad_input_is_an_exception(device):
     ):
         with pytest.raises(RuntimeError):
             op(*args)
+
+
+def test_an_unbiased_estimate_is_drawn_anew_or_from_a_seed(device):
+    dense = torch.randn(64, 64, device=device, dtype=torch.bfloat16)
+    drawn = [to_sparse_semi_structured(dense, MVUE24=True).to_dense() for _ in range(2)]
+    assert not torch.equal(*drawn)
+    fixed = [to_sparse_semi_structured(dense, MVUE24=True, seed=7).to_dense() for _ in range(2)]
+    assert torch.equal(*fixed)
+    mean = torch.stack([to_sparse_semi_structured(dense, MVUE24=True).to_dense().double() for _ in range(400)]).mean(0)
+    assert (mean - dense.double()).abs().mean() < 0.1 * dense.double().abs().mean()
+    with pytest.raises(ValueError, match="exclude each other"):
+        to_sparse_semi_structured(dense, MVUE24=True, prune=True)

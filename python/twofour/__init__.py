@@ -1,24 +1,62 @@
 """2:4 semi-structured sparsity: prune, train, compress, run.
 
-======================  ==========================================================================
-``twofour.sparse``      sparse tensors, under the names of ``torch.sparse``
-======================  ==========================================================================
+===========================  ===============================================================================================
+:func:`verify`               is a matrix 2:4, and where not
+:func:`prune`                makes it 2:4
+:func:`compress`             values and metadata of a 2:4 matrix; :func:`decompress` undoes it
+:func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
+:class:`Linear`              a linear layer with a 2:4 weight
+:func:`warm`                 plans the GEMMs of a model before its first call
+:func:`advise`               measured speed of 2:4 against dense for a model's layers
+:func:`quantize_`            8-bit integers beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
+``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
+``twofour.install()``        the same under torch's own names, for programs that cannot be changed
+``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
+``twofour.pretrain``         pre-training recipes (FST, S-STE, STEP), under the names of the 2by4-pretrain toolkit
+``twofour.transformers``     2:4 weights in Hugging Face transformers
+``twofour.vllm``             2:4 weights in vLLM
+===========================  ===============================================================================================
 
-torch is imported when something that needs it is first used.
+Functions of arrays and files require numpy alone. torch is imported when something that needs it is first used.
 """
 
 import importlib
 
 from ._native import __version__, engine
 
-_SUBMODULES = {"sparse"}
+_SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}
 
-__all__ = ["__version__", "engine", *sorted(_SUBMODULES)]
+#: The modules of what is imported when it is first used.
+_LAZY = {
+    "Compressed": "_compression",
+    "Linear": "_linear",
+    "Verification": "_verification",
+    "Violation": "_verification",
+    "advise": "_advice",
+    "compress": "_compression",
+    "decompress": "_compression",
+    "device_info": "_device",
+    "install": "_install",
+    "load_file": "_files",
+    "load_model": "_files",
+    "prune": "_pruning",
+    "quantize_": "quantization",
+    "save_file": "_files",
+    "uninstall": "_install",
+    "verify": "_verification",
+    "warm": "_warm",
+}
+
+__all__ = ["__version__", "engine", *sorted({*_LAZY, *_SUBMODULES})]
 
 
 def __getattr__(name):
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -21,10 +21,15 @@ def _register() -> None:
         raise ImportError(f"twofour requires torch 2.11 or newer; this is torch {torch.__version__}: pip install -U torch")
     library = pathlib.Path(torch._C.__file__).parent / "lib"
     names = ["libtorch_cpu.so", "libtorch_cpu.dylib"]
-    path = next((library / name for name in names if (library / name).exists()), None)
-    if path is None:
+    cpu = next((library / name for name in names if (library / name).exists()), None)
+    if cpu is None:
         raise ImportError(f"no libtorch_cpu in {library}: reinstall torch")
-    _native.register_torch(str(path))
+    # Where pip has put NVRTC: beside torch, or beside this package.
+    for package in (torch, _native):
+        _native.add_site_packages(str(pathlib.Path(package.__file__).parent.parent))
+    # A torch built for CUDA has loaded it, with or without a GPU.
+    cuda = library / "libtorch_cuda.so"
+    _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None)
 
 
 _register()
@@ -75,6 +80,10 @@ from_canonical = _raising(_OPS.from_canonical.default)
 select = _raising(_OPS.select.default)
 soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
 estimate = _raising(_OPS.estimate.default)
+quantize_rows = _raising(_OPS.quantize_rows.default)
+linear_i8 = _raising(_OPS.linear_i8.default)
+linear_quantized = _raising(_OPS.linear_quantized.default)
+linear_quantized_bias = _raising(_OPS.linear_quantized_bias.default)
 
 
 def rule_number(rule: str) -> int:
@@ -89,18 +98,24 @@ def rule_number(rule: str) -> int:
         raise ValueError(f"unknown mask rule {rule!r}; known are {', '.join(RULES)}") from None
 
 
-# Shapes and types of the results, for torch.compile. Strips hold sixteen rows; a strip's elements follow from the columns and the type.
-
-
-def _strip_elements(cols: int, dtype: torch.dtype) -> int:
-    size = dtype.itemsize
-    lines = -(-cols // 4)
-    blocks = -(-lines // 8)
-    return (blocks * 64 + lines * 32 * size) // size
+# Shapes and types of the results, for torch.compile.
 
 
 def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    return like.new_empty((-(-rows // 16), _strip_elements(cols, like.dtype)))
+    """A packed weight of the layout that each device has."""
+    size = like.dtype.itemsize
+    if like.device.type == "cuda":
+        # Padded to tiles: values, then a bit of metadata for each element.
+        tile = 64 if size == 2 else 128
+        elements = (-(-rows // 64) * 64) * (-(-cols // tile) * tile)
+        return like.new_empty((elements // 2 + elements // 8 // size,))
+    groups, strips = -(-cols // 4), -(-rows // 16)
+    if like.dtype == torch.int8:
+        # Lines of two groups, four lines to a block of positions; then the sum of each row.
+        lines = -(-groups // 2)
+        return like.new_empty((strips * (-(-lines // 4) * 64 + lines * 64) + 4 * rows,))
+    # Lines of one group, eight lines to a block of positions.
+    return like.new_empty((strips, (-(-groups // 8) * 64 + groups * 32 * size) // size))
 
 
 def _tiles(like: torch.Tensor) -> torch.Tensor:
@@ -165,3 +180,23 @@ def _(dense, rule):
 @torch.library.register_fake("twofour::estimate")
 def _(dense, estimator, scale, seed):
     return torch.empty_like(dense)
+
+
+@torch.library.register_fake("twofour::quantize_rows")
+def _(dense):
+    return dense.new_empty(dense.shape, dtype=torch.int8), dense.new_empty((dense.shape[0],), dtype=torch.float32)
+
+
+@torch.library.register_fake("twofour::linear_i8")
+def _(x, packed, out_features):
+    return x.new_empty((*x.shape[:-1], out_features), dtype=torch.int32)
+
+
+@torch.library.register_fake("twofour::linear_quantized")
+def _(x, packed, scales, out_features):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::linear_quantized_bias")
+def _(x, packed, scales, bias, out_features, activation):
+    return x.new_empty((*x.shape[:-1], out_features))

@@ -33,6 +33,8 @@ class Packed:
 
     def times_transpose(self, x: torch.Tensor, bias: torch.Tensor | None = None, activation: int = 0) -> torch.Tensor:
         """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
+        if self.dtype is torch.int8:
+            return self._of_integers(x, bias)
         if self.forward is not None:
             if bias is None:
                 if activation == 0:
@@ -43,6 +45,13 @@ class Packed:
         if bias is not None:
             y += bias
         return _ACTIVATIONS[activation](y)
+
+    def _of_integers(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x @ W.T + bias`` of integers: exact sums, whose low eight bits are the result, as in torch's dense GEMMs of int8."""
+        if self.forward is None:
+            raise NotImplementedError("an int8 matrix that is packed along its columns alone has no GEMM along its rows; pack it again")
+        y = _ops.linear_i8(x, self.forward, self.rows)
+        return (y if bias is None else y + bias).to(torch.int8)
 
     def times(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W`` for ``x`` of shape ``[..., rows]``."""
@@ -115,6 +124,22 @@ def pack_by_mask(dense: torch.Tensor, tiles: torch.Tensor, transpose: bool) -> P
     return Packed(rows, cols, forward, transposed if transpose else None)
 
 
+def pack_quantized(dense: torch.Tensor) -> tuple[Packed, torch.Tensor]:
+    """Quantizes a 2:4 matrix to 8-bit integers, symmetrically and with a scale for each row, and packs it.
+
+    Returns:
+        the packed integers, and the scales ``[rows]`` in float32.
+
+    Raises:
+        ValueError: where the matrix is not 2:4, or not finite.
+    """
+    host = dense.detach().float().cpu()
+    # A value that is rounded to zero would hide a third nonzero of its group.
+    pack_sparse(host)
+    values, scales = _ops.quantize_rows(host)
+    return pack_sparse(values).to(device=dense.device), scales.to(dense.device)
+
+
 def pack_sparse(dense: torch.Tensor) -> Packed:
     """Packs a matrix that is 2:4 along its rows.
 
@@ -122,7 +147,18 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
         ValueError: where it is not; the message names the first row and column.
     """
     rows, cols = _shape(dense)
-    return Packed(rows, cols, _ops.pack_sparse(dense))
+    if dense.device.type == "cpu":
+        return Packed(rows, cols, _ops.pack_sparse(dense))
+    # The two largest magnitudes of each group are all that a 2:4 matrix has.
+    weight, _ = pack_by_rule(dense, "magnitude", transpose=False)
+    lost = weight.to_dense() != dense
+    if lost.any():
+        row, col = lost.nonzero()[0].tolist()
+        nonzeros = int((dense[row, col // 4 * 4 : col // 4 * 4 + 4] != 0).sum())
+        raise ValueError(
+            f"row {row}, group {col // 4}: {nonzeros} non-zeros where 2:4 allows 2; prune the tensor first, or ask for pruning"
+        )
+    return weight
 
 
 def _shape(dense: torch.Tensor) -> tuple[int, int]:

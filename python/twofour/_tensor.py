@@ -281,7 +281,7 @@ class SparseSemiStructuredTensor(_TORCH):
 
 
 #: The types that GEMMs take.
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 class SparseSemiStructuredTensorCUTLASS(SparseSemiStructuredTensor):

@@ -31,7 +31,7 @@ def to_sparse_semi_structured(
     MVUE24: bool = False,
     dtype: torch.dtype | None = None,
     prune: bool | str = False,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> SparseSemiStructuredTensor:
     """Compresses a matrix to a 2:4 tensor.
 
@@ -40,7 +40,8 @@ def to_sparse_semi_structured(
         transposed: deprecated and without effect, as in torch.
         alg_id: accepted for torch's sake; kernels are chosen by shape.
         mask: what to keep, ``[rows, cols]`` of bool, 2:4 along rows.
-        MVUE24: replaces the matrix by its unbiased 2:4 estimate of least variance, which ``seed`` determines.
+        MVUE24: replaces the matrix by its unbiased 2:4 estimate of least variance, drawn
+            anew in each call from torch's generator, or from ``seed``.
         dtype: the type of the result; that of the matrix by default.
         prune: ``True`` keeps the two largest magnitudes of each group; or the name of a mask rule: ``"magnitude"``, ``"greedy"``,
             ``"greedy-signed"``, ``"causal1122"``, ``"optimal"``. By default the matrix must be 2:4 already.
@@ -73,8 +74,10 @@ def to_sparse_semi_structured(
     if mask is not None:
         if mask.shape != dense.shape:
             raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
-        sparse = cls._of(pack_by_mask(dense, _layouts.tiles_of(mask.bool()), False), None, original_tensor.requires_grad)
+        sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
+        if seed is None:
+            seed = int(torch.randint(1 << 62, ()))
         estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
         sparse = cls.from_dense(estimate, alg_id)
     else:
@@ -83,3 +86,16 @@ def to_sparse_semi_structured(
         sparse = cls._of(weight, None if rule == "magnitude" else tiles, original_tensor.requires_grad)
     sparse.alg_id_cusparselt = alg_id
     return sparse
+
+
+def _verified(mask: torch.Tensor) -> torch.Tensor:
+    """The tiles of a mask that is 2:4 along rows.
+
+    Raises:
+        ValueError: where it is not; the message names the first row and group.
+    """
+    groups = torch.nn.functional.pad(mask, (0, -mask.shape[1] % 4)).view(mask.shape[0], -1, 4).sum(-1)
+    if (groups > 2).any():
+        row, group = (groups > 2).nonzero()[0].tolist()
+        raise ValueError(f"row {row}, group {group}: the mask keeps {int(groups[row, group])} elements where 2:4 allows 2")
+    return _layouts.tiles_of(mask)

@@ -110,7 +110,8 @@ fn packed_tensors_multiply_both_ways_as_the_pruned_matrix_does() {
         }
         for estimator in [Estimator::Mvue { seed: 7 }, Estimator::MvueApproximate { seed: 7 }] {
             let mut out = zeros(rows * cols);
-            borrowed::estimate(context, master, estimator, out.as_slice_mut()).unwrap();
+            let one = DeviceBuffer::from_host(context, &[1f32]).unwrap();
+            borrowed::estimate(context, master, estimator, one.as_slice(), out.as_slice_mut()).unwrap();
             let expected = estimate::estimate::<_, bf16>(matrix, estimator, 1.0).unwrap().to_dense();
             assert_eq!(out.to_host::<bf16>().unwrap(), expected, "[{rows}, {cols}], {estimator:?}");
         }

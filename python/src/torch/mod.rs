@@ -4,9 +4,12 @@
 //! dispatcher straight to a Rust function, without Python.
 
 mod cpu;
+mod cuda;
 mod failure;
+mod numbers;
 mod operator;
 mod register;
+mod shape;
 mod shim;
 mod tensor;
 

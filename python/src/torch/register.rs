@@ -7,20 +7,20 @@ use std::{
 };
 
 use super::{
-    cpu,
+    cpu, cuda,
     shim::{self, Kernel, shim},
 };
 
-/// An operator: its schema, whose name comes first, and its kernel for tensors in the host's memory.
+/// An operator's schema, or its name, and a kernel.
 pub(super) type Definition = (&'static str, Kernel);
 
 static REGISTERED: Mutex<bool> = Mutex::new(false);
 
-/// Defines the operators in the torch whose library is named and registers their kernels. A second call does nothing.
+/// Defines the operators in the torch whose libraries are named and registers their kernels, for GPUs where there is a libtorch_cuda. A second call does nothing.
 ///
 /// # Errors
 /// A text that says what torch lacks.
-pub(crate) fn register(libtorch_cpu: &OsStr) -> Result<(), String> {
+pub(crate) fn register(libtorch_cpu: &OsStr, libtorch_cuda: Option<&OsStr>) -> Result<(), String> {
     let mut registered = REGISTERED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if *registered {
         return Ok(());
@@ -44,6 +44,19 @@ pub(crate) fn register(libtorch_cpu: &OsStr) -> Result<(), String> {
         check(schema, unsafe { (shim().aoti_torch_library_def)(fragment, text.as_ptr()) })?;
         // SAFETY: the kernel takes the arguments of the schema beside it.
         check(schema, unsafe { (shim().aoti_torch_library_impl)(kernels, name.as_ptr(), *kernel) })?;
+    }
+    if let Some(path) = libtorch_cuda {
+        cuda::load(path).map_err(|e| format!("{} is not the library of torch 2.11 or newer: {e}", path.display()))?;
+        let mut kernels: *mut c_void = ptr::null_mut();
+        // SAFETY: as for the fragment.
+        check("init", unsafe {
+            (shim().aoti_torch_library_init_impl)(NAMESPACE.as_ptr(), c"CUDA".as_ptr(), FILE.as_ptr(), 0, &mut kernels)
+        })?;
+        for (name, kernel) in cuda::KERNELS {
+            let text = CString::new(*name).map_err(|e| e.to_string())?;
+            // SAFETY: the kernel takes the arguments of the operator of that name.
+            check(name, unsafe { (shim().aoti_torch_library_impl)(kernels, text.as_ptr(), *kernel) })?;
+        }
     }
     *registered = true;
     Ok(())

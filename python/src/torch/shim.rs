@@ -47,6 +47,8 @@ shim! {
     aoti_torch_get_dim: fn(Handle, *mut i64) -> i32;
     aoti_torch_get_sizes: fn(Handle, *mut *mut i64) -> i32;
     aoti_torch_get_dtype: fn(Handle, *mut i32) -> i32;
+    aoti_torch_get_device_type: fn(Handle, *mut i32) -> i32;
+    aoti_torch_get_device_index: fn(Handle, *mut i32) -> i32;
     aoti_torch_is_contiguous: fn(Handle, *mut bool) -> i32;
     aoti_torch_empty_strided: fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
     aoti_torch_copy_: fn(Handle, Handle, i32) -> i32;
@@ -75,7 +77,7 @@ pub(super) fn load(libtorch_cpu: &OsStr) -> Result<(), libloading::Error> {
 }
 
 /// `RTLD_NOLOAD` of Linux and of macOS.
-const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
+pub(super) const NOLOAD: i32 = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
 
 /// The interface.
 ///

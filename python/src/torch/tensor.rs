@@ -187,13 +187,15 @@ impl Tensor {
                 Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
             });
         }
-        let copy = Tensor::empty(self.sizes(), found)?;
-        // SAFETY: both handles are live tensors of the same shape.
-        let status = unsafe { (shim().aoti_torch_copy_)(copy.0, self.0, 0) };
-        if status != 0 {
-            return Err(Failure::runtime(format!("torch could not copy {what}")));
-        }
+        let copy = self.copied_to(Device::HOST, what)?;
         Ok(Cow::Owned(bytemuck::pod_collect_to_vec(copy.bytes(what)?)))
+    }
+
+    /// Where the tensor lies.
+    pub(crate) fn device(&self) -> Device {
+        let (kind, index) =
+            (get!(aoti_torch_get_device_type, self.0, 0i32), get!(aoti_torch_get_device_index, self.0, 0i32));
+        Device { kind, index: if kind == Device::HOST.kind { 0 } else { index } }
     }
 
     /// A new, contiguous tensor in the host's memory with unspecified contents, from torch's allocator.
@@ -201,6 +203,14 @@ impl Tensor {
     /// # Errors
     /// A `RuntimeError` where torch has no memory.
     pub(crate) fn empty(sizes: &[i64], dtype: ScalarType) -> Result<Self> {
+        Self::empty_on(Device::HOST, sizes, dtype)
+    }
+
+    /// The same on a device.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::empty`].
+    pub(crate) fn empty_on(device: Device, sizes: &[i64], dtype: ScalarType) -> Result<Self> {
         let mut strides = [0i64; MAX_RANK];
         if sizes.len() > MAX_RANK {
             return Err(Failure::runtime(format!("{} dimensions are more than {MAX_RANK}", sizes.len())));
@@ -210,7 +220,6 @@ impl Tensor {
             *out = stride;
             stride *= size.max(&1);
         }
-        const CPU: i32 = 0;
         let mut handle = ptr::null_mut();
         // SAFETY: `sizes` and `strides` have at least that many numbers.
         let status = unsafe {
@@ -219,8 +228,8 @@ impl Tensor {
                 sizes.as_ptr(),
                 strides.as_ptr(),
                 dtype as i32,
-                CPU,
-                0,
+                device.kind,
+                device.index,
                 &mut handle,
             )
         };
@@ -228,6 +237,36 @@ impl Tensor {
             return Err(Failure::runtime(format!("torch could not allocate a tensor of shape {sizes:?}")));
         }
         Ok(Tensor(handle))
+    }
+
+    /// A contiguous tensor with the same elements: a copy where this one is not contiguous, by torch.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where torch cannot copy.
+    pub(crate) fn contiguous(&self, what: &str) -> Result<Contiguous<'_>> {
+        if self.is_contiguous() {
+            return Ok(Contiguous::Same(self));
+        }
+        self.copied_to(self.device(), what).map(Contiguous::Copy)
+    }
+
+    /// A contiguous copy on a device. To the host's memory it waits for the work that computes the tensor.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where torch cannot copy.
+    pub(crate) fn copied_to(&self, device: Device, what: &str) -> Result<Tensor> {
+        let copy = Tensor::empty_on(device, self.sizes(), self.dtype()?)?;
+        // SAFETY: both handles are live tensors of the same shape.
+        let status = unsafe { (shim().aoti_torch_copy_)(copy.0, self.0, 0) };
+        if status != 0 {
+            return Err(Failure::runtime(format!("torch could not copy {what}")));
+        }
+        Ok(copy)
+    }
+
+    /// The address of the first element, in the memory of the tensor's device.
+    pub(crate) fn address(&self) -> u64 {
+        self.data_ptr().addr() as u64
     }
 
     /// The bytes of a tensor that [`Tensor::empty`] made and nobody else has seen.
@@ -247,6 +286,55 @@ impl Tensor {
         let bytes = self.bytes_mut()?;
         // An empty slice has no address that would be aligned.
         Ok(if bytes.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(bytes) })
+    }
+}
+
+/// A tensor, or its contiguous copy.
+#[derive(Debug)]
+pub(crate) enum Contiguous<'a> {
+    /// The tensor was contiguous.
+    Same(&'a Tensor),
+    /// It was copied.
+    Copy(Tensor),
+}
+
+impl std::ops::Deref for Contiguous<'_> {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        match self {
+            Contiguous::Same(tensor) => tensor,
+            Contiguous::Copy(tensor) => tensor,
+        }
+    }
+}
+
+/// A device of torch's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Device {
+    /// `c10::DeviceType`: 0 is the CPU, 1 is CUDA.
+    kind: i32,
+    /// The number of the GPU.
+    pub(crate) index: i32,
+}
+
+impl Device {
+    /// The host's memory.
+    pub(crate) const HOST: Device = Device { kind: 0, index: 0 };
+
+    /// Whether it is a GPU of NVIDIA's.
+    pub(crate) fn is_cuda(self) -> bool {
+        self.kind == 1
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.kind {
+            0 => f.write_str("cpu"),
+            1 => write!(f, "cuda:{}", self.index),
+            other => write!(f, "device type {other}, index {}", self.index),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use twofour::{Axis, Compressed, Element, compressed::lengths, estimate::Estimato
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, dense::unpacked_product, elements,
-    forward::linear as launch_linear, host_form,
+    forward::linear as launch_linear, host_form, quantized::quantized_linear,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
@@ -121,6 +121,34 @@ pub fn linear(
     launch_linear(context, problem, packed, x, Epilogue { bias, activation, ..Epilogue::default() }, y)
 }
 
+/// Launches `y = activation(x · Wᵀ · scales + bias)` for a weight of 8-bit integers or floats with a scale for each row, in f32, and `x` and `y` of f16 or
+/// bf16. Activations are quantized on the device: to integers with a scale for each token, or to floats with one scale.
+///
+/// # Errors
+/// [`Error::Unsupported`] for 8-bit floats before compute capability 8.9; those of [`linear`].
+pub fn scaled_linear(
+    context: &LayerContext,
+    (weight, scales): (PackedSlice<'_>, DeviceSlice<'_>),
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    bias: Option<DeviceSlice<'_>>,
+    activation: Activation,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, of, (rows, cols)) = (x.dtype(), weight.memory.dtype(), weight.shape);
+    let packed = weight.expect(context, of)?;
+    let x = x.expect("the input", context, dtype, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, dtype, elements(tokens, rows)?)?;
+    let bias = bias.map(|bias| bias.expect("the bias", context, dtype, rows)).transpose()?;
+    let scales = scales.expect("the scales", context, DataType::F32, rows)?;
+    if tokens == 0 || rows == 0 || cols == 0 {
+        return Ok(());
+    }
+    let problem = GemmProblem::plain(of, dtype, rows, tokens, cols);
+    let epilogue = Epilogue { bias, activation, feature_scales: Some(scales), ..Epilogue::default() };
+    quantized_linear(context, problem, packed, (x, dtype), epilogue, y)
+}
+
 /// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask
 /// is transposable has a packed transpose, and [`linear`] with it is faster.
 ///
@@ -171,7 +199,7 @@ impl MasterSlice<'_> {
 }
 
 /// Launches the selection of a master weight's mask by a rule and the packing of what it keeps, as `dtype`, f16 or bf16. `scale` is one f32 in device
-/// memory, for [`MaskRule::SoftThreshold`] ([`soft_threshold_scale`]), whose mask is not written.
+/// memory, for [`MaskRule::SoftThreshold`] ([`soft_threshold_scale`]).
 ///
 /// A NaN is found only by [`remask_checked`].
 ///
@@ -248,23 +276,23 @@ fn launch_remask(
         _ if soft => MaskChoice::Rows,
         other => return Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
     };
+    let kept = if soft { None } else { packed };
+    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None };
+    let watch = Watch { nan: wrong, flips: None };
+    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
+    unsafe { pruner.both_ways(context.raw(), weight, choice, both, order, watch) }?;
     if soft {
-        let (Some(scale), Some(packed), None) = (scale, packed, transposed) else {
-            let what = "a soft threshold without a scale or a packed weight, or with a packed transpose";
+        let (Some(scale), Some(packed)) = (scale, packed) else {
+            let what = "a soft threshold without a scale or a packed weight";
             return Err(Error::NoMethod { what: what.into() });
         };
         let factor = Some(scale.expect("the scale of the soft threshold", context, DataType::F32, 1)?);
         let rule = CompressRule::Estimate(Estimator::SoftThreshold);
-        let to = CompressTarget { packed, order, factor, seed: None, wrong };
+        let target = CompressTarget { packed, order, factor, seed: None, wrong };
         let compressor = Compressor::new(context.device(), input, dtype)?;
         // SAFETY: the weight and the packed weight are valid for their shape, and the stream is of their device.
-        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
-        return Ok(wrong);
+        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, target) }?;
     }
-    let to = BothWays { packed, transposed, tiles: Some(tiles), factor: None };
-    let watch = Watch { nan: wrong, flips: None };
-    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
-    unsafe { pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
     Ok(wrong)
 }
 
@@ -284,7 +312,7 @@ pub fn soft_threshold_scale(context: &LayerContext, master: MasterSlice<'_>, sca
 }
 
 /// Launches the 2:4 estimate of a matrix along its rows, as a dense matrix of the same type, f16 or bf16, with zeros
-/// ([`twofour::estimate::estimate`]).
+/// ([`twofour::estimate::estimate`]). `scale` is one f32 in device memory that values are multiplied by.
 ///
 /// # Errors
 /// Those of [`remask`].
@@ -292,10 +320,12 @@ pub fn estimate(
     context: &LayerContext,
     matrix: MasterSlice<'_>,
     estimator: Estimator,
+    scale: DeviceSlice<'_>,
     out: DeviceSliceMut<'_>,
 ) -> Result<()> {
     let (dtype, (rows, cols)) = (matrix.data.dtype(), (matrix.rows, matrix.cols));
     let dense = matrix.expect(context)?;
+    let factor = Some(scale.expect("the scale of the estimate", context, DataType::F32, 1)?);
     let out = out.expect("the estimate", context, dtype, elements(rows, cols)?)?;
     let compressor = Compressor::new(context.device(), dtype, dtype)?;
     let unpacker = Unpacker::new(context.device(), dtype)?;
@@ -303,7 +333,7 @@ pub fn estimate(
     let [wrong, memory] = work.parts([8, packed_bytes(dtype, rows, cols).total()])?;
     let packed = packed_at(memory, dtype, rows, cols);
     let order = Gemm::meta_order_of(dtype);
-    let to = CompressTarget { packed, order, factor: None, seed: None, wrong };
+    let to = CompressTarget { packed, order, factor, seed: None, wrong };
     // SAFETY: the matrix and the result are valid for their shape, the workspace for the packed estimate, and the stream is of their device.
     unsafe {
         compressor.run(context.raw(), dense, Axis::Row, CompressRule::Estimate(estimator), to)?;

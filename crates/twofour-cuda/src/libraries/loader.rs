@@ -6,6 +6,7 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use libloading::Library;
@@ -44,7 +45,7 @@ pub(super) struct Search {
 
 impl Search {
     /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's or a Python
-    /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, `VIRTUAL_ENV`).
+    /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, those of [`add_site_packages`], `VIRTUAL_ENV`).
     pub(super) fn load(&self) -> Option<Library> {
         let named = std::env::var_os(self.variable).map(PathBuf::from);
         named
@@ -88,12 +89,33 @@ fn folders(package: &str) -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty()).map(PathBuf::from);
     let toolkits = [variable("CUDA_HOME"), variable("CUDA_PATH"), Some("/usr/local/cuda".into())].into_iter().flatten();
     let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
+    let python_folders = site_packages().clone();
+    folders.extend(of_packages(python_folders.iter().map(|packages| packages.join("nvidia")), package));
     let python = variable("VIRTUAL_ENV").map(|environment| environment.join("lib"));
-    for version in python.iter().flat_map(std::fs::read_dir).flatten().flatten() {
-        let packages = version.path().join("site-packages/nvidia");
-        folders.extend(["cu13", package].map(|folder| packages.join(folder).join("lib")));
-    }
+    let versions = python.iter().flat_map(std::fs::read_dir).flatten().flatten();
+    folders.extend(of_packages(versions.map(|version| version.path().join("site-packages/nvidia")), package));
     folders
+}
+
+/// Returns the folders of libraries in folders of NVIDIA's Python packages: of CUDA 13, and of an earlier CUDA.
+fn of_packages(nvidia: impl Iterator<Item = PathBuf>, package: &str) -> impl Iterator<Item = PathBuf> {
+    nvidia.flat_map(move |nvidia| ["cu13", package].map(|folder| nvidia.join(folder).join("lib")))
+}
+
+/// Python's folders that [`add_site_packages`] added.
+static SITE_PACKAGES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn site_packages() -> MutexGuard<'static, Vec<PathBuf>> {
+    SITE_PACKAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds a `site-packages` folder in which NVIDIA's libraries are searched, as Python packages bring them: for a program that a Python interpreter
+/// runs. It has no effect on libraries that were searched before.
+pub fn add_site_packages(folder: impl Into<PathBuf>) {
+    let (folder, mut folders) = (folder.into(), site_packages());
+    if !folders.contains(&folder) {
+        folders.push(folder);
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]

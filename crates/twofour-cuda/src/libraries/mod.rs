@@ -10,6 +10,8 @@ pub mod cusparselt;
 pub(crate) mod loader;
 pub(crate) mod nvrtc;
 
+pub use loader::add_site_packages;
+
 use cublaslt::CublasLt;
 use cusparselt::CusparseLt;
 

@@ -11,7 +11,7 @@ use super::{
     epilogue::Epilogue,
     reference,
     remask::Selection,
-    strips::{self, Strips, StripsMut, StripsRef},
+    strips::{self, ROWS, Strips, StripsMut, StripsRef},
 };
 #[cfg(target_arch = "x86_64")]
 use super::{
@@ -147,6 +147,10 @@ impl<'a, T: KernelElement> SparseWeightMut<'a, T> {
     /// # Errors
     /// [`crate::Error::Length`], [`crate::Error::Unaligned`] and [`crate::Error::TooLarge`], as in [`SparseWeightRef::new`].
     pub fn new(out_features: usize, in_features: usize, bytes: &'a mut [u8]) -> Result<Self> {
+        // Packing writes no rows past the weight's: those of the last strip hold zeros.
+        if let Some(last) = bytes.len().checked_sub(bytes.len() / out_features.div_ceil(ROWS).max(1)) {
+            bytes[last..].fill(0);
+        }
         Ok(Self { weight: Strips::over(out_features, in_features, bytes)? })
     }
 
@@ -191,10 +195,14 @@ mod tests {
         let dense: Vec<T> = (0..rows * cols).map(|i| T::from_f32((i * 7 % 13) as f32 - 6.0)).collect();
         let compressed = Compressed::from_pruned(MatrixRef::new(rows, cols, &dense).unwrap()).unwrap();
         let owned = SparseWeight::pack(compressed.clone()).unwrap();
-        let mut memory = Aligned::<u8>::zeroed(packed_bytes::<T>(rows, cols).unwrap());
+        let bytes = packed_bytes::<T>(rows, cols).unwrap();
+        let (mut memory, mut again) = (Aligned::<u8>::zeroed(bytes), Aligned::<u8>::zeroed(bytes));
+        again.fill(0xA5);
+        SparseWeightMut::new(rows, cols, &mut again).unwrap().pack(&compressed).unwrap();
         SparseWeightMut::new(rows, cols, &mut memory).unwrap().pack(&compressed).unwrap();
         let borrowed = SparseWeightRef::<T>::new(rows, cols, &memory).unwrap();
         assert_eq!(borrowed.to_compressed(), compressed);
+        assert_eq!(*memory, *again, "every byte is written");
         let x: Vec<T> = (0..tokens * cols).map(|i| T::from_f32((i * 5 % 11) as f32 - 5.0)).collect();
         let (mut a, mut b) = (vec![T::ZERO; tokens * rows], vec![T::ZERO; tokens * rows]);
         owned.linear(&x, tokens, Epilogue::default(), &mut a).unwrap();

@@ -3,6 +3,8 @@
 //! `y = act(scale_x[token] · scale_w[row] · Σ q_x q_w + bias)`: symmetric quantisation, `scale = amax / 127`, rounding to nearest even (as torch's
 //! dynamic int8 linear with per-channel weights). The integer sums are exact and the same on every engine.
 
+use std::borrow::Cow;
+
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{
@@ -13,7 +15,7 @@ use super::{
     engine::{Cpu, Engine},
     epilogue::Epilogue,
     quantize::quantize_rows,
-    strips::Strips,
+    strips::{self, Strips, StripsRef},
 };
 use crate::{Compressed, Error, MatrixRef, Result};
 
@@ -24,7 +26,7 @@ const MAX_INPUTS: usize = i32::MAX as usize / (128 * 255);
 #[derive(Debug, Clone)]
 pub struct SparseWeightI8 {
     weight: Strips<i8>,
-    shared: Rows,
+    shared: Rows<'static>,
 }
 
 /// A dense int8 weight with a scale for each row: the contender.
@@ -32,20 +34,27 @@ pub struct SparseWeightI8 {
 pub struct DenseWeightI8 {
     values: Aligned<i8>,
     in_features: usize,
-    shared: Rows,
+    shared: Rows<'static>,
+}
+
+/// A compressed int8 weight in borrowed memory, with a scale and the sum of the values for each row.
+#[derive(Debug, Clone)]
+pub struct SparseWeightI8Ref<'a> {
+    weight: StripsRef<'a, i8>,
+    shared: Rows<'a>,
 }
 
 /// What int8 weights of either kind keep beside their values.
 #[derive(Debug, Clone)]
-struct Rows {
+struct Rows<'m> {
     cpu: Cpu,
     /// One a row.
-    scales: Vec<f32>,
+    scales: Cow<'m, [f32]>,
     /// The sum of each row's values.
-    sums: Vec<i32>,
+    sums: Cow<'m, [i32]>,
 }
 
-impl Rows {
+impl Rows<'_> {
     fn new<'a>(
         engine: Engine,
         in_features: usize,
@@ -56,8 +65,12 @@ impl Rows {
             return Err(Error::TooManyInputs { found: in_features, limit: MAX_INPUTS });
         }
         expect_len("scales", &scales, 1, rows.len())?;
-        let sums = rows.map(|row| row.iter().map(|v| i32::from(*v)).sum()).collect();
-        Ok(Rows { cpu: Cpu::detect(engine)?, scales, sums })
+        let sums = rows.map(sum).collect();
+        Ok(Rows { cpu: Cpu::detect(engine)?, scales: scales.into(), sums })
+    }
+
+    fn view(&self) -> Rows<'_> {
+        Rows { cpu: self.cpu, scales: Cow::Borrowed(&self.scales), sums: Cow::Borrowed(&self.sums) }
     }
 
     /// `y = act(x · Wᵀ + bias)`, where `product` gives for int8 activations the sums, and what they have too much
@@ -155,14 +168,97 @@ impl SparseWeightI8 {
     /// # Errors
     /// [`Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
-        let cpu = self.shared.cpu;
-        self.shared.linear(self.in_features(), x, tokens, epilogue, y, |x| {
-            #[cfg(target_arch = "x86_64")]
-            if let Some(amx) = amx::choose(cpu, tokens) {
-                return (amx::sparse(amx, self.weight.view(), x, tokens), 0);
+        SparseWeightI8Ref { weight: self.weight.view(), shared: self.shared.view() }.linear(x, tokens, epilogue, y)
+    }
+}
+
+/// Bytes of the packed values and metadata of an int8 weight `[out_features, in_features]`. The layout is the same for every engine of a CPU. It may
+/// change between versions, so it is no file format.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn packed_bytes_i8(out_features: usize, in_features: usize) -> Result<usize> {
+    strips::bytes_of::<i8>(out_features, in_features)
+}
+
+/// Packs a compressed int8 weight into borrowed memory of [`packed_bytes_i8`] bytes, and returns the sum of each row's values.
+///
+/// # Errors
+/// [`Error::Length`], [`Error::Unaligned`] ([`super::PACKED_ALIGNMENT`]).
+pub fn pack_i8(weight: &Compressed<i8>, bytes: &mut [u8]) -> Result<Vec<i32>> {
+    // Groups and rows past the weight's hold zeros.
+    bytes.fill(0);
+    Strips::<i8, _>::over(weight.rows(), weight.cols(), bytes)?.pack_again(weight)?;
+    Ok((0..weight.rows()).map(|row| sum(weight.values_row(row))).collect())
+}
+
+/// The sum of a row's values.
+fn sum(row: &[i8]) -> i32 {
+    row.iter().map(|v| i32::from(*v)).sum()
+}
+
+impl<'a> SparseWeightI8Ref<'a> {
+    /// The weight in memory that [`pack_i8`] filled, with the sums that it returned and a scale for each row, to be multiplied by [`Engine::best`].
+    ///
+    /// # Errors
+    /// [`Error::Length`] for memory, scales or sums of another length, [`Error::Unaligned`], [`Error::TooManyInputs`] where the sums could
+    /// overflow; those of [`Engine::best`].
+    pub fn new(
+        (out_features, in_features): (usize, usize),
+        bytes: &'a [u8],
+        scales: &'a [f32],
+        sums: &'a [i32],
+    ) -> Result<Self> {
+        if in_features > MAX_INPUTS {
+            return Err(Error::TooManyInputs { found: in_features, limit: MAX_INPUTS });
+        }
+        expect_len("scales", scales, 1, out_features)?;
+        expect_len("sums", sums, 1, out_features)?;
+        let cpu = Cpu::detect(Engine::best()?)?;
+        let shared = Rows { cpu, scales: Cow::Borrowed(scales), sums: Cow::Borrowed(sums) };
+        Ok(Self { weight: Strips::over(out_features, in_features, bytes)?, shared })
+    }
+
+    /// The weight in canonical form, as a copy, without its scales.
+    pub fn to_compressed(&self) -> Compressed<i8> {
+        self.weight.to_compressed()
+    }
+
+    /// [`SparseWeightI8::linear`].
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `x`, `y` or the bias does not fit.
+    pub fn linear(&self, x: &[f32], tokens: usize, epilogue: Epilogue<'_>, y: &mut [f32]) -> Result<()> {
+        self.shared.linear(self.weight.cols(), x, tokens, epilogue, y, |x| self.sums(x, tokens))
+    }
+
+    /// `y = x · Wᵀ` of integers, exact: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Scales play no part.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where `x` or `y` does not fit.
+    pub fn product(&self, x: &[i8], tokens: usize, y: &mut [i32]) -> Result<()> {
+        expect_len("x", x, tokens, self.weight.cols())?;
+        expect_len("y", y, tokens, self.weight.rows())?;
+        if y.is_empty() {
+            return Ok(());
+        }
+        let (sums, offset) = self.sums(x, tokens);
+        sums.store(tokens, y, |sums, _, first, y| {
+            for ((y, sum), row_sum) in y.iter_mut().zip(sums).zip(&self.shared.sums[first..]) {
+                *y = sum.wrapping_sub(offset.wrapping_mul(*row_sum));
             }
-            few(cpu, self.weight.view(), x, tokens, self.in_features())
-        })
+        });
+        Ok(())
+    }
+
+    /// The sums of a GEMM, and what they have too much for each unit of the row's sum of weights.
+    fn sums(&self, x: &[i8], tokens: usize) -> (Sums<i32>, i32) {
+        let cpu = self.shared.cpu;
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = amx::choose(cpu, tokens) {
+            return (amx::sparse(amx, self.weight, x, tokens), 0);
+        }
+        few(cpu, self.weight, x, tokens, self.weight.cols())
     }
 }
 
@@ -197,7 +293,7 @@ impl DenseWeightI8 {
 
     /// Bytes of values and scales.
     pub fn bytes(&self) -> usize {
-        self.values.len() + size_of_val(self.shared.scales.as_slice())
+        self.values.len() + size_of_val::<[f32]>(&self.shared.scales)
     }
 
     /// As [`SparseWeightI8::linear`].
@@ -229,6 +325,37 @@ mod tests {
     /// Inputs: below the first, or one of the others. Tokens: below the first, or between the others. Miri is slow.
     const SIZES: ([usize; 3], [usize; 3]) =
         if cfg!(miri) { ([24, 40, 70], [3, 15, 18]) } else { ([300, 512, 1100], [7, 15, 50]) };
+
+    #[test]
+    fn borrowed_memory_multiplies_exactly_and_as_owned_does() {
+        for (out, inn, tokens) in [(20, 52, 3), (1, 4, 1), (33, 128, 20), (0, 8, 1), (5, 0, 2)] {
+            let w: Vec<i8> = (0..out * inn).map(|i| (i * 37 % 256) as u8 as i8).collect();
+            let compressed = Compressed::from_pruned(MatrixRef::new(out, inn, &w).unwrap()).unwrap();
+            let scales: Vec<f32> = (0..out).map(|o| 0.25 + o as f32).collect();
+            let mut memory = Aligned::<u8>::zeroed(packed_bytes_i8(out, inn).unwrap());
+            let sums = pack_i8(&compressed, &mut memory).unwrap();
+            let borrowed = SparseWeightI8Ref::new((out, inn), &memory, &scales, &sums).unwrap();
+            assert_eq!(borrowed.to_compressed(), compressed);
+            let x: Vec<i8> = (0..tokens * inn).map(|i| (i * 91 % 256) as u8 as i8).collect();
+            let mut y = vec![0i32; tokens * out];
+            borrowed.product(&x, tokens, &mut y).unwrap();
+            let dense = compressed.to_dense();
+            for (i, y) in y.iter().enumerate() {
+                let (token, row) = (i / out, i % out);
+                let exact: i32 =
+                    (0..inn).map(|k| i32::from(x[token * inn + k]) * i32::from(dense[row * inn + k])).sum();
+                assert_eq!(*y, exact, "y[{token}, {row}] of {out} x {inn}");
+            }
+            let x: Vec<f32> = x.iter().map(|v| f32::from(*v) / 7.0).collect();
+            let (mut a, mut b) = (vec![f32::NAN; tokens * out], vec![f32::NAN; tokens * out]);
+            borrowed.linear(&x, tokens, Epilogue::default(), &mut a).unwrap();
+            let owned = SparseWeightI8::pack(compressed, scales.clone()).unwrap();
+            owned.linear(&x, tokens, Epilogue::default(), &mut b).unwrap();
+            assert_eq!(a, b);
+            let short = SparseWeightI8Ref::new((out + 16, inn + 4), &memory, &scales, &sums);
+            assert!(matches!(short, Err(Error::Length { .. })));
+        }
+    }
 
     proptest! {
         #[test]

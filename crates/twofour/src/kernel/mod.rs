@@ -41,7 +41,7 @@ pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
 pub use engine::{ENGINE_VARIABLE, Engine};
 pub use epilogue::{Activation, Epilogue};
-pub use int8::{DenseWeightI8, SparseWeightI8};
+pub use int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8, packed_bytes_i8};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
 pub use share::{share, with_threads};

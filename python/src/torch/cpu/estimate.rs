@@ -5,7 +5,9 @@ use twofour::{
     estimate::{self, Estimator},
 };
 
-use super::{Failure, Float, Result, Tensor, for_floats, on_pool};
+use crate::torch::numbers;
+
+use super::{Float, Result, Tensor, for_floats, on_pool};
 
 /// The scale of the soft threshold for a weight.
 pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<f64> {
@@ -23,14 +25,7 @@ fn scale_of<T: Float>(dense: &Tensor) -> Result<f64> {
 /// The 2:4 stand-in for a matrix along its rows, as a dense matrix with zeros.
 pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> Result<Tensor> {
     let dtype = dense.dtype()?;
-    let seed = seed as u64;
-    let estimator = match estimator {
-        0 => Estimator::Magnitude,
-        1 => Estimator::SoftThreshold,
-        2 => Estimator::MvueApproximate { seed },
-        3 => Estimator::Mvue { seed },
-        other => return Err(Failure::runtime(format!("there is no estimator number {other}"))),
-    };
+    let estimator = numbers::estimator(estimator, seed)?;
     for_floats!(dtype, "the matrix", estimated::<T>(&dense, estimator, scale as f32))
 }
 

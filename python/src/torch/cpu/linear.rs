@@ -4,7 +4,12 @@ use std::borrow::Cow;
 
 use twofour::kernel::{Activation, Epilogue, SparseWeightRef};
 
-use super::{Failure, Float, Result, ScalarType, Tensor, dimension, for_floats, on_torch_threads};
+use super::{Failure, Float, Result, ScalarType, Tensor, for_floats, on_torch_threads};
+use crate::torch::{
+    numbers::activation,
+    shape::{dimension, expect_packed, rows_and_last, with_last},
+    tensor::Device,
+};
 use half::{bf16, f16};
 
 /// `y = x · Wᵀ`, `x` of shape `[..., in_features]`.
@@ -20,17 +25,6 @@ pub(super) fn linear_bias(x: Tensor, packed: Tensor, bias: Tensor, out_features:
     for_floats!(dtype, "the input", forward::<T>(&x, &packed, Some(&bias), out_features, activation))
 }
 
-/// The activation of that number.
-fn activation(number: i64) -> Result<Activation> {
-    Ok(match number {
-        0 => Activation::Identity,
-        1 => Activation::Relu,
-        2 => Activation::Silu,
-        3 => Activation::Gelu,
-        other => return Err(Failure::runtime(format!("there is no activation number {other}"))),
-    })
-}
-
 fn forward<T: Float>(
     x: &Tensor,
     packed: &Tensor,
@@ -39,19 +33,14 @@ fn forward<T: Float>(
     activation: Activation,
 ) -> Result<Tensor> {
     let rows = dimension("out_features", out_features)?;
-    let Some((cols, _)) = x.sizes().split_last() else {
-        return Err(Failure::runtime("the input must have at least 1 dimension"));
-    };
-    let cols = *cols as usize;
-    let memory = packed_memory::<T>(packed, rows, cols, x.sizes())?;
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    let memory = packed_memory::<T>(packed, (rows, cols), x)?;
     let weight = SparseWeightRef::<T>::new(rows, cols, &memory)?;
     let values = x.elements::<T>("the input", T::SCALAR)?;
     let bias = bias.map(|bias| widened(bias, T::SCALAR)).transpose()?;
-    let mut y = with_last(x, out_features, T::SCALAR)?;
-    let tokens = tokens(x);
+    let mut y = with_last(x, Device::HOST, out_features, T::SCALAR)?;
     let epilogue = Epilogue { bias: bias.as_deref(), activation };
     on_torch_threads(|| weight.linear(&values, tokens, epilogue, y.elements_mut()?).map_err(Failure::from))?;
-    drop(memory);
     Ok(y)
 }
 
@@ -63,49 +52,30 @@ pub(super) fn input_gradient(dy: Tensor, packed: Tensor, in_features: i64) -> Re
 
 fn backward<T: Float>(dy: &Tensor, packed: &Tensor, in_features: i64) -> Result<Tensor> {
     let cols = dimension("in_features", in_features)?;
-    let Some((rows, _)) = dy.sizes().split_last() else {
-        return Err(Failure::runtime("the output gradient must have at least 1 dimension"));
-    };
-    let rows = *rows as usize;
-    let memory = packed_memory::<T>(packed, rows, cols, dy.sizes())?;
+    let (tokens, rows) = rows_and_last(dy, "the output gradient")?;
+    let memory = packed_memory::<T>(packed, (rows, cols), dy)?;
     let weight = SparseWeightRef::<T>::new(rows, cols, &memory)?;
     let values = dy.elements::<T>("the output gradient", T::SCALAR)?;
-    let mut dx = with_last(dy, in_features, T::SCALAR)?;
-    on_torch_threads(|| weight.input_gradient(&values, tokens(dy), dx.elements_mut()?).map_err(Failure::from))?;
-    drop(memory);
+    let mut dx = with_last(dy, Device::HOST, in_features, T::SCALAR)?;
+    on_torch_threads(|| weight.input_gradient(&values, tokens, dx.elements_mut()?).map_err(Failure::from))?;
     Ok(dx)
 }
 
 /// The memory of a packed weight; a copy where it is not aligned, as after loading from a file.
-fn packed_memory<'a, T: Float>(packed: &'a Tensor, rows: usize, cols: usize, x: &[i64]) -> Result<Memory<'a>> {
-    let found = packed.dtype()?;
-    if found != T::SCALAR {
-        return Err(Failure::not_implemented(format!(
-            "the packed weight has dtype {}, the other operand {}; both must have the same",
-            found.name(),
-            T::SCALAR.name()
-        )));
-    }
-    let bytes = packed.bytes("the packed weight")?;
-    let expected = twofour::kernel::packed_bytes::<T>(rows, cols)?;
-    if bytes.len() != expected {
-        return Err(Failure::runtime(format!(
-            "shapes cannot be multiplied: an operand of shape {x:?} and a packed weight of {rows} out_features and {cols} in_features, which \
-             takes {expected} bytes where the tensor has {}",
-            bytes.len()
-        )));
-    }
-    Ok(Memory::of(bytes))
+fn packed_memory<'a, T: Float>(packed: &'a Tensor, shape: (usize, usize), x: &Tensor) -> Result<Memory<'a>> {
+    let expected = twofour::kernel::packed_bytes::<T>(shape.0, shape.1)? / size_of::<T>();
+    expect_packed(packed, expected, T::SCALAR, shape, x)?;
+    Ok(Memory::of(packed.bytes("the packed weight")?))
 }
 
 /// Bytes at an address that kernels can load from.
-enum Memory<'a> {
+pub(super) enum Memory<'a> {
     Borrowed(&'a [u8]),
     Copied { buffer: Vec<u8>, start: usize, len: usize },
 }
 
 impl<'a> Memory<'a> {
-    fn of(bytes: &'a [u8]) -> Self {
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
         use twofour::kernel::PACKED_ALIGNMENT as ALIGNMENT;
         if bytes.is_empty() || bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
             return Memory::Borrowed(bytes);
@@ -128,22 +98,8 @@ impl std::ops::Deref for Memory<'_> {
     }
 }
 
-/// The number of rows that an operand has when all its dimensions but the last are one.
-fn tokens(x: &Tensor) -> usize {
-    x.sizes().split_last().map_or(0, |(_, leading)| leading.iter().product::<i64>() as usize)
-}
-
-/// A new tensor with the shape of `x`, but for the last dimension.
-fn with_last(x: &Tensor, last: i64, dtype: ScalarType) -> Result<Tensor> {
-    let mut sizes = x.sizes().to_vec();
-    if let Some(size) = sizes.last_mut() {
-        *size = last;
-    }
-    Tensor::empty(&sizes, dtype)
-}
-
 /// A bias in f32.
-fn widened(bias: &Tensor, expected: ScalarType) -> Result<Cow<'_, [f32]>> {
+pub(super) fn widened(bias: &Tensor, expected: ScalarType) -> Result<Cow<'_, [f32]>> {
     fn widen<T: twofour::Element>(values: &[T]) -> Vec<f32> {
         values.iter().map(|v| v.to_f32()).collect()
     }

@@ -3,16 +3,14 @@
 mod estimate;
 mod linear;
 mod pack;
+mod quantized;
 mod select;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
-
 use half::{bf16, f16};
-use rayon::ThreadPool;
-use twofour::kernel::with_threads;
+use twofour::{
+    Compressed,
+    kernel::{SparseWeightRef, with_threads},
+};
 
 use super::{
     failure::{Failure, Result},
@@ -20,6 +18,7 @@ use super::{
     register::Definition,
     tensor::{ScalarType, Tensor, torch_threads},
 };
+use crate::pool;
 
 /// The operators. A packed weight is `[strips, elements]` of the weight's dtype: the kernels' layout, which is opaque and differs between
 /// devices and versions; `canonical` gives the portable one.
@@ -45,6 +44,16 @@ pub(super) const OPERATORS: &[Definition] = &[
     ("select(Tensor dense, int rule) -> Tensor", kernel!(select::select)),
     ("soft_threshold_scale(Tensor dense) -> float", kernel!(estimate::soft_threshold_scale)),
     ("estimate(Tensor dense, int estimator, float scale, int seed) -> Tensor", kernel!(estimate::estimate)),
+    ("quantize_rows(Tensor dense) -> (Tensor values, Tensor scales)", kernel!(quantized::quantize_rows)),
+    ("linear_i8(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(quantized::linear_i8)),
+    (
+        "linear_quantized(Tensor x, Tensor packed, Tensor scales, int out_features) -> Tensor",
+        kernel!(quantized::linear_quantized),
+    ),
+    (
+        "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
+        kernel!(quantized::linear_quantized_bias),
+    ),
 ];
 
 /// Runs kernels on as many threads as torch computes with.
@@ -52,26 +61,9 @@ fn on_torch_threads<R>(f: impl FnOnce() -> R) -> R {
     with_threads(torch_threads(), f)
 }
 
-/// Runs passes over a weight on a pool of as many threads as torch computes with. A forked child, to which no thread of its parent's
-/// pool came along, builds pools of its own.
+/// Runs passes over a weight on a pool of as many threads as torch computes with.
 fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {
-    static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
-    let threads = torch_threads();
-    let pool = {
-        let mut pools = POOLS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let key = (std::process::id(), threads);
-        match pools.get(&key) {
-            Some(pool) => pool.clone(),
-            None => {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                let pool = Arc::new(pool.map_err(|e| Failure::runtime(format!("no threads: {e}")))?);
-                // Dropping a pool of the parent's would wait for threads that this process does not have.
-                pools.insert(key, pool.clone());
-                pool
-            }
-        }
-    };
-    Ok(pool.install(|| with_threads(threads, f)))
+    pool::on_pool(torch_threads(), f).map_err(|e| Failure::runtime(format!("no threads: {e}")))
 }
 
 /// Calls a generic function with the Rust type of a tensor's floats.
@@ -86,6 +78,54 @@ macro_rules! for_floats {
     };
 }
 use for_floats;
+
+/// Calls a generic function with the Rust type of a tensor's elements, which a packed weight may hold.
+macro_rules! for_stored {
+    ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
+        match $dtype {
+            $crate::torch::tensor::ScalarType::I8 => $function::<i8>($($argument),*),
+            dtype => $crate::torch::cpu::for_floats!(dtype, $what, $function::<$T>($($argument),*)),
+        }
+    };
+}
+use for_stored;
+
+/// The elements of a packed weight.
+trait Stored: twofour::Element {
+    /// torch's name for the type.
+    const STORED: ScalarType;
+
+    /// The packed form of a weight.
+    fn pack(weight: &Compressed<Self>) -> Result<Tensor>;
+
+    /// The canonical form of a packed weight.
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<Self>>;
+}
+
+impl<T: Float> Stored for T {
+    const STORED: ScalarType = T::SCALAR;
+
+    fn pack(weight: &Compressed<T>) -> Result<Tensor> {
+        pack::packed_of(weight)
+    }
+
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<T>> {
+        let memory = linear::Memory::of(packed.bytes("the packed weight")?);
+        Ok(SparseWeightRef::<T>::new(rows, cols, &memory)?.to_compressed())
+    }
+}
+
+impl Stored for i8 {
+    const STORED: ScalarType = ScalarType::I8;
+
+    fn pack(weight: &Compressed<i8>) -> Result<Tensor> {
+        quantized::packed_of(weight)
+    }
+
+    fn unpack(packed: &Tensor, rows: usize, cols: usize) -> Result<Compressed<i8>> {
+        quantized::compressed(packed, rows, cols)
+    }
+}
 
 /// A float of torch that kernels multiply.
 trait Float: twofour::layer::PackedElement {
@@ -104,9 +144,4 @@ impl Float for f16 {
 
 fn not_a_float(what: &str, found: ScalarType) -> Failure {
     Failure::not_implemented(format!("{what} has dtype {}; float32, bfloat16 or float16 is required", found.name()))
-}
-
-/// A dimension that an operator was told.
-fn dimension(what: &str, value: i64) -> Result<usize> {
-    usize::try_from(value).map_err(|_| Failure::runtime(format!("{what} must not be negative, and is {value}")))
 }

@@ -2,11 +2,12 @@
 
 use twofour::{
     Compressed, Mask, MatrixRef,
-    kernel::{SparseWeightMut, SparseWeightRef, packed_bytes},
+    kernel::{SparseWeightMut, packed_bytes},
     layer::{MaskRule, remask},
 };
 
-use super::{Float, Result, ScalarType, Tensor, dimension, for_floats, on_pool, select};
+use super::{Float, Result, ScalarType, Stored, Tensor, for_floats, for_stored, on_pool, select};
+use crate::torch::{numbers, shape::dimension};
 
 /// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). A NaN is always
 /// found here. The mask is
@@ -23,7 +24,7 @@ pub(super) fn pack(
 }
 
 fn by_rule<T: Float>(weight: &Tensor, rule: i64, scale: f64, transpose: bool) -> Result<(Tensor, Tensor, Tensor)> {
-    let rule = select::rule(rule)?;
+    let rule = numbers::rule(rule)?;
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = Mask::empty(rows, cols);
     let (packed, packed_t) = packed_by::<T>(weight, rule, scale as f32, &mut mask, transpose)?;
@@ -66,15 +67,14 @@ fn packed_by<T: Float>(
 /// Packs a weight that is 2:4 along its rows already.
 pub(super) fn pack_sparse(weight: Tensor) -> Result<Tensor> {
     let dtype = weight.dtype()?;
-    for_floats!(dtype, "the weight", verified::<T>(&weight))
+    for_stored!(dtype, "the weight", verified::<T>(&weight))
 }
 
-fn verified<T: Float>(weight: &Tensor) -> Result<Tensor> {
+fn verified<T: Stored>(weight: &Tensor) -> Result<Tensor> {
     let (rows, cols) = weight.matrix("the weight")?;
-    let values = weight.elements::<T>("the weight", T::SCALAR)?;
+    let values = weight.elements::<T>("the weight", T::STORED)?;
     let matrix = MatrixRef::new(rows, cols, &values)?;
-    let compressed = on_pool(|| Compressed::from_dense(matrix))??;
-    packed_of(&compressed)
+    T::pack(&on_pool(|| Compressed::from_dense(matrix))??)
 }
 
 /// A new tensor for a packed weight: a row for each strip of sixteen rows.
@@ -84,7 +84,7 @@ fn new_packed<T: Float>(rows: usize, cols: usize) -> Result<Tensor> {
     Tensor::empty(&[strips as i64, elements.checked_div(strips).unwrap_or(0) as i64], T::SCALAR)
 }
 
-fn packed_of<T: Float>(weight: &Compressed<T>) -> Result<Tensor> {
+pub(super) fn packed_of<T: Float>(weight: &Compressed<T>) -> Result<Tensor> {
     let mut packed = new_packed::<T>(weight.rows(), weight.cols())?;
     let memory = packed.bytes_mut()?;
     on_pool(|| SparseWeightMut::<T>::new(weight.rows(), weight.cols(), memory)?.pack(weight))??;
@@ -94,31 +94,30 @@ fn packed_of<T: Float>(weight: &Compressed<T>) -> Result<Tensor> {
 /// The dense weight of a packed one.
 pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
     let dtype = packed.dtype()?;
-    for_floats!(dtype, "the packed weight", dense::<T>(&packed, rows, cols))
+    for_stored!(dtype, "the packed weight", dense::<T>(&packed, rows, cols))
 }
 
-fn dense<T: Float>(packed: &Tensor, rows: i64, cols: i64) -> Result<Tensor> {
-    let mut out = Tensor::empty(&[rows, cols], T::SCALAR)?;
+fn dense<T: Stored>(packed: &Tensor, rows: i64, cols: i64) -> Result<Tensor> {
     let compressed = compressed::<T>(packed, rows, cols)?;
+    let mut out = Tensor::empty(&[rows, cols], T::STORED)?;
     out.elements_mut::<T>()?.copy_from_slice(&compressed.to_dense());
     Ok(out)
 }
 
-fn compressed<T: Float>(packed: &Tensor, rows: i64, cols: i64) -> Result<Compressed<T>> {
-    let (rows, cols) = (dimension("rows", rows)?, dimension("cols", cols)?);
-    Ok(SparseWeightRef::<T>::new(rows, cols, packed.bytes("the packed weight")?)?.to_compressed())
+fn compressed<T: Stored>(packed: &Tensor, rows: i64, cols: i64) -> Result<Compressed<T>> {
+    T::unpack(packed, dimension("rows", rows)?, dimension("cols", cols)?)
 }
 
 /// The canonical form of a packed weight: values `[rows, 2 * groups]` and metadata `[rows, words]` of int32.
 pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
     let dtype = packed.dtype()?;
-    for_floats!(dtype, "the packed weight", parts::<T>(&packed, rows, cols))
+    for_stored!(dtype, "the packed weight", parts::<T>(&packed, rows, cols))
 }
 
-fn parts<T: Float>(packed: &Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
+fn parts<T: Stored>(packed: &Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
     let compressed = compressed::<T>(packed, rows, cols)?;
     let per_row = |len: usize| len.checked_div(rows as usize).unwrap_or(0) as i64;
-    let mut values = Tensor::empty(&[rows, per_row(compressed.values().len())], T::SCALAR)?;
+    let mut values = Tensor::empty(&[rows, per_row(compressed.values().len())], T::STORED)?;
     values.elements_mut::<T>()?.copy_from_slice(compressed.values());
     let mut meta = Tensor::empty(&[rows, per_row(compressed.meta().len())], ScalarType::I32)?;
     meta.elements_mut::<u32>()?.copy_from_slice(compressed.meta());
@@ -128,13 +127,13 @@ fn parts<T: Float>(packed: &Tensor, rows: i64, cols: i64) -> Result<(Tensor, Ten
 /// Packs a weight in canonical form.
 pub(super) fn from_canonical(values: Tensor, meta: Tensor, cols: i64) -> Result<Tensor> {
     let dtype = values.dtype()?;
-    for_floats!(dtype, "the values", from_parts::<T>(&values, &meta, cols))
+    for_stored!(dtype, "the values", from_parts::<T>(&values, &meta, cols))
 }
 
-fn from_parts<T: Float>(values: &Tensor, meta: &Tensor, cols: i64) -> Result<Tensor> {
+fn from_parts<T: Stored>(values: &Tensor, meta: &Tensor, cols: i64) -> Result<Tensor> {
     let (rows, _) = values.matrix("the values")?;
     let cols = dimension("cols", cols)?;
-    let values = values.elements::<T>("the values", T::SCALAR)?.into_owned();
+    let values = values.elements::<T>("the values", T::STORED)?.into_owned();
     let meta = meta.elements::<u32>("the metadata", ScalarType::I32)?.into_owned();
-    packed_of(&Compressed::from_parts(rows, cols, values, meta)?)
+    T::pack(&Compressed::from_parts(rows, cols, values, meta)?)
 }

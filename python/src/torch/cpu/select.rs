@@ -2,21 +2,9 @@
 
 use twofour::{Axis, Mask, MatrixRef, Pattern, layer::MaskRule, select};
 
-use super::{Failure, Float, Result, ScalarType, Tensor, for_floats, on_pool};
+use crate::torch::numbers::rule;
 
-/// The rule of that number.
-pub(super) fn rule(number: i64) -> Result<MaskRule> {
-    use select::Transposable;
-    Ok(match number {
-        0 => MaskRule::Magnitude,
-        1 => MaskRule::Transposable(Transposable::GreedyAbs),
-        2 => MaskRule::Transposable(Transposable::GreedySigned),
-        3 => MaskRule::Transposable(Transposable::Causal1122),
-        4 => MaskRule::Transposable(Transposable::Optimal),
-        5 => MaskRule::SoftThreshold,
-        other => return Err(Failure::runtime(format!("there is no mask rule number {other}"))),
-    })
-}
+use super::{Failure, Float, Result, ScalarType, Tensor, for_floats, on_pool};
 
 /// The mask that a rule chooses, in tiles.
 pub(super) fn select(dense: Tensor, number: i64) -> Result<Tensor> {

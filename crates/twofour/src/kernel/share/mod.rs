@@ -114,7 +114,7 @@ mod tests {
     };
 
     /// Rounds of a test that hopes to meet many interleavings.
-    const ROUNDS: usize = if cfg!(miri) { 20 } else { 2000 };
+    const ROUNDS: usize = if cfg!(miri) { 5 } else { 2000 };
 
     fn with_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)

@@ -1,0 +1,99 @@
+//! GEMMs with a packed weight.
+
+use twofour::layer::Activation;
+use twofour_cuda::{
+    DataType,
+    layer::borrowed::{self, PackedSlice, packed_len},
+};
+
+use super::{Result, ScalarType, Tensor, context, half_type, slice, slice_mut};
+use crate::torch::{
+    numbers::activation,
+    shape::{dimension, expect_packed, rows_and_last, with_last},
+};
+
+/// `y = x · Wᵀ`, `x` of shape `[..., in_features]`.
+pub(super) fn linear(x: Tensor, packed: Tensor, out_features: i64) -> Result<Tensor> {
+    forward(&x, &packed, None, out_features, Activation::Identity)
+}
+
+/// `y = activation(x · Wᵀ + bias)`.
+pub(super) fn linear_bias(x: Tensor, packed: Tensor, bias: Tensor, out_features: i64, act: i64) -> Result<Tensor> {
+    forward(&x, &packed, Some(&bias), out_features, activation(act)?)
+}
+
+fn forward(
+    x: &Tensor,
+    packed: &Tensor,
+    bias: Option<&Tensor>,
+    out_features: i64,
+    activation: Activation,
+) -> Result<Tensor> {
+    let (dtype, context) = (half_type(x, "the input")?, context::of(x)?);
+    let rows = dimension("out_features", out_features)?;
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    expect_packed(packed, packed_len(dtype, rows, cols)?, x.dtype()?, (rows, cols), x)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let bias = bias.map(|bias| bias.contiguous("the bias")).transpose()?;
+    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
+    let mut y = with_last(&x, x.device(), out_features, x.dtype()?)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::linear(&context, weight, input, tokens, bias, activation, output)?;
+    Ok(y)
+}
+
+/// `dx = dy · W`, `dy` of shape `[..., out_features]`.
+pub(super) fn input_gradient(dy: Tensor, packed: Tensor, in_features: i64) -> Result<Tensor> {
+    let (dtype, context) = (half_type(&dy, "the output gradient")?, context::of(&dy)?);
+    let cols = dimension("in_features", in_features)?;
+    let (tokens, rows) = rows_and_last(&dy, "the output gradient")?;
+    expect_packed(&packed, packed_len(dtype, rows, cols)?, dy.dtype()?, (rows, cols), &dy)?;
+    let (dy, packed) = (dy.contiguous("the output gradient")?, packed.contiguous("the packed weight")?);
+    let mut dx = with_last(&dy, dy.device(), in_features, dy.dtype()?)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let (gradient, output) =
+        (slice(&context, &dy, "the output gradient")?, slice_mut(&context, &mut dx, "the input gradient")?);
+    borrowed::input_gradient(&context, weight, gradient, tokens, output)?;
+    Ok(dx)
+}
+
+/// `y = x · Wᵀ` for 16-bit floats `x`, quantized for each token, and a weight of integers with a scale for each row.
+pub(super) fn linear_quantized(x: Tensor, packed: Tensor, scales: Tensor, out_features: i64) -> Result<Tensor> {
+    scaled(&x, (&packed, &scales), None, out_features, Activation::Identity)
+}
+
+/// The same with a bias and an activation.
+pub(super) fn linear_quantized_bias(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    bias: Tensor,
+    out_features: i64,
+    act: i64,
+) -> Result<Tensor> {
+    scaled(&x, (&packed, &scales), Some(&bias), out_features, activation(act)?)
+}
+
+fn scaled(
+    x: &Tensor,
+    (packed, scales): (&Tensor, &Tensor),
+    bias: Option<&Tensor>,
+    out_features: i64,
+    activation: Activation,
+) -> Result<Tensor> {
+    half_type(x, "the input")?;
+    let context = context::of(x)?;
+    let rows = dimension("out_features", out_features)?;
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    expect_packed(packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), x)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let (scales, bias) = (scales.contiguous("the scales")?, bias.map(|bias| bias.contiguous("the bias")).transpose()?);
+    let bias = bias.as_ref().map(|bias| slice(&context, bias, "the bias")).transpose()?;
+    let mut y = with_last(&x, x.device(), out_features, x.dtype()?)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let scales = slice(&context, &scales, "the scales")?;
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::scaled_linear(&context, (weight, scales), input, tokens, bias, activation, output)?;
+    Ok(y)
+}

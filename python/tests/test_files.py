@@ -1,0 +1,224 @@
+"""save_file, load_file, load_model, and the command line tool on the same files."""
+
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import twofour
+from twofour.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
+
+COMMAND = os.environ.get("TWOFOUR_COMMAND")
+needs_command = pytest.mark.skipif(not COMMAND, reason="TWOFOUR_COMMAND names no twofour binary")
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def command(*arguments):
+    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sparse(rows, cols, dtype=torch.float32, device="cpu"):
+    return to_sparse_semi_structured(torch.randn(rows, cols, device=device).to(dtype), prune=True)
+
+
+class Net(nn.Module):
+    """Layers of several kinds and odd shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 20)
+        self.up = nn.Linear(20, 70)
+        self.down = nn.Linear(70, 9, bias=False)
+        self.norm = nn.LayerNorm(9)
+
+    def forward(self, tokens):
+        return self.norm(self.down(torch.relu(self.up(self.embed(tokens)))))
+
+
+def sparse_net(device="cpu"):
+    net = Net().to(device).requires_grad_(False)
+    net.up = twofour.Linear.from_dense(net.up, prune=True)
+    net.down.weight = nn.Parameter(to_sparse_semi_structured(net.down.weight, prune=True), requires_grad=False)
+    return net
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tensors_come_back(tmp_path, device, dtype):
+    path = tmp_path / "w.safetensors"
+    tensors = {
+        "a.weight": sparse(37, 70, dtype, device),
+        "b": torch.randn(3, 4, 5, device=device).to(dtype),
+        "c": torch.arange(4),
+        "scalar": torch.tensor(True),
+        "int8": twofour.compress(twofour.prune(torch.randint(-128, 128, (5, 12), dtype=torch.int8))),
+    }
+    twofour.save_file(tensors, path, metadata={"step": "7"})
+    loaded = twofour.load_file(path, device=device)
+    assert loaded.keys() == tensors.keys()
+    assert isinstance(loaded["a.weight"], SparseSemiStructuredTensor)
+    assert torch.equal(loaded["a.weight"].to_dense(), tensors["a.weight"].to_dense())
+    for name in ("b", "c", "scalar"):
+        assert torch.equal(loaded[name].cpu(), tensors[name].cpu()) and loaded[name].dtype == tensors[name].dtype
+    assert loaded["int8"].dtype == "int8" and torch.equal(loaded["int8"].to_dense().cpu(), tensors["int8"].to_dense())
+    assert all(t.device.type == device for t in loaded.values() if isinstance(t, torch.Tensor))
+    # Every safetensors reader sees the parts.
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata()["step"] == "7" and file.metadata()["format"] == "pt"
+        assert json.loads(file.metadata()["twofour"])["weights"]["a.weight"]["shape"] == [37, 70]
+        assert set(file.keys()) == {"a.weight.values", "a.weight.meta", "int8.values", "int8.meta", "b", "c", "scalar"}
+    # 9/16 of 16-bit weights, plus the padding of odd rows.
+    assert os.path.getsize(path) < 37 * 36 * dtype.itemsize + 37 * 3 * 4 + 60 * dtype.itemsize + 2000
+
+
+def test_numpy_reads_what_torch_wrote_and_back(tmp_path):
+    weight = sparse(16, 32)
+    half = torch.randn(4).to(torch.bfloat16)
+    twofour.save_file({"w": weight, "h": half}, tmp_path / "t.safetensors")
+    arrays = twofour.load_file(tmp_path / "t.safetensors", framework="numpy")
+    assert isinstance(arrays["w"], twofour.Compressed)
+    assert np.array_equal(arrays["w"].to_dense(), weight.to_dense().numpy())
+    twofour.save_file(arrays, tmp_path / "n.safetensors", dtypes={"h": "bfloat16"})
+    again = twofour.load_file(tmp_path / "n.safetensors")
+    assert torch.equal(again["w"].to_dense(), weight.to_dense()) and torch.equal(again["h"], half)
+
+
+def test_scales_are_kept(tmp_path):
+    values = twofour.prune(np.random.default_rng(0).integers(-128, 128, (6, 16)).astype(np.int8))
+    weight = twofour.compress(values)
+    scaled = twofour.Compressed(weight.values, weight.meta, weight.shape, weight.dtype, np.arange(6, dtype=np.float32))
+    twofour.save_file({"w": scaled}, tmp_path / "w.safetensors")
+    loaded = twofour.load_file(tmp_path / "w.safetensors", framework="numpy")["w"]
+    assert np.array_equal(loaded.scales, np.arange(6)) and np.array_equal(loaded.to_dense(), values)
+    half = twofour.compress(values.astype(np.float16))
+    with pytest.raises(TypeError, match="`h`.*scales"):
+        wrong = twofour.Compressed(half.values, half.meta, half.shape, half.dtype, np.ones(6, np.float32))
+        twofour.save_file({"h": wrong}, tmp_path / "h.safetensors")
+
+
+def test_dense_matrices_are_compressed_when_asked(tmp_path):
+    path = tmp_path / "w.safetensors"
+    tensors = {"a.weight": twofour.prune(torch.randn(8, 16)), "b.weight": torch.randn(8, 16), "a.bias": torch.randn(8)}
+    twofour.save_file(tensors, path, compress="a.*t")
+    loaded = twofour.load_file(path)
+    assert isinstance(loaded["a.weight"], SparseSemiStructuredTensor) and torch.equal(loaded["b.weight"], tensors["b.weight"])
+    tensors["b.weight"] = tensors["a.weight"].clone()
+    tensors["b.weight"][3, 4:8] = 1
+    with pytest.raises(ValueError, match="tensor `b.weight`: row 3, group 1: 4 non-zeros"):
+        twofour.save_file(tensors, path, compress=["*.weight"], overwrite=True)
+    with pytest.raises(ValueError, match="no tensor is named `c.weight`"):
+        twofour.save_file(tensors, path, compress=["c.weight"], overwrite=True)
+    with pytest.raises(ValueError, match=r"shape is \[8\]"):
+        twofour.save_file(tensors, path, compress=["a.bias"], overwrite=True)
+    # The old file is as it was, and nothing lies beside it.
+    assert torch.equal(twofour.load_file(path)["b.weight"], loaded["b.weight"]) and os.listdir(tmp_path) == ["w.safetensors"]
+
+
+def test_a_module_comes_back(tmp_path, device):
+    path = tmp_path / "net.safetensors"
+    net = sparse_net(device)
+    twofour.save_file(net, path)
+    tokens = torch.arange(10, device=device)
+    expected = net(tokens)
+    with safetensors.safe_open(path, "pt") as file:
+        assert {"up.weight.values", "down.weight.meta", "up.bias", "embed.weight"} < set(file.keys())
+    dense = Net().to(device)
+    assert twofour.load_model(dense, path).missing_keys == []
+    assert isinstance(dense.up.weight, SparseSemiStructuredTensor) and isinstance(dense.up, nn.Linear)
+    torch.testing.assert_close(dense(tokens), expected)
+    other = sparse_net(device)
+    twofour.load_model(other, path)
+    assert torch.equal(other(tokens), expected)
+    # Types are the module's.
+    half = Net().to(device, torch.bfloat16)
+    twofour.load_model(half, path)
+    assert half.up.weight.dtype == half.embed.weight.dtype == torch.bfloat16
+
+
+def test_modules_and_files_that_do_not_fit(tmp_path):
+    path = tmp_path / "net.safetensors"
+    twofour.save_file(sparse_net(), path)
+    net = Net()
+    net.extra = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="missing in the file: extra.weight, extra.bias; not in the module: nothing"):
+        twofour.load_model(net, path)
+    assert set(twofour.load_model(net, path, strict=False).missing_keys) == {"extra.weight", "extra.bias"}
+    net = Net()
+    del net.down
+    with pytest.raises(RuntimeError, match="not in the module: down.weight"):
+        twofour.load_model(net, path)
+    net = Net()
+    net.up = nn.Linear(20, 71)
+    with pytest.raises(RuntimeError, match=r"`up.weight`: the file's shape is \[70, 20\], the module's \[71, 20\]"):
+        twofour.load_model(net, path)
+    twofour.save_file({"up.weight": twofour.compress(torch.zeros(70, 20, dtype=torch.int8))}, path, overwrite=True)
+    with pytest.raises(TypeError, match="`up.weight`: no kernel multiplies int8"):
+        twofour.load_model(Net(), path)
+
+
+def test_refusals(tmp_path):
+    path = tmp_path / "w.safetensors"
+    twofour.save_file({"w": np.zeros((2, 4), np.float32)}, path)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        twofour.save_file({"w": np.zeros((2, 4), np.float32)}, path)
+    for entry, error in [("text", TypeError), (np.array("text"), TypeError), (np.zeros(2, object), TypeError)]:
+        with pytest.raises(error, match="tensor `x`"):
+            twofour.save_file({"w": np.zeros(2), "x": entry}, path, overwrite=True)
+    with pytest.raises(TypeError, match="requires an nn.Module or a mapping"):
+        twofour.save_file([1], path)
+    with pytest.raises(ValueError, match="both compressed and dense|two tensors would be named"):
+        weight = twofour.compress(np.zeros((2, 4), np.float32))
+        twofour.save_file({"w": weight, "w.values": np.zeros(3)}, path, overwrite=True)
+    with pytest.raises(FileNotFoundError):
+        twofour.load_file(tmp_path / "none.safetensors")
+    with pytest.raises(OSError):
+        twofour.save_file({}, tmp_path / "none" / "w.safetensors")
+    with pytest.raises(ValueError, match="framework 'jax'"):
+        twofour.load_file(path, framework="jax")
+    (tmp_path / "damaged").write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match="damaged"):
+        twofour.load_file(tmp_path / "damaged")
+    assert sorted(os.listdir(tmp_path)) == ["damaged", "w.safetensors"]
+
+
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    good = twofour.compress(twofour.prune(np.ones((4, 16), np.float32)))
+    twofour.save_file({"w": good}, path)
+    before = path.read_bytes()
+    bad = twofour.Compressed(good.values, np.zeros_like(good.meta), good.shape, good.dtype)
+    with pytest.raises(ValueError, match="`b`: row 0, group 0: metadata code 0x0"):
+        twofour.save_file({"a": good, "b": bad}, path, overwrite=True)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["w.safetensors"]
+
+
+@needs_command
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_command_reads_what_python_wrote(tmp_path, dtype):
+    tensors = {"a.weight": sparse(40, 70, dtype), "b": torch.randn(5).to(dtype)}
+    twofour.save_file(tensors, tmp_path / "small.safetensors")
+    command("decompress", tmp_path / "small.safetensors", "-o", tmp_path / "dense.safetensors")
+    dense = safetensors.torch.load_file(tmp_path / "dense.safetensors")
+    assert torch.equal(dense["a.weight"], tensors["a.weight"].to_dense()) and torch.equal(dense["b"], tensors["b"])
+    # Both writers write the same bytes.
+    command("compress", tmp_path / "dense.safetensors", "-o", tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "small.safetensors").read_bytes()
+
+
+@needs_command
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_python_reads_what_the_command_wrote(tmp_path, dtype):
+    net = Net().to(dtype)
+    safetensors.torch.save_file(net.state_dict(), tmp_path / "net.safetensors")
+    command("prune", tmp_path / "net.safetensors", "-o", tmp_path / "pruned.safetensors")
+    command("compress", tmp_path / "pruned.safetensors", "-o", tmp_path / "small.safetensors")
+    loaded = twofour.load_file(tmp_path / "small.safetensors")
+    assert isinstance(loaded["up.weight"], SparseSemiStructuredTensor)
+    assert torch.equal(loaded["up.weight"].to_dense(), twofour.prune(net.up.weight))
+    assert torch.equal(loaded["up.bias"], net.up.bias)

@@ -1,0 +1,138 @@
+"""What the pre-training recipes are made of: estimators, transposable masks, masked decay, the gated GELU."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close
+
+import twofour.pretrain as pretrain
+from twofour.pretrain import GELUglu, MVUE24_approx, TransposableSparse, masked_add_, soft_threshold24, sparse24
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def groups(dense):
+    """The tensor in groups of four along its last dimension, completed with zeros."""
+    return F.pad(dense, (0, -dense.shape[-1] % 4)).unflatten(-1, (-1, 4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(16, 32), (3, 5, 10), (7,)])
+def test_thresholds(device, shape, dtype):
+    dense = torch.randn(shape, device=device).to(dtype).requires_grad_()
+    four = groups(dense.detach())
+    order = four.abs().float().argsort(dim=-1, descending=True, stable=True)
+    expected_mask = torch.zeros_like(four, dtype=torch.bool).scatter_(-1, order[..., :2], True)
+    third = four.abs().float().gather(-1, order[..., 2:3])
+    soft = torch.where(expected_mask, (four.abs().float() - third) * four.float().sign(), 0).to(dtype)
+    for function, expected in ((sparse24, four * expected_mask), (soft_threshold24, soft)):
+        found, mask = function(dense)
+        assert found.shape == dense.shape and mask.dtype == torch.bool
+        assert torch.equal(groups(found.detach()), expected)
+        assert torch.equal(mask, expected_mask.flatten(-2)[..., : shape[-1]])
+        gradient = torch.randn(shape, device=device).to(dtype)
+        dense.grad = None
+        found.backward(gradient)
+        assert torch.equal(dense.grad, gradient)
+
+
+def test_ties_and_continuity():
+    assert sparse24(torch.ones(1, 4))[1].tolist() == [[True, True, False, False]]
+    assert soft_threshold24(torch.tensor([[1.0, -5.0, 2.0, 3.0]]))[0].tolist() == [[0, -3, 0, 1]]
+    assert soft_threshold24(torch.tensor([[2.0, -2.0, 4.0, 1.0]]))[0].tolist() == [[0, 0, 2, 0]]
+
+
+def test_the_estimate_is_unbiased_and_two_of_four(device):
+    x = torch.tensor([[3.0, -1.0, 0.5, 2.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 7.0, 0.0], [1e-3, 10.0, 1e-3, 0.0]], device=device)
+    draws = torch.stack([MVUE24_approx(x.repeat(2500, 1), seed) for seed in range(8)]).view(-1, *x.shape).double()
+    assert ((draws != 0).sum(-1) <= 2).all()
+    deviation = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - x).abs() <= 5 * deviation + 1e-6).all()
+    assert torch.equal(MVUE24_approx(x, 3), MVUE24_approx(x, 3))
+    torch.manual_seed(1)
+    first = MVUE24_approx(x.repeat(50, 1))
+    assert not torch.equal(MVUE24_approx(x.repeat(50, 1)), first)
+    torch.manual_seed(1)
+    assert torch.equal(MVUE24_approx(x.repeat(50, 1)), first)
+    # Groups of different columns and rows draw different numbers, also of a column-major tensor.
+    ones = torch.ones(64, 64, device=device).t()
+    draws = groups(MVUE24_approx(ones, 0)).reshape(-1, 4)
+    assert len({tuple(row) for row in (draws != 0).tolist()}) == 6
+
+
+def test_the_toolkits_names():
+    for name in ("sparse24", "soft_threshold24", "MVUE24_approx"):
+        assert getattr(pretrain, f"{name}_torch") is getattr(pretrain, f"{name}_triton") is getattr(pretrain, name)
+    assert all(hasattr(pretrain, name) for name in pretrain.__all__)
+
+
+def patterns():
+    rows = [torch.tensor([i in pair for i in range(4)]) for pair in itertools.combinations(range(4), 2)]
+    found = [torch.stack(choice) for choice in itertools.product(rows, repeat=4)]
+    return torch.stack([p for p in found if (p.sum(0) == 2).all()])
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("shape", [(16, 24), (6, 9)])
+def test_transposable_masks_are_the_best_of_the_ninety(device, shape, absolute):
+    dense = torch.randn(shape, device=device, requires_grad=True)
+    sparse, mask = TransposableSparse(abs=absolute)(dense)
+    assert torch.equal(sparse.detach(), dense.detach() * mask) and mask.shape == shape
+    candidates = patterns().to(device)
+    assert len(candidates) == 90
+    values = dense.detach().abs() if absolute else dense.detach()
+    padded = F.pad(values, (0, -shape[1] % 4, 0, -shape[0] % 4)).double()
+    kept = F.pad(mask, (0, -shape[1] % 4, 0, -shape[0] % 4))
+    for row, col in itertools.product(range(0, padded.shape[0], 4), range(0, padded.shape[1], 4)):
+        tile, chosen = padded[row : row + 4, col : col + 4], kept[row : row + 4, col : col + 4]
+        assert (chosen.sum(0) <= 2).all() and (chosen.sum(1) <= 2).all()
+        best = (candidates * tile).sum((1, 2)).max()
+        assert (tile * chosen).sum() >= best - 1e-6
+    gradient = torch.randn(shape, device=device)
+    sparse.backward(gradient)
+    assert torch.equal(dense.grad, gradient)
+
+
+def test_transposable_masks_refuse_what_is_no_matrix_of_floats():
+    with pytest.raises(RuntimeError, match="3 dimensions"):
+        TransposableSparse()(torch.ones(2, 4, 4))
+    with pytest.raises(NotImplementedError, match="int64"):
+        TransposableSparse()(torch.ones(4, 4, dtype=torch.int64))
+    for absolute in (True, False):
+        with pytest.raises(ValueError, match="NaN"):
+            TransposableSparse(absolute)(torch.full((4, 4), torch.nan))
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.uint8])
+def test_masked_add(device, mask_dtype):
+    grad, p = torch.randn(6, 8, device=device), torch.randn(8, 6, device=device).t()
+    mask = (torch.rand(6, 8, device=device) < 0.5).to(mask_dtype)
+    before = grad.clone()
+    assert masked_add_(grad, p, mask, alpha=0.25) is grad
+    close(grad, before.double() + 0.25 * p.double() * (mask == 0))
+    assert torch.equal(masked_add_(before.clone(), p, mask), before)
+    with pytest.raises(ValueError, match=r"\(6, 8\), \(8, 6\)"):
+        masked_add_(grad, p.t(), mask)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("column_major", [False, True])
+def test_gated_gelu(device, column_major, dtype):
+    x = torch.randn(10, 12, device=device).to(dtype)
+    x = (x.t().contiguous().t() if column_major else x).requires_grad_()
+    dy = torch.randn(10, 6, device=device).to(dtype)
+    y = GELUglu()(x)
+    y.backward(dy)
+    reference = x.detach().double().requires_grad_()
+    expected = reference[..., :6] * F.gelu(reference[..., 6:], approximate="tanh")
+    expected.backward(dy.double())
+    close(y.detach(), expected.detach())
+    close(x.grad, reference.grad)
+    assert y.stride() == ((1, 10) if column_major else (6, 1))
+    assert GELUglu()(torch.randn(2, 3, 8)).shape == (2, 3, 4)
+    for shape in ((3, 5), ()):
+        with pytest.raises(ValueError, match="even last dimension"):
+            GELUglu()(torch.randn(shape))
+    assert torch.autograd.gradcheck(GELUglu(), torch.randn(2, 8, dtype=torch.float64, requires_grad=True))

@@ -1,0 +1,294 @@
+"""A linear layer with a 2:4 weight, for inference and for training what surrounds it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+
+import torch
+from torch import nn
+
+from . import _ops
+from ._autograd import FrozenLinear
+from ._compression import parts_shapes
+from ._packed import Packed, pack_by_rule, pack_sparse
+
+#: The dtypes that kernels multiply.
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+#: Whether state dicts hold the layer itself under ``weight``, in the place of its canonical parts.
+_DEFERRED = contextvars.ContextVar("twofour_deferred", default=False)
+
+
+@contextlib.contextmanager
+def deferred_weights():
+    """Inside, ``state_dict`` puts each :class:`Linear` itself under the name of its weight, so that no canonical copies are made."""
+    token = _DEFERRED.set(True)
+    try:
+        yield
+    finally:
+        _DEFERRED.reset(token)
+
+
+class Linear(nn.Module):
+    """``y = x @ W.T + bias`` with a 2:4 weight ``W`` of shape ``[out_features, in_features]``. The weight is frozen.
+
+    The layer holds its weight once: packed, in the layout of the device's kernels. State dicts and pickles hold the canonical form, which is
+    made when it is asked for:
+
+    ==================  ========================================  =====================================================
+    ``weight_values``   ``[out_features, 2 * ceil(in / 4)]``      the kept values, in the weight's dtype
+    ``weight_meta``     ``[out_features, ceil(in / 32)]``         the 4-bit codes of their positions, of int32
+    ``bias``            ``[out_features]``                        a parameter, where there is a bias
+    ==================  ========================================  =====================================================
+
+    ``load_state_dict`` also takes ``weight``, a dense tensor that is 2:4 or a sparse one. A layer on the device ``meta``, and one after
+    ``to_empty``, holds empty canonical parts until it is loaded.
+
+    Args:
+        in_features: columns of the weight; any number.
+        out_features: rows of the weight; any number.
+        bias: whether there is a bias.
+        device: where the layer lives.
+        dtype: float32, bfloat16 or float16.
+
+    Raises:
+        NotImplementedError: for another dtype.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        values, meta = parts_shapes(out_features, in_features)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        _require_supported(dtype)
+        # Properties of the same names read them.
+        self._buffers["weight_values"] = torch.zeros(values, device=device, dtype=dtype)
+        self._buffers["weight_meta"] = _codes_of_zeros(meta, -(-in_features // 4), device)
+        self.register_buffer("weight_packed", None, persistent=False)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None)
+        if self._buffers["weight_values"].device.type != "meta":
+            self.pack()
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, prune: bool = False, *, name: str = "weight") -> Linear:
+        """The layer of a dense one, whose bias it shares.
+
+        Args:
+            linear: the layer; its weight has any shape, and is float32, bfloat16 or float16.
+            prune: keeps the two largest magnitudes of each group of four; by default the weight must be 2:4 already.
+            name: the weight's name, for errors.
+
+        Raises:
+            ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned.
+            NotImplementedError: for another dtype.
+        """
+        _require_supported(linear.weight.dtype, name)
+        self = cls(linear.in_features, linear.out_features, bias=False, device="meta", dtype=linear.weight.dtype)
+        self.bias = linear.bias
+        self._pack_dense(linear.weight.detach(), prune, name)
+        return self.train(linear.training)
+
+    def to_dense(self) -> nn.Linear:
+        """A dense layer with the same weight and a copy of the bias."""
+        packed = self.pack()
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta", dtype=packed.dtype)
+        linear.weight = nn.Parameter(self.packed_weight.to_dense())
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.detach().clone())
+        return linear.train(self.training)
+
+    # The weight.
+
+    @property
+    def packed_weight(self) -> Packed:
+        """The packed weight."""
+        return Packed(self.out_features, self.in_features, self.pack())
+
+    @property
+    def weight(self):
+        """The weight as a sparse tensor that shares this layer's memory."""
+        from .sparse import SparseSemiStructuredTensorCUSPARSELT
+
+        return SparseSemiStructuredTensorCUSPARSELT._of(self.packed_weight)
+
+    @property
+    def weight_values(self) -> torch.Tensor:
+        """The kept values in canonical form; a copy where the weight is packed."""
+        return self.canonical()[0]
+
+    @property
+    def weight_meta(self) -> torch.Tensor:
+        """The metadata in canonical form; a copy where the weight is packed."""
+        return self.canonical()[1]
+
+    def canonical(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values and metadata in canonical form."""
+        packed = self._buffers["weight_packed"]
+        if packed is None:
+            return self._buffers["weight_values"], self._buffers["weight_meta"]
+        return _ops.canonical(packed, self.out_features, self.in_features)
+
+    def pack(self) -> torch.Tensor:
+        """Packs canonical parts that were loaded, and lets go of them. A second call does nothing.
+
+        Raises:
+            RuntimeError: where the parts are not those of a 2:4 weight of this shape, or lie on the device ``meta``.
+        """
+        packed = self._buffers["weight_packed"]
+        if packed is None:
+            values, meta = self._buffers["weight_values"], self._buffers["weight_meta"]
+            if values.device.type == "meta":
+                raise RuntimeError("the weight is on the device meta: load it first")
+            self._set_packed(self._packed_of(values, meta))
+            packed = self._buffers["weight_packed"]
+        return packed
+
+    def _packed_of(self, values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        for what, part, shape in zip(
+            ("weight_values", "weight_meta"), (values, meta), parts_shapes(self.out_features, self.in_features), strict=True
+        ):
+            if tuple(part.shape) != shape:
+                raise RuntimeError(
+                    f"{what} of a weight [{self.out_features}, {self.in_features}] has shape {list(shape)}, not {list(part.shape)}"
+                )
+        if meta.dtype == torch.uint32:
+            meta = meta.view(torch.int32)
+        return _ops.from_canonical(values.contiguous(), meta.contiguous(), self.in_features)
+
+    def _pack_dense(self, dense: torch.Tensor, prune: bool, name: str) -> None:
+        try:
+            weight = pack_by_rule(dense, "magnitude", transpose=False)[0] if prune else pack_sparse(dense)
+        except ValueError as error:
+            raise ValueError(f"tensor `{name}`: {error}") from None
+        self._set_packed(weight.forward)
+
+    def _set_packed(self, packed: torch.Tensor) -> None:
+        self._buffers["weight_packed"] = packed
+        self._buffers["weight_values"] = self._buffers["weight_meta"] = None
+
+    # Computing.
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W.T + bias``.
+
+        Args:
+            x: ``[..., in_features]``, of the weight's dtype; under autocast it is converted.
+
+        Returns:
+            ``[..., out_features]``. Gradients reach ``x`` and the bias.
+
+        Raises:
+            RuntimeError: for another number of features.
+            NotImplementedError: for another dtype.
+        """
+        # Not as attributes: nn.Module's lookup would take a tenth of a small call.
+        packed, bias = self._buffers["weight_packed"], self._parameters["bias"]
+        if packed is None:
+            packed = self.pack()
+        if x.dtype != packed.dtype and torch.is_autocast_enabled(x.device.type):
+            x = x.to(packed.dtype)
+            bias = None if bias is None else bias.to(packed.dtype)
+        if x.shape[-1] != self.in_features:
+            raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
+        weight = Packed(self.out_features, self.in_features, packed)
+        if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+            return FrozenLinear.apply(x, weight, bias)
+        return weight.times_transpose(x, bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, pattern=2:4"
+
+    # Moving, saving, loading.
+
+    def _apply(self, fn, recurse=True):
+        packed = self._buffers["weight_packed"]
+        if packed is not None:
+            # What fn does to a tensor of the weight's dtype and device.
+            probe = fn(packed.new_zeros(1))
+            _require_supported(probe.dtype)
+            if (probe.dtype, probe.device) == (packed.dtype, packed.device):
+                self._buffers["weight_packed"] = fn(packed)
+            else:
+                values, meta = (fn(part) for part in self.canonical())
+                if probe.device.type == "meta":
+                    self._buffers.update(weight_packed=None, weight_values=values, weight_meta=meta)
+                else:
+                    self._buffers["weight_packed"] = self._packed_of(values, meta)
+            # The base class leaves it alone.
+            packed, self._buffers["weight_packed"] = self._buffers["weight_packed"], None
+            try:
+                return super()._apply(fn, recurse)
+            finally:
+                self._buffers["weight_packed"] = packed
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if _DEFERRED.get():
+            for part in ("weight_values", "weight_meta"):
+                destination.pop(prefix + part, None)
+            destination[prefix + "weight"] = self
+        elif self._buffers["weight_packed"] is not None:
+            destination[prefix + "weight_values"], destination[prefix + "weight_meta"] = self.canonical()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        names = ("weight_values", "weight_meta", "weight")
+        given = {name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
+        parts = self._buffers["weight_values"], self._buffers["weight_meta"]
+        self._buffers["weight_values"] = self._buffers["weight_meta"] = None
+        try:
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        finally:
+            self._buffers["weight_values"], self._buffers["weight_meta"] = parts
+        unexpected_keys[:] = [key for key in unexpected_keys if key not in {prefix + name for name in given}]
+        if "weight" not in given and len(given) < 2:
+            missing_keys.extend(prefix + name for name in names[:2] if name not in given)
+            return
+        try:
+            self._load(prefix, **given)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            error_msgs.append(f"{prefix}weight: {error}")
+
+    def _load(self, prefix, weight=None, weight_values=None, weight_meta=None):
+        like = self._buffers["weight_packed"]
+        like = self._buffers["weight_values"] if like is None else like
+        # A layer on the device meta takes what it is given, where it is.
+        target = {} if like.device.type == "meta" else {"device": like.device}
+        target["dtype"] = like.dtype
+        if weight is None:
+            values = weight_values.to(**target)
+            self._set_packed(self._packed_of(values, weight_meta.to(device=values.device)))
+            return
+        if tuple(weight.shape) != (self.out_features, self.in_features):
+            raise RuntimeError(f"its shape is {list(weight.shape)}, not [{self.out_features}, {self.in_features}]")
+        if isinstance(weight, torch.sparse.SparseSemiStructuredTensor):
+            weight = weight.to_dense()
+        self._set_packed(pack_sparse(weight.detach().to(**target)).forward)
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        buffers = dict(self._buffers)
+        buffers["weight_values"], buffers["weight_meta"] = self.canonical()
+        buffers["weight_packed"] = None
+        state["_buffers"] = buffers
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self._buffers["weight_values"].device.type != "meta":
+            self.pack()
+
+
+def _require_supported(dtype: torch.dtype, name: str = "weight") -> None:
+    if dtype not in DTYPES:
+        raise NotImplementedError(f"tensor `{name}`: no kernel multiplies {dtype}; use one of {', '.join(map(str, DTYPES))}")
+
+
+def _codes_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor:
+    """The metadata of a weight of zeros: every group keeps its first two elements."""
+    meta = torch.full(shape, 0x44444444, device=device, dtype=torch.int32)
+    if groups % 8 and shape[1]:
+        meta[:, -1] &= (1 << 4 * (groups % 8)) - 1
+    return meta

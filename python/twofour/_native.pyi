@@ -1,0 +1,126 @@
+"""The native part of the package. Written by python/stubs.py: run it again instead of editing this file."""
+
+import os
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+def add_site_packages(folder: str | os.PathLike[str]) -> None:
+    """Adds a `site-packages` folder in which NVRTC and NVIDIA's other libraries are searched."""
+
+def compress(
+    matrix: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    prune: bool,
+    name: str,
+    values: npt.NDArray[np.uint8],
+    meta: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the values and metadata of a matrix that is 2:4, or is to be pruned by magnitude, to `values` and `meta`. `name`, where not
+    empty, is the tensor's name in errors.
+    """
+
+def compress_bitmask(
+    kept: npt.NDArray[np.uint8],
+    bitmask: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    name: str,
+    values: npt.NDArray[np.uint8],
+    meta: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the values and metadata of a weight in the format `sparse-24-bitmask`: its kept values and a bit for each element."""
+
+def decompress(
+    values: npt.NDArray[np.uint8],
+    meta: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the dense matrix of values and metadata, whose rules are checked, to `out`."""
+
+def engine() -> str:
+    """The engine that multiplies on this CPU."""
+
+def prune(
+    matrix: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    pattern: str,
+    axis: int,
+    method: str,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the pruned matrix to `out`."""
+
+def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> None:
+    """Defines `torch.ops.twofour` in the torch whose libraries are at these paths. A second call does nothing."""
+
+def verify(
+    matrix: npt.NDArray[np.uint8],
+    dtype: str,
+    rows: int,
+    cols: int,
+    pattern: str,
+    axis: int,
+    places: int,
+) -> tuple[int, int, list[tuple[int, int, int]], int]:
+    """Checks a matrix against a pattern along axis 0 or 1."""
+
+@final
+class FileReader:
+    """A model on disk, whose headers are checked."""
+
+    def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
+
+    def tensors(self) -> list[tuple[str, str, list[int]]]:
+        """(name, safetensors dtype, shape) of the tensors that are no parts of compressed weights."""
+
+    def weights(self) -> list[tuple[str, str, int, int, bool]]:
+        """(name, dtype, rows, cols, whether they have scales) of the compressed weights."""
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the header."""
+
+    def read(self, name: str, out: npt.NDArray[np.uint8]) -> None:
+        """Reads the bytes of a tensor into `out`."""
+
+    def read_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
+        """Reads values and metadata of a compressed weight, after checking every rule of the canonical form."""
+
+    def read_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
+        """Reads the scales of a compressed weight's rows."""
+
+@final
+class FileWriter:
+    """A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing."""
+
+    def __new__(
+        cls,
+        path: str | os.PathLike[str],
+        overwrite: bool,
+        tensors: list[tuple[str, str, list[int]]],
+        weights: list[tuple[str, str, int, int, bool]],
+        metadata: dict[str, str],
+    ) -> Self: ...
+
+    def write(self, name: str, bytes: npt.NDArray[np.uint8]) -> None:
+        """Writes the bytes of one tensor."""
+
+    def write_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
+        """Writes values and metadata of a compressed weight, after checking every rule of the canonical form."""
+
+    def write_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
+        """Writes the scales of a compressed weight's rows."""
+
+    def finish(self) -> None:
+        """Brings the file to the disk and gives it its name."""

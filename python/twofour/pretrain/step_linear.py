@@ -1,0 +1,49 @@
+"""STEP's linear layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import _ops
+from .._master import cast_for_autocast, master_linear
+
+_RULE = _ops.rule_number("magnitude")
+
+
+class STEPLinear(nn.Linear):
+    """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest
+    magnitudes of each group of four.
+
+    STEP (Lu et al., "STEP: Learning N:M Structured Sparsity Masks from Scratch with Precondition", ICML 2023). The parameter ``weight`` has
+    the attribute ``mask``: ``"dense"``, or ``"sparse"`` once the optimizer has switched. In evaluation the layer is always sparse.
+    Gradients pass straight through: pruned elements have one, too. Sparse forward passes and input gradients are sparse GEMMs.
+
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
+
+    Raises:
+        ValueError: in a sparse forward pass for a NaN in the weight, with its place.
+        RuntimeError: where the last dimension of ``x`` is not ``in_features``.
+        NotImplementedError: in a sparse forward pass for other types.
+    """
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.weight.mask = "dense"
+
+    # Copies of parameters lack attributes.
+
+    def __getstate__(self):
+        return {**self.__dict__, "_phase": getattr(self.weight, "mask", "dense")}
+
+    def __setstate__(self, state):
+        phase = state.pop("_phase", "dense")
+        super().__setstate__(state)
+        self.weight.mask = phase
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and getattr(self.weight, "mask", "dense") == "dense":
+            return F.linear(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        return master_linear(x, weight, bias, _RULE)

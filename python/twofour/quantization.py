@@ -1,0 +1,159 @@
+"""2:4 weights of 8-bit integers, under the names of ``torchao.quantization``.
+
+    twofour.quantize_(model, int8_dynamic_activation_int8_weight(layout=SemiSparseLayout()))
+
+Weights are quantized symmetrically with a scale for each row, activations for each token while the model runs. The weights must be 2:4: prune
+before, with :func:`twofour.prune` or :mod:`twofour.sparsity`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from . import _ops
+from ._packed import Packed, pack_by_rule, pack_quantized
+
+__all__ = [
+    "Int8DynamicActivationInt8WeightConfig",
+    "QuantizedLinear",
+    "SemiSparseLayout",
+    "int8_dynamic_activation_int8_weight",
+    "quantize_",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class SemiSparseLayout:
+    """Weights are stored 2:4."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Int8DynamicActivationInt8WeightConfig:
+    """8-bit integers for weights, with a scale for each row, and for activations, with a scale for each token.
+
+    Attributes:
+        layout: how weights are stored; there is only :class:`SemiSparseLayout`.
+        prune: keeps the two largest magnitudes of each group before quantizing; otherwise a weight must be 2:4 already.
+    """
+
+    layout: SemiSparseLayout = dataclasses.field(default_factory=SemiSparseLayout)
+    prune: bool = False
+
+
+def int8_dynamic_activation_int8_weight(
+    layout: SemiSparseLayout | None = None, *, prune: bool = False
+) -> Int8DynamicActivationInt8WeightConfig:
+    """The configuration under its older name."""
+    return Int8DynamicActivationInt8WeightConfig(SemiSparseLayout() if layout is None else layout, prune)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer for inference whose weight is 2:4 and of 8-bit integers.
+
+    ``y = x_scale[token] * scale[row] * (x_int8 @ W_int8.T) + bias``: the sums of integers are exact. The state dict holds the canonical form
+    (``weight_values``, ``weight_meta``, ``weight_scales``), which every device reads.
+    """
+
+    def __init__(self, weight: Packed, scales: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.out_features, self.in_features = weight.rows, weight.cols
+        self.register_buffer("packed", weight.forward, persistent=False)
+        self.register_buffer("weight_scales", scales)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, prune: bool = False) -> QuantizedLinear:
+        """Quantizes the weight of a linear layer.
+
+        Raises:
+            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group, or not finite.
+        """
+        dense = linear.weight.detach()
+        if prune:
+            dense = pack_by_rule(dense.float().cpu(), "magnitude", transpose=False)[0].to_dense().to(dense.device)
+        weight, scales = pack_quantized(dense)
+        return cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of shape ``[..., in_features]``: float32 (CPU), bfloat16 or float16."""
+        if self.bias is None:
+            return _ops.linear_quantized(x, self.packed, self.weight_scales, self.out_features)
+        return _ops.linear_quantized_bias(x, self.packed, self.weight_scales, self.bias, self.out_features, 0)
+
+    def to_dense(self) -> torch.Tensor:
+        """The weight that the layer multiplies with, in float32."""
+        integers = _ops.unpack(self.packed, self.out_features, self.in_features)
+        return integers.float() * self.weight_scales[:, None]
+
+    def _apply(self, fn, recurse=True):
+        # The packed layout depends on the device; scales stay in float32.
+        before = self.packed.device
+        weight, scales = Packed(self.out_features, self.in_features, self.packed), self.weight_scales
+        self.packed = None
+        super()._apply(fn, recurse)
+        device = self.weight_scales.device
+        self.weight_scales = scales.to(device)
+        self.packed = weight.forward if device == before else weight.to(device=device).forward
+        return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        values, meta = _ops.canonical(self.packed, self.out_features, self.in_features)
+        destination[prefix + "weight_values"], destination[prefix + "weight_meta"] = values, meta
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        parts = [state_dict.pop(prefix + name, None) for name in ("weight_values", "weight_meta")]
+        if any(part is None for part in parts):
+            missing_keys.append(prefix + "weight_values")
+        else:
+            packed = Packed(self.out_features, self.in_features, _ops.from_canonical(*parts, self.in_features))
+            self.packed = packed.to(device=self.packed.device).forward
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def quantize_(
+    model: nn.Module,
+    config: Int8DynamicActivationInt8WeightConfig,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> nn.Module:
+    """Replaces the linear layers of a model by :class:`QuantizedLinear`, in place.
+
+    Args:
+        model: the model, with at least one linear layer below its root.
+        config: what to quantize to.
+        filter_fn: of a module and its name, whether it is replaced; all ``nn.Linear`` by default.
+
+    Returns:
+        the model.
+
+    Raises:
+        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, or where no layer matches; no layer is then
+            replaced.
+        TypeError: for another configuration.
+    """
+    if not isinstance(config, Int8DynamicActivationInt8WeightConfig):
+        raise TypeError(f"unknown configuration {type(config).__name__}: Int8DynamicActivationInt8WeightConfig is supported")
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and (filter_fn is None or filter_fn(module, name))
+    ]
+    if not chosen or chosen[0][0] == "":
+        raise ValueError("no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential")
+    replaced = {}
+    for name, module in chosen:
+        try:
+            replaced[name] = QuantizedLinear.from_dense(module, config.prune).train(module.training)
+        except ValueError as error:
+            raise ValueError(f"{name}.weight: {error}") from None
+    for name, module in replaced.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
+    return model

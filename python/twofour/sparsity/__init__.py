@@ -1,0 +1,31 @@
+"""Pruning and sparse training of models, under the names of ``torchao.sparsity``.
+
+=============================  ==================================================================
+:func:`sparsify_`              weights that are 2:4 become sparse tensors
+:func:`apply_fake_sparsity`    prunes weights by magnitude, in place
+:mod:`.training`               layers that prune in every forward pass
+:mod:`.wanda`                  pruning by magnitude and input norm
+:mod:`.utils`                  masks and test data
+=============================  ==================================================================
+
+The schedulers and other sparsifiers of ``torch.ao.pruning`` are part of torch: after their ``squash_mask`` :func:`sparsify_` compresses
+what they pruned.
+"""
+
+from . import training, utils
+from .sparse_api import SemiSparseWeightConfig, apply_fake_sparsity, semi_sparse_weight, sparsify_
+from .utils import create_semi_structured_tensor, mask_creator
+from .wanda import PerChannelNormObserver, WandaSparsifier
+
+__all__ = [
+    "PerChannelNormObserver",
+    "SemiSparseWeightConfig",
+    "WandaSparsifier",
+    "apply_fake_sparsity",
+    "create_semi_structured_tensor",
+    "mask_creator",
+    "semi_sparse_weight",
+    "sparsify_",
+    "training",
+    "utils",
+]

@@ -1,0 +1,285 @@
+"""Training with 2:4 weights or activations, under the names of ``torchao.sparsity.training``.
+
+The dense weight stays what the optimizer updates. A mask is chosen anew from it in every forward pass, 2:4 along rows and along columns, and
+gradients reach pruned elements, too (straight-through), so that they can grow back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+
+import torch
+from torch import nn
+
+from .. import _layouts, _ops
+from .._autograd import weight_gradient
+from .._master import cast_for_autocast, master_linear, pack_master
+from .._packed import Packed
+from .._tensor import rule_of_algorithm
+from . import _pointwise
+from ._sparsify import GRADIENT_TYPE, semi_structured_sparsify, semi_structured_sparsify_like
+
+__all__ = [
+    "GRADIENT_TYPE",
+    "SemiSparseActivationLinear",
+    "SemiSparseLinear",
+    "keep_masks",
+    "semi_structured_sparsify",
+    "semi_structured_sparsify_like",
+    "swap_linear_with_semi_sparse_linear",
+    "swap_semi_sparse_linear_with_linear",
+]
+
+_pointwise.install()
+
+
+def _recast(module: nn.Linear, cls: type) -> nn.Linear:
+    """A module of another class with everything that the given one has: parameters, hooks, attributes, the training flag."""
+    new = cls.__new__(cls)
+    state = {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
+    # What torch.compile compiled is the other class's.
+    state.pop("_compiled_call_impl", None)
+    new.__dict__.update(state)
+    return new
+
+
+class _DynamicLinear(nn.Linear):
+    """A linear layer one of whose operands is pruned in every forward pass.
+
+    Args:
+        algo: how the mask is chosen. ``""`` and ``"largest_values_greedy"``: greedily by signed value, the peers' default, which prunes large
+            negative values; ``"largest_abs_values_greedy"``: greedily by magnitude; ``"causal1122"``; ``"optimal"``: the best of the 90
+            patterns that are 2:4 both ways.
+
+    Raises:
+        RuntimeError: for an unknown ``algo``.
+    """
+
+    algo: str
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None, *, algo: str = ""):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set_algo(algo)
+
+    def _set_algo(self, algo: str) -> None:
+        self._rule = _ops.rule_number(rule_of_algorithm(algo))
+        self.algo = algo
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, algo={self.algo!r}"
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, algo: str = ""):
+        """A layer of this class with the parameters of a linear layer: the same objects, so that optimizers keep hold of them.
+
+        Hooks, attributes and the training flag are those of the linear layer.
+
+        Raises:
+            TypeError: for something other than a linear layer.
+            ValueError: for a layer with parametrizations or without initialized parameters.
+            RuntimeError: for an unknown ``algo``.
+        """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"from_dense requires a torch.nn.Linear, not a {type(linear).__name__}")
+        if nn.utils.parametrize.is_parametrized(linear):
+            raise ValueError(
+                "the layer has parametrizations, which the new layer would lose: call torch.nn.utils.parametrize.remove_parametrizations, or "
+                "squash_mask of a sparsifier, first"
+            )
+        if nn.parameter.is_lazy(linear.weight):
+            raise ValueError("the layer's parameters are not initialized: run it once first")
+        rule_of_algorithm(algo)
+        new = _recast(linear, cls)
+        new._set_algo(algo)
+        return new
+
+    @classmethod
+    def to_dense(cls, semi_sparse_linear: nn.Linear) -> nn.Linear:
+        """The linear layer with the same parameters, hooks, attributes and training flag.
+
+        Raises:
+            TypeError: for a layer of another class.
+        """
+        if not isinstance(semi_sparse_linear, cls):
+            raise TypeError(f"to_dense requires a {cls.__name__}, not a {type(semi_sparse_linear).__name__}")
+        new = _recast(semi_sparse_linear, nn.Linear)
+        for name in ("algo", "_rule", "_kept"):
+            new.__dict__.pop(name, None)
+        return new
+
+
+class SemiSparseLinear(_DynamicLinear):
+    """A linear layer whose weight is pruned to 2:4 in every forward pass: ``y = x @ (mask * W).T + bias``.
+
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[..., out_features]``. Forward
+    pass and input gradient are sparse GEMMs, the weight gradient is dense and not masked. The mask is a function of the weight: it is the
+    same in all micro-steps between two optimizer steps and when ``torch.utils.checkpoint`` computes the forward pass again.
+    :func:`keep_masks` spares choosing it again. Any ``in_features`` and ``out_features``. The method is that of Cai et al., "Accelerating
+    Neural Network Training with Semi-Structured (2:4) Sparsity", 2024.
+
+    Raises:
+        ValueError: in the forward pass on a CPU, for a weight with a NaN; the message names row and column. On a GPU a NaN spreads as in a
+            dense layer, since a search for it would wait for the device.
+        RuntimeError: where the last dimension of ``x`` is not ``in_features``.
+        NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
+    """
+
+    _kept: Packed | None = None
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
+        weight = self.weight.detach()
+        return _layouts.mask_of(_ops.select(weight, self._rule), *weight.shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._kept is not None:
+            x, bias = cast_for_autocast(x, self.bias)
+            return master_linear(x, self.weight, bias, self._rule, packed=self._kept)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        return master_linear(x, weight, bias, self._rule)
+
+
+@contextlib.contextmanager
+def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
+    """Chooses the mask of every :class:`SemiSparseLinear` in ``model`` once, for all forward passes inside: gradient accumulation.
+
+    Results are the same as without it. No weight may change inside: call the optimizer outside.
+
+    Args:
+        model: the model.
+        dtype: the type in which the forward passes multiply; autocast's where it is on, and otherwise that of each weight.
+
+    Raises:
+        RuntimeError: on leaving, where a weight was changed inside.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, SemiSparseLinear)]
+    versions = [layer.weight._version for layer in layers]
+    try:
+        for layer in layers:
+            weight = layer.weight.detach()
+            (cast,) = cast_for_autocast(weight) if dtype is None else (weight.to(dtype),)
+            layer._kept = Packed(*cast.shape, *pack_master(cast, layer._rule, True))
+        yield model
+    finally:
+        for layer in layers:
+            layer._kept = None
+    if versions != [layer.weight._version for layer in layers]:
+        raise RuntimeError("a weight was changed inside keep_masks, whose forward passes used the old one: step the optimizer outside")
+
+
+class _ActivationFunction(torch.autograd.Function):
+    """``P(x) @ W.T`` for a matrix ``x``, pruned along tokens and along features."""
+
+    @staticmethod
+    def forward(ctx, x, weight, rule):
+        packed, transposed, _ = _ops.pack(x, rule, 1.0, ctx.needs_input_grad[1], False)
+        ctx.size = x.shape
+        ctx.save_for_backward(
+            weight if ctx.needs_input_grad[0] else None, transposed if ctx.needs_input_grad[1] else None
+        )
+        return Packed(*x.shape, packed).times_transpose(weight).t().contiguous()
+
+    @staticmethod
+    def backward(ctx, dy):
+        weight, transposed = ctx.saved_tensors
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        dw = Packed(*ctx.size, None, transposed).times(dy.t()) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
+
+
+class SemiSparseActivationLinear(_DynamicLinear):
+    """A linear layer whose input is pruned to 2:4 in every forward pass: ``y = P(x) @ W.T + bias``.
+
+    ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; its leading dimensions count as one, tokens. ``P`` keeps 2:4 along
+    tokens and along features. Forward pass and weight gradient are sparse GEMMs. The input gradient is dense and not masked
+    (straight-through). Any shape, with and without bias. The peers' layer refuses a bias, 3-D inputs and inference.
+
+    Raises:
+        ValueError: in the forward pass on a CPU, for an input with a NaN; the message names token and feature.
+        RuntimeError: where the last dimension of ``x`` is not ``in_features``.
+        NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        if x.shape[-1] != weight.shape[1]:
+            raise RuntimeError(
+                f"linear(): input and weight shapes cannot be multiplied ({tuple(x.shape)} and {tuple(weight.shape)}): the last dimension of "
+                f"the input must be {weight.shape[1]}"
+            )
+        tokens = x.reshape(-1, x.shape[-1])
+        if torch.is_grad_enabled() and (tokens.requires_grad or weight.requires_grad):
+            y = _ActivationFunction.apply(tokens, weight, self._rule)
+        else:
+            packed, _, _ = _ops.pack(tokens, self._rule, 1.0, False, False)
+            y = Packed(*tokens.shape, packed).times_transpose(weight).t().contiguous()
+        y = y if bias is None else y + bias
+        return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _qualified(current: str, name: str) -> str:
+    return f"{current}.{name}" if current else name
+
+
+def _replace(model: nn.Module, replacements: dict[int, nn.Module]) -> None:
+    """Replaces descendants, by identity, wherever they occur."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and id(child) in replacements:
+                setattr(parent, name, replacements[id(child)])
+
+
+def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type], current: str = "", *, algo: str = "") -> None:
+    """Replaces linear layers of ``model``, in place, by layers with the same parameters that prune in every forward pass.
+
+    Args:
+        model: the model.
+        config: the layers to replace, by their names as in ``model.named_modules()``, and their new classes: :class:`SemiSparseLinear` or
+            :class:`SemiSparseActivationLinear`.
+        current: the name of ``model`` itself, which every name in ``config`` then begins with.
+        algo: how the new layers choose masks; see :class:`SemiSparseLinear`.
+
+    Raises:
+        ValueError: for names that no linear layer in ``model`` has, with the closest ones that exist; for the name of ``model`` itself, which
+            cannot be replaced in place. Nothing is replaced then.
+        TypeError: for a class that is neither of the two.
+        RuntimeError: for an unknown ``algo``.
+    """
+    names = {_qualified(current, name) if name else current: module for name, module in model.named_modules(remove_duplicate=False)}
+    linears = [name for name, module in names.items() if isinstance(module, nn.Linear) and module is not model]
+    problems = []
+    for name, cls in config.items():
+        if not (isinstance(cls, type) and issubclass(cls, _DynamicLinear)):
+            raise TypeError(f"config[{name!r}] must be SemiSparseLinear or SemiSparseActivationLinear, not {cls!r}")
+        if names.get(name) is model:
+            problems.append(f"{name!r} is the model itself, which cannot be replaced in place: use {cls.__name__}.from_dense(model)")
+        elif name in names and name not in linears:
+            problems.append(f"{name!r} is a {type(names[name]).__name__}, not a Linear")
+        elif name not in names:
+            close = difflib.get_close_matches(name, linears, n=3, cutoff=0.3)
+            hint = f"; close are {', '.join(map(repr, close))}" if close else ""
+            problems.append(f"{name!r} is no module of the model{hint}")
+    if problems:
+        raise ValueError(f"swap_linear_with_semi_sparse_linear: {'; '.join(problems)}. See model.named_modules() for the names")
+    _replace(model, {id(names[name]): cls.from_dense(names[name], algo=algo) for name, cls in config.items()})
+
+
+def swap_semi_sparse_linear_with_linear(model: nn.Module, current: str = "") -> None:
+    """Replaces every :class:`SemiSparseLinear` and :class:`SemiSparseActivationLinear` of ``model``, in place, by a linear layer with the
+    same parameters.
+
+    Args:
+        model: the model.
+        current: the name of ``model`` itself, for errors.
+
+    Raises:
+        ValueError: where ``model`` itself is such a layer, which cannot be replaced in place.
+    """
+    if isinstance(model, _DynamicLinear):
+        raise ValueError(
+            f"swap_semi_sparse_linear_with_linear: {current!r} is the model itself, which cannot be replaced in place: use "
+            f"{type(model).__name__}.to_dense(model)"
+        )
+    _replace(model, {id(m): type(m).to_dense(m) for m in model.modules() if isinstance(m, _DynamicLinear)})
