@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Median time of a training step of the quickstart's GPT in PyTorch eager, f32, on the CPU.
+"""Median time of a training step of a small GPT in PyTorch eager, f32, on the CPU.
 
 The same architecture as twofour_candle::gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm
 feed-forward with exact GELU, final norm, untied head; AdamW with decay for matrices, clipping to norm 1, cosine schedule

@@ -1,7 +1,7 @@
 //! Median time of a training step of a [`Gpt`], dense and 2:4, steps of the two alternated.
 //!
 //! `cargo run --release --example train_step -- [STEPS] [BATCH] [dense|sparse]`; defaults: 8 steps of each, batch 4, both
-//! forms; the quickstart's model. It prints one JSON object. `bench/pytorch_gpt_step.py` times the same step in PyTorch.
+//! forms; a model of two layers of width 1024. It prints one JSON object. `bench/pytorch_gpt_step.py` times the same step in PyTorch.
 
 use std::{sync::Arc, time::Instant};
 
@@ -38,7 +38,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let argument = |at: usize, default: usize| std::env::args().nth(at).map_or(Ok(default), |text| text.parse());
     let (steps, batch) = (argument(1, 8)?.max(1), argument(2, 4)?);
-    let config = Config::quickstart();
+    let config = Config { layers: 2, width: 1024, heads: 8, context: 256, feed_forward: 3072 };
     let training = TrainConfig { batch, steps: 1000, ..Default::default() };
     let only = std::env::args().nth(3);
     let forms = [("dense_ms", "dense", None), ("sparse_ms", "sparse", Some(SparseSettings::default()))];

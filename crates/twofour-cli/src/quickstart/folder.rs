@@ -14,29 +14,29 @@ use twofour_candle::train::CHECKPOINT_FILE;
 use super::{Losses, Plan, Report};
 use crate::exit::Usage;
 
-/// A directory that holds a run, or will.
+/// The output directory of a run.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
 }
 
-/// The file that makes a directory one of ours.
+/// The file by which an output directory is recognized.
 const PLAN: &str = "plan.json";
 
-/// The text that is trained on, kept beside the run: a later build of this program has another one in it.
+/// The training text, stored with the run because a later build of this program embeds another one.
 const CORPUS: &str = "text";
 
 const LOSSES: &str = "losses.json";
 const REPORT: &str = "report.json";
 
-/// The way out of a directory that cannot be used.
+/// What to do about a directory that cannot be used.
 pub(super) const ELSEWHERE: &str = "choose another --out, or begin anew there with --force";
 
 impl Folder {
     /// Opens a directory that is missing, empty, or holds a run.
     ///
     /// # Errors
-    /// [`Usage`] for a directory with anything else in it, or a path that is none: nothing of it is touched.
+    /// [`Usage`] for a directory with anything else in it, or a path that is not a directory. Neither is changed.
     pub(crate) fn open(path: &Path) -> Result<Folder> {
         let folder = Folder { path: path.to_owned() };
         let at = || path.display().to_string();
@@ -60,11 +60,11 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Opens a directory whatever it holds, and removes a run from it. Other files stay.
+    /// Opens a directory with any contents and removes the files of a run from it. Other files stay.
     pub(crate) fn begin_anew(path: &Path) -> Result<Folder> {
         let folder = Folder { path: path.to_owned() };
         fs::create_dir_all(path).with_context(|| path.display().to_string())?;
-        // The plan first: without it, what is left of a half-removed run is not taken for one.
+        // The plan first: without it, a half-removed run is not recognized as a run.
         let checkpoints = ["dense", "sparse"].map(|model| format!("{model}/{CHECKPOINT_FILE}"));
         for name in [PLAN, REPORT, LOSSES, CORPUS].into_iter().chain(checkpoints.iter().map(String::as_str)) {
             let file = folder.file(name);
@@ -76,37 +76,37 @@ impl Folder {
         Ok(folder)
     }
 
-    /// A file or directory in it.
+    /// The path of a file or directory in the output directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// The directory.
+    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The plan of the run that it holds, if it does.
+    /// Reads the plan; `None` if there is no run.
     pub(crate) fn plan(&self) -> Result<Option<Plan>> {
         self.read(PLAN)
     }
 
-    /// Makes the directory one of ours.
+    /// Writes the plan, by which the directory is recognized.
     pub(crate) fn write_plan(&self, plan: &Plan) -> Result<()> {
         self.write_json(PLAN, plan)
     }
 
-    /// The text of the run that it holds, if it is there.
+    /// Reads the run's text; `None` if it is missing.
     pub(crate) fn text(&self) -> Result<Option<Vec<u8>>> {
         self.bytes(CORPUS)
     }
 
-    /// Keeps the text with the run.
+    /// Writes the run's text.
     pub(crate) fn write_text(&self, text: &[u8]) -> Result<()> {
         self.write(CORPUS, text)
     }
 
-    /// The losses so far.
+    /// Reads the losses so far; `None` before the first checkpoint.
     pub(crate) fn losses(&self) -> Result<Option<Losses>> {
         self.read(LOSSES)
     }
@@ -116,7 +116,7 @@ impl Folder {
         self.write_json(LOSSES, losses)
     }
 
-    /// The report of a finished run.
+    /// Reads the report; `None` before the run is finished.
     pub(crate) fn report(&self) -> Result<Option<Report>> {
         self.read(REPORT)
     }
@@ -126,7 +126,7 @@ impl Folder {
         self.write_json(REPORT, report)
     }
 
-    /// Writes a file: all of it or nothing.
+    /// Writes a file atomically.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.file(name);
         let temporary = self.file(&format!(".{name}.tmp"));
@@ -165,7 +165,7 @@ impl Folder {
     }
 }
 
-/// Whether [`Folder::write`] makes files of such names, to rename them when they are complete.
+/// Whether this is the name of a temporary file of [`Folder::write`].
 fn is_temporary(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with('.') && name.ends_with(".tmp")

@@ -20,7 +20,7 @@ const FONT: &str = "Helvetica, Arial, sans-serif";
 
 type Area<'a, 'b> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the run.
+/// Draws the report.
 pub(crate) fn draw(report: &Report, losses: &Losses) -> Result<String> {
     let mut svg = String::new();
     {
@@ -106,7 +106,7 @@ fn curves(area: &Area<'_, '_>, report: &Report, losses: &Losses) -> Result<()> {
     Ok(())
 }
 
-/// The mean over a window around each point: single batches differ too much to be seen through.
+/// The mean over a window around each point: single batches are noisy.
 fn smooth(values: &[f32]) -> Vec<f32> {
     let reach = values.len() / 20;
     (0..values.len())
@@ -131,7 +131,7 @@ fn bars(
     area.draw(&Text::new(verdict.to_owned(), (width / 2, 58), text(20, SPARSE, HPos::Center))).map_err(fault)?;
     let largest = values[0].max(values[1]);
     for (i, (value, (name, color))) in values.into_iter().zip([("dense", DENSE), ("2:4", SPARSE)]).enumerate() {
-        // Nearer to each other than to the next panel's.
+        // Closer to each other than to the next panel's bars.
         let middle = width / 2 + (2 * i as i32 - 1) * width / 5;
         let share = if largest > 0.0 { value / largest } else { 0.0 };
         let y = bottom - (f64::from(bottom - top) * share) as i32;

@@ -5,32 +5,32 @@ use serde::{Deserialize, Serialize};
 use super::Plan;
 use crate::measure::Machine;
 
-/// What a run found.
+/// The results of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// The dense model.
     pub(crate) dense: Side,
     /// The 2:4 model.
     pub(crate) sparse: Side,
-    /// Where it was measured.
+    /// The machine that it was measured on.
     pub(crate) machine: Machine,
-    /// What was trained and how.
+    /// The plan of the run.
     pub(crate) config: Plan,
     /// Steps that each model was trained; fewer than planned where the machine was busier than when the steps were timed.
     pub(crate) steps: u64,
-    /// Seconds that the run took, all of it.
+    /// Duration of the whole run in seconds.
     pub(crate) seconds: f64,
-    /// Bytes of unseen text that the validation losses are the mean over.
+    /// Bytes of validation text that the losses are averaged over.
     pub(crate) validation_bytes: usize,
     /// Bytes of text, training and validation together.
     pub(crate) text_bytes: usize,
-    /// What the 2:4 model writes, after this prompt.
+    /// The prompt of the sample.
     pub(crate) prompt: String,
-    /// Its continuation.
+    /// The 2:4 model's continuation of the prompt.
     pub(crate) sample: String,
 }
 
-/// One of the two models.
+/// The results of one model.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Side {
     /// Loss on text that was not trained on, in nats a byte.
@@ -41,11 +41,11 @@ pub(crate) struct Side {
     pub(crate) file_bytes: u64,
     /// Bytes of all linear layers' weights in memory while the speed is measured, in f32.
     pub(crate) memory_bytes: usize,
-    /// Bytes written a second, one after the other, in f32.
+    /// Decode speed in f32, batch 1: bytes (tokens) per second.
     pub(crate) decode_tokens_per_s: f64,
-    /// Bytes read a second, a whole context at once, in f32.
+    /// Prefill speed in f32, one full context: bytes (tokens) per second.
     pub(crate) prefill_tokens_per_s: f64,
-    /// Milliseconds that a training step took on average.
+    /// Mean time of a training step in milliseconds.
     pub(crate) train_step_ms: f64,
 }
 

@@ -11,7 +11,7 @@ use twofour_candle::train::{CHECKPOINT_FILE, Corpus, Trainer};
 
 use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};
 
-/// Time between checkpoints: what a killed run loses at most.
+/// Time between checkpoints: the most that a killed run loses.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The training losses of both models, one for each step.
@@ -35,13 +35,13 @@ pub(crate) struct Training {
     pub(crate) dense: Trainer,
     pub(crate) sparse: Trainer,
     pub(crate) losses: Losses,
-    /// When the run would have begun if it had never been interrupted.
+    /// The start of the run, later by the time during which it was interrupted.
     begun: Instant,
     saved: Instant,
 }
 
 impl Training {
-    /// Begins the run, or goes on from the folder's checkpoints. Its time counts from `begun`.
+    /// Starts the run, or resumes from the folder's checkpoints. Its time counts from `begun`.
     pub(crate) fn open(plan: &Plan, folder: &Folder, corpus: &Arc<Corpus>, begun: Instant) -> Result<Training> {
         let (mut dense, mut sparse) = (plan.dense(corpus)?, plan.sparse(corpus)?);
         for (name, trainer) in [("dense", &mut dense), ("sparse", &mut sparse)] {
@@ -71,14 +71,14 @@ impl Training {
         self.begun.elapsed()
     }
 
-    /// Whether both have done the same number of steps and that is all of them, or all that there is time for.
+    /// Whether both models have done the same number of steps, and all steps are done or the time is over.
     pub(crate) fn is_finished(&self, plan: &Plan) -> bool {
         let (dense, sparse) = (self.dense.steps_done(), self.sparse.steps_done());
         let is_late = dense >= LEAST_STEPS && plan.is_late(self.spent());
         dense == sparse && (self.dense.is_finished() || is_late)
     }
 
-    /// One step of whichever model is behind, or of both.
+    /// One step of the model with fewer steps, or of both.
     pub(crate) fn step(&mut self) -> Result<()> {
         let (dense, sparse) = (self.dense.steps_done(), self.sparse.steps_done());
         if dense <= sparse {
@@ -90,7 +90,7 @@ impl Training {
         Ok(())
     }
 
-    /// The mean of each model's last losses: single batches differ too much to be read.
+    /// The mean of each model's last losses: single batches are noisy.
     pub(crate) fn recent(&self) -> Option<(f32, f32)> {
         let mean = |losses: &[f32]| {
             let last = &losses[losses.len().saturating_sub(10)..];
