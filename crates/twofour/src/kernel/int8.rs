@@ -242,13 +242,25 @@ impl<'a> SparseWeightI8Ref<'a> {
         if y.is_empty() {
             return Ok(());
         }
+        if !x.contains(&i8::MIN) {
+            self.add_product(x, tokens, y, |_, product| product);
+            return Ok(());
+        }
+        // Kernels take what quantization makes, -127 to 127: -128 is -127 and -1.
+        let part = |of: fn(i8) -> i8| x.iter().map(|v| of(*v)).collect::<Vec<i8>>();
+        self.add_product(&part(|v| v.max(-127)), tokens, y, |_, product| product);
+        self.add_product(&part(|v| -i8::from(v == i8::MIN)), tokens, y, i32::wrapping_add);
+        Ok(())
+    }
+
+    /// Replaces `y` by `combine(y, x · Wᵀ)`, for `x` of -127 to 127.
+    fn add_product(&self, x: &[i8], tokens: usize, y: &mut [i32], combine: fn(i32, i32) -> i32) {
         let (sums, offset) = self.sums(x, tokens);
         sums.store(tokens, y, |sums, _, first, y| {
             for ((y, sum), row_sum) in y.iter_mut().zip(sums).zip(&self.shared.sums[first..]) {
-                *y = sum.wrapping_sub(offset.wrapping_mul(*row_sum));
+                *y = combine(*y, sum.wrapping_sub(offset.wrapping_mul(*row_sum)));
             }
         });
-        Ok(())
     }
 
     /// The sums of a GEMM, and what they have too much for each unit of the row's sum of weights.
