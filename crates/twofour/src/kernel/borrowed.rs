@@ -15,7 +15,7 @@ use super::{
 };
 #[cfg(target_arch = "x86_64")]
 use super::{
-    amx,
+    amx, bf16,
     prefill::{Many, Prefill},
 };
 use crate::{Compressed, Element, Mask, MatrixRef, Result};
@@ -80,6 +80,8 @@ impl<'a, T: KernelElement> SparseWeightRef<'a, T> {
     ///
     /// A pruned weight takes no part in any sum, so an infinity or a NaN that meets one leaves no trace.
     ///
+    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums (magnitudes below 2^-126) for zero.
+    ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
@@ -89,6 +91,10 @@ impl<'a, T: KernelElement> SparseWeightRef<'a, T> {
         #[cfg(target_arch = "x86_64")]
         if let Some(sums) = amx::sparse_floats(self.cpu, self.weight, x, tokens) {
             sums.store_floats(tokens, epilogue, y);
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(()) = bf16::sparse_linear(self.cpu, self.weight, x, tokens, epilogue, y) {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]
@@ -104,7 +110,7 @@ impl<'a, T: KernelElement> SparseWeightRef<'a, T> {
     /// `dx = dy · W`: `dy` is `[tokens, out_features]`, `dx` is `[tokens, in_features]` and is overwritten.
     /// Products accumulate in f32.
     ///
-    /// A pruned weight takes no part in any sum, so an infinite or NaN gradient that meets one leaves no trace.
+    /// A pruned weight takes no part in any sum, so an infinite or NaN gradient that meets one leaves no trace. Every type is multiplied in f32 arithmetic.
     ///
     /// # Errors
     /// [`crate::Error::Length`] where `dy` or `dx` does not fit.

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::{
-    amx,
+    amx, bf16,
     prefill::{Many, Prefill},
 };
 use super::{
@@ -51,6 +51,8 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
 
     /// `y = act(x · Wᵀ + bias)`: `x` is `[tokens, in_features]`, `y` is `[tokens, out_features]`. Products accumulate in f32.
     ///
+    /// bf16 from [`Engine::Avx512`] on is multiplied by instructions that take subnormal factors, products and sums (magnitudes below 2^-126) for zero.
+    ///
     /// # Errors
     /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
@@ -60,6 +62,10 @@ impl<'a, T: KernelElement> DenseRef<'a, T> {
         #[cfg(target_arch = "x86_64")]
         if let Some(sums) = amx::dense_floats(self.cpu, self.block, x, tokens) {
             sums.store_floats(tokens, epilogue, y);
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(()) = bf16::dense_linear(self.cpu, self.block, x, tokens, epilogue, y) {
             return Ok(());
         }
         #[cfg(target_arch = "x86_64")]

@@ -10,6 +10,8 @@ mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod arguments;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod borrowed;
 mod decode;
 mod dense_block;

@@ -68,7 +68,9 @@ fn epsilon<T: KernelElement>() -> f64 {
     }
 }
 
-/// `found` must be the value of `exact` but for rounding: of the sum, whose terms' magnitudes add up to `mass`, and of the output.
+/// `found` must be the value of `exact` but for rounding: of the sum, whose terms' magnitudes add up to `mass`, and of the output. Every addition rounds to
+/// nearest, whether it is fused with its product (f32 arithmetic) or not (`vdpbf16ps`, whose products are exact), and what `vdpbf16ps` flushes to zero is below
+/// 2^-126 a term, far below the constant.
 fn assert_close<T: KernelElement>(found: T, exact: f64, mass: f64, terms: usize, what: &str) {
     let found = f64::from(found.to_f32());
     let allowed = exact.abs() * 2.0 * epsilon::<T>() + 1.5 * mass * (terms as f64 + 4.0) * 2f64.powi(-23) + 1e-6;
@@ -263,6 +265,22 @@ fn what_is_pruned_leaves_no_trace_and_what_is_kept_does() {
     pruned_leaves_no_trace::<f32>();
     pruned_leaves_no_trace::<bf16>();
     pruned_leaves_no_trace::<f16>();
+}
+
+#[test]
+fn a_subnormal_bf16_counts_as_zero_from_avx512_on() {
+    // 2^-130, which is subnormal in bf16, times 2^100.
+    let (tiny, large) = (bf16::from_bits(8), bf16::from_f32(2f32.powi(100)));
+    let (w, x) = ([tiny, bf16::ZERO, bf16::ZERO, bf16::ZERO], [large, bf16::ONE, bf16::ZERO, bf16::ZERO]);
+    let matrix = MatrixRef::new(1, 4, &w).unwrap();
+    for &engine in Engine::available() {
+        let (mut a, mut b) = ([bf16::NAN], [bf16::NAN]);
+        let sparse = SparseWeight::pack_for(Compressed::from_pruned(matrix).unwrap(), engine).unwrap();
+        sparse.linear(&x, 1, Epilogue::default(), &mut a).unwrap();
+        DenseWeight::pack_for(matrix, engine).unwrap().linear(&x, 1, Epilogue::default(), &mut b).unwrap();
+        let expected = if engine >= Engine::Avx512 { bf16::ZERO } else { bf16::from_f32(2f32.powi(-30)) };
+        assert_eq!((a, b), ([expected], [expected]), "{engine}");
+    }
 }
 
 #[test]

@@ -13,10 +13,10 @@ use super::super::{
 };
 
 /// Parts of a block of rows that are read side by side.
-pub(super) const STREAMS: usize = 4;
+pub(in crate::kernel) const STREAMS: usize = 4;
 
 /// How far ahead of its reading a stream is fetched, in bytes.
-pub(super) const AHEAD: usize = 1024;
+pub(in crate::kernel) const AHEAD: usize = 1024;
 
 /// Rows of each stream that meet all tokens before the next rows do: they stay in the second cache.
 const STEPS: usize = ROWS / STREAMS;
@@ -28,7 +28,7 @@ const STEPS: usize = ROWS / STREAMS;
 ///
 /// # Safety
 /// Implementations read no rows but those given, and no more than `stride` activations of a token.
-pub(super) unsafe trait RowKernel: Copy {
+pub(in crate::kernel) unsafe trait RowKernel: Copy {
     /// What activations are made of.
     type Activation;
     /// What a dot product is.
@@ -56,7 +56,7 @@ pub(super) unsafe trait RowKernel: Copy {
 /// # Safety
 /// The CPU has the kernel's instructions; the activations are as many as the kernel reads.
 #[inline(always)]
-pub(super) unsafe fn walk<K: RowKernel>(kernel: K, x: &[K::Activation], stride: usize, out: &mut [K::Sum]) {
+pub(in crate::kernel) unsafe fn walk<K: RowKernel>(kernel: K, x: &[K::Activation], stride: usize, out: &mut [K::Sum]) {
     let tokens = x.len() / stride;
     let length = kernel.rows().div_ceil(STREAMS);
     for start in (0..length).step_by(STEPS) {

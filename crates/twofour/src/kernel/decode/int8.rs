@@ -56,15 +56,18 @@ unsafe impl<V: ByteVector> StripKernel for BytesKernel<V> {
     type Sum = i32;
 
     const TOKENS: usize = if V::BYTES == 4 * ROWS { 4 } else { 3 };
+    const SUMS: usize = if V::BYTES == 4 * ROWS { 16 } else { 6 };
 
     #[inline(always)]
     unsafe fn sums<const S: usize, const N: usize>(
         strips: [Strip<'_, i8>; S],
-        x: [*const i8; N],
+        x: *const i8,
+        stride: usize,
         out: [[*mut i32; N]; S],
     ) {
         // SAFETY: all reads are inside the strips and the activations; prefetching may point anywhere.
         unsafe {
+            let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
             let start = strips.map(|strip| strip.as_ptr());
             for block in Block::<i8>::of_strip(strips[0].lines()) {

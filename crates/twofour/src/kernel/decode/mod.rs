@@ -2,16 +2,18 @@
 //!
 //! Strips of rows are split among threads, and each thread multiplies a strip with all tokens before it goes on to the next, so
 //! that the weight comes from memory once. Sums are kept as `[strip, token, ROWS]` until they are stored.
+//!
+//! The walks over strips and over dense rows also serve the kernels of AVX512_BF16 ([`super::bf16`]), for any number of tokens.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod dense;
+pub(super) mod dense;
 mod int8;
 #[cfg(target_arch = "x86_64")]
-mod strips;
+pub(super) mod strips;
 
 use std::{ops::Range, time::Duration};
 

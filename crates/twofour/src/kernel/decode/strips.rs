@@ -16,20 +16,20 @@ use super::super::{
 const AHEAD: usize = 1024;
 
 /// A block of a strip: see [`Strips`].
-pub(super) struct Block<T> {
+pub(in crate::kernel) struct Block<T> {
     /// Its first line.
-    pub(super) first: usize,
+    pub(in crate::kernel) first: usize,
     /// How many it has.
-    pub(super) count: usize,
+    pub(in crate::kernel) count: usize,
     /// Where its positions start, in bytes from the strip's start.
-    pub(super) codes: usize,
+    pub(in crate::kernel) codes: usize,
     element: PhantomData<T>,
 }
 
 impl<T: Order> Block<T> {
     /// The blocks of a strip of so many lines.
     #[inline(always)]
-    pub(super) fn of_strip(lines: usize) -> impl Iterator<Item = Self> {
+    pub(in crate::kernel) fn of_strip(lines: usize) -> impl Iterator<Item = Self> {
         (0..lines.div_ceil(T::BLOCK_LINES)).map(move |block| {
             let first = block * T::BLOCK_LINES;
             let count = (lines - first).min(T::BLOCK_LINES);
@@ -42,7 +42,7 @@ impl<T: Order> Block<T> {
     /// # Safety
     /// The block is the strip's and has such a line.
     #[inline(always)]
-    pub(super) unsafe fn line(&self, strip: *const u8, i: usize) -> (*const T, *const u32) {
+    pub(in crate::kernel) unsafe fn line(&self, strip: *const u8, i: usize) -> (*const T, *const u32) {
         // SAFETY: the block is the strip's and has a line `i`, as this function requires, so both offsets stay inside the strip.
         unsafe {
             let codes = strip.add(self.codes);
@@ -59,7 +59,7 @@ impl<T: Order> Block<T> {
 ///
 /// # Safety
 /// Implementations read no more than the strips and, of each token, the activations of their columns.
-pub(super) unsafe trait StripKernel {
+pub(in crate::kernel) unsafe trait StripKernel {
     /// What weights are made of.
     type Weight: Order;
     /// What activations are made of.
@@ -67,28 +67,42 @@ pub(super) unsafe trait StripKernel {
     /// What a dot product is.
     type Sum: Copy;
 
-    /// Tokens multiplied in one pass over some strips: 4 where the sums of four strips with as many tokens fit the registers,
-    /// otherwise 3, with two strips (measured on Zen 3).
+    /// Tokens multiplied in one pass over some strips, at most: 16 or fewer.
     const TOKENS: usize;
 
-    /// Sums of `S` strips with `N` tokens: `out[strip][token]` is valid for [`ROWS`] sums.
+    /// Sums, of a strip with a token each, that the registers hold beside all else: at least [`StripKernel::TOKENS`]. Where they are enough, 2 or 4 strips
+    /// are walked side by side.
+    const SUMS: usize;
+
+    /// Sums of `S` strips with `N` tokens: `out[strip][token]` is valid for [`ROWS`] sums. The activations are `N * stride` from `x` on, in the order in
+    /// which the kernel's preparation stores those of a pass: token by token, or interleaved.
     ///
     /// # Safety
-    /// The CPU has the kernel's instructions; the strips are of one weight, each of `x` is valid for its padded columns.
+    /// The CPU has the kernel's instructions; the strips are of one weight, `x` is valid for `N * stride` activations and `stride` covers the weight's padded columns.
     unsafe fn sums<const S: usize, const N: usize>(
         strips: [Strip<'_, Self::Weight>; S],
-        x: [*const Self::Activation; N],
+        x: *const Self::Activation,
+        stride: usize,
         out: [[*mut Self::Sum; N]; S],
     );
 }
 
-/// Multiplies some strips with all tokens, `stride` apart: `[strip, token, ROWS]`. Where the registers allow, several strips are read
+/// The tokens of each pass: as few passes of at most `most` tokens as can be, of as equal numbers of tokens as can be.
+#[inline(always)]
+pub(in crate::kernel) fn passes(tokens: usize, most: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let count = tokens.div_ceil(most);
+    let (least, longer) = (tokens / count.max(1), tokens % count.max(1));
+    let start = move |pass: usize| pass * least + pass.min(longer);
+    (0..count).map(move |pass| start(pass)..start(pass + 1))
+}
+
+/// Multiplies some strips with all tokens of `stride` activations each: `[strip, token, ROWS]`. Where the registers allow, several strips are read
 /// side by side, each of them sequentially: the memory system serves a few long streams better than one.
 ///
 /// # Safety
-/// The CPU has the kernel's instructions.
+/// The CPU has the kernel's instructions; the activations are in the order that the kernel's [`StripKernel::sums`] reads.
 #[inline(always)]
-pub(super) unsafe fn walk<K: StripKernel>(
+pub(in crate::kernel) unsafe fn walk<K: StripKernel>(
     weight: StripsRef<'_, K::Weight>,
     range: Range<usize>,
     x: &[K::Activation],
@@ -97,13 +111,14 @@ pub(super) unsafe fn walk<K: StripKernel>(
 ) {
     let tokens = x.len() / stride;
     assert!(stride >= weight.padded_cols() && out.len() == range.len() * tokens * ROWS);
+    let widest = passes(tokens, K::TOKENS).next().map_or(1, |pass| pass.len());
     let mut walk = Walk::<K> { weight, range, x, stride, out, tokens, kernel: PhantomData };
     // SAFETY: the CPU has the kernel's instructions, as this function requires; the assertion checks all lengths.
     unsafe {
-        match K::TOKENS {
-            4 => walk.side_by_side::<4>(),
-            _ if tokens == 1 => walk.side_by_side::<4>(),
-            _ => walk.side_by_side::<2>(),
+        match K::SUMS / widest {
+            0 | 1 => walk.side_by_side::<1>(),
+            2 | 3 => walk.side_by_side::<2>(),
+            _ => walk.side_by_side::<4>(),
         }
     }
 }
@@ -142,21 +157,18 @@ impl<K: StripKernel> Walk<'_, K> {
     /// As [`walk`].
     #[inline(always)]
     unsafe fn all_tokens<const S: usize>(&mut self, strips: [usize; S]) {
-        let mut first = 0;
-        while first < self.tokens {
-            // As few passes as can be, of as equal numbers of tokens as can be.
-            let left = self.tokens - first;
-            let n = left.div_ceil(left.div_ceil(K::TOKENS));
-            // SAFETY: the CPU has the kernel's instructions, as this function requires; there are `n` tokens from `first` on.
-            unsafe {
-                match n {
-                    1 => self.pass::<S, 1>(strips, first),
-                    2 => self.pass::<S, 2>(strips, first),
-                    3 => self.pass::<S, 3>(strips, first),
-                    _ => self.pass::<S, 4>(strips, first),
-                }
+        for tokens in passes(self.tokens, K::TOKENS) {
+            // By cases; those whose sums are too many for the registers compile to nothing.
+            macro_rules! cases {
+                ($($n:literal)*) => {
+                    match tokens.len() {
+                        // SAFETY: the CPU has the kernel's instructions, as this function requires; there are as many tokens as the pass has.
+                        $($n if const { $n <= K::TOKENS && S * $n <= K::SUMS } => unsafe { self.pass::<S, $n>(strips, tokens.start) },)*
+                        _ => unreachable!("the sums of a pass fit the registers"),
+                    }
+                };
             }
-            first += n;
+            cases!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
         }
     }
 
@@ -166,16 +178,16 @@ impl<K: StripKernel> Walk<'_, K> {
     /// As [`walk`]; there are so many tokens.
     #[inline(always)]
     unsafe fn pass<const S: usize, const N: usize>(&mut self, strips: [usize; S], first: usize) {
-        let x: [_; N] = std::array::from_fn(|n| self.x[(first + n) * self.stride..][..self.stride].as_ptr());
+        let x = self.x[first * self.stride..][..N * self.stride].as_ptr();
         let sums = strips.map(|strip| (strip * self.tokens + first) * ROWS);
         assert!(sums.iter().all(|start| start + N * ROWS <= self.out.len()));
         // All pointers come from one borrow of the slice, so that none is invalid when another is used.
         let out = self.out.as_mut_ptr();
-        // SAFETY: by the assertion, `out` has `N` tokens' sums from each start on. The strips are of one weight, each of `x` has `stride` elements, which
-        // `walk` checked to be as many as the padded columns, and the CPU has the kernel's instructions, as this function requires.
+        // SAFETY: by the assertion, `out` has `N` tokens' sums from each start on. The strips are of one weight, `x` has `N * stride` activations, which
+        // `walk` checked to cover the padded columns, and the CPU has the kernel's instructions, as this function requires.
         unsafe {
-            let out = sums.map(|start| std::array::from_fn(|n| out.add(start + n * ROWS)));
-            K::sums(strips.map(|strip| self.weight.strip(self.range.start + strip)), x, out);
+            let out: [[_; N]; S] = sums.map(|start| std::array::from_fn(|n| out.add(start + n * ROWS)));
+            K::sums(strips.map(|strip| self.weight.strip(self.range.start + strip)), x, self.stride, out);
         }
     }
 }
@@ -189,16 +201,20 @@ unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
     type Activation = f32;
     type Sum = f32;
 
+    // Four strips with four tokens, or two with three where a register has half a strip's rows (measured on Zen 3).
     const TOKENS: usize = if V::LANES == ROWS { 4 } else { 3 };
+    const SUMS: usize = if V::LANES == ROWS { 16 } else { 6 };
 
     #[inline(always)]
     unsafe fn sums<const S: usize, const N: usize>(
         strips: [Strip<'_, T>; S],
-        x: [*const f32; N],
+        x: *const f32,
+        stride: usize,
         out: [[*mut f32; N]; S],
     ) {
         // SAFETY: all reads are inside the strips and the activations; prefetching may point anywhere.
         unsafe {
+            let x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
             let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
             let start = strips.map(|strip| strip.as_ptr());
             for block in Block::<T>::of_strip(strips[0].lines()) {
@@ -253,6 +269,28 @@ unsafe fn half<V: Vector, T: KernelElement, const HALF: usize, const N: usize>(
         for n in 0..N {
             sums[n] = four[n].pick(first).multiply_add(w_first, sums[n]);
             sums[n] = four[n].pick(second).multiply_add(w_second, sums[n]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passes;
+
+    #[test]
+    fn passes_are_few_and_of_equal_length() {
+        for tokens in 0..100 {
+            for most in [3, 4, 16] {
+                let all: Vec<_> = passes(tokens, most).collect();
+                assert_eq!(all.len(), tokens.div_ceil(most));
+                let mut end = 0;
+                for pass in &all {
+                    assert_eq!(pass.start, end);
+                    assert!(pass.len() == tokens / all.len() || pass.len() == tokens.div_ceil(all.len()));
+                    end = pass.end;
+                }
+                assert_eq!(end, tokens);
+            }
         }
     }
 }

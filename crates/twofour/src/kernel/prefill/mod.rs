@@ -1,4 +1,5 @@
-//! Many tokens: every weight meets many activations and arithmetic is what limits.
+//! Many tokens: every weight meets many activations and arithmetic is what limits. f32 and f16, bf16 on AVX2, and the gradients of all of them; bf16 with
+//! AVX512_BF16 has [a kernel of its own](super::bf16).
 //!
 //! The tokens are cut into panels, stored depth-major (`[depth, tokens of the panel]`), so that one weight multiplies
 //! whole vectors of tokens. For a 2:4 weight the kernel walks the list of what is kept, broadcasts each value and
