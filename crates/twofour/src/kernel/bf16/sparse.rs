@@ -190,6 +190,7 @@ struct Starts([u8; 64]);
 ///
 /// # Safety
 /// The CPU has AVX-512 (F, BW), VBMI and AVX512_BF16; the strips are of one weight and `indices` were made for them; `x` has `N` registers for each of their blocks.
+#[expect(clippy::needless_range_loop, reason = "the index is of sums and of activations")]
 #[inline(always)]
 pub(super) unsafe fn sums<const S: usize, const N: usize, I: Indices>(
     strips: [Strip<'_, bf16>; S],
@@ -232,6 +233,7 @@ pub(super) unsafe fn sums<const S: usize, const N: usize, I: Indices>(
 }
 
 /// The same pointer, of which the compiler does not know that it is the same: it would keep all tokens' columns in registers from one line to the next, and spill sums.
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "the comment reads nothing through the pointer")]
 #[inline(always)]
 fn hidden<T>(mut pointer: *const T) -> *const T {
     // SAFETY: no instruction, only a comment.
