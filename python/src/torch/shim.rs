@@ -4,6 +4,7 @@
 //! `torch/csrc/stable/c/shim.h` declare these functions). Those that return an `i32` return 0 for success.
 
 use std::{
+    cell::RefCell,
     ffi::{CString, OsStr, c_char, c_void},
     sync::OnceLock,
 };
@@ -87,12 +88,20 @@ pub(super) fn shim() -> &'static Shim {
     SHIM.get().expect("the interface is loaded before kernels are registered")
 }
 
+thread_local! {
+    /// The message of the last exception that this thread threw: the throwing frame has no destructor that could free it.
+    static MESSAGE: RefCell<CString> = RefCell::new(CString::default());
+}
+
 /// Throws the C++ exception that Python gets as a `RuntimeError` with this message. What the caller's frame owns is not dropped: it must
 /// own nothing.
 pub(super) fn throw(message: CString) -> ! {
-    // torch copies the message before it throws; the memory is leaked, since no destructor runs.
-    let message = message.into_raw();
-    // SAFETY: all strings end in a zero byte.
+    // torch copies the message before it throws.
+    let message = MESSAGE.with(|last| {
+        last.replace(message);
+        last.borrow().as_ptr()
+    });
+    // SAFETY: all strings end in a zero byte, and the message stays until this thread throws the next.
     unsafe { (shim().aoti_torch_check)(false, c"twofour".as_ptr(), c"twofour".as_ptr(), 0, message) };
     std::process::abort()
 }
