@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -112,8 +114,13 @@ class SparseSemiStructuredTensor(_TORCH):
     # What torch.compile and torch's functional wrappers take apart and put together.
 
     def __tensor_flatten__(self):
-        names = [name for name in ("_forward", "_transposed", "tiles") if getattr(self, name) is not None]
-        return names, (self.packed_weight.rows, self.packed_weight.cols, self.requires_grad)
+        # A compiled model asks every weight in every call.
+        weight = self.packed_weight
+        return _INNER[weight.forward is not None, weight.transposed is not None, self.tiles is not None], (
+            weight.rows,
+            weight.cols,
+            self.requires_grad,
+        )
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
@@ -279,6 +286,12 @@ class SparseSemiStructuredTensor(_TORCH):
         """Sets this class's table of operators, with those of ``custom_dispatch_table`` added."""
         cls.SPARSE_DISPATCH = {**DISPATCH, **(custom_dispatch_table or {})}
 
+
+#: The names of the tensors inside, by which of the three there are.
+_INNER = {
+    there: [name for name, is_there in zip(("_forward", "_transposed", "tiles"), there, strict=True) if is_there]
+    for there in itertools.product((False, True), repeat=3)
+}
 
 #: The types that GEMMs take.
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)

@@ -1,4 +1,4 @@
-// Column sums of a matrix `[rows, cols]` of ELEMENT, in f32. CTAs sum chunks of rows, and a second kernel adds the chunks in order, so that results repeat bit for bit.
+// Column sums of a matrix `[rows, cols]` of ELEMENT, in f32. CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, so that results repeat bit for bit.
 //
 // Defined outside: ELEMENT.
 
@@ -56,12 +56,19 @@ template <int E> __device__ __forceinline__ void finish(const ColumnSums& p, u32
     *to = narrow<E>(p.accumulate ? widen<E>(*to) + sum : sum);
 }
 
+// A CTA adds the chunks of 32 columns: each of eight warps every eighth chunk.
 extern "C" __global__ void __launch_bounds__(256) sum_of_chunks(const __grid_constant__ ColumnSums p) {
-    const u32 col = blockIdx.x * blockDim.x + threadIdx.x;
-    if (col >= p.cols) return;
+    __shared__ float sums[8][32];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 32 * blockIdx.x + lane;
     float sum = 0.0f;
-    #pragma unroll 8
-    for (u32 chunk = 0; chunk < p.chunks; chunk++) sum += p.partial[(u64)chunk * p.cols + col];
+    if (col < p.cols) {
+        #pragma unroll 8
+        for (u32 chunk = warp; chunk < p.chunks; chunk += 8) sum += p.partial[(u64)chunk * p.cols + col];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || col >= p.cols) return;
+    for (u32 w = 1; w < 8; w++) sum += sums[w][lane];
     if (p.output == F32) finish<F32>(p, col, sum);
     else if (p.output == F16) finish<F16>(p, col, sum);
     else finish<BF16>(p, col, sum);

@@ -1,6 +1,6 @@
 //! Column sums of a matrix: the bias gradient of a layer, `db = Σ dy` over tokens.
 //!
-//! CTAs sum chunks of rows, and a second kernel adds the chunks in order, without atomics: results are bit for bit the same at every run on one kind
+//! CTAs sum chunks of rows, and a second kernel adds the chunks in a fixed order, without atomics: results are bit for bit the same at every run on one kind
 //! of device. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
@@ -14,6 +14,9 @@ use crate::{
 
 /// Data types that matrices and sums may have.
 const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
+
+/// Columns whose chunks a CTA adds.
+const COLUMNS_OF_CHUNKS: u32 = 32;
 
 /// The fewest rows of a chunk.
 const LEAST_CHUNK: usize = 64;
@@ -144,7 +147,7 @@ impl ColumnSums {
             // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
             unsafe { self.sum_chunks.launch(stream, launch, &parameters) }?;
         }
-        let launch = Launch::simple((raw_cols.div_ceil(BLOCK), 1), BLOCK);
+        let launch = Launch::simple((raw_cols.div_ceil(COLUMNS_OF_CHUNKS), 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { self.sum_of_chunks.launch(stream, launch, &parameters) }
     }
