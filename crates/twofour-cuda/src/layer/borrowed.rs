@@ -3,6 +3,8 @@
 //! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`]). The functions are those
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
+pub mod int4;
+
 use cudarc::driver::result;
 use twofour::{Axis, Compressed, Element, compressed::lengths, estimate::Estimator, layer::Activation};
 
