@@ -8,7 +8,7 @@
 :class:`Linear`              a linear layer with a 2:4 weight
 :func:`warm`                 plans the GEMMs of a model before its first call
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
-:func:`quantize_`            8-bit integers beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
+:func:`quantize_`            integers of 8 or 4 bits beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
 ``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``

@@ -1,6 +1,7 @@
 //! Kernels for tensors in the memory of a GPU: launches on torch's current stream. They neither wait for the device nor copy aligned, contiguous operands.
 
 mod context;
+mod int4;
 mod linear;
 mod pack;
 
@@ -33,6 +34,10 @@ pub(super) const KERNELS: &[Definition] = &[
     ("estimate", kernel!(pack::estimate)),
     ("linear_quantized", kernel!(linear::linear_quantized)),
     ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
+    ("pack_int4", kernel!(int4::pack)),
+    ("canonical_int4", kernel!(int4::canonical)),
+    ("linear_int4", kernel!(int4::linear)),
+    ("linear_int4_bias", kernel!(int4::linear_bias)),
 ];
 
 impl From<twofour_cuda::Error> for Failure {

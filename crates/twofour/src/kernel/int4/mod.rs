@@ -6,6 +6,8 @@
 //! The layout is that of [`super::strips`] with a byte for each row of a line: the first value in its lower half, the second in its upper one, both
 //! plus 8. After the strips come the scales in f32, sixteen for each strip and group of columns.
 
+mod widen;
+
 use std::{any::TypeId, borrow::Cow, ops::Range};
 
 use half::{bf16, f16};
@@ -28,6 +30,7 @@ use crate::{
     compressed::{self, code},
     int4::{GROUP, Granularity, Int4},
 };
+use widen::Wide;
 
 /// Lines of a block, as in strips of floats.
 const BLOCK_LINES: usize = <f32 as Order>::BLOCK_LINES;
@@ -40,7 +43,7 @@ const BLOCK_COLS: usize = 4 * BLOCK_LINES;
 const GROUP_BLOCKS: usize = GROUP / BLOCK_COLS;
 
 /// Columns that become floats at a time: of four strips they fit a core's second cache with room to spare.
-const CHUNK: usize = 1024;
+const CHUNK: usize = 512;
 
 /// Strips that become floats at a time with few tokens: as many as kernels walk side by side.
 const SIDE_BY_SIDE: usize = 4;
@@ -294,7 +297,7 @@ impl<'a> SparseWeightInt4Ref<'a> {
             if i == first || self.shape.granularity == Granularity::Group && i % GROUP_BLOCKS == 0 {
                 scales = self.scales_of(strip, which);
             }
-            W::widen(self.cpu, block, &scales, to);
+            widen::widen::<W>(self.cpu, block, &scales, to);
         }
     }
 
@@ -385,85 +388,6 @@ impl Factor for SparseWeightInt4Ref<'_> {
                 }
             }
         }
-    }
-}
-
-/// A float that four-bit weights become.
-trait Wide: KernelElement {
-    /// Makes floats of a block: copies its positions, and multiplies integers with the scales of their rows.
-    fn widen(cpu: Cpu, block: &[u8], scales: &[f32; ROWS], to: &mut [u8]);
-}
-
-macro_rules! wide {
-    ($type:ty, $store:expr) => {
-        impl Wide for $type {
-            #[inline(always)]
-            fn widen(cpu: Cpu, block: &[u8], scales: &[f32; ROWS], to: &mut [u8]) {
-                #[inline(always)]
-                fn any(block: &[u8], scales: &[f32; ROWS], to: &mut [u8]) {
-                    widen_block::<$type>(block, scales, to, $store);
-                }
-                #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx2")]
-                fn avx2(block: &[u8], scales: &[f32; ROWS], to: &mut [u8]) {
-                    any(block, scales, to);
-                }
-                #[cfg(target_arch = "x86_64")]
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-                fn avx512(block: &[u8], scales: &[f32; ROWS], to: &mut [u8]) {
-                    any(block, scales, to);
-                }
-                match cpu {
-                    // SAFETY: a `HasAvx2` exists only where detection found the instructions.
-                    #[cfg(target_arch = "x86_64")]
-                    Cpu::Avx2(_) => unsafe { avx2(block, scales, to) },
-                    // SAFETY: a `HasAvx512` or a `HasAmx`, which implies it, exists only where detection found the instructions.
-                    #[cfg(target_arch = "x86_64")]
-                    Cpu::Avx512(_) | Cpu::Amx(_) => unsafe { avx512(block, scales, to) },
-                    Cpu::Scalar => any(block, scales, to),
-                }
-            }
-        }
-    };
-}
-
-wide!(f32, |first, second, to| {
-    let (a, b) = to.split_at_mut(ROWS);
-    a.copy_from_slice(first);
-    b.copy_from_slice(second);
-});
-wide!(bf16, |first, second, to| {
-    // Rounded to nearest, ties to even; the products are finite.
-    let round = |value: f32| {
-        let bits = value.to_bits();
-        bf16::from_bits((bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16)
-    };
-    for row in 0..ROWS {
-        to[2 * row] = round(first[row]);
-        to[2 * row + 1] = round(second[row]);
-    }
-});
-
-/// Makes floats of a block, and stores each line's, the sixteen first ones and the sixteen second ones, by `store`.
-#[inline(always)]
-fn widen_block<W: Wide>(
-    block: &[u8],
-    scales: &[f32; ROWS],
-    to: &mut [u8],
-    store: impl Fn(&[f32; ROWS], &[f32; ROWS], &mut [W; 2 * ROWS]),
-) {
-    let (codes, integers) = block.split_at(CACHE_LINE);
-    let (to_codes, floats) = to.split_at_mut(CACHE_LINE);
-    to_codes.copy_from_slice(codes);
-    let floats: &mut [W] = bytemuck::cast_slice_mut(floats);
-    let lines = integers.as_chunks::<ROWS>().0.iter().zip(floats.as_chunks_mut::<{ 2 * ROWS }>().0);
-    for (line, to) in lines {
-        let (mut first, mut second) = ([0.0; ROWS], [0.0; ROWS]);
-        for row in 0..ROWS {
-            first[row] = (i32::from(line[row] & 15) - OFFSET) as f32 * scales[row];
-            second[row] = (i32::from(line[row] >> 4) - OFFSET) as f32 * scales[row];
-        }
-        store(&first, &second, to);
     }
 }
 
