@@ -185,3 +185,8 @@ def test_bad_configurations_are_exceptions():
         twofour.quantize_(torch.nn.Sequential(torch.nn.Linear(4, 4)), object())
     with pytest.raises(NotImplementedError, match=r"0\.weight: .*float64"):
         twofour.quantize_(torch.nn.Sequential(torch.nn.Linear(4, 4).double()), int4_weight_only())
+
+
+def test_warm_knows_int4_layers(device):
+    model = torch.nn.Sequential(*(layer_of(device, torch.bfloat16, bias=bias)[0] for bias in (True, False)))
+    assert twofour.warm(model, tokens=[1, 5]) == 2
