@@ -3,7 +3,8 @@
     python bench/python/vit_step.py [-o FILE] [--rounds N] [--profile] [--tiny]
 
 Masks are chosen anew in every step, in both layers of each MLP. bfloat16 autocast over float32 parameters, fused AdamW. Two sizes: 32 images of 257
-tokens, 8 of 1626. A figure is the median of the rounds' medians; peak memory is torch's. ``--profile`` prints where a sparse step's time goes.
+tokens, 8 of 1626. A figure is the median of the rounds' medians; peak memory is torch's. ``--profile`` prints where each step's
+time goes.
 """
 
 import argparse
@@ -99,6 +100,17 @@ class Contender:
         return [a.elapsed_time(b) for a, b in zip(events, events[1:])]
 
 
+def print_profile(name: str, contender: Contender) -> None:
+    """Prints the kernels of a step: total milliseconds, launches, and names."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        contender.step()
+        torch.cuda.synchronize()
+    kernels = sorted(found.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+    print(f"{name}: {sum(kernel.self_device_time_total for kernel in kernels) / 1e3:.2f} ms in kernels")
+    for kernel in kernels[:45]:
+        print(f"{kernel.self_device_time_total / 1e3:9.3f} ms {kernel.count:5}  {kernel.key[:110]}")
+
+
 def measure(batch: int, tokens: int, rounds: int, profile: bool) -> dict:
     size = (24, 1024, 16, 4096)
     torch._dynamo.reset()
@@ -115,10 +127,8 @@ def measure(batch: int, tokens: int, rounds: int, profile: bool) -> dict:
             losses[name] = contenders[name].step().item()
     explained = torch._dynamo.utils.counters["graph_break"]
     if profile:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-            contenders["2:4"].step()
-            torch.cuda.synchronize()
-        print(found.key_averages().table(sort_by="cuda_time_total", row_limit=30))
+        for name, contender in contenders.items():
+            print_profile(name, contender)
     return {
         name: {
             "ms": statistics.median(times[name]),

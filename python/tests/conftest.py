@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import sys
+
 import pytest
 import torch
 
@@ -16,6 +18,14 @@ def device(request):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _compile_anew():
+    """What other tests compiled does not count towards the limit of recompilations."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 #: Relative error of one rounding of each type, times a few sums' worth.

@@ -59,9 +59,10 @@ def test_from_dense_prunes_where_asked_and_names_what_is_not_2_4(device):
 
 
 def test_the_weight_is_held_once(device):
-    sparse = layer(256, 256, device=device)
+    # On a GPU 32-bit weights are dense.
+    sparse = layer(256, 256, device=device).to(torch.bfloat16)
     assert [name for name, _ in sparse.named_buffers()] == ["weight_packed"]
-    assert sum(buffer.nbytes for buffer in sparse.buffers()) < 0.6 * 256 * 256 * 4
+    assert sum(buffer.nbytes for buffer in sparse.buffers()) < 0.6 * 256 * 256 * 2
     assert isinstance(sparse.weight, SparseSemiStructuredTensor)
     assert sparse.weight.packed_weight.forward is sparse.weight_packed
 

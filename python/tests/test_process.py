@@ -137,11 +137,12 @@ def test_operators_take_anything_and_return_or_raise(data):
 
 
 FLAG, FLOAT = st.booleans(), st.floats(allow_nan=True)
+SEEDS = st.one_of(tensors(), st.integers(0, 1 << 62).map(lambda seed: torch.tensor([seed])))
 ARGUMENTS = {
     "linear": [tensors(), tensors(), NUMBERS],
     "linear_bias": [tensors(), tensors(), tensors(), NUMBERS, NUMBERS],
     "input_gradient": [tensors(), tensors(), NUMBERS],
-    "pack": [tensors(), NUMBERS, FLOAT, FLAG, FLAG],
+    "pack": [tensors(), NUMBERS, FLOAT, FLAG, FLAG, NUMBERS],
     "pack_masked": [tensors(), tensors(), FLAG],
     "pack_sparse": [tensors()],
     "unpack": [tensors(), NUMBERS, NUMBERS],
@@ -150,6 +151,8 @@ ARGUMENTS = {
     "select": [tensors(), NUMBERS],
     "soft_threshold_scale": [tensors()],
     "estimate": [tensors(), NUMBERS, FLOAT, NUMBERS],
+    "sampled_weight_gradient": [tensors(), tensors(), NUMBERS, SEEDS],
+    "bias_gradient": [tensors()],
     "quantize_rows": [tensors()],
     "linear_i8": [tensors(), tensors(), NUMBERS],
     "linear_quantized": [tensors(), tensors(), tensors(), NUMBERS],

@@ -140,7 +140,10 @@ STORAGES = ["dense", "canonical", "sparse-24-bitmask"]
 
 def test_the_entry_point_names_the_plugin():
     tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    file = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+    if not file.exists():
+        pytest.skip("the tests are not in the project's tree")
+    project = tomllib.loads(file.read_text())["project"]
     assert project["entry-points"]["vllm.general_plugins"] == {"twofour": "twofour.vllm:register"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _ops
-from ._autograd import weight_gradient
+from ._autograd import bias_gradient, weight_gradient
 from ._packed import Packed
 
 #: Rules whose masks are 2:4 along columns too, so that the transpose can be packed.
@@ -31,34 +31,59 @@ def weight_gradient_number(name: str) -> int:
         raise ValueError(f"unknown weight gradient {name!r}; known are {', '.join(WEIGHT_GRADIENTS)}") from None
 
 
+def cast_activations(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None):
+    """An input and a bias in autocast's type where autocast is on; the master weight stays, and is packed as that type.
+
+    Raises:
+        NotImplementedError: where autocast is off and the types differ.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        return cast_for_autocast(x, bias)
+    if x.dtype is not weight.dtype:
+        raise NotImplementedError(f"the input has dtype {x.dtype}, the weight {weight.dtype}: convert one, or use torch.autocast")
+    return x, bias
+
+
+def autocast_type(tensor: torch.Tensor) -> torch.dtype:
+    """Autocast's type where autocast is on, and otherwise that of the tensor."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
 def cast_for_autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """The tensors in autocast's type where autocast is on, and as they are otherwise."""
     if not torch.is_autocast_enabled(x.device.type):
         return x, *others
-    dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = autocast_type(x)
     return x.to(dtype), *(None if other is None else other.to(dtype) for other in others)
 
 
-def pack_master(weight: torch.Tensor, rule: int, transpose: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chooses the mask of a master weight and packs what it keeps; the transpose, too, where asked and where the rule's masks allow it."""
+def pack_master(
+    weight: torch.Tensor, rule: int, transpose: bool, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Chooses the mask of a master weight and packs what it keeps; the transpose, too, where asked and where the rule's masks allow it.
+
+    Args:
+        weight: ``[rows, cols]``.
+        rule: the number of the rule.
+        transpose: whether to pack the transpose.
+        dtype: the type of the packed values; by default that of the weight. A float32 weight is packed as a 16-bit type in the same pass.
+    """
     transpose = transpose and rule in TRANSPOSABLE
     # A NaN is found on a CPU only: on a GPU the search waits for the device.
-    forward, transposed, _ = _ops.pack(weight, rule, 1.0, transpose, False)
+    number = -1 if dtype is None or dtype is weight.dtype else _ops.TYPES.get(dtype, -1)
+    forward, transposed, _ = _ops.pack(weight, rule, 1.0, transpose, False, number)
     return forward, transposed if transpose else None
 
 
 def estimated_weight_gradient(dy: torch.Tensor, x: torch.Tensor, estimator: int) -> torch.Tensor:
     """``dy.T @ x`` with the transpose of ``dy`` replaced by its unbiased 2:4 estimate along tokens: a sparse GEMM.
 
-    The estimate's seed is drawn from torch's default generator of the CPU.
+    The estimate's seed is drawn from torch's default generator of the device, and stays there.
     """
     dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-    seed = int(torch.randint(2**62, (), dtype=torch.int64))
-    estimate = _ops.estimate(dy.t().contiguous(), estimator, 1.0, seed)
-    # The two largest magnitudes of a group are all that the estimate has.
-    forward, _ = pack_master(estimate, _ops.RULES["magnitude"], False)
-    packed = Packed(*estimate.shape, forward)
-    return packed.times_transpose(x.t()).t()
+    seed = torch.randint(2**62, (1,), dtype=torch.int64, device=dy.device)
+    return _ops.sampled_weight_gradient(dy, x, estimator, seed)
 
 
 class MasterLinear(torch.autograd.Function):
@@ -72,7 +97,7 @@ class MasterLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, rule, estimator, forward, transposed):
         rows, cols = weight.shape
         if forward is None:
-            forward, transposed = pack_master(weight, rule, ctx.needs_input_grad[0])
+            forward, transposed = pack_master(weight, rule, ctx.needs_input_grad[0], x.dtype)
         ctx.size = rows, cols
         ctx.weight_dtype = weight.dtype
         ctx.estimator = estimator
@@ -93,7 +118,7 @@ class MasterLinear(torch.autograd.Function):
             dw = weight_gradient(dy, x) if ctx.estimator < 0 else estimated_weight_gradient(dy, x, ctx.estimator)
             dw = dw.to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
-            db = dy.reshape(-1, dy.shape[-1]).sum(0)
+            db = bias_gradient(dy)
         return dx, dw, db, None, None, None, None
 
 
@@ -120,5 +145,5 @@ def master_linear(
     ):
         return MasterLinear.apply(x, weight, bias, rule, estimator, forward, transposed)
     if forward is None:
-        forward, _ = pack_master(weight, rule, False)
+        forward, _ = pack_master(weight, rule, False, x.dtype)
     return Packed(*weight.shape, forward).times_transpose(x, bias)

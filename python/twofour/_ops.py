@@ -48,6 +48,9 @@ RULES = {
 #: Activations of the GEMM's epilogue.
 ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
 
+#: torch's numbers of the types that a weight may be packed as.
+TYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+
 #: Stand-ins of a dense tensor.
 ESTIMATORS = {"magnitude": 0, "soft-threshold": 1, "mvue-approximate": 2, "mvue": 3}
 
@@ -80,6 +83,8 @@ from_canonical = _raising(_OPS.from_canonical.default)
 select = _raising(_OPS.select.default)
 soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
 estimate = _raising(_OPS.estimate.default)
+sampled_weight_gradient = _raising(_OPS.sampled_weight_gradient.default)
+bias_gradient = _raising(_OPS.bias_gradient.default)
 quantize_rows = _raising(_OPS.quantize_rows.default)
 linear_i8 = _raising(_OPS.linear_i8.default)
 linear_quantized = _raising(_OPS.linear_quantized.default)
@@ -110,6 +115,9 @@ def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """A packed weight of the layout that each device has."""
     size = like.dtype.itemsize
     if like.device.type == "cuda":
+        if size == 4:
+            # Dense, with zeros.
+            return like.new_empty((rows * cols,))
         # Padded to tiles: values, then a bit of metadata for each element.
         tile = 64 if size == 2 else 128
         elements = (-(-rows // 64) * 64) * (-(-cols // tile) * tile)
@@ -144,10 +152,11 @@ def _(dy, packed, in_features):
 
 
 @torch.library.register_fake("twofour::pack")
-def _(weight, rule, scale, transpose, check):
+def _(weight, rule, scale, transpose, check, dtype=-1):
     rows, cols = weight.shape
-    packed_t = _packed(weight, cols, rows) if transpose else weight.new_empty((0,))
-    return _packed(weight, rows, cols), packed_t, _tiles(weight)
+    like = weight if dtype == -1 else weight.new_empty((0,), dtype=next(t for t, number in TYPES.items() if number == dtype))
+    packed_t = _packed(like, cols, rows) if transpose else like.new_empty((0,))
+    return _packed(like, rows, cols), packed_t, _tiles(weight)
 
 
 @torch.library.register_fake("twofour::pack_masked")
@@ -185,6 +194,16 @@ def _(dense, rule):
 @torch.library.register_fake("twofour::estimate")
 def _(dense, estimator, scale, seed):
     return torch.empty_like(dense)
+
+
+@torch.library.register_fake("twofour::sampled_weight_gradient")
+def _(dy, x, estimator, seed):
+    return dy.new_empty((dy.shape[1], x.shape[1]))
+
+
+@torch.library.register_fake("twofour::bias_gradient")
+def _(dy):
+    return dy.new_empty((dy.shape[-1],))
 
 
 @torch.library.register_fake("twofour::quantize_rows")

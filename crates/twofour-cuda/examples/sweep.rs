@@ -42,11 +42,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 let problem = GemmProblem::plain(element, output, features, tokens, reduction);
                 let trial = Trial::random(&device, &libraries, problem)?;
-                // With many tokens split-K has no advantage.
-                let fits = |method: &GemmMethod| !matches!(method, GemmMethod::Tiled(tile) if tokens > 1024 && tile.split.is_some_and(|split| split > 1));
+                // With many tokens split-K and the kernels for small batches have no advantage.
+                let is_large = |method: &GemmMethod| matches!(method, GemmMethod::Tiled(tile) if tile.split.is_none_or(|split| split == 1));
+                let fits = |method: &GemmMethod| tokens <= 1024 || is_large(method);
                 let methods = GemmMethod::all(problem, device.architecture()).into_iter().filter(fits);
                 let mut engines: Vec<Engine> = methods.map(Engine::TwoFour).collect();
-                engines.extend((0..4).map(Engine::CublasLt));
+                engines.extend((0..if tokens > 1024 { 1 } else { 4 }).map(Engine::CublasLt));
                 let products: Vec<_> = engines.iter().filter_map(|engine| trial.product(*engine).ok()).collect();
                 let mut contenders: Vec<_> = products.iter().map(|product| trial.contender(product)).collect();
                 let times = Timer::new(&device, trial.stream())?.alternate(&mut contenders, 5)?;

@@ -3,13 +3,18 @@
 use sha2::{Digest, Sha256};
 
 use crate::{
-    adamw, column_sums, compress, elementwise, gemm, measure, prune, quantize, soft_threshold, source::Source, unpack,
+    adamw, column_sums, compress, elementwise, estimate, gemm, measure, prune, quantize, soft_threshold,
+    source::Source, unpack,
 };
 
 /// Returns every source that a program can need.
 pub fn all() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
-    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(quantize::sources());
+    let layers = elementwise::sources()
+        .into_iter()
+        .chain(estimate::sources())
+        .chain(column_sums::sources())
+        .chain(quantize::sources());
     let layers = layers.chain(unpack::sources()).chain(soft_threshold::sources());
     weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
 }

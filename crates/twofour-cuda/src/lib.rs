@@ -12,6 +12,7 @@
 //! | compressing a tensor along one axis | [`compress`] |
 //! | GEMM with a compressed weight | [`gemm`] |
 //! | element-wise activations and their gradients | [`elementwise`] |
+//! | 2:4 estimates as dense matrices | [`estimate`] |
 //! | column sums: bias gradients | [`column_sums`] |
 //! | quantization to 8 bits | [`quantize`] |
 //! | decompressing a packed weight | [`unpack`] |
@@ -35,6 +36,7 @@ pub mod dispatch;
 pub mod elementwise;
 pub mod engine;
 mod error;
+pub mod estimate;
 pub mod gemm;
 mod headers;
 pub mod kernels;

@@ -2,24 +2,21 @@
 
 mod support;
 
-use cudarc::driver::DevicePtr as _;
 use half::{bf16, f16};
 use support::device;
 use twofour::{
-    Arithmetic, Axis, Compressed, MatrixRef, Pattern,
+    Arithmetic, Axis, MatrixRef, Pattern,
     estimate::{self, Estimator},
-    int4::{Granularity, Int4},
-    layer::MaskRule,
+    layer::{MaskRule, gradient_estimate},
     select::{self, Transposable},
 };
 use twofour_cuda::{
     DataType, Error,
     layer::{
-        Activation, DeviceBuffer, DeviceSlice, LayerContext,
+        Activation, DeviceBuffer, LayerContext,
         borrowed::{
-            self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, input_gradient,
-            int4::{self, Int4Slice},
-            linear, mask_len, packed_len, remask, remask_checked, unpack,
+            self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, input_gradient, linear,
+            mask_len, packed_len, remask, remask_checked, unpack,
         },
     },
 };
@@ -111,13 +108,90 @@ fn packed_tensors_multiply_both_ways_as_the_pruned_matrix_does() {
                 close(&format!("{what}, transposed"), &dx.to_host::<bf16>().unwrap(), &expected);
             }
         }
-        for estimator in [Estimator::Mvue { seed: 7 }, Estimator::MvueApproximate { seed: 7 }] {
-            let mut out = zeros(rows * cols);
-            let one = DeviceBuffer::from_host(context, &[1f32]).unwrap();
-            borrowed::estimate(context, master, estimator, one.as_slice(), out.as_slice_mut()).unwrap();
-            let expected = estimate::estimate::<_, bf16>(matrix, estimator, 1.0).unwrap().to_dense();
-            assert_eq!(out.to_host::<bf16>().unwrap(), expected, "[{rows}, {cols}], {estimator:?}");
+    }
+}
+
+/// The estimates of a matrix of one type, with the seed in the call and in device memory, are the CPU's, bit for bit.
+fn estimates_are_the_cpus<T: Arithmetic + PartialEq>(context: &LayerContext, (rows, cols): (usize, usize)) {
+    let dense: Vec<T> = numbers(rows * cols, 1).iter().map(|v| T::from_f32(v.to_f32())).collect();
+    let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
+    let there = DeviceBuffer::from_host(context, &dense).unwrap();
+    let master = MasterSlice { data: there.as_slice(), rows, cols };
+    let (two, seven) = (DeviceBuffer::from_host(context, &[2f32]).unwrap(), device_seed(context, 7));
+    let sampled = [Estimator::Mvue { seed: 7 }, Estimator::MvueApproximate { seed: 7 }];
+    for expected in [Estimator::Magnitude, Estimator::SoftThreshold].into_iter().chain(sampled) {
+        let (estimator, seed) = match expected {
+            Estimator::Mvue { .. } => (Estimator::Mvue { seed: 0 }, Some(seven.as_slice())),
+            other => (other, None),
+        };
+        for scale in [None, Some(2.0)] {
+            let mut out = DeviceBuffer::zeros(context, T::DTYPE.into(), rows * cols).unwrap();
+            let sampling = Sampling { estimator, seed };
+            let factor = scale.map(|_| two.as_slice());
+            borrowed::estimate(context, master, sampling, factor, out.as_slice_mut()).unwrap();
+            let expected = estimate::estimate::<_, T>(matrix, expected, scale.unwrap_or(1.0)).unwrap().to_dense();
+            let found = out.to_host::<T>().unwrap();
+            assert!(found == expected, "[{rows}, {cols}] of {}, {estimator:?}, {scale:?}", T::DTYPE);
         }
+    }
+}
+
+/// A u64 in device memory.
+fn device_seed(context: &LayerContext, seed: u64) -> DeviceBuffer {
+    DeviceBuffer::from_host(context, &seed.to_ne_bytes().map(u8::cast_signed)).unwrap()
+}
+
+#[test]
+fn estimates_of_every_type_are_the_cpus() {
+    let Some(device) = device() else { return };
+    let context = &LayerContext::new(&device).unwrap();
+    for shape in [(64, 128), (100, 52), (7, 30), (1, 1), (3, 257)] {
+        estimates_are_the_cpus::<f32>(context, shape);
+        estimates_are_the_cpus::<f16>(context, shape);
+        estimates_are_the_cpus::<bf16>(context, shape);
+    }
+}
+
+#[test]
+fn a_masked_weight_is_the_one_that_the_mask_keeps() {
+    let Some(device) = device() else { return };
+    let context = &LayerContext::new(&device).unwrap();
+    for (rows, cols) in [(64, 128), (100, 52), (7, 30)] {
+        let dense: Vec<f32> = numbers(rows * cols, 5).iter().map(|v| v.to_f32()).collect();
+        let matrix = MatrixRef::new(rows, cols, &dense).unwrap();
+        let there = DeviceBuffer::from_host(context, &dense).unwrap();
+        let master = MasterSlice { data: there.as_slice(), rows, cols };
+        let mut mask = DeviceBuffer::zeros(context, DTYPE, mask_len(rows, cols)).unwrap();
+        let rule = MaskRule::Transposable(Transposable::Optimal);
+        let to = PackTarget { packed: None, transposed: None, mask: MaskSlice::new(mask.as_slice_mut()) };
+        remask(context, master, rule, None, DTYPE, to).unwrap();
+        let mut out = DeviceBuffer::zeros(context, DataType::F32, rows * cols).unwrap();
+        borrowed::keep(context, master, MaskSlice::new(mask.as_slice_mut()), out.as_slice_mut()).unwrap();
+        let expected = select::transposable(matrix, Transposable::Optimal).unwrap().apply(matrix).unwrap();
+        assert_eq!(out.to_host::<f32>().unwrap(), expected, "[{rows}, {cols}]");
+    }
+}
+
+#[test]
+fn a_sampled_weight_gradient_is_the_product_with_the_estimate() {
+    let Some(device) = device() else { return };
+    let context = &LayerContext::new(&device).unwrap();
+    for (tokens, outputs, inputs) in [(64, 128, 64), (33, 70, 30), (300, 256, 128), (1, 4, 4)] {
+        let (dy, x) = (numbers(tokens * outputs, 2), numbers(tokens * inputs, 3));
+        let (dy_there, x_there) =
+            (DeviceBuffer::from_host(context, &dy).unwrap(), DeviceBuffer::from_host(context, &x).unwrap());
+        let operands = (
+            MasterSlice { data: dy_there.as_slice(), rows: tokens, cols: outputs },
+            MasterSlice { data: x_there.as_slice(), rows: tokens, cols: inputs },
+        );
+        let seed = device_seed(context, 11);
+        let sampling = Sampling { estimator: Estimator::Mvue { seed: 0 }, seed: Some(seed.as_slice()) };
+        let mut dw = DeviceBuffer::zeros(context, DTYPE, outputs * inputs).unwrap();
+        borrowed::sampled_weight_gradient(context, operands, sampling, dw.as_slice_mut()).unwrap();
+        let estimated = gradient_estimate(&dy, tokens, outputs, Estimator::Mvue { seed: 11 }).unwrap().to_dense();
+        let x_t = MatrixRef::new(tokens, inputs, &x).unwrap().transposed();
+        let expected = product(&estimated, &x_t, (outputs, inputs, tokens));
+        close(&format!("{tokens} tokens, [{outputs}, {inputs}]"), &dw.to_host::<bf16>().unwrap(), &expected);
     }
 }
 
@@ -152,57 +226,35 @@ fn memory_that_does_not_fit_and_a_nan_are_errors() {
     assert!(matches!(multiplied, Err(Error::Length { .. })));
 }
 
-/// f16 and bf16 alike.
-fn int4_products_of<T: Arithmetic>(context: &LayerContext) {
-    let dtype: DataType = T::DTYPE.into();
-    let narrow = |values: &[bf16]| -> Vec<T> { values.iter().map(|v| T::from_f32(v.to_f32())).collect() };
-    let wide = |values: &[T]| -> Vec<bf16> { values.iter().map(|v| bf16::from_f32(v.to_f32())).collect() };
-    for (rows, cols, tokens) in [(64, 256, 1), (100, 52, 33), (7, 30, 2), (48, 128, 130), (4096, 384, 8), (33, 258, 65)]
-    {
-        for granularity in [Granularity::Row, Granularity::Group] {
-            let what = format!("{dtype} [{rows}, {cols}], {tokens} tokens, {granularity:?}");
-            let dense: Vec<f32> = numbers(rows * cols, 1).iter().map(|v| v.to_f32()).collect();
-            let weight = Compressed::from_pruned(MatrixRef::new(rows, cols, &dense).unwrap()).unwrap();
-            let weight = Int4::quantize(&weight, granularity).unwrap();
-            let packed: Vec<i8> = bytemuck::cast_vec(int4::encode(&weight).unwrap());
-            let there = DeviceBuffer::from_host(context, &packed).unwrap();
-            let (x, bias) = (narrow(&numbers(tokens * cols, 2)), narrow(&numbers(rows, 4)));
-            let up = |values: &[T]| DeviceBuffer::from_host(context, values).unwrap();
-            // One element too far, so that nothing is aligned.
-            let shifted: Vec<T> = std::iter::once(T::ZERO).chain(x.iter().copied()).collect();
-            let (x_there, bias_there) = (up(&x), up(&bias));
-            let shifted = context.stream().clone_htod(bytemuck::cast_slice::<T, u8>(&shifted)).unwrap();
-            let mut y = DeviceBuffer::zeros(context, dtype, tokens * rows).unwrap();
-            let exact = weight.dequantize().to_dense();
-            let mut sums = vec![0f64; tokens * rows];
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let (x, w) = (&x[i / rows * cols..][..cols], &exact[i % rows * cols..][..cols]);
-                *sum = x.iter().zip(w).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum::<f64>();
-                *sum = (*sum + f64::from(bias[i % rows].to_f32())).max(0.0);
-            }
-            // SAFETY: the buffer has an element more, and lives until the device has been waited for.
-            let unaligned = unsafe {
-                let address = shifted.device_ptr(context.stream()).0 + dtype.bytes() as u64;
-                DeviceSlice::from_raw(context.device(), address, tokens * cols, dtype)
-            };
-            for x in [x_there.as_slice(), unaligned] {
-                let slice = Int4Slice { memory: there.as_slice(), rows, cols, granularity };
-                let bias = Some(bias_there.as_slice());
-                int4::linear(context, slice, x, tokens, bias, Activation::Relu, y.as_slice_mut()).unwrap();
-                close(&what, &wide(&y.to_host::<T>().unwrap()), &sums);
-            }
-            let short = Int4Slice { memory: there.as_slice(), rows, cols: cols + 128, granularity };
-            let identity = Activation::Identity;
-            let multiplied = int4::linear(context, short, x_there.as_slice(), tokens, None, identity, y.as_slice_mut());
-            assert!(matches!(multiplied, Err(Error::Length { what: "the packed weight", .. })), "{what}");
-        }
-    }
-}
-
 #[test]
-fn int4_weights_of_any_shape_multiply_as_their_dequantized_numbers_do() {
+fn a_nan_that_nobody_asks_for_is_kept() {
     let Some(device) = device() else { return };
     let context = &LayerContext::new(&device).unwrap();
-    int4_products_of::<bf16>(context);
-    int4_products_of::<f16>(context);
+    let zeros = |len: usize| DeviceBuffer::zeros(context, DTYPE, len).unwrap();
+    let tiles = [Transposable::GreedyAbs, Transposable::GreedySigned, Transposable::Causal1122, Transposable::Optimal];
+    for (rows, cols) in [(64, 64), (30, 70)] {
+        for rule in tiles.map(MaskRule::Transposable).into_iter().chain([MaskRule::Magnitude]) {
+            for nan in [bf16::NAN, -bf16::NAN] {
+                for place in 0..16 {
+                    let at = (8 + place / 4) * cols + 16 + place % 4;
+                    let mut dense = numbers(rows * cols, 1);
+                    dense[at] = nan;
+                    let master = DeviceBuffer::from_host(context, &dense).unwrap();
+                    let master = MasterSlice { data: master.as_slice(), rows, cols };
+                    let (mut packed, mut mask) =
+                        (zeros(packed_len(DTYPE, rows, cols).unwrap()), zeros(mask_len(rows, cols)));
+                    let to = PackTarget {
+                        packed: Some(PackedSliceMut::new(packed.as_slice_mut(), rows, cols)),
+                        transposed: None,
+                        mask: MaskSlice::new(mask.as_slice_mut()),
+                    };
+                    remask(context, master, rule, None, DTYPE, to).unwrap();
+                    let mut out = zeros(rows * cols);
+                    unpack(context, PackedSlice::new(packed.as_slice(), rows, cols), out.as_slice_mut()).unwrap();
+                    let kept = out.to_host::<bf16>().unwrap();
+                    assert!(kept[at].is_nan(), "[{rows}, {cols}], {rule:?}, element {place} of its tile");
+                }
+            }
+        }
+    }
 }

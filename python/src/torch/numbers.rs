@@ -7,7 +7,10 @@ use twofour::{
     select::Transposable,
 };
 
-use super::failure::{Failure, Result};
+use super::{
+    failure::{Failure, Result},
+    tensor::{Device, ScalarType, Tensor},
+};
 
 /// The activation of that number.
 ///
@@ -52,4 +55,51 @@ pub(super) fn estimator(number: i64, seed: i64) -> Result<Estimator> {
         3 => Estimator::Mvue { seed },
         other => return Err(Failure::runtime(format!("there is no estimator number {other}"))),
     })
+}
+
+/// The type of a packed weight: torch's number of a type, or -1 for that of the dense weight.
+///
+/// # Errors
+/// A `NotImplementedError` where there is none.
+pub(super) fn packed_type(number: i64, weight: ScalarType) -> Result<ScalarType> {
+    if number == -1 {
+        return Ok(weight);
+    }
+    ScalarType::of(number)
+        .ok_or_else(|| Failure::not_implemented(format!("torch's scalar type {number} cannot be packed")))
+}
+
+/// The number in a tensor of one int64; waits for a device that it is on.
+///
+/// # Errors
+/// A `NotImplementedError` for another type, a `RuntimeError` for another number of elements.
+pub(super) fn seed(seed: &Tensor) -> Result<i64> {
+    expect_seed(seed)?;
+    let host = seed.copied_to(Device::HOST, "the seed")?;
+    Ok(host.elements::<i64>("the seed", ScalarType::I64)?[0])
+}
+
+/// An error unless a tensor is one int64.
+///
+/// # Errors
+/// Those of [`seed`].
+pub(super) fn expect_seed(seed: &Tensor) -> Result<()> {
+    match (seed.dtype()?, seed.numel()) {
+        (ScalarType::I64, 1) => Ok(()),
+        (ScalarType::I64, len) => Err(Failure::runtime(format!("the seed must be one number, not {len}"))),
+        (found, _) => Err(Failure::not_implemented(format!("the seed has dtype {}; int64 is required", found.name()))),
+    }
+}
+
+/// An error unless the output gradient and the input of a layer have as many tokens.
+///
+/// # Errors
+/// A `RuntimeError`.
+pub(super) fn expect_tokens(of_gradient: usize, of_input: usize) -> Result<()> {
+    if of_gradient == of_input {
+        return Ok(());
+    }
+    Err(Failure::runtime(format!(
+        "the output gradient has {of_gradient} tokens, the input {of_input}: both must have as many"
+    )))
 }

@@ -52,6 +52,9 @@ shim! {
     aoti_torch_get_device_index: fn(Handle, *mut i32) -> i32;
     aoti_torch_is_contiguous: fn(Handle, *mut bool) -> i32;
     aoti_torch_empty_strided: fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
+    aoti_torch__reinterpret_tensor: fn(Handle, i64, *const i64, *const i64, i64, *mut Handle) -> i32;
+    aoti_torch_mm_out: fn(Handle, Handle, Handle) -> i32;
+    aoti_torch_addmm_out: fn(Handle, Handle, Handle, Handle, f32, f32) -> i32;
     aoti_torch_copy_: fn(Handle, Handle, i32) -> i32;
     aoti_torch_delete_tensor_object: fn(Handle) -> i32;
     aoti_torch_check: fn(bool, *const c_char, *const c_char, u32, *const c_char);

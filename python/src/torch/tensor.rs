@@ -27,6 +27,11 @@ pub(crate) enum ScalarType {
 }
 
 impl ScalarType {
+    /// The type of torch's number.
+    pub(crate) fn of(number: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| *t as i64 == number)
+    }
+
     const ALL: [Self; 11] = [
         Self::U8,
         Self::I8,
@@ -128,7 +133,7 @@ impl Tensor {
     /// A `TypeError` for a type that no kernel takes.
     pub(crate) fn dtype(&self) -> Result<ScalarType> {
         let number = get!(aoti_torch_get_dtype, self.0, -1i32);
-        ScalarType::ALL.into_iter().find(|t| *t as i32 == number).ok_or_else(|| {
+        ScalarType::of(number.into()).ok_or_else(|| {
             Failure::not_implemented(format!("tensors of torch's scalar type {number} are not supported"))
         })
     }
@@ -262,6 +267,57 @@ impl Tensor {
             return Err(Failure::runtime(format!("torch could not copy {what}")));
         }
         Ok(copy)
+    }
+
+    /// A matrix over the same memory, from the first element on.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where the matrix does not fit the memory.
+    pub(crate) fn as_matrix(&self, sizes: (usize, usize), strides: (usize, usize)) -> Result<Tensor> {
+        self.view(&[sizes.0 as i64, sizes.1 as i64], &[strides.0 as i64, strides.1 as i64])
+    }
+
+    /// The elements of a contiguous tensor as one dimension, over the same memory.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::as_matrix`].
+    pub(crate) fn flat(&self) -> Result<Tensor> {
+        self.view(&[self.numel() as i64], &[1])
+    }
+
+    fn view(&self, sizes: &[i64], strides: &[i64]) -> Result<Tensor> {
+        let rank = sizes.len().min(strides.len()) as i64;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the handle is a live tensor; sizes and strides are `rank` numbers.
+        let status = unsafe {
+            (shim().aoti_torch__reinterpret_tensor)(self.0, rank, sizes.as_ptr(), strides.as_ptr(), 0, &mut handle)
+        };
+        if status != 0 {
+            return Err(Failure::runtime(format!(
+                "torch has no view of shape {sizes:?} of a tensor of shape {:?}",
+                self.sizes()
+            )));
+        }
+        Ok(Tensor(handle))
+    }
+
+    /// Computes `self = a · b`, and `+ bias` where there is one, by torch's dense GEMM.
+    ///
+    /// # Errors
+    /// A `RuntimeError` where torch cannot multiply them.
+    pub(crate) fn set_product(&mut self, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+        // SAFETY: all handles are live tensors.
+        let status = unsafe {
+            match bias {
+                Some(bias) => (shim().aoti_torch_addmm_out)(self.0, bias.0, a.0, b.0, 1.0, 1.0),
+                None => (shim().aoti_torch_mm_out)(self.0, a.0, b.0),
+            }
+        };
+        if status != 0 {
+            let (a, b) = (a.sizes(), b.sizes());
+            return Err(Failure::runtime(format!("torch could not multiply matrices of shapes {a:?} and {b:?}")));
+        }
+        Ok(())
     }
 
     /// The address of the first element, in the memory of the tensor's device.

@@ -48,7 +48,7 @@ def sparse24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keeps the two largest magnitudes of each group of four along the last dimension.
 
     Args:
-        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16; a last, incomplete group counts as filled with zeros.
+        dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
         the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool. Ties go to the lower index;
@@ -69,7 +69,7 @@ def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Pre-training", NeurIPS 2024.)
 
     Args:
-        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16; a last, incomplete group counts as filled with zeros.
+        dense: ``[..., cols]`` of float32, bfloat16 or float16; a last, incomplete group counts as filled with zeros.
 
     Returns:
         the pruned tensor, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool of the two largest.
@@ -89,7 +89,7 @@ def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
     is so here.
 
     Args:
-        dense: ``[..., cols]`` of float32 (on a CPU), bfloat16 or float16.
+        dense: ``[..., cols]`` of float32, bfloat16 or float16.
         seed: what the random numbers depend on, with a group's place; drawn from torch's default generator of the CPU by default.
 
     Returns:

@@ -47,7 +47,7 @@ class TransposableSparse(nn.Module):
         """Prunes a matrix.
 
         Args:
-            dense: ``[rows, cols]`` of float32 (on a CPU), bfloat16 or float16.
+            dense: ``[rows, cols]`` of float32, bfloat16 or float16.
 
         Returns:
             the pruned matrix, dense with zeros, whose gradient passes to ``dense`` as it is; and the mask of bool.

@@ -14,7 +14,7 @@ from torch import nn
 
 from .. import _layouts, _ops
 from .._autograd import weight_gradient
-from .._master import cast_for_autocast, master_linear, pack_master
+from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
 from .._tensor import rule_of_algorithm
 from . import _pointwise
@@ -137,8 +137,8 @@ class SemiSparseLinear(_DynamicLinear):
         if self._kept is not None:
             x, bias = cast_for_autocast(x, self.bias)
             return master_linear(x, self.weight, bias, self._rule, packed=self._kept)
-        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
-        return master_linear(x, weight, bias, self._rule)
+        x, bias = cast_activations(x, self.weight, self.bias)
+        return master_linear(x, self.weight, bias, self._rule)
 
 
 @contextlib.contextmanager
@@ -159,8 +159,7 @@ def keep_masks(model: nn.Module, dtype: torch.dtype | None = None):
     try:
         for layer in layers:
             weight = layer.weight.detach()
-            (cast,) = cast_for_autocast(weight) if dtype is None else (weight.to(dtype),)
-            layer._kept = Packed(*cast.shape, *pack_master(cast, layer._rule, True))
+            layer._kept = Packed(*weight.shape, *pack_master(weight, layer._rule, True, dtype or autocast_type(weight)))
         yield model
     finally:
         for layer in layers:

@@ -13,9 +13,11 @@ use super::dense::{ALGORITHMS, TimedPlan, fastest, median_time};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     column_sums::{ColumnSums, ColumnSumsTarget},
+    compress::Compressor,
     dispatch::Dispatcher,
     elementwise::Elementwise,
     engine::Engine,
+    estimate::DenseEstimator,
     gemm::{
         Gemm, GemmProblem,
         copies::Copies,
@@ -49,6 +51,8 @@ struct Shared {
     dense: Plans<DenseProblem, TimedPlan>,
     bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
     pruners: Plans<(DataType, DataType), Pruner>,
+    compressors: Plans<(DataType, DataType), Compressor>,
+    estimators: Plans<DataType, DenseEstimator>,
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
     quantizers: Plans<DataType, Quantizer>,
@@ -155,6 +159,8 @@ impl LayerContext {
             dense: Plans::default(),
             bias_gradients: Plans::default(),
             pruners: Plans::default(),
+            compressors: Plans::default(),
+            estimators: Plans::default(),
             elementwise: Plans::default(),
             column_sums: Plans::default(),
             quantizers: Plans::default(),
@@ -301,6 +307,15 @@ impl LayerContext {
 
     pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {
         self.shared.pruners.of((input, output), || self.load(|device| Pruner::new(device, input, output)))
+    }
+
+    pub(super) fn compressor(&self, input: DataType, output: DataType) -> Result<Compressor> {
+        let load = || self.load(|device| Compressor::new(device, input, output));
+        self.shared.compressors.of((input, output), load)
+    }
+
+    pub(super) fn estimator(&self, dtype: DataType) -> Result<DenseEstimator> {
+        self.shared.estimators.of(dtype, || self.load(|device| DenseEstimator::new(device, dtype)))
     }
 
     pub(super) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {

@@ -98,7 +98,12 @@ impl SparseLinear {
         if self.out_features == 0 || self.in_features == 0 {
             return Ok(());
         }
-        let gemm = context.gemm(sampled_problem(self, tokens, accumulate, output))?;
+        let gemm = context.gemm(sampled_problem(
+            (dtype, output),
+            (self.out_features, self.in_features),
+            tokens,
+            accumulate,
+        ))?;
         let bytes = packed_bytes(dtype, self.out_features, tokens);
         let mut work = context.work();
         let [values, meta, workspace] = work.parts([bytes.values, bytes.meta, workspace_bytes(&gemm, x, dw)])?;
@@ -209,7 +214,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize, accumulate: Accumulat
     context.work().parts([sums])?;
     match layer.settings.weight_gradient {
         WeightGradient::Mvue | WeightGradient::MvueApproximate => {
-            let gemm = context.gemm(sampled_problem(layer, tokens, accumulate, output))?;
+            let gemm = context.gemm(sampled_problem((dtype, output), (rows, cols), tokens, accumulate))?;
             let bytes = packed_bytes(dtype, rows, tokens);
             context.work().parts([bytes.values, bytes.meta, gemm.unaligned_workspace_bytes()])?;
         }
@@ -246,13 +251,18 @@ fn dense_weight_gradient(
     }
 }
 
-/// Returns the problem of the weight gradient whose packed operand is the estimate of the transposed output gradient.
-fn sampled_problem(layer: &SparseLinear, tokens: usize, accumulate: Accumulate, output: DataType) -> GemmProblem {
+/// Returns the problem of a weight gradient `[out_features, in_features]` whose packed operand is the estimate of the transposed output gradient.
+pub(super) fn sampled_problem(
+    (dtype, output): (DataType, DataType),
+    (out_features, in_features): (usize, usize),
+    tokens: usize,
+    accumulate: Accumulate,
+) -> GemmProblem {
     GemmProblem {
         x: XOrder::ReductionFirst,
         order: Order::FeaturesFirst,
         accumulate: accumulate == Accumulate::Add,
-        ..GemmProblem::plain(layer.dtype, output, layer.out_features, layer.in_features, tokens)
+        ..GemmProblem::plain(dtype, output, out_features, in_features, tokens)
     }
 }
 

@@ -109,6 +109,13 @@ __device__ __forceinline__ u32 inside_of(const BothWays& p, u32 row, u32 col) {
     return ((1u << cols) - 1) * 0x1111 & (1u << 4 * rows) - 1;
 }
 
+// Returns a mask with two elements in each row and column, one of which is `element`.
+__device__ __forceinline__ u32 keeping(u32 element) {
+    u32 kept = 0;
+    unrolled<4>([&](auto r) { kept |= ((0x33u << (element - element / 4 + r.value & 3)) >> 4 & 15) << (4 * r.value); });
+    return kept;
+}
+
 // Elements along a side of a CTA's square, and rows of a thread: four vertically adjacent tiles.
 #define SIDE 128
 #define PART 16
@@ -151,11 +158,11 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     __syncthreads();
 
     // Two tiles at a time where two 16-bit elements share a register.
-    constexpr bool IN_TWOS = RULE == GREEDY_ABS && In != F32 ;
+    constexpr bool IN_TWOS = InTwos<RULE, In>::value;
     u32 masks[4];
     if constexpr (IN_TWOS) {
-        greedy_two(w, w + 4, payloads, masks);
-        greedy_two(w + 8, w + 12, payloads, masks + 2);
+        greedy_two<RULE>(w, w + 4, payloads, masks);
+        greedy_two<RULE>(w + 8, w + 12, payloads, masks + 2);
     }
 
     // The mask before: read first, as the new one may be in the same memory.
@@ -187,13 +194,19 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
             if constexpr (IN_TWOS) kept = masks[t.value];
             else if constexpr (RULE == ANY) kept = select_tile_by(p.rule, w[R], w[R + 1], w[R + 2], w[R + 3], inside_of(p, row, col0));
             else kept = select_tile<RULE, In, false>(w + R, WHOLE);
-            if (inside && p.tiles) p.tiles[tile] = (u16)kept;
             if (w[R].nan() | w[R + 1].nan() | w[R + 2].nan() | w[R + 3].nan()) {
+                u32 last = 0;
                 unrolled<16>([&](auto i) {
                     float value = w[R + i.value / 4].value(i.value % 4);
-                    if (value != value) atomicMin(p.nan, (u64)(row + i.value / 4) * p.cols + col0 + i.value % 4);
+                    if (value != value) {
+                        atomicMin(p.nan, (u64)(row + i.value / 4) * p.cols + col0 + i.value % 4);
+                        last = i.value;
+                    }
                 });
+                // It has no place in an order, and must not disappear: results that would depend on it are NaN.
+                if constexpr (RULE != ROWS) kept = RULE == ANY && p.rule == ROWS ? kept : keeping(last) & inside_of(p, row, col0);
             }
+            if (inside && p.tiles) p.tiles[tile] = (u16)kept;
         }
         if (inside && p.tiles_before) flips += __popc(kept ^ before[t.value]);
 

@@ -9,10 +9,23 @@ struct Entry {
     u32 payload;
 };
 
-// Entries of two tiles, one in each 16-bit half; keys are below 0x8000.
-struct Two {
+// How the keys of two tiles compare: those of one type of floats, or integers below 0x8000.
+enum Keys { NUMBERS_F16, NUMBERS_BF16, INTEGERS };
+
+// Entries of two tiles, one in each 16-bit half.
+template <Keys K> struct Two {
     u32 keys, payloads;
 };
+
+// Returns 0xFFFF in each half in which the key of `a` is less than that of `b`. -0.0 and +0.0 are equal.
+template <Keys K> __device__ __forceinline__ u32 is_less(u32 a, u32 b) {
+    u32 less;
+    if constexpr (K == NUMBERS_F16) asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(less) : "r"(a), "r"(b));
+    else if constexpr (K == NUMBERS_BF16) asm("set.lt.u32.bf16x2 %0, %1, %2;" : "=r"(less) : "r"(a), "r"(b));
+    // The sign bit of each half of the difference says whether its first key is the smaller one; `permute` copies it to all bits of the half.
+    else less = permute(b + 0x7FFF7FFFu - a, 0, 0xBB99);
+    return less;
+}
 
 // A comparator keeps the order only where the first key is less than the second: equal keys are exchanged.
 __device__ __forceinline__ void compare(Entry& a, Entry& b) {
@@ -26,10 +39,9 @@ __device__ __forceinline__ void compare(Entry& a, Entry& b) {
     b = high;
 }
 
-__device__ __forceinline__ void compare(Two& a, Two& b) {
-    // The sign bit of each half of the difference says whether its first key is the smaller one; `permute` copies it to all bits of the half.
-    u32 in_order = permute(b.keys + 0x7FFF7FFFu - a.keys, 0, 0xBB99);
-    Two low, high;
+template <Keys K> __device__ __forceinline__ void compare(Two<K>& a, Two<K>& b) {
+    const u32 in_order = is_less<K>(a.keys, b.keys);
+    Two<K> low, high;
     low.keys = (a.keys & in_order) | (b.keys & ~in_order);
     low.payloads = (a.payloads & in_order) | (b.payloads & ~in_order);
     high.keys = (b.keys & in_order) | (a.keys & ~in_order);
@@ -279,13 +291,26 @@ template <> struct Four<F32> {
     }
 };
 
-// Selects by magnitude the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are those of the elements.
-template <int In> __device__ __forceinline__ void greedy_two(const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
-    Two e[16];
+// How the keys of two tiles of this type compare. bfloat16 has instructions for it from compute capability 9.0 on.
+#if __CUDA_ARCH__ >= 900
+template <int In> struct KeysOf { static constexpr Keys value = In == F16 ? NUMBERS_F16 : NUMBERS_BF16; };
+#else
+template <int In> struct KeysOf { static constexpr Keys value = In == F16 ? NUMBERS_F16 : INTEGERS; };
+#endif
+
+// Whether a rule's masks are selected for two tiles of 16-bit elements at a time.
+template <int RULE, int In> struct InTwos {
+    static constexpr bool value = In != F32 && (RULE == GREEDY_ABS || (RULE == GREEDY_SIGNED && KeysOf<In>::value != INTEGERS));
+};
+
+// Selects greedily the masks of two tiles of 16-bit elements, of four rows each, with one sort for both. `payloads` are those of the elements.
+template <int RULE, int In> __device__ __forceinline__ void greedy_two(const Four<In>* first, const Four<In>* second, const u32* payloads, u32* kept) {
+    constexpr u32 part = RULE == GREEDY_ABS ? 0x7FFF7FFFu : 0xFFFFFFFFu;
+    Two<KeysOf<In>::value> e[16];
     unrolled<16>([&](auto i) {
         constexpr int r = i.value / 4, c = i.value % 4;
         u32 a = c < 2 ? first[r].bits.x : first[r].bits.y, b = c < 2 ? second[r].bits.x : second[r].bits.y;
-        e[i.value].keys = permute(a, b, c % 2 ? 0x7632 : 0x5410) & 0x7FFF7FFFu;
+        e[i.value].keys = permute(a, b, c % 2 ? 0x7632 : 0x5410) & part;
         // The byte offset of the element's payload.
         e[i.value].payloads = 0x00040004u * i.value;
     });

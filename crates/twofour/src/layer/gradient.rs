@@ -66,8 +66,12 @@ pub fn gradient_estimate<T: Arithmetic>(
     estimate(MatrixRef::new(out_features, tokens, &transposed)?, estimator, 1.0)
 }
 
-/// `dw = estimate · x` for the estimate of the transposed output gradient.
-pub(super) fn estimated_weight_gradient<T: KernelElement, G: Arithmetic>(
+/// `dw = estimate · x` for the estimate of the transposed output gradient ([`gradient_estimate`]), `x` `[tokens, in_features]` and `dw`
+/// `[out_features, in_features]`: the weight gradient of [`super::WeightGradient::Mvue`]. Products are added in f32.
+///
+/// # Errors
+/// [`crate::Error::Shape`] and [`crate::Error::Length`] where `x` does not fit the estimate's tokens and the length of `dw`.
+pub fn estimated_weight_gradient<T: KernelElement, G: Arithmetic>(
     estimate: Compressed<T>,
     x: &[T],
     accumulate: Accumulate,

@@ -48,7 +48,9 @@ mod sparse_linear;
 
 pub use crate::kernel::Activation;
 pub use activation::{activate, activation_gradient};
-pub use gradient::{bias_gradient, gradient_estimate, masked_weight_gradient, weight_gradient};
+pub use gradient::{
+    bias_gradient, estimated_weight_gradient, gradient_estimate, masked_weight_gradient, weight_gradient,
+};
 pub use packed::{PackedElement, PackedLinear, PackedWeight};
 pub use remask::remask;
 pub use settings::{

@@ -1,6 +1,7 @@
 //! Kernels for tensors in the host's memory.
 
 mod estimate;
+mod gradient;
 mod int4;
 mod linear;
 mod pack;
@@ -31,7 +32,7 @@ pub(super) const OPERATORS: &[Definition] = &[
     ),
     ("input_gradient(Tensor dy, Tensor packed, int in_features) -> Tensor", kernel!(linear::input_gradient)),
     (
-        "pack(Tensor weight, int rule, float scale, bool transpose, bool check) -> (Tensor packed, Tensor packed_t, Tensor mask)",
+        "pack(Tensor weight, int rule, float scale, bool transpose, bool check, int dtype=-1) -> (Tensor packed, Tensor packed_t, Tensor mask)",
         kernel!(pack::pack),
     ),
     (
@@ -45,6 +46,11 @@ pub(super) const OPERATORS: &[Definition] = &[
     ("select(Tensor dense, int rule) -> Tensor", kernel!(select::select)),
     ("soft_threshold_scale(Tensor dense) -> float", kernel!(estimate::soft_threshold_scale)),
     ("estimate(Tensor dense, int estimator, float scale, int seed) -> Tensor", kernel!(estimate::estimate)),
+    (
+        "sampled_weight_gradient(Tensor dy, Tensor x, int estimator, Tensor seed) -> Tensor",
+        kernel!(gradient::sampled_weight_gradient),
+    ),
+    ("bias_gradient(Tensor dy) -> Tensor", kernel!(gradient::bias_gradient)),
     ("quantize_rows(Tensor dense) -> (Tensor values, Tensor scales)", kernel!(quantized::quantize_rows)),
     ("linear_i8(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(quantized::linear_i8)),
     (

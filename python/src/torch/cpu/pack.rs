@@ -1,33 +1,53 @@
 //! Packing weights, and reading packed ones.
 
+use half::{bf16, f16};
 use twofour::{
     Compressed, Mask, MatrixRef,
     kernel::{SparseWeightMut, packed_bytes},
     layer::{MaskRule, remask},
 };
 
-use super::{Float, Result, ScalarType, Stored, Tensor, for_floats, for_stored, on_pool, select};
+use super::{Failure, Float, Result, ScalarType, Stored, Tensor, for_floats, for_stored, on_pool, select};
 use crate::torch::{numbers, shape::dimension};
 
-/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). A NaN is always
-/// found here. The mask is
-/// in tiles ([`select::to_tiles`]).
+/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor), as `dtype` where that is
+/// a number: floats of 16 bits for a weight of float32. A NaN is always found here. The mask is in tiles ([`select::to_tiles`]).
 pub(super) fn pack(
     weight: Tensor,
     rule: i64,
     scale: f64,
     transpose: bool,
     _check: bool,
+    dtype: i64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let dtype = weight.dtype()?;
-    for_floats!(dtype, "the weight", by_rule::<T>(&weight, rule, scale, transpose))
+    let found = weight.dtype()?;
+    let dtype = numbers::packed_type(dtype, found)?;
+    match (found, dtype) {
+        (ScalarType::F32, ScalarType::Bf16) => by_rule::<bf16, f32>(&weight, rule, scale, transpose),
+        (ScalarType::F32, ScalarType::F16) => by_rule::<f16, f32>(&weight, rule, scale, transpose),
+        _ if found == dtype => for_floats!(found, "the weight", same_type::<T>(&weight, rule, scale, transpose)),
+        _ => Err(Failure::not_implemented(format!(
+            "a weight of {} cannot be packed as {}: convert it first",
+            found.name(),
+            dtype.name()
+        ))),
+    }
 }
 
-fn by_rule<T: Float>(weight: &Tensor, rule: i64, scale: f64, transpose: bool) -> Result<(Tensor, Tensor, Tensor)> {
+fn same_type<T: Float>(weight: &Tensor, rule: i64, scale: f64, transpose: bool) -> Result<(Tensor, Tensor, Tensor)> {
+    by_rule::<T, T>(weight, rule, scale, transpose)
+}
+
+fn by_rule<T: Float, M: Float>(
+    weight: &Tensor,
+    rule: i64,
+    scale: f64,
+    transpose: bool,
+) -> Result<(Tensor, Tensor, Tensor)> {
     let rule = numbers::rule(rule)?;
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = Mask::empty(rows, cols);
-    let (packed, packed_t) = packed_by::<T>(weight, rule, scale as f32, &mut mask, transpose)?;
+    let (packed, packed_t) = packed_by::<T, M>(weight, rule, scale as f32, &mut mask, transpose)?;
     Ok((packed, packed_t, select::to_tiles(&mask)?))
 }
 
@@ -36,10 +56,14 @@ pub(super) fn pack_masked(weight: Tensor, mask: Tensor, transpose: bool) -> Resu
     let dtype = weight.dtype()?;
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = select::from_tiles(&mask, rows, cols)?;
-    for_floats!(dtype, "the weight", packed_by::<T>(&weight, MaskRule::Given, 1.0, &mut mask, transpose))
+    for_floats!(dtype, "the weight", given::<T>(&weight, &mut mask, transpose))
 }
 
-fn packed_by<T: Float>(
+fn given<T: Float>(weight: &Tensor, mask: &mut Mask, transpose: bool) -> Result<(Tensor, Tensor)> {
+    packed_by::<T, T>(weight, MaskRule::Given, 1.0, mask, transpose)
+}
+
+fn packed_by<T: Float, M: Float>(
     weight: &Tensor,
     rule: MaskRule,
     scale: f32,
@@ -50,7 +74,7 @@ fn packed_by<T: Float>(
     if transpose && rule == MaskRule::Given {
         mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Column)?;
     }
-    let values = weight.elements::<T>("the weight", T::SCALAR)?;
+    let values = weight.elements::<M>("the weight", M::SCALAR)?;
     let master = MatrixRef::new(rows, cols, &values)?;
     let mut packed = new_packed::<T>(rows, cols)?;
     let mut packed_t = if transpose { new_packed::<T>(cols, rows)? } else { Tensor::empty(&[0], T::SCALAR)? };

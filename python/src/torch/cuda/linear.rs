@@ -6,7 +6,7 @@ use twofour_cuda::{
     layer::borrowed::{self, PackedSlice, packed_len},
 };
 
-use super::{Result, ScalarType, Tensor, context, half_type, slice, slice_mut};
+use super::{Result, ScalarType, Tensor, context, half_type, slice, slice_mut, wide};
 use crate::torch::{
     numbers::activation,
     shape::{dimension, expect_packed, rows_and_last, with_last},
@@ -29,8 +29,11 @@ fn forward(
     out_features: i64,
     activation: Activation,
 ) -> Result<Tensor> {
-    let (dtype, context) = (half_type(x, "the input")?, context::of(x)?);
     let rows = dimension("out_features", out_features)?;
+    if wide::is_wide(x)? {
+        return wide::linear(x, packed, bias, rows, activation);
+    }
+    let (dtype, context) = (half_type(x, "the input")?, context::of(x)?);
     let (tokens, cols) = rows_and_last(x, "the input")?;
     expect_packed(packed, packed_len(dtype, rows, cols)?, x.dtype()?, (rows, cols), x)?;
     let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
@@ -45,8 +48,11 @@ fn forward(
 
 /// `dx = dy · W`, `dy` of shape `[..., out_features]`.
 pub(super) fn input_gradient(dy: Tensor, packed: Tensor, in_features: i64) -> Result<Tensor> {
-    let (dtype, context) = (half_type(&dy, "the output gradient")?, context::of(&dy)?);
     let cols = dimension("in_features", in_features)?;
+    if wide::is_wide(&dy)? {
+        return wide::input_gradient(&dy, &packed, cols);
+    }
+    let (dtype, context) = (half_type(&dy, "the output gradient")?, context::of(&dy)?);
     let (tokens, rows) = rows_and_last(&dy, "the output gradient")?;
     expect_packed(&packed, packed_len(dtype, rows, cols)?, dy.dtype()?, (rows, cols), &dy)?;
     let (dy, packed) = (dy.contiguous("the output gradient")?, packed.contiguous("the packed weight")?);

@@ -1,9 +1,11 @@
 //! Kernels for tensors in the memory of a GPU: launches on torch's current stream. They neither wait for the device nor copy aligned, contiguous operands.
 
 mod context;
+mod gradient;
 mod int4;
 mod linear;
 mod pack;
+mod wide;
 
 use twofour_cuda::{
     DataType,
@@ -32,6 +34,8 @@ pub(super) const KERNELS: &[Definition] = &[
     ("select", kernel!(pack::select)),
     ("soft_threshold_scale", kernel!(pack::soft_threshold_scale)),
     ("estimate", kernel!(pack::estimate)),
+    ("sampled_weight_gradient", kernel!(gradient::sampled_weight_gradient)),
+    ("bias_gradient", kernel!(gradient::bias_gradient)),
     ("linear_quantized", kernel!(linear::linear_quantized)),
     ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
     ("pack_int4", kernel!(int4::pack)),
@@ -74,7 +78,11 @@ fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
 
 /// The data type of a tensor of 16-bit floats.
 fn half_type(tensor: &Tensor, what: &str) -> Result<DataType> {
-    match tensor.dtype()? {
+    half(tensor.dtype()?, what)
+}
+
+fn half(dtype: ScalarType, what: &str) -> Result<DataType> {
+    match dtype {
         ScalarType::F16 => Ok(DataType::F16),
         ScalarType::Bf16 => Ok(DataType::BF16),
         other => Err(Failure::not_implemented(format!(

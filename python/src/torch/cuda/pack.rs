@@ -4,26 +4,31 @@ use half::{bf16, f16};
 use twofour::{Compressed, Element, layer::MaskRule};
 use twofour_cuda::{
     DataType,
-    layer::borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, packed_len},
+    layer::{
+        LayerContext,
+        borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, packed_len},
+    },
 };
 
-use super::{Failure, Result, ScalarType, Tensor, context, half_type, slice, slice_mut};
+use super::{Failure, Result, ScalarType, Tensor, context, half, half_type, slice, slice_mut, wide};
 use crate::torch::{numbers, shape::dimension, tensor::Device};
 
-/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor). The mask is in tiles.
-/// Only `check` finds a NaN, which waits for the device.
+/// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor), as `dtype` where that is
+/// a number: floats of 16 bits for a weight of float32. The mask is in tiles. Only `check` finds a NaN, which waits for the device.
 pub(super) fn pack(
     weight: Tensor,
     rule: i64,
     scale: f64,
     transpose: bool,
     check: bool,
+    dtype: i64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let rule = numbers::rule(rule)?;
+    let dtype = numbers::packed_type(dtype, weight.dtype()?)?;
     let (rows, cols) = weight.matrix("the weight")?;
     let mut mask = new_mask(weight.device(), rows, cols)?;
     let scale = (rule == MaskRule::SoftThreshold).then_some(scale);
-    let (packed, packed_t) = packed_by(&weight, rule, scale, &mut mask, transpose, check)?;
+    let (packed, packed_t) = packed_by(&weight, dtype, rule, scale, &mut mask, transpose, check)?;
     Ok((packed, packed_t, mask))
 }
 
@@ -39,34 +44,38 @@ pub(super) fn pack_masked(weight: Tensor, mask: Tensor, transpose: bool) -> Resu
         )));
     }
     let mut mask = mask.copied_to(weight.device(), "the mask")?;
-    packed_by(&weight, MaskRule::Given, None, &mut mask, transpose, false)
+    packed_by(&weight, weight.dtype()?, MaskRule::Given, None, &mut mask, transpose, false)
 }
 
 fn new_mask(device: Device, rows: usize, cols: usize) -> Result<Tensor> {
     Tensor::empty_on(device, &[rows.div_ceil(4) as i64, cols.div_ceil(4) as i64], ScalarType::I16)
 }
 
-fn new_packed(weight: &Tensor, dtype: DataType, rows: usize, cols: usize) -> Result<Tensor> {
-    Tensor::empty_on(weight.device(), &[packed_len(dtype, rows, cols)? as i64], weight.dtype()?)
+fn new_packed(device: Device, dtype: ScalarType, rows: usize, cols: usize) -> Result<Tensor> {
+    Tensor::empty_on(device, &[packed_len(half(dtype, "the weight")?, rows, cols)? as i64], dtype)
 }
 
 fn packed_by(
     weight: &Tensor,
+    dtype: ScalarType,
     rule: MaskRule,
     scale: Option<f64>,
     mask: &mut Tensor,
     transpose: bool,
     check: bool,
 ) -> Result<(Tensor, Tensor)> {
-    let (dtype, context) = (half_type(weight, "the weight")?, context::of(weight)?);
-    let (rows, cols) = weight.matrix("the weight")?;
     let weight = weight.contiguous("the weight")?;
-    let mut packed = new_packed(&weight, dtype, rows, cols)?;
+    if dtype == ScalarType::F32 && wide::is_wide(&weight)? {
+        return wide::packed_by(&weight, rule, scale, mask, transpose, check);
+    }
+    let (of, context, device) = (half(dtype, "the packed weight")?, context::of(&weight)?, weight.device());
+    let (rows, cols) = weight.matrix("the weight")?;
+    let mut packed = new_packed(device, dtype, rows, cols)?;
     let mut packed_t = match transpose {
-        true => new_packed(&weight, dtype, cols, rows)?,
-        false => Tensor::empty_on(weight.device(), &[0], weight.dtype()?)?,
+        true => new_packed(device, dtype, cols, rows)?,
+        false => Tensor::empty_on(device, &[0], dtype)?,
     };
-    let scale = scale.map(|scale| number(weight.device(), scale as f32)).transpose()?;
+    let scale = scale.map(|scale| number(device, scale as f32)).transpose()?;
     let scale = scale.as_ref().map(|scale| slice(&context, scale, "the scale")).transpose()?;
     let master = MasterSlice { data: slice(&context, &weight, "the weight")?, rows, cols };
     let transposed = match transpose {
@@ -79,12 +88,12 @@ fn packed_by(
         mask: MaskSlice::new(slice_mut(&context, mask, "the mask")?),
     };
     let pass = if check { borrowed::remask_checked } else { borrowed::remask };
-    pass(&context, master, rule, scale, dtype, to)?;
+    pass(&context, master, rule, scale, of, to)?;
     Ok((packed, packed_t))
 }
 
 /// One f32 on a device.
-fn number(device: Device, value: f32) -> Result<Tensor> {
+pub(super) fn number(device: Device, value: f32) -> Result<Tensor> {
     let mut host = Tensor::empty(&[1], ScalarType::F32)?;
     host.elements_mut()?[0] = value;
     host.copied_to(device, "a number")
@@ -93,20 +102,34 @@ fn number(device: Device, value: f32) -> Result<Tensor> {
 /// The mask that a rule chooses, in tiles.
 pub(super) fn select(dense: Tensor, rule: i64) -> Result<Tensor> {
     let rule = numbers::rule(rule)?;
-    let (dtype, context) = (half_type(&dense, "the matrix")?, context::of(&dense)?);
+    let context = context::of(&dense)?;
     let (rows, cols) = dense.matrix("the matrix")?;
     let dense = dense.contiguous("the matrix")?;
     let mut mask = new_mask(dense.device(), rows, cols)?;
     let master = MasterSlice { data: slice(&context, &dense, "the matrix")?, rows, cols };
-    // The soft threshold keeps what the magnitude rule keeps.
-    let rule = if rule == MaskRule::SoftThreshold { MaskRule::Magnitude } else { rule };
-    let to = PackTarget {
-        packed: None,
-        transposed: None,
-        mask: MaskSlice::new(slice_mut(&context, &mut mask, "the mask")?),
-    };
-    borrowed::remask_checked(&context, master, rule, None, dtype, to)?;
+    select_into(&context, master, rule, &mut mask, true)?;
     Ok(mask)
+}
+
+/// Writes the mask that a rule chooses; a given one stays.
+pub(super) fn select_into(
+    context: &LayerContext,
+    matrix: MasterSlice<'_>,
+    rule: MaskRule,
+    mask: &mut Tensor,
+    check: bool,
+) -> Result<()> {
+    // The soft threshold keeps what the magnitude rule keeps.
+    let rule = match rule {
+        MaskRule::Given => return Ok(()),
+        MaskRule::SoftThreshold => MaskRule::Magnitude,
+        other => other,
+    };
+    let to = PackTarget { packed: None, transposed: None, mask: MaskSlice::new(slice_mut(context, mask, "the mask")?) };
+    // Nothing is packed, so the type that it would be packed as plays no part.
+    let dtype = if matrix.data.dtype() == DataType::F16 { DataType::F16 } else { DataType::BF16 };
+    let pass = if check { borrowed::remask_checked } else { borrowed::remask };
+    Ok(pass(context, matrix, rule, None, dtype, to)?)
 }
 
 /// The scale of the soft threshold for a weight; waits for the device.
@@ -124,7 +147,6 @@ pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<f64> {
 /// The 2:4 stand-in for a matrix along its rows, as a dense matrix with zeros.
 pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> Result<Tensor> {
     let estimator = numbers::estimator(estimator, seed)?;
-    half_type(&dense, "the matrix")?;
     let context = context::of(&dense)?;
     let (rows, cols) = dense.matrix("the matrix")?;
     let dense = dense.contiguous("the matrix")?;
@@ -132,17 +154,20 @@ pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> 
     let scale = number(dense.device(), scale as f32)?;
     let master = MasterSlice { data: slice(&context, &dense, "the matrix")?, rows, cols };
     let factor = slice(&context, &scale, "the scale")?;
-    borrowed::estimate(&context, master, estimator, factor, slice_mut(&context, &mut out, "the estimate")?)?;
+    let sampling = Sampling { estimator, seed: None };
+    borrowed::estimate(&context, master, sampling, Some(factor), slice_mut(&context, &mut out, "the estimate")?)?;
     Ok(out)
 }
 
 /// The dense weight of a packed one.
 pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
-    if packed.dtype()? != ScalarType::I8 {
-        half_type(&packed, "the packed weight")?;
+    let shape = (dimension("rows", rows)?, dimension("cols", cols)?);
+    match packed.dtype()? {
+        ScalarType::F32 => return wide::unpack(&packed, shape.0, shape.1),
+        ScalarType::I8 => {}
+        _ => drop(half_type(&packed, "the packed weight")?),
     }
     let context = context::of(&packed)?;
-    let shape = (dimension("rows", rows)?, dimension("cols", cols)?);
     let packed = packed.contiguous("the packed weight")?;
     let mut out = Tensor::empty_on(packed.device(), &[rows, cols], packed.dtype()?)?;
     let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, shape.0, shape.1);
@@ -152,8 +177,13 @@ pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
 
 /// The canonical form of a packed weight, which is converted in the host's memory.
 pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
-    if packed.dtype()? == ScalarType::I8 {
-        return parts::<i8>(&packed, rows, cols);
+    match packed.dtype()? {
+        ScalarType::I8 => return parts::<i8>(&packed, rows, cols),
+        ScalarType::F32 => {
+            let shape = (dimension("rows", rows)?, dimension("cols", cols)?);
+            return canonical_parts(&wide::compressed(&packed, shape.0, shape.1)?, ScalarType::F32, packed.device());
+        }
+        _ => {}
     }
     match half_type(&packed, "the packed weight")? {
         DataType::F16 => parts::<f16>(&packed, rows, cols),
@@ -163,36 +193,47 @@ pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64) -> Result<(Tensor,
 
 fn parts<T: Element>(packed: &Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
     let (height, width) = (dimension("rows", rows)?, dimension("cols", cols)?);
-    let (device, dtype) = (packed.device(), packed.dtype()?);
     let host = packed.copied_to(Device::HOST, "the packed weight")?;
-    let compressed = borrowed::decode::<T>(&host.elements("the packed weight", dtype)?, height, width)?;
-    let per_row = |len: usize| len.checked_div(height).unwrap_or(0) as i64;
-    let mut values = Tensor::empty(&[rows, per_row(compressed.values().len())], dtype)?;
-    values.elements_mut::<T>()?.copy_from_slice(compressed.values());
-    let mut meta = Tensor::empty(&[rows, per_row(compressed.meta().len())], ScalarType::I32)?;
-    meta.elements_mut::<u32>()?.copy_from_slice(compressed.meta());
+    let compressed = borrowed::decode::<T>(&host.elements("the packed weight", packed.dtype()?)?, height, width)?;
+    canonical_parts(&compressed, packed.dtype()?, packed.device())
+}
+
+/// Values and metadata of a weight, on a device.
+fn canonical_parts<T: Element>(weight: &Compressed<T>, dtype: ScalarType, device: Device) -> Result<(Tensor, Tensor)> {
+    let (rows, per_row) = (weight.rows(), |len: usize| len.checked_div(weight.rows()).unwrap_or(0) as i64);
+    let mut values = Tensor::empty(&[rows as i64, per_row(weight.values().len())], dtype)?;
+    values.elements_mut::<T>()?.copy_from_slice(weight.values());
+    let mut meta = Tensor::empty(&[rows as i64, per_row(weight.meta().len())], ScalarType::I32)?;
+    meta.elements_mut::<u32>()?.copy_from_slice(weight.meta());
     Ok((values.copied_to(device, "the values")?, meta.copied_to(device, "the metadata")?))
 }
 
 /// Packs a weight in canonical form, which is converted in the host's memory.
 pub(super) fn from_canonical(values: Tensor, meta: Tensor, cols: i64) -> Result<Tensor> {
-    if values.dtype()? == ScalarType::I8 {
-        return from_parts::<i8>(&values, &meta, cols);
+    match values.dtype()? {
+        ScalarType::I8 => return from_parts::<i8>(&values, &meta, cols, borrowed::encode),
+        ScalarType::F32 => return from_parts::<f32>(&values, &meta, cols, |weight| Ok(weight.to_dense())),
+        _ => {}
     }
     match half_type(&values, "the values")? {
-        DataType::F16 => from_parts::<f16>(&values, &meta, cols),
-        _ => from_parts::<bf16>(&values, &meta, cols),
+        DataType::F16 => from_parts::<f16>(&values, &meta, cols, borrowed::encode),
+        _ => from_parts::<bf16>(&values, &meta, cols, borrowed::encode),
     }
 }
 
-fn from_parts<T: Element>(values: &Tensor, meta: &Tensor, cols: i64) -> Result<Tensor> {
+fn from_parts<T: Element>(
+    values: &Tensor,
+    meta: &Tensor,
+    cols: i64,
+    encode: impl Fn(&Compressed<T>) -> twofour_cuda::Result<Vec<T>>,
+) -> Result<Tensor> {
     let ((rows, _), cols) = (values.matrix("the values")?, dimension("cols", cols)?);
     let (device, dtype) = (values.device(), values.dtype()?);
     let values = values.copied_to(Device::HOST, "the values")?;
     let meta = meta.copied_to(Device::HOST, "the metadata")?;
     let values = values.elements::<T>("the values", dtype)?.into_owned();
     let meta = meta.elements::<u32>("the metadata", ScalarType::I32)?.into_owned();
-    let packed = borrowed::encode(&Compressed::from_parts(rows, cols, values, meta)?)?;
+    let packed = encode(&Compressed::from_parts(rows, cols, values, meta)?)?;
     let mut host = Tensor::empty(&[packed.len() as i64], dtype)?;
     host.elements_mut::<T>()?.copy_from_slice(&packed);
     host.copied_to(device, "the packed weight")

@@ -103,7 +103,7 @@ pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) 
         contenders.push(Contender::new("twofour", rule.name(), move || Ok(run(pruner, data, rule)?)));
         works.push(work);
     };
-    for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
+    for rule in [Transposable::GreedyAbs, Transposable::GreedySigned, Transposable::Optimal] {
         add(&from_narrow, narrow_at, rule, ("bf16", "bf16", bytes(2.0, 2.0)));
         add(&from_wide, wide_at, rule, ("f32", "bf16", bytes(4.0, 2.0)));
     }

@@ -1,25 +1,28 @@
 //! The layer's passes over packed weights in borrowed device memory, such as another framework's tensors.
 //!
-//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`]). The functions are those
+//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::prune::BothWays::tiles)). The functions are those
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
+mod estimates;
 pub mod int4;
+mod masters;
 
-use cudarc::driver::result;
-use twofour::{Axis, Compressed, Element, compressed::lengths, estimate::Estimator, layer::Activation};
+use twofour::{Compressed, Element, compressed::lengths, layer::Activation};
 
 use super::{
-    DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, dense::unpacked_product, elements,
-    forward::linear as launch_linear, host_form, quantized::quantized_linear,
+    DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements, forward::linear as launch_linear,
+    host_form, quantized::quantized_linear,
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
-    compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, GemmProblem, packed_bytes},
-    prune::{BothWays, DenseWeight, MaskChoice, Packed, Watch, first_nan},
-    soft_threshold::SoftThresholdScale,
+    elementwise::ElementFunction,
+    gemm::{Epilogue, GemmProblem, packed_bytes},
+    prune::Packed,
     unpack::Unpacker,
 };
+
+pub use estimates::{Sampling, estimate, sampled_weight_gradient, soft_threshold_scale};
+pub use masters::{MasterSlice, PackTarget, keep, remask, remask_checked};
 
 /// Returns the number of elements of `dtype` that a packed `[rows, cols]` weight takes, padding included.
 ///
@@ -170,177 +173,16 @@ pub fn input_gradient(
     unpacked_product(context, (packed, weight.shape, dtype), (dy, tokens), dx)
 }
 
-/// The destinations of a pass over a master weight.
-#[derive(Debug)]
-pub struct PackTarget<'a> {
-    /// The packed weight `[rows, cols]`, or none where only the mask is selected.
-    pub packed: Option<PackedSliceMut<'a>>,
-    /// The packed transpose `[cols, rows]`, for masks that are 2:4 along columns too.
-    pub transposed: Option<PackedSliceMut<'a>>,
-    /// The mask: written, but read by [`MaskRule::Given`].
-    pub mask: MaskSlice<'a>,
-}
-
-/// A dense weight `[rows, cols]` in device memory, of f32, f16 or bf16.
-#[derive(Debug, Clone, Copy)]
-pub struct MasterSlice<'a> {
-    /// The elements.
-    pub data: DeviceSlice<'a>,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-}
-
-impl MasterSlice<'_> {
-    fn expect(self, context: &LayerContext) -> Result<DenseWeight> {
-        let data =
-            self.data.expect("the master weight", context, self.data.dtype(), elements(self.rows, self.cols)?)?;
-        Ok(DenseWeight { data, rows: self.rows, cols: self.cols })
-    }
-}
-
-/// Launches the selection of a master weight's mask by a rule and the packing of what it keeps, as `dtype`, f16 or bf16. `scale` is one f32 in device
-/// memory, for [`MaskRule::SoftThreshold`] ([`soft_threshold_scale`]).
-///
-/// A NaN is found only by [`remask_checked`].
+/// Launches `y = activation(y)` for elements of f32, f16 or bf16.
 ///
 /// # Errors
-/// [`Error::NoTranspose`] for a transpose with a rule along rows, [`Error::NoMethod`] for the soft threshold without a scale or a packed weight,
-/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Driver`]; those of compiling and loading kernels.
-pub fn remask(
-    context: &LayerContext,
-    master: MasterSlice<'_>,
-    rule: MaskRule,
-    scale: Option<DeviceSlice<'_>>,
-    dtype: DataType,
-    to: PackTarget<'_>,
-) -> Result<()> {
-    launch_remask(context, master, rule, scale, dtype, to).map(drop)
-}
-
-/// [`remask`], which then waits for the pass and reports a NaN.
-///
-/// # Errors
-/// [`Error::NotANumber`] with the index of the first NaN (with the soft threshold of the first NaN or infinity); [`Error::Capturing`]; those of [`remask`].
-pub fn remask_checked(
-    context: &LayerContext,
-    master: MasterSlice<'_>,
-    rule: MaskRule,
-    scale: Option<DeviceSlice<'_>>,
-    dtype: DataType,
-    to: PackTarget<'_>,
-) -> Result<()> {
-    context.expect_not_capturing("reading where a NaN was found")?;
-    let found_at = launch_remask(context, master, rule, scale, dtype, to)?;
-    let mut found = [0u8; 8];
-    // SAFETY: the address is of 8 bytes of the workspace, which no other call writes until this thread's next one; the stream is waited for.
-    unsafe { result::memcpy_dtoh_async(&mut found, found_at, context.stream().cu_stream()) }
-        .map_err(|error| Error::driver("reading where a NaN was found", error))?;
-    context.synchronize()?;
-    first_nan(u64::from_ne_bytes(found), master.cols)
-}
-
-/// Launches the pass, and returns the address of the index of a NaN.
-fn launch_remask(
-    context: &LayerContext,
-    master: MasterSlice<'_>,
-    rule: MaskRule,
-    scale: Option<DeviceSlice<'_>>,
-    dtype: DataType,
-    to: PackTarget<'_>,
-) -> Result<DevicePtr> {
-    let weight = master.expect(context)?;
-    let (rows, cols) = (master.rows, master.cols);
-    let tiles = to.mask.expect(context, rows, cols)?;
-    let expect = |packed: &PackedSliceMut<'_>, shape| {
-        if packed.shape != shape {
-            let (expected, found) = (shape, packed.shape);
-            return Err(twofour::Error::Shape { what: "the packed weight", expected, found }.into());
-        }
-        packed.expect(context, dtype)
-    };
-    let packed = to.packed.as_ref().map(|packed| expect(packed, (rows, cols))).transpose()?;
-    let transposed = to.transposed.as_ref().map(|packed| expect(packed, (cols, rows))).transpose()?;
-    let order = Gemm::meta_order_of(dtype);
-    let input = master.data.dtype();
-    let pruner = context.pruner(input, dtype)?;
-    let mut work = context.work();
-    let [wrong] = work.parts([8])?;
-    // SAFETY: the workspace has 8 bytes there, and the stream is of its device.
-    unsafe { result::memset_d8_async(wrong, 0xFF, 8, context.stream().cu_stream()) }
-        .map_err(|error| Error::driver("resetting the index of a NaN", error))?;
-    let soft = rule == MaskRule::SoftThreshold;
-    let choice = match rule {
-        MaskRule::Transposable(rule) => MaskChoice::Rule(rule),
-        MaskRule::Magnitude => MaskChoice::Rows,
-        MaskRule::Given => MaskChoice::Given,
-        _ if soft => MaskChoice::Rows,
-        other => return Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
-    };
-    let kept = if soft { None } else { packed };
-    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None };
-    let watch = Watch { nan: wrong, flips: None };
-    // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
-    unsafe { pruner.both_ways(context.raw(), weight, choice, both, order, watch) }?;
-    if soft {
-        let (Some(scale), Some(packed)) = (scale, packed) else {
-            let what = "a soft threshold without a scale or a packed weight";
-            return Err(Error::NoMethod { what: what.into() });
-        };
-        let factor = Some(scale.expect("the scale of the soft threshold", context, DataType::F32, 1)?);
-        let rule = CompressRule::Estimate(Estimator::SoftThreshold);
-        let target = CompressTarget { packed, order, factor, seed: None, wrong };
-        let compressor = Compressor::new(context.device(), input, dtype)?;
-        // SAFETY: the weight and the packed weight are valid for their shape, and the stream is of their device.
-        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, target) }?;
-    }
-    Ok(wrong)
-}
-
-/// Launches the scale of the soft threshold for a master weight into one f32 (S-STE, Hu et al., NeurIPS 2024):
-/// [`twofour::estimate::soft_threshold_scale`].
-///
-/// # Errors
-/// Those of [`remask`].
-pub fn soft_threshold_scale(context: &LayerContext, master: MasterSlice<'_>, scale: DeviceSliceMut<'_>) -> Result<()> {
-    let weight = master.expect(context)?;
-    let scale = scale.expect("the scale of the soft threshold", context, DataType::F32, 1)?;
-    let kernel = SoftThresholdScale::new(context.device(), master.data.dtype())?;
-    let mut work = context.work();
-    let [workspace] = work.parts([SoftThresholdScale::WORKSPACE_BYTES])?;
-    // SAFETY: the weight is valid for its shape, the scale is one f32, and the stream is of their device.
-    unsafe { kernel.run(context.raw(), weight, scale, workspace) }
-}
-
-/// Launches the 2:4 estimate of a matrix along its rows, as a dense matrix of the same type, f16 or bf16, with zeros
-/// ([`twofour::estimate::estimate`]). `scale` is one f32 in device memory that values are multiplied by.
-///
-/// # Errors
-/// Those of [`remask`].
-pub fn estimate(
-    context: &LayerContext,
-    matrix: MasterSlice<'_>,
-    estimator: Estimator,
-    scale: DeviceSlice<'_>,
-    out: DeviceSliceMut<'_>,
-) -> Result<()> {
-    let (dtype, (rows, cols)) = (matrix.data.dtype(), (matrix.rows, matrix.cols));
-    let dense = matrix.expect(context)?;
-    let factor = Some(scale.expect("the scale of the estimate", context, DataType::F32, 1)?);
-    let out = out.expect("the estimate", context, dtype, elements(rows, cols)?)?;
-    let compressor = Compressor::new(context.device(), dtype, dtype)?;
-    let unpacker = Unpacker::new(context.device(), dtype)?;
-    let mut work = context.work();
-    let [wrong, memory] = work.parts([8, packed_bytes(dtype, rows, cols).total()])?;
-    let packed = packed_at(memory, dtype, rows, cols);
-    let order = Gemm::meta_order_of(dtype);
-    let to = CompressTarget { packed, order, factor, seed: None, wrong };
-    // SAFETY: the matrix and the result are valid for their shape, the workspace for the packed estimate, and the stream is of their device.
-    unsafe {
-        compressor.run(context.raw(), dense, Axis::Row, CompressRule::Estimate(estimator), to)?;
-        unpacker.run(context.raw(), packed, (rows, cols), out)
-    }
+/// Those of [`linear`].
+pub fn activate(context: &LayerContext, activation: Activation, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (y.dtype(), y.len());
+    let address = y.expect("the output", context, dtype, len)?;
+    let function = ElementFunction::Activation(activation);
+    // SAFETY: the slice has that many elements, and the stream is of its device.
+    unsafe { context.elementwise(dtype)?.apply(context.raw(), function, address, address, len) }
 }
 
 /// Launches the decompression of a packed weight to a dense `[rows, cols]` one of the same type.
