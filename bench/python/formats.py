@@ -76,7 +76,7 @@ def show(row: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["int4", "blocks", []], default=["int4", "blocks"])
+    parser.add_argument("what", nargs="*", metavar="int4|blocks", help="both by default")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -85,7 +85,7 @@ def main() -> None:
     torch.manual_seed(0)
     timer = Timer("cpu", arguments.rounds)
     with torch.no_grad():
-        results = {name: {"int4": int4, "blocks": blocks}[name](timer) for name in arguments.what}
+        results = {name: {"int4": int4, "blocks": blocks}[name](timer) for name in arguments.what or ("int4", "blocks")}
     if arguments.output:
         arguments.output.write_text(json.dumps({"torch": torch.__version__, "threads": arguments.threads, **results}, indent=1))
 

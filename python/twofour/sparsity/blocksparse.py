@@ -51,6 +51,8 @@ class BlockSparseTensor(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), device=bsr_values.device, dtype=bsr_values.dtype)
         self.bsr_crow_indices, self.bsr_col_indices, self.bsr_values = bsr_crow_indices, bsr_col_indices, bsr_values
         self.blocksize = blocksize
+        # Attributes of a tensor subclass that torch has, too, go through __torch_function__, which takes longer than reading these.
+        self._size = (shape[0], shape[1])
         return self
 
     def __init__(self, *args, **kwargs):
@@ -175,20 +177,20 @@ _DISPATCH = {
 def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     if not isinstance(weight, BlockSparseTensor) or isinstance(input, BlockSparseTensor):
         raise NotImplementedError("F.linear takes a block-sparse weight, not a block-sparse input")
-    rows, cols = weight.shape
-    if input.dtype != weight.dtype:
+    (rows, cols), values = weight._size, weight.bsr_values
+    if input.dtype != values.dtype:
         if not torch.is_autocast_enabled(input.device.type):
-            raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {weight.dtype}: convert one of them")
-        input = input.to(weight.dtype)
-        bias = None if bias is None else bias.to(weight.dtype)
+            raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
+        input = input.to(values.dtype)
+        bias = None if bias is None else bias.to(values.dtype)
     if not input.shape or input.shape[-1] != cols:
         raise RuntimeError(
             f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the last dimension of the input "
             f"must be {cols}"
         )
-    if input.device != weight.device:
-        raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {weight.device}: move one to the other's device")
-    parts = weight.bsr_crow_indices, weight.bsr_col_indices, weight.bsr_values
+    if input.device != values.device:
+        raise RuntimeError(f"the input is on {input.device}, the block-sparse weight on {values.device}: move one to the other's device")
+    parts = weight.bsr_crow_indices, weight.bsr_col_indices, values
     if torch.is_grad_enabled() and input.requires_grad:
         y = _BlockSparseLinear.apply(input, *parts, rows)
     else:
