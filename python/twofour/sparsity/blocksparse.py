@@ -209,17 +209,17 @@ class _BlockSparseLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        return _call(_gradient, "block_sparse_input_gradient", dy, *ctx.saved_tensors, ctx.cols), None, None, None, None
+        return _call(_gradient, "input_gradient", dy, *ctx.saved_tensors, ctx.cols), None, None, None, None
 
 
 def _forward(x, crow, col, values, rows):
-    return _call(_times_transpose, "block_sparse_linear", x, crow, col, values, rows)
+    return _call(_times_transpose, "linear", x, crow, col, values, rows)
 
 
 def _call(function, operator, *args):
     # For torch.compile a product is one operator: how blocks are walked depends on their number.
     if torch.compiler.is_compiling():
-        return getattr(torch.ops.twofour, operator)(*args)
+        return getattr(torch.ops.twofour_blocks, operator)(*args)
     return function(*args)
 
 
@@ -275,12 +275,13 @@ def _product(x, crow, col, values, rows: int) -> torch.Tensor:
     return y[:rows].t().contiguous()
 
 
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-for _name, _function in (("block_sparse_linear", _times_transpose), ("block_sparse_input_gradient", _gradient)):
+# A namespace of its own: in `twofour` are the native operators.
+_LIBRARY = torch.library.Library("twofour_blocks", "FRAGMENT")
+for _name, _function in (("linear", _times_transpose), ("input_gradient", _gradient)):
     _LIBRARY.define(f"{_name}(Tensor x, Tensor crow, Tensor col, Tensor values, SymInt features) -> Tensor")
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _function, _key)
 
-    @torch.library.register_fake(f"twofour::{_name}", lib=_LIBRARY)
+    @torch.library.register_fake(f"twofour_blocks::{_name}", lib=_LIBRARY)
     def _(x, crow, col, values, features):
         return x.new_empty((*x.shape[:-1], features))

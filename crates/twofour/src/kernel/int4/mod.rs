@@ -214,7 +214,9 @@ impl<'a> SparseWeightInt4Ref<'a> {
         let Shape { rows, cols, granularity } = self.shape;
         let (groups, words) = (self.shape.lines(), compressed::meta_words_per_row(cols));
         let (mut values, mut meta) = (Vec::with_capacity(2 * rows * groups), vec![0u32; rows * words]);
-        for row in 0..rows {
+        // A shape may have any number of rows without columns.
+        let filled = if groups == 0 { 0 } else { rows };
+        for row in 0..filled {
             let strip = self.strip(row / ROWS);
             for group in 0..groups {
                 let block = &strip[group / BLOCK_LINES * BLOCK_BYTES..];
