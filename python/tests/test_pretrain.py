@@ -9,6 +9,7 @@ from conftest import close
 
 import twofour.pretrain as pretrain
 from twofour.pretrain import GELUglu, MVUE24_approx, TransposableSparse, masked_add_, soft_threshold24, sparse24
+from twofour.sparse import to_sparse_semi_structured
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -115,6 +116,32 @@ def test_masked_add(device, mask_dtype):
     assert torch.equal(masked_add_(before.clone(), p, mask), before)
     with pytest.raises(ValueError, match=r"\(6, 8\), \(8, 6\)"):
         masked_add_(grad, p.t(), mask)
+
+
+def test_masked_decay_is_that_of_the_rust_crate(device):
+    """The numbers of the example of `twofour::estimate::masked_decay`."""
+    gradient, weight = torch.full((1, 4), 10.0, device=device), torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device)
+    kept = torch.tensor([[False, False, True, True]], device=device)
+    assert masked_add_(gradient, weight, kept, alpha=0.5).tolist() == [[10.5, 11.0, 10.0, 10.0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": True}, {"MVUE24": True}, {"dtype": torch.int8}, {"dtype": torch.bfloat16}])
+def test_the_toolkits_compression_prunes(device, options):
+    dense = (torch.randn(24, 40, device=device) * 20).half()
+    if "mask" in options:
+        options = {"mask": sparse24(dense.float())[1].int()}
+    torch.manual_seed(0)
+    found = pretrain.to_sparse_semi_structured(dense, **options)
+    torch.manual_seed(0)
+    prune = not options.keys() & {"mask", "MVUE24"}
+    expected = to_sparse_semi_structured(dense, prune=prune, **options)
+    assert found.dtype == options.get("dtype", torch.float16) and torch.equal(found.to_dense(), expected.to_dense())
+    if "MVUE24" not in options:
+        chosen_from = dense.to(torch.bfloat16) if found.dtype is torch.bfloat16 else dense
+        assert torch.equal(found.to_dense(), sparse24(chosen_from)[0].to(found.dtype))
+    with pytest.raises(ValueError, match="exclude each other"):
+        pretrain.to_sparse_semi_structured(dense, mask=dense != 0, MVUE24=True)
+
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

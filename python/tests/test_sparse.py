@@ -236,3 +236,47 @@ def test_an_unbiased_estimate_is_drawn_anew_or_from_a_seed(device):
     assert (mean - dense.double()).abs().mean() < 0.1 * dense.double().abs().mean()
     with pytest.raises(ValueError, match="exclude each other"):
         to_sparse_semi_structured(dense, MVUE24=True, prune=True)
+
+
+@pytest.mark.parametrize("rule", [True, "greedy", "optimal"])
+def test_integers_are_pruned_like_floats(device, rule):
+    dense = torch.randint(-128, 128, (37, 30), dtype=torch.int8, device=device)
+    sparse = to_sparse_semi_structured(dense, prune=rule)
+    assert sparse.dtype is torch.int8
+    expected = to_sparse_semi_structured(dense.float(), prune=rule).to_dense()
+    assert torch.equal(sparse.to_dense().float(), expected) and (expected == -128).any()
+    x = torch.randint(-3, 4, (5, 30), dtype=torch.int8, device=device)
+    exact = x.cpu().long() @ expected.cpu().long().t()
+    assert torch.equal(F.linear(x, sparse).cpu(), exact.to(torch.int8))
+
+
+def test_floats_are_cast_to_integers_after_they_are_chosen(device):
+    dense = torch.tensor([[1.5, -1.75, 1.25, 0.0, 100.9, -128.0, 3.0, 2.0]], device=device).repeat(4, 1)
+    sparse = to_sparse_semi_structured(dense, prune=True, dtype=torch.int8)
+    assert sparse.to_dense()[0].tolist() == [1, -1, 0, 0, 100, -128, 0, 0]
+    mask = torch.tensor([0, 0, 1, 1, 1, 0, 0, 1], device=device).expand(4, 8)
+    masked = to_sparse_semi_structured(dense, mask=mask, dtype=torch.int8)
+    assert masked.to_dense()[0].tolist() == [0, 0, 1, 0, 100, 0, 0, 2]
+    integers = to_sparse_semi_structured(dense.to(torch.int8), mask=mask)
+    assert torch.equal(integers.to_dense(), masked.to_dense())
+    back = to_sparse_semi_structured(dense.to(torch.int8), prune=True, dtype=torch.float32)
+    assert back.dtype is torch.float32 and back.to_dense()[0].tolist() == [1, -1, 0, 0, 100, -128, 0, 0]
+    for options in ({"prune": True}, {"mask": torch.ones_like(mask) * mask}, {}):
+        wrong = torch.zeros(4, 8, device=device)
+        wrong[2, 4] = 129.0
+        with pytest.raises(ValueError, match="row 2, column 4: 129.0 is outside int8"):
+            to_sparse_semi_structured(wrong, dtype=torch.int8, **options)
+
+
+def test_an_unbiased_estimate_of_integers_has_their_mean(device):
+    dense = torch.randint(-63, 64, (16, 16), dtype=torch.int8, device=device)
+    for source in (dense, dense.float() / 2):
+        drawn = [to_sparse_semi_structured(source, MVUE24=True, dtype=torch.int8).to_dense() for _ in range(600)]
+        assert all(t.dtype is torch.int8 for t in drawn)
+        error = torch.stack(drawn).double().mean(0) - source.double()
+        # A draw's standard deviation is at most about 60; the mean of 600 has a 24th of it, that of all 256 a 392nd.
+        assert error.abs().max() < 15 and error.mean().abs() < 0.7
+    same = [to_sparse_semi_structured(dense, MVUE24=True, seed=3).to_dense() for _ in range(2)]
+    assert torch.equal(*same)
+    with pytest.raises(ValueError, match="is outside int8; scale"):
+        to_sparse_semi_structured(torch.full((8, 8), 100, dtype=torch.int8, device=device), MVUE24=True)

@@ -90,6 +90,11 @@ def test_a_dense_checkpoint_is_pruned_while_loading(tmp_path, device):
     assert len([t for t in tensors.values() if hasattr(t, "packed_weight")]) == 14
 
 
+def load_pruned(folder):
+    llama().save_pretrained(folder / "dense")
+    return load(folder / "dense", quantization_config=TwoFourConfig(prune=True), dtype=torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_shards(tmp_path, dtype):
     prune_(llama().to(dtype)).save_pretrained(tmp_path / "dense")
@@ -99,6 +104,24 @@ def test_half_precision_and_shards(tmp_path, dtype):
     assert len(list((tmp_path / "small").glob("*.safetensors"))) > 1
     again = load(tmp_path / "small")
     assert again.dtype == dtype and torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("size", ["3KB", "20KB"])
+def test_the_command_reads_shards(tmp_path, size):
+    """Whose manifests list the weights of all shards; a small one lies apart from its metadata."""
+    model = load_pruned(tmp_path)
+    model.save_pretrained(tmp_path / "shards", max_shard_size=size)
+    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())["weight_map"]
+    weights = [name.removesuffix(".values") for name in index if name.endswith(".weight.values")]
+    apart = [name for name in weights if index[f"{name}.values"] != index[f"{name}.meta"]]
+    assert len(weights) == 14 and len(set(index.values())) > 2 and (apart or size != "3KB")
+    tensors = twofour.load_file(tmp_path / "shards")
+    assert len([t for t in tensors.values() if hasattr(t, "packed_weight")]) == 14
+    for name in weights:
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        assert torch.equal(tensors[name].to_dense(), layer.to_dense().weight)
+    with pytest.raises(ValueError, match="read through its index"):
+        twofour.load_file(tmp_path / "shards" / index[f"{weights[0]}.values"])
 
 
 def test_a_checkpoint_that_is_not_2_4_is_an_error(tmp_path):

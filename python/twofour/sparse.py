@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from . import _layouts
-from ._packed import pack_by_mask, pack_by_rule
+from . import _integers, _layouts
+from ._packed import pack_by_mask, pack_by_rule, pack_sparse
 from ._tensor import (
     SparseSemiStructuredTensor,
     SparseSemiStructuredTensorCUSPARSELT,
@@ -36,13 +36,14 @@ def to_sparse_semi_structured(
     """Compresses a matrix to a 2:4 tensor.
 
     Args:
-        original_tensor: the matrix, ``[rows, cols]``, of float32, bfloat16 or float16, on a CPU or a GPU. Any shape.
+        original_tensor: the matrix, ``[rows, cols]``, of float32, bfloat16, float16 or int8, on a CPU or a GPU. Any shape.
         transposed: deprecated and without effect, as in torch.
         alg_id: accepted for torch's sake; kernels are chosen by shape.
         mask: what to keep, ``[rows, cols]`` of bool, 2:4 along rows.
         MVUE24: replaces the matrix by its unbiased 2:4 estimate of least variance, drawn
             anew in each call from torch's generator, or from ``seed``.
-        dtype: the type of the result; that of the matrix by default.
+        dtype: the type of the result; that of the matrix by default. To int8 floats are cast after it is chosen what is kept: towards zero, or, with
+            ``MVUE24``, up or down at random, so that the mean is the matrix.
         prune: ``True`` keeps the two largest magnitudes of each group; or the name of a mask rule: ``"magnitude"``, ``"greedy"``,
             ``"greedy-signed"``, ``"causal1122"``, ``"optimal"``. By default the matrix must be 2:4 already.
 
@@ -51,7 +52,7 @@ def to_sparse_semi_structured(
 
     Raises:
         ValueError: where the matrix or the mask is not 2:4, with row and group; for a NaN that would have to be ordered; for more than one
-            of ``mask``, ``MVUE24`` and ``prune``.
+            of ``mask``, ``MVUE24`` and ``prune``; for a number outside int8, with its place. An estimate of integers up to 63 in magnitude stays inside.
         RuntimeError: for another rank or an unsupported type.
     """
     from . import _ops
@@ -65,19 +66,26 @@ def to_sparse_semi_structured(
     if sum((mask is not None, MVUE24, bool(prune))) > 1:
         raise ValueError("mask, MVUE24 and prune exclude each other: each says which elements are kept")
     cls = SparseSemiStructuredTensorCUTLASS if SparseSemiStructuredTensor._FORCE_CUTLASS else SparseSemiStructuredTensorCUSPARSELT
-    if dtype is not None:
+    to_integers = torch.int8 in (dtype, original_tensor.dtype)
+    if dtype is not None and not to_integers:
         original_tensor = original_tensor.to(dtype)
     if mask is None and not MVUE24 and not prune:
-        return cls.from_dense(original_tensor, alg_id)
+        return cls.from_dense(_integers.cast(original_tensor) if dtype is torch.int8 else original_tensor, alg_id)
     cls._validate_device_dim_dtype_shape(original_tensor)
     dense = original_tensor.detach()
-    if mask is not None:
-        if mask.shape != dense.shape:
-            raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
+    if mask is not None and mask.shape != dense.shape:
+        raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
+    if MVUE24 and seed is None:
+        seed = int(torch.randint(1 << 62, ()))
+    if to_integers:
+        if mask is not None:
+            _verified(mask.bool())
+        kept, tiles = _integers.kept(dense, mask, seed if MVUE24 else None, prune)
+        sparse = cls._of(pack_sparse(kept), tiles)
+        sparse = sparse if dtype in (None, torch.int8) else sparse.to(dtype)
+    elif mask is not None:
         sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
-        if seed is None:
-            seed = int(torch.randint(1 << 62, ()))
         estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
         sparse = cls.from_dense(estimate, alg_id)
     else:

@@ -11,9 +11,8 @@ Importing this module registers the method; it must be imported before a model i
     model = AutoModelForCausalLM.from_pretrained("folder-24")
 
 Each ``nn.Linear`` becomes a :class:`twofour.Linear`, weight by weight while the checkpoint is read. Saved files hold the weights in the
-command line tool's format (docs/format.md): ``<name>.values``, ``<name>.meta`` and the manifest. The tool reads a checkpoint of one file; it
-does not read one that transformers has cut into shards, whose manifest lists the weights of all of them. Weights that the tool has
-compressed are loaded where ``config.json`` says ``"quantization_config": {"quant_method": "twofour"}``.
+command line tool's format (docs/format.md): ``<name>.values``, ``<name>.meta`` and the manifest, which transformers writes into every shard of a
+large model. Weights that the tool has compressed are loaded where ``config.json`` says ``"quantization_config": {"quant_method": "twofour"}``.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ pub(crate) fn register(libtorch_cpu: &OsStr, libtorch_cuda: Option<&OsStr>) -> R
     }
     shim::load(libtorch_cpu)
         .map_err(|e| format!("{} is not the library of torch 2.11 or newer: {e}", libtorch_cpu.display()))?;
+    cpu::note_forks();
     let mut fragment: *mut c_void = ptr::null_mut();
     // SAFETY: strings end in a zero byte; torch keeps the library for ever.
     check("init", unsafe {

@@ -17,6 +17,9 @@ pub(super) type Handle = *mut c_void;
 /// A kernel for torch's dispatcher: takes its arguments from the stack's slots and leaves its results there.
 pub(super) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, arguments: u64, results: u64);
 
+/// What torch's threads call for a range of a loop: its begin, its end and the loop's context.
+pub(super) type ParallelFunction = unsafe extern "C" fn(begin: i64, end: i64, context: *mut c_void);
+
 macro_rules! shim {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions of the interface.
@@ -59,6 +62,7 @@ shim! {
     aoti_torch_delete_tensor_object: fn(Handle) -> i32;
     aoti_torch_check: fn(bool, *const c_char, *const c_char, u32, *const c_char);
     torch_get_num_threads: fn(*mut u32) -> i32;
+    torch_parallel_for: fn(i64, i64, i64, ParallelFunction, *mut c_void) -> i32;
 }
 
 static SHIM: OnceLock<Shim> = OnceLock::new();

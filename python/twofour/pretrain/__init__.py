@@ -6,13 +6,15 @@
 :class:`STEPLinear`, :class:`AdamW_STEP`                 STEP: dense until variances have settled, then sparse with these variances
 :class:`TransposableSparse`, :func:`sparse24`,           what these are made of
 :func:`soft_threshold24`, :func:`MVUE24_approx`,
-:func:`masked_add_`, :class:`GELUglu`
+:func:`masked_add_`, :class:`GELUglu`,
+:func:`to_sparse_semi_structured`
 =======================================================  ======================================================================
 
 Names that end in ``_torch`` or ``_triton`` are the toolkit's names of two implementations, and are the same function here.
 """
 
 from .adamw_step import AdamW_STEP
+from .compress import to_sparse_semi_structured
 from .decay import masked_add_, masked_decay_
 from .estimators import MVUE24_approx, soft_threshold24, sparse24
 from .fst import SparseLinearTranspose
@@ -43,4 +45,5 @@ __all__ = [
     "sparse24",
     "sparse24_torch",
     "sparse24_triton",
+    "to_sparse_semi_structured",
 ]

@@ -139,14 +139,14 @@ pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>)
     json!({ "version": FORMAT_VERSION, "weights": weights }).to_string()
 }
 
-/// Reads a file's manifest and holds it against the tensors that the file has; in order of name.
+/// Reads a file's manifest and holds it against the tensors, by name, that the model's files have; in order of name.
 ///
 /// # Errors
 /// [`Error::FormatVersion`] where a newer twofour wrote it, [`Error::Format`] where it contradicts itself or the tensors.
 pub(super) fn parse(
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    tensors: &[TensorInfo],
+    tensors: &HashMap<&str, &TensorInfo>,
 ) -> Result<Vec<CompressedInfo>> {
     let Some(text) = metadata.get(MANIFEST_KEY) else { return Ok(Vec::new()) };
     let fault = |reason: String| Error::Format { path: path.to_owned(), reason };
@@ -162,10 +162,9 @@ pub(super) fn parse(
     };
     let manifest: RawManifest =
         serde_json::from_str(text).map_err(|e| fault(format!("metadata `{MANIFEST_KEY}`: {e}")))?;
-    let by_name: HashMap<&str, &TensorInfo> = tensors.iter().map(|t| (t.name.as_str(), t)).collect();
     let mut weights = Vec::with_capacity(manifest.weights.0.len());
     for (name, raw) in manifest.weights.0 {
-        let weight = check(&name, &raw, &by_name)
+        let weight = check(&name, &raw, tensors)
             .map_err(|reason| fault(format!("compressed weight {}: {reason}", quoted(&name))))?;
         weights.push(weight);
     }
@@ -191,7 +190,10 @@ fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> R
     for (part, dtype, shape) in weight.parts() {
         let key = part.key(name);
         let Some(tensor) = tensors.get(key.as_str()) else {
-            return Err(format!("its tensor {} is missing from the file", quoted(&key)));
+            return Err(format!(
+                "its tensor {} is missing; a file of a sharded model is read through its index",
+                quoted(&key)
+            ));
         };
         if (tensor.dtype, &tensor.shape) != (dtype, &shape) {
             return Err(format!(

@@ -1,7 +1,7 @@
 //! Reading a model: one file, or several with an index.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet, btree_map::Entry},
     fs,
     path::{Path, PathBuf},
 };
@@ -88,9 +88,7 @@ impl<'a> TensorView<'a> {
 impl Shard {
     fn new(source: Source) -> Result<Self> {
         let header = source.header()?;
-        let weights = manifest::parse(source.path(), header.metadata(), header.tensors())?;
-        let parts = weights.iter().flat_map(|w| w.parts().into_iter().map(|(part, ..)| part.key(&w.name))).collect();
-        Ok(Shard { source, header, weights, parts })
+        Ok(Shard { source, header, weights: Vec::new(), parts: HashSet::new() })
     }
 
     /// The file's path.
@@ -103,7 +101,7 @@ impl Shard {
         &self.header
     }
 
-    /// The compressed weights of this file, in order of name.
+    /// The compressed weights whose values this file holds, in order of name.
     pub fn compressed_weights(&self) -> &[CompressedInfo] {
         &self.weights
     }
@@ -184,9 +182,8 @@ impl Reader {
         Ok(Reader { index: Some((path, index)), ..reader })
     }
 
-    fn new(shards: Vec<Shard>, index: Option<(PathBuf, Index)>) -> Result<Self> {
+    fn new(mut shards: Vec<Shard>, index: Option<(PathBuf, Index)>) -> Result<Self> {
         let mut tensors = HashMap::new();
-        let mut weights = HashMap::new();
         let mut metadata = BTreeMap::new();
         for (s, shard) in shards.iter().enumerate() {
             for (t, tensor) in shard.header.tensors().iter().enumerate() {
@@ -198,12 +195,17 @@ impl Reader {
                 metadata.entry(name.clone()).or_insert_with(|| value.clone());
             }
         }
-        for (s, shard) in shards.iter().enumerate() {
-            for (w, weight) in shard.weights.iter().enumerate() {
-                if weights.insert(weight.name.clone(), (s, w)).is_some() || tensors.contains_key(&weight.name) {
-                    return Err(shard.fault(format!("weight {} is in another shard too", quoted(&weight.name))));
-                }
+        for weight in listed(&shards)? {
+            for (part, ..) in weight.parts() {
+                let key = part.key(&weight.name);
+                shards[tensors[&key].0].parts.insert(key);
             }
+            let (home, _) = tensors[&Part::Values.key(&weight.name)];
+            shards[home].weights.push(weight);
+        }
+        let mut weights = HashMap::new();
+        for (s, shard) in shards.iter().enumerate() {
+            weights.extend(shard.weights.iter().enumerate().map(|(w, weight)| (weight.name.clone(), (s, w))));
         }
         Ok(Reader { shards, index, metadata, tensors, weights })
     }
@@ -307,6 +309,26 @@ impl Reader {
         };
         Error::NoTensor { path: self.path().to_owned(), what, name: name.to_owned(), hint }
     }
+}
+
+/// The compressed weights that the files' manifests list, in order of name, each once. A manifest may list weights of other files, too: transformers
+/// writes the same one into every shard.
+fn listed(shards: &[Shard]) -> Result<impl Iterator<Item = CompressedInfo> + use<>> {
+    let tensors = shards.iter().flat_map(|s| s.header.tensors()).map(|t| (t.name.as_str(), t)).collect();
+    let mut weights = BTreeMap::new();
+    for shard in shards {
+        for weight in manifest::parse(shard.path(), shard.header.metadata(), &tensors)? {
+            match weights.entry(weight.name.clone()) {
+                Entry::Vacant(entry) => _ = entry.insert(weight),
+                Entry::Occupied(entry) if *entry.get() == weight => {}
+                Entry::Occupied(_) => {
+                    let name = quoted(&weight.name);
+                    return Err(shard.fault(format!("weight {name} has another description in another shard")));
+                }
+            }
+        }
+    }
+    Ok(weights.into_values())
 }
 
 /// The index of a directory, or its only `.safetensors` file.

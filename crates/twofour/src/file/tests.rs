@@ -82,6 +82,58 @@ fn what_is_written_is_read() {
 }
 
 #[test]
+fn a_manifest_may_list_weights_of_other_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let whole = Reader::from_bytes("m.safetensors", small_model_bytes()).unwrap();
+    // As transformers cuts a model: the same metadata in every file, and a weight's parts wherever the cut falls.
+    let files = ["1.safetensors", "2.safetensors"];
+    let mut index = Index { metadata: Default::default(), weight_map: BTreeMap::new() };
+    let write = |file: &str, half: usize, metadata: &BTreeMap<String, String>| {
+        let tensors: Vec<_> = whole.tensors().skip(half * 5).take(5).collect();
+        let views = tensors.iter().map(|t| {
+            let dtype: safetensors::Dtype = serde_json::from_value(t.dtype.name().into()).unwrap();
+            (t.name.clone(), dtype, t.shape.clone(), whole.tensor(&t.name).unwrap().bytes().unwrap())
+        });
+        let views: Vec<_> = views.collect();
+        let views = views.iter().map(|(name, dtype, shape, bytes)| {
+            (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        let metadata = metadata.clone().into_iter().collect();
+        safetensors::serialize_to_file(views, Some(metadata), &at(file)).unwrap();
+        tensors.into_iter().map(|t| (t.name.clone(), file.to_owned())).collect::<Vec<_>>()
+    };
+    for (half, file) in files.iter().enumerate() {
+        index.weight_map.extend(write(file, half, whole.metadata()));
+    }
+    assert_ne!(index.weight_map["up.values"], index.weight_map["up.meta"], "the cut falls between the parts");
+    fs::write(at("m.safetensors.index.json"), index.to_json()).unwrap();
+
+    let cut = Reader::open(directory.path()).unwrap();
+    let sorted = |reader: &Reader| {
+        let mut weights: Vec<_> = reader.compressed_weights().cloned().collect();
+        weights.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut plain: Vec<_> = reader.plain_tensors().map(|t| t.name.clone()).collect();
+        plain.sort();
+        (weights, plain)
+    };
+    assert_eq!(sorted(&cut), sorted(&whole));
+    assert_eq!(cut.compressed::<bf16>("up").unwrap(), whole.compressed::<bf16>("up").unwrap());
+    assert_eq!(cut.compressed::<i8>("down").unwrap(), whole.compressed::<i8>("down").unwrap());
+    assert_eq!(cut.scales("down").unwrap(), whole.scales("down").unwrap());
+    // By itself a file is damaged, and the message says how to read it.
+    let lone = Reader::open(at(files[0])).unwrap_err().to_string();
+    assert!(lone.contains("is missing; a file of a sharded model is read through its index"), "{lone}");
+
+    let mut other = whole.metadata().clone();
+    let manifest = other.get_mut(MANIFEST_KEY).unwrap();
+    *manifest = manifest.replace("[6,10]", "[6,12]");
+    write(files[1], 1, &other);
+    let error = Reader::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("weight `up` has another description in another shard"), "{error}");
+}
+
+#[test]
 fn wrong_questions_get_clear_answers() {
     let reader = Reader::from_bytes("m.safetensors", small_model_bytes()).unwrap();
     for (error, expected) in [

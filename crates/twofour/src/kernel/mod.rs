@@ -48,6 +48,6 @@ pub use int4::{SparseWeightInt4Ref, pack_int4, packed_bytes_int4};
 pub use int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8, packed_bytes_i8};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
-pub use share::{share, with_threads};
+pub use share::{Executor, share, with_executor, with_threads};
 pub use sparse_weight::SparseWeight;
 pub(crate) use transposed_product::transposed_product;

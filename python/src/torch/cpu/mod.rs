@@ -7,12 +7,13 @@ mod linear;
 mod pack;
 mod quantized;
 mod select;
+mod threads;
 
 use half::{bf16, f16};
-use twofour::{
-    Compressed,
-    kernel::{SparseWeightRef, with_threads},
-};
+use twofour::{Compressed, kernel::SparseWeightRef};
+
+pub(super) use threads::note_forks;
+use threads::on_torch_threads;
 
 use super::{
     failure::{Failure, Result},
@@ -76,11 +77,6 @@ pub(super) const OPERATORS: &[Definition] = &[
         kernel!(int4::linear_bias),
     ),
 ];
-
-/// Runs kernels on as many threads as torch computes with.
-fn on_torch_threads<R>(f: impl FnOnce() -> R) -> R {
-    with_threads(torch_threads(), f)
-}
 
 /// Runs passes over a weight on a pool of as many threads as torch computes with.
 fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {

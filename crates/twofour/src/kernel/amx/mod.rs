@@ -14,6 +14,7 @@ mod transpose;
 use std::{
     any::TypeId,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use bytemuck::Zeroable;
@@ -25,7 +26,7 @@ use super::{
     element::KernelElement,
     engine::{Cpu, HasAmx, HasAvx512},
     scratch::Scratch,
-    share::{LEAST_PART, share, share_elements, threads},
+    share::{LEAST_PART, share_elements, share_expecting, threads},
     strips::{ROWS, StripsRef},
 };
 pub(super) use tile::TileElement;
@@ -161,8 +162,9 @@ fn product<F: Factor>(
             let tokens = (start + i * ROWS).min(end)..(start + (i + 1) * ROWS).min(end);
             F::pack_tokens(has.avx512(), &x[tokens.start * cols..tokens.end * cols], cols, tiles);
         };
-        share(packed.chunks_mut(depth * TILE).enumerate(), || (), |(), tiles| pack(tiles));
-        share(
+        share_elements((end - start) * cols / LINE, packed.chunks_mut(depth * TILE).enumerate(), pack);
+        share_expecting(
+            expected(strips * ROWS, cols, end - start),
             sums.values.chunks_mut(block * stride * ROWS).enumerate(),
             || Scratch::take(block * DEPTH * TILE),
             |weights, (i, sums)| {
@@ -172,6 +174,13 @@ fn product<F: Factor>(
         );
     }
     sums
+}
+
+/// How long one thread takes for a product, roughly; rather too long, so that threads are woken for it.
+fn expected(rows: usize, cols: usize, tokens: usize) -> Duration {
+    /// Products of a thread in a nanosecond.
+    const PRODUCTS: usize = 500;
+    Duration::from_nanos((rows.saturating_mul(cols).saturating_mul(tokens) / PRODUCTS) as u64)
 }
 
 /// Multiplies some strips, from `first` on, with packed tokens of `depth` tiles each; each of `sums` starts at the first of them.

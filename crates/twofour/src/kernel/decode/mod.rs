@@ -35,12 +35,15 @@ pub(super) use int8::prepare as prepare_bytes;
 /// Parts of a product for each thread, at most: a few even out what else the machine is doing.
 const PARTS: usize = 8;
 
-/// Bytes of a weight from which it is worth a second thread, even one that is awake: about ten microseconds for one thread. What two threads hand to
+/// Bytes to multiply from which it is worth a second thread, even one that is awake: about ten microseconds for one thread. What two threads hand to
 /// each other, and each other's caches, takes one or two of them.
 const LEAST_SHARED: usize = 1 << 20;
 
-/// Bytes of the weight that a part has at least, from a core's own cache read in three microseconds or so.
+/// Bytes to multiply that a part has at least, from a core's own cache read in three microseconds or so.
 const LEAST_PART: usize = 128 << 10;
+
+/// Tokens that a core multiplies with what it reads while it reads, roughly: more of them take as long as reading the weight more than once.
+const TOKENS_OF_A_READ: usize = 4;
 
 /// Bytes of the weight that a core multiplies in a microsecond, from the last-level cache and with one token: so fast that a guess of the time with it
 /// is rather too short.
@@ -72,7 +75,7 @@ pub(super) fn product<F: Factor>(cpu: Cpu, weight: F, x: &[F::Activation], token
         return sums;
     }
     let stride = x.len() / tokens;
-    let bytes = weight.bytes();
+    let bytes = weight.bytes().saturating_mul((tokens / TOKENS_OF_A_READ).max(1));
     let parts = if bytes < LEAST_SHARED { 1 } else { (bytes / LEAST_PART).min(PARTS * threads()) };
     let part = strips.div_ceil(parts).next_multiple_of(SIDE_BY_SIDE);
     let expected = Duration::from_micros((bytes / BYTES_PER_MICROSECOND) as u64);

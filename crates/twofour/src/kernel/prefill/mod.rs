@@ -20,7 +20,7 @@ mod tile;
 mod transposed;
 mod walk;
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use super::{
     dense_block::DenseBlock,
@@ -28,7 +28,7 @@ use super::{
     engine::{Cpu, HasAvx2, HasAvx512},
     epilogue::Epilogue,
     scratch::Scratch,
-    share::{share, threads},
+    share::{share_expecting, threads},
     strips::{ROWS, Strip, StripsRef},
     transposed_product::StoreRow,
     vector::{Vector, avx2::Avx2, avx512::Avx512},
@@ -233,7 +233,8 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(
         let tokens = y.len() / outs;
         let x = &x[i * TOKENS * depth..][..tokens * depth];
         let panels = Panels::pack(x, tokens, depth, V::LANES, vectors);
-        share(
+        share_expecting(
+            expected(outs, depth, tokens),
             column_blocks(y, outs, block).into_iter(),
             || (F::Block::default(), Scratch::take(block * panels.padded_tokens())),
             |(prepared, products), mut y| {
@@ -243,6 +244,15 @@ fn product<V: Kernels, T: KernelElement, F: Factor>(
             },
         );
     }
+}
+
+/// How long one thread takes for a product, rather too short: a vector's products each nanosecond or so, and reading the weight.
+fn expected(outs: usize, depth: usize, tokens: usize) -> Duration {
+    /// What reading an element costs, in products.
+    const READ: usize = 8;
+    /// Products of a thread in a nanosecond.
+    const PRODUCTS: usize = 64;
+    Duration::from_nanos((outs.saturating_mul(depth).saturating_mul(tokens + READ) / PRODUCTS) as u64)
 }
 
 /// Multiplies some outputs with all panels: `[panel][outs, tokens of the panel]`.

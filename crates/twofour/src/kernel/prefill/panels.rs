@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    super::{dense_block::DenseBlock, element::KernelElement, epilogue::Epilogue, scratch::Scratch, share::share},
+    super::{
+        dense_block::DenseBlock, element::KernelElement, epilogue::Epilogue, scratch::Scratch, share::share_elements,
+    },
     GROUP,
 };
 
@@ -103,7 +105,7 @@ impl Panels {
                 let part = |(i, lines)| Part { first: panel * stride, stride, top: i * LINES, lines };
                 parts.extend(data.chunks_mut(LINES * stride).enumerate().map(part));
             }
-            share(parts.into_iter(), || (), |(), part| pack(part));
+            share_elements(tokens * depth, parts.into_iter(), pack);
         }
         Self { data, lines, stride, padded_tokens }
     }

@@ -9,10 +9,10 @@ use super::{
     super::{
         dense_block::DenseBlock,
         scratch::Scratch,
-        share::{share, threads},
+        share::{share_expecting, threads},
         transposed_product::StoreRow,
     },
-    ALIGNMENT, Kernels, OUTS, Panels, multiply_block,
+    ALIGNMENT, Kernels, OUTS, Panels, expected, multiply_block,
     tile::{Columns, Tiles},
 };
 
@@ -34,7 +34,8 @@ pub(super) fn transposed_product<V: Kernels, C: Send>(
     for first in (0..cols).step_by(COLUMNS) {
         let part = first..(first + COLUMNS).min(cols);
         let panels = Panels::of_columns(b, part.clone(), V::LANES, V::TILE_VECTORS);
-        share(
+        share_expecting(
+            expected(rows, a.rows, part.len()),
             c.chunks_mut(block * cols).enumerate(),
             || (Tiles::default(), Scratch::take(block * panels.padded_tokens())),
             |(tiles, products), (i, c)| {

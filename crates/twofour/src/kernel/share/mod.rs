@@ -1,10 +1,12 @@
 //! Sharing work between the thread that asks for it and helping threads.
 
+mod executor;
 mod job;
 mod pool;
 
-use std::{cell::Cell, panic, sync::Arc, time::Duration};
+use std::{cell::Cell, panic, sync::Arc, thread::LocalKey, time::Duration};
 
+pub use executor::Executor;
 use job::{Frame, Job};
 use pool::Pool;
 
@@ -33,7 +35,7 @@ pub fn share<P: Send, S>(
 }
 
 /// [`share`] for work that takes one thread about as long as `expected`: helpers that sleep are woken only for work that outlasts a wake-up,
-/// alone or together with what came just before.
+/// alone or together with what came just before. On the threads of an [`Executor`], which may be asleep, too, only work that outlasts their meeting is shared.
 pub(super) fn share_expecting<P: Send, S>(
     expected: Duration,
     parts: impl ExactSizeIterator<Item = P>,
@@ -53,7 +55,11 @@ pub(super) fn share_expecting<P: Send, S>(
     let frame = Frame::new(parts, &state, &work);
     // SAFETY: `frame` is borrowed, not moved, until `compute` has returned, which waits for the job.
     let job = Arc::new(unsafe { Job::new(&frame, threads) });
-    Pool::current(limit).enter().compute(job.clone(), expected);
+    let caller = Pool::current(limit).enter();
+    match EXECUTOR.get().filter(|_| executor::is_worth_trying()) {
+        Some(executor) => executor::compute(executor, &job, caller.helpers(&job), expected),
+        None => caller.compute(job.clone(), expected),
+    }
     if let Some(payload) = job.panic() {
         panic::resume_unwind(payload);
     }
@@ -74,6 +80,8 @@ pub(super) fn share_elements<P: Send>(
 thread_local! {
     /// The number of threads that may compute together, where [`with_threads`] or, on a helping thread, its caller sets it.
     static THREADS: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Whose threads help, where [`with_executor`] sets it.
+    static EXECUTOR: Cell<Option<Executor>> = const { Cell::new(None) };
 }
 
 /// The number of threads that may compute together.
@@ -89,14 +97,42 @@ pub(super) fn threads() -> usize {
 /// with_threads(1, || share(0..3, || (), |(), part| assert!(part < 3)));
 /// ```
 pub fn with_threads<R>(threads: usize, f: impl FnOnce() -> R) -> R {
-    /// Restores the limit, after a panic too.
-    struct Restore(Option<usize>);
-    impl Drop for Restore {
+    with(&THREADS, threads.max(1), f)
+}
+
+/// Runs `f`, whose kernels compute on the threads of `executor` instead of threads of their own; [`with_threads`] says on how many. This is for
+/// programs whose other work runs on such threads: two sets of threads that poll for work take each other's cores. Where a call shows that they come
+/// late, because they sleep or others have their cores, the next calls do without them for a while.
+///
+/// What a part of a call shares in turn, its thread computes alone.
+///
+/// ```
+/// use twofour::kernel::{share, with_executor, with_threads};
+/// fn scoped(threads: usize, take_part: &(dyn Fn(usize) + Sync)) {
+///     std::thread::scope(|scope| {
+///         (1..threads).for_each(|i| drop(scope.spawn(move || take_part(i))));
+///         take_part(0);
+///     });
+/// }
+/// let mut squares = [1, 2, 3, 4, 5];
+/// with_threads(2, || {
+///     with_executor(scoped, || share(squares.iter_mut(), || (), |(), v| *v *= *v));
+/// });
+/// assert_eq!(squares, [1, 4, 9, 16, 25]);
+/// ```
+pub fn with_executor<R>(executor: Executor, f: impl FnOnce() -> R) -> R {
+    with(&EXECUTOR, executor, f)
+}
+
+/// Runs `f` with a value in a thread's variable, which has its former value afterwards, after a panic too.
+fn with<T: Copy + 'static, R>(key: &'static LocalKey<Cell<Option<T>>>, value: T, f: impl FnOnce() -> R) -> R {
+    struct Restore<T: Copy + 'static>(&'static LocalKey<Cell<Option<T>>>, Option<T>);
+    impl<T: Copy> Drop for Restore<T> {
         fn drop(&mut self) {
-            THREADS.set(self.0);
+            self.0.set(self.1);
         }
     }
-    let _restore = Restore(THREADS.replace(Some(threads.max(1))));
+    let _restore = Restore(key, key.replace(Some(value)));
     f()
 }
 

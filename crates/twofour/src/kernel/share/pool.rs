@@ -246,11 +246,16 @@ impl Drop for Caller {
 }
 
 impl Caller {
+    /// Threads that may help with a job: fewer where others compute at the same time.
+    pub(super) fn helpers(&self, job: &Job) -> usize {
+        job.threads().saturating_sub(1 + self.others)
+    }
+
     /// Computes all parts of a job on this thread and on workers that join; returns when no part is unfinished. `expected` is how long one thread
     /// takes, roughly.
     pub(super) fn compute(&self, job: Arc<Job>, expected: Duration) {
         let pool = self.pool;
-        let helpers = job.threads().saturating_sub(1 + self.others);
+        let helpers = self.helpers(&job);
         let posted = Posted { pool, job };
         let job = &posted.job;
         let mut missing = helpers;
