@@ -153,6 +153,7 @@ def test_operators_take_anything_and_return_or_raise(data):
 
 FLAG, FLOAT = st.booleans(), st.floats(allow_nan=True)
 SEEDS = st.one_of(tensors(), st.integers(0, 1 << 62).map(lambda seed: torch.tensor([seed])))
+GROUP_SIZES = st.one_of(st.sampled_from([128, -1]), NUMBERS)
 ARGUMENTS = {
     "linear": [tensors(), tensors(), NUMBERS],
     "linear_bias": [tensors(), tensors(), tensors(), NUMBERS, NUMBERS],
@@ -172,6 +173,11 @@ ARGUMENTS = {
     "linear_i8": [tensors(), tensors(), NUMBERS],
     "linear_quantized": [tensors(), tensors(), tensors(), NUMBERS],
     "linear_quantized_bias": [tensors(), tensors(), tensors(), tensors(), NUMBERS, NUMBERS],
+    "quantize_int4": [tensors(), GROUP_SIZES],
+    "pack_int4": [tensors(), tensors(), tensors(), NUMBERS, GROUP_SIZES],
+    "canonical_int4": [tensors(), NUMBERS, NUMBERS, GROUP_SIZES],
+    "linear_int4": [tensors(), tensors(), NUMBERS, GROUP_SIZES],
+    "linear_int4_bias": [tensors(), tensors(), tensors(), NUMBERS, GROUP_SIZES, NUMBERS],
 }
 
 

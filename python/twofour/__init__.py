@@ -8,7 +8,8 @@
 :class:`Linear`              a linear layer with a 2:4 weight
 :func:`warm`                 plans the GEMMs of a model before its first call
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
-:func:`quantize_`            8-bit integers beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
+:func:`quantize_`            integers of 8 or 4 bits beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
+:func:`block_sparse_weight`  for ``twofour.sparsity.sparsify_``: weights of which whole blocks are zero
 ``twofour.sparse``           sparse tensors, under the names of ``torch.sparse``
 ``twofour.install()``        the same under torch's own names, for programs that cannot be changed
 ``twofour.sparsity``         pruning, and training with 2:4 weights or activations, under the names of ``torchao.sparsity``
@@ -28,11 +29,14 @@ _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers",
 
 #: The modules of what is imported when it is first used.
 _LAZY = {
+    "BlockSparseTensor": "sparsity",
     "Compressed": "_compression",
+    "Int4Linear": "_int4",
     "Linear": "_linear",
     "Verification": "_verification",
     "Violation": "_verification",
     "advise": "_advice",
+    "block_sparse_weight": "sparsity",
     "compress": "_compression",
     "decompress": "_compression",
     "device_info": "_device",

@@ -89,6 +89,11 @@ quantize_rows = _raising(_OPS.quantize_rows.default)
 linear_i8 = _raising(_OPS.linear_i8.default)
 linear_quantized = _raising(_OPS.linear_quantized.default)
 linear_quantized_bias = _raising(_OPS.linear_quantized_bias.default)
+quantize_int4 = _raising(_OPS.quantize_int4.default)
+pack_int4 = _raising(_OPS.pack_int4.default)
+canonical_int4 = _raising(_OPS.canonical_int4.default)
+linear_int4 = _raising(_OPS.linear_int4.default)
+linear_int4_bias = _raising(_OPS.linear_int4_bias.default)
 
 
 def rule_number(rule: str) -> int:
@@ -218,4 +223,50 @@ def _(x, packed, scales, out_features):
 
 @torch.library.register_fake("twofour::linear_quantized_bias")
 def _(x, packed, scales, bias, out_features, activation):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+def _scales_per_row(cols: int, group_size: int) -> int:
+    return 1 if group_size < 0 else -(-cols // group_size)
+
+
+def _parts_int4(like: torch.Tensor, rows: int, cols: int, group_size: int) -> tuple[torch.Tensor, ...]:
+    """Values, metadata and scales in canonical form."""
+    groups = -(-cols // 4)
+    return (
+        like.new_empty((rows, groups), dtype=torch.uint8),
+        like.new_empty((rows, -(-groups // 8)), dtype=torch.int32),
+        like.new_empty((rows, _scales_per_row(cols, group_size)), dtype=torch.float16),
+    )
+
+
+@torch.library.register_fake("twofour::quantize_int4")
+def _(weight, group_size):
+    return _parts_int4(weight, *weight.shape, group_size)
+
+
+@torch.library.register_fake("twofour::pack_int4")
+def _(values, meta, scales, cols, group_size):
+    rows, per_row = values.shape[0], _scales_per_row(cols, group_size)
+    if values.device.type == "cuda":
+        # Padded to 16 rows and 128 columns.
+        tall, wide = -(-rows // 16) * 16, -(-cols // 128) * 128
+        return values.new_empty((tall * wide // 4 + tall * wide // 8 + 2 * tall * per_row,), dtype=torch.int8)
+    groups, strips = -(-cols // 4), -(-rows // 16)
+    # As for floats, with a byte for each row of a line; then sixteen scales of float32 for each strip.
+    return values.new_empty((strips * (-(-groups // 8) * 64 + groups * 16 + per_row * 64),), dtype=torch.int8)
+
+
+@torch.library.register_fake("twofour::canonical_int4")
+def _(packed, rows, cols, group_size):
+    return _parts_int4(packed, rows, cols, group_size)
+
+
+@torch.library.register_fake("twofour::linear_int4")
+def _(x, packed, out_features, group_size):
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::linear_int4_bias")
+def _(x, packed, bias, out_features, group_size, activation):
     return x.new_empty((*x.shape[:-1], out_features))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from ._int4 import Int4Linear
 from ._packed import Packed
 
 
@@ -17,7 +18,7 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     nothing to plan, so calls are only checked.
 
     Args:
-        model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear`.
+        model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear` and :class:`twofour.Int4Linear`.
         tokens: the numbers of tokens, which are the products of all dimensions of an input but the last.
         gradients: whether to plan the input gradients, too.
 
@@ -33,7 +34,7 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     layers = [(module, packed) for module in model.modules() if (packed := _packed_of(module)) is not None]
     if not layers:
         raise ValueError("the model has no sparse layer: compress its weights first")
-    devices = {packed.tensors()[0].device for _, packed in layers}
+    devices = {(packed.packed if isinstance(packed, Int4Linear) else packed.tensors()[0]).device for _, packed in layers}
     _compute(layers, tokens, gradients)
     if any(device.type == "cuda" for device in devices):
         # A graph is captured on a stream of its own, which has a workspace of its own.
@@ -48,6 +49,9 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
 def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
     with torch.inference_mode():
         for module, packed in layers:
+            if isinstance(packed, Int4Linear):
+                _compute_int4(packed, tokens)
+                continue
             some = packed.tensors()[0]
             bias = getattr(module, "bias", None)
             for count in tokens:
@@ -59,8 +63,18 @@ def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
                     packed.times(torch.zeros(count, packed.rows, dtype=packed.dtype, device=some.device))
 
 
-def _packed_of(module: nn.Module) -> Packed | None:
-    """The packed weight of a layer of floats, if it has one."""
+def _compute_int4(layer: Int4Linear, tokens: list[int]) -> None:
+    # The weight does not say which activations it meets; a bias does.
+    dtypes = [torch.bfloat16, torch.float16] if layer.bias is None else [layer.bias.dtype]
+    for dtype in dtypes:
+        for count in tokens:
+            layer(torch.zeros(count, layer.in_features, dtype=dtype, device=layer.packed.device))
+
+
+def _packed_of(module: nn.Module) -> Packed | Int4Linear | None:
+    """The packed weight of a layer of floats, if it has one, or a layer of 4-bit integers."""
+    if isinstance(module, Int4Linear):
+        return module
     packed = getattr(module, "packed_weight", None)
     if packed is None:
         packed = getattr(getattr(module, "weight", None), "packed_weight", None)

@@ -432,11 +432,9 @@ fn packed_layers_of_every_type_are_the_dense_layer_of_their_values() {
             ),
         ];
         assert_eq!(layers[0].1.to_compressed::<bf16>().unwrap(), halves);
-        if inputs % 128 == 0 {
-            let int4 = Int4::quantize(&weight, Granularity::Group).unwrap();
-            let layer = PackedLinear::int4(context, &int4, Some(&bias), gelu, dtype).unwrap();
-            layers.push(("int4", layer, wide(&int4.dequantize().to_dense()), &as_it_is));
-        }
+        let int4 = Int4::quantize(&weight, Granularity::Group).unwrap();
+        let layer = PackedLinear::int4(context, &int4, Some(&bias), gelu, dtype).unwrap();
+        layers.push(("int4", layer, wide(&int4.dequantize().to_dense()), &as_it_is));
         for tokens in [1, 7, 130] {
             let x = numbers::<bf16>(tokens * inputs, 2);
             let x_there = engine.up(&x);

@@ -41,7 +41,9 @@ impl From<twofour::Error> for Failure {
         use twofour::Error as E;
         let message = error.to_string();
         match error {
-            E::NotANumber { .. } | E::Infinite { .. } | E::TooManyKept { .. } => Failure::value(message),
+            E::NotANumber { .. } | E::Infinite { .. } | E::TooManyKept { .. } | E::Scale { .. } => {
+                Failure::value(message)
+            }
             E::UnsupportedDType { .. } => Failure::not_implemented(message),
             _ => Failure::runtime(message),
         }

@@ -6,6 +6,7 @@
 mod cpu;
 mod cuda;
 mod failure;
+mod int4;
 mod numbers;
 mod operator;
 mod register;

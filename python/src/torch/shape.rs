@@ -62,3 +62,21 @@ pub(super) fn expect_packed(
     }
     Ok(())
 }
+
+/// The same for a packed int4 weight, whose bytes are int8 for torch and go with floats of any type.
+///
+/// # Errors
+/// Those of [`expect_packed`].
+pub(super) fn expect_packed_int4(
+    packed: &Tensor,
+    expected_len: usize,
+    shape: (usize, usize),
+    x: &Tensor,
+) -> Result<()> {
+    let found = packed.dtype()?;
+    if found != ScalarType::I8 {
+        let name = found.name();
+        return Err(Failure::not_implemented(format!("the packed int4 weight has dtype {name}; int8 is required")));
+    }
+    expect_packed(packed, expected_len, ScalarType::I8, shape, x)
+}

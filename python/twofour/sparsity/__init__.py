@@ -1,7 +1,7 @@
 """Pruning and sparse training of models, under the names of ``torchao.sparsity``.
 
 =============================  ==================================================================
-:func:`sparsify_`              weights that are 2:4 become sparse tensors
+:func:`sparsify_`              weights that are 2:4, or zero in blocks, become sparse tensors
 :func:`apply_fake_sparsity`    prunes weights by magnitude, in place
 :mod:`.training`               layers that prune in every forward pass
 :mod:`.wanda`                  pruning by magnitude and input norm
@@ -13,15 +13,26 @@ what they pruned.
 """
 
 from . import training, utils
-from .sparse_api import SemiSparseWeightConfig, apply_fake_sparsity, semi_sparse_weight, sparsify_
+from .blocksparse import BlockSparseTensor
+from .sparse_api import (
+    BlockSparseWeightConfig,
+    SemiSparseWeightConfig,
+    apply_fake_sparsity,
+    block_sparse_weight,
+    semi_sparse_weight,
+    sparsify_,
+)
 from .utils import create_semi_structured_tensor, mask_creator
 from .wanda import PerChannelNormObserver, WandaSparsifier
 
 __all__ = [
+    "BlockSparseTensor",
+    "BlockSparseWeightConfig",
     "PerChannelNormObserver",
     "SemiSparseWeightConfig",
     "WandaSparsifier",
     "apply_fake_sparsity",
+    "block_sparse_weight",
     "create_semi_structured_tensor",
     "mask_creator",
     "semi_sparse_weight",

@@ -10,8 +10,16 @@ from torch import nn
 
 from ..sparse import to_sparse_semi_structured
 from ._masks import two_largest
+from .blocksparse import BlockSparseTensor
 
-__all__ = ["SemiSparseWeightConfig", "apply_fake_sparsity", "semi_sparse_weight", "sparsify_"]
+__all__ = [
+    "BlockSparseWeightConfig",
+    "SemiSparseWeightConfig",
+    "apply_fake_sparsity",
+    "block_sparse_weight",
+    "semi_sparse_weight",
+    "sparsify_",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +33,20 @@ class SemiSparseWeightConfig:
     alg_id: int = 0
 
 
-#: The peers' older name.
+@dataclasses.dataclass(frozen=True)
+class BlockSparseWeightConfig:
+    """Of a weight in square blocks those with a nonzero are stored and multiplied.
+
+    Attributes:
+        blocksize: rows and columns of a block.
+    """
+
+    blocksize: int = 64
+
+
+#: The peers' older names.
 semi_sparse_weight = SemiSparseWeightConfig
+block_sparse_weight = BlockSparseWeightConfig
 
 #: Decides by module and name whether a layer's weight is replaced.
 Filter = Callable[[nn.Module, str], bool]
@@ -57,33 +77,36 @@ def _quoted(name: str) -> str:
 
 def sparsify_(
     model: nn.Module,
-    config: SemiSparseWeightConfig,
+    config: SemiSparseWeightConfig | BlockSparseWeightConfig,
     filter_fn: Filter | None = None,
     *,
     prune: bool | str = False,
 ) -> nn.Module:
-    """Replaces the weights of linear layers, in place, by 2:4 tensors: for inference.
+    """Replaces the weights of linear layers, in place, by 2:4 tensors or by block-sparse ones: for inference.
 
     Args:
         model: the model; its weights are float32, bfloat16 or float16.
-        config: a :class:`SemiSparseWeightConfig`.
+        config: a :class:`SemiSparseWeightConfig` or a :class:`BlockSparseWeightConfig`.
         filter_fn: ``filter_fn(module, name)`` says whether a module's weight is replaced; all linear layers' by default.
         prune: ``True`` keeps the two largest magnitudes of each group of four; or the name of a mask rule, as in
-            :func:`twofour.sparse.to_sparse_semi_structured`. By default the weights must be 2:4 already.
+            :func:`twofour.sparse.to_sparse_semi_structured`. By default the weights must be 2:4 already. Block-sparse weights are not pruned
+            here.
 
     Returns:
         the model. The new weights need no gradient.
 
     Raises:
         ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a
-            module without a matrix for a weight.
+            module without a matrix for a weight, and for ``prune`` with block-sparse weights.
         RuntimeError: for a weight of another type; the message names the module.
         TypeError: for another config.
     """
-    if config is SemiSparseWeightConfig:
+    if config in (SemiSparseWeightConfig, BlockSparseWeightConfig):
         config = config()
-    if not isinstance(config, SemiSparseWeightConfig):
-        raise TypeError(f"sparsify_ requires a SemiSparseWeightConfig, not {config!r}")
+    if not isinstance(config, (SemiSparseWeightConfig, BlockSparseWeightConfig)):
+        raise TypeError(f"sparsify_ requires a SemiSparseWeightConfig or a BlockSparseWeightConfig, not {config!r}")
+    if prune and isinstance(config, BlockSparseWeightConfig):
+        raise ValueError("prune is for 2:4 weights: set whole blocks to zero before sparsify_ with block_sparse_weight")
     sparse: dict[int, nn.Parameter] = {}
     chosen = _chosen(model, filter_fn)
     for name, module in chosen:
@@ -93,9 +116,12 @@ def sparsify_(
         if id(module.weight) in sparse:
             continue
         try:
-            compressed = to_sparse_semi_structured(weight, alg_id=config.alg_id, prune=prune)
+            if isinstance(config, BlockSparseWeightConfig):
+                compressed = BlockSparseTensor.from_dense(weight, config.blocksize)
+            else:
+                compressed = to_sparse_semi_structured(weight, alg_id=config.alg_id, prune=prune)
         except ValueError as error:
-            hint = "" if prune else "; prune it first, or pass prune=True"
+            hint = "" if prune or isinstance(config, BlockSparseWeightConfig) else "; prune it first, or pass prune=True"
             raise ValueError(f"{_quoted(name)}: {error}{hint}") from error
         except (RuntimeError, NotImplementedError) as error:
             raise type(error)(f"{_quoted(name)}: {error}") from error

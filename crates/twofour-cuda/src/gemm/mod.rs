@@ -19,7 +19,7 @@
 //!
 //! A [`Gemm`] is planned once for a problem. Its calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
-mod copies;
+pub(crate) mod copies;
 mod cost;
 pub mod direct;
 mod epilogue;

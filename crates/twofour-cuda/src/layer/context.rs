@@ -20,6 +20,7 @@ use crate::{
     estimate::DenseEstimator,
     gemm::{
         Gemm, GemmProblem,
+        copies::Copies,
         int4::{self, Int4Gemm},
     },
     libraries::{
@@ -56,6 +57,7 @@ struct Shared {
     column_sums: Plans<DataType, ColumnSums>,
     quantizers: Plans<DataType, Quantizer>,
     int4: Plans<int4::Int4Problem, Int4Gemm>,
+    copies: Plans<(), Copies>,
 }
 
 impl fmt::Debug for LayerContext {
@@ -163,6 +165,7 @@ impl LayerContext {
             column_sums: Plans::default(),
             quantizers: Plans::default(),
             int4: Plans::default(),
+            copies: Plans::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
@@ -330,6 +333,11 @@ impl LayerContext {
     /// Returns the GEMM with an int4 weight for a problem.
     pub(super) fn int4(&self, problem: int4::Int4Problem) -> Result<Int4Gemm> {
         self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
+    }
+
+    /// Returns the kernels that copy rows.
+    pub(super) fn copies(&self) -> Result<Copies> {
+        self.shared.copies.of((), || self.load(Copies::new))
     }
 
     /// Loads kernels, which is impossible during a capture.

@@ -44,12 +44,24 @@ pub(super) fn decode<T: Element>(values: &[u8], meta: &[u8], rows: usize, cols: 
     } else {
         decode_8(padded_rows, padded_cols, tile, &bytemuck::pod_collect_to_vec::<u8, u32>(meta))?
     };
-    let values = bytemuck::pod_collect_to_vec::<u8, T>(&values[..bytes.values]);
-    // Without the padding.
+    cropped(&bytemuck::pod_collect_to_vec::<u8, T>(&values[..bytes.values]), &words, padded_cols, rows, cols)
+}
+
+/// Returns the weight `[rows, cols]` whose values and metadata are padded to more rows and to `padded_cols` columns, a multiple of 32.
+///
+/// # Errors
+/// [`Error::Core`] for metadata that is none.
+pub(super) fn cropped<T: Element>(
+    values: &[T],
+    words: &[u32],
+    padded_cols: usize,
+    rows: usize,
+    cols: usize,
+) -> Result<Compressed<T>> {
     let (groups, words_per_row) = (cols.div_ceil(4), cols.div_ceil(32));
     let values = values.chunks_exact(padded_cols / 2).take(rows).flat_map(|row| &row[..2 * groups]).copied().collect();
     let mut kept = Vec::with_capacity(rows * words_per_row);
-    for row in words.chunks_exact(padded_cols.div_ceil(32)).take(rows) {
+    for row in words.chunks_exact(padded_cols / 32).take(rows) {
         kept.extend_from_slice(&row[..words_per_row]);
         if let (Some(last), 1..) = (kept.last_mut(), groups % 8) {
             *last &= (1 << (4 * (groups % 8))) - 1;
@@ -59,7 +71,7 @@ pub(super) fn decode<T: Element>(values: &[u8], meta: &[u8], rows: usize, cols: 
 }
 
 /// Returns the weight padded to a larger shape by groups and rows of zeros.
-fn padded<T: Element>(weight: &Compressed<T>, rows: usize, cols: usize) -> Result<Compressed<T>> {
+pub(super) fn padded<T: Element>(weight: &Compressed<T>, rows: usize, cols: usize) -> Result<Compressed<T>> {
     let (values_len, meta_len) = compressed::lengths(rows, cols)?;
     let (mut values, mut meta) = (vec![T::ZERO; values_len], vec![0u32; meta_len]);
     let (groups, words) = (cols / 4, cols.div_ceil(32));

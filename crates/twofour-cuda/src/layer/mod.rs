@@ -21,6 +21,7 @@ mod dense;
 mod forward;
 mod gradient;
 mod host_form;
+mod int4;
 mod mask;
 mod memory;
 mod packed;

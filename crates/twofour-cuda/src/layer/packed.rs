@@ -1,24 +1,25 @@
 //! The layer for inference.
 
-use cudarc::driver::{CudaSlice, DevicePtr as _, DeviceRepr};
+use cudarc::driver::{CudaSlice, DevicePtr as _};
 use half::{bf16, f16};
 use twofour::{
     Compressed, Element, MatrixRef,
     int4::{Granularity, Int4},
     kernel::quantize,
-    layout::lanes,
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements,
-    host_form::encode, quantized::quantized_linear, weight::PackedBuffer,
+    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext,
+    dense::unpacked_product,
+    elements,
+    host_form::encode,
+    int4::{Int4Place, encode as encode_int4, int4_linear},
+    quantized::quantized_linear,
+    weight::PackedBuffer,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
-    gemm::{
-        Epilogue, GemmProblem, Order,
-        int4::{self, MOST_TOKENS},
-    },
+    DataType, Error, Result,
+    gemm::{Epilogue, GemmProblem},
 };
 
 /// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
@@ -53,8 +54,7 @@ enum PackedWeight {
     },
     Int4 {
         granularity: Granularity,
-        place: int4::Int4Weight,
-        memory: [CudaSlice<u32>; 3],
+        memory: CudaSlice<u8>,
     },
 }
 
@@ -121,7 +121,7 @@ impl PackedLinear {
     /// Packs an int4 weight; activations are of `dtype`, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::Core`] unless rows are a multiple of 16 and columns of 128; those of [`PackedLinear::scaled`].
+    /// [`Error::TooLarge`]; those of [`PackedLinear::scaled`].
     pub fn int4(
         context: &LayerContext,
         weight: &Int4,
@@ -130,11 +130,10 @@ impl PackedLinear {
         dtype: DataType,
     ) -> Result<Self> {
         let shape = (weight.weight().rows(), weight.weight().cols());
-        let lanes = lanes::encode(weight)?;
-        let memory = [copy(context, &lanes.values)?, copy(context, &lanes.meta)?, copy(context, &lanes.scales)?];
-        let [values, meta, scales] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(context.stream()).0);
-        let place = int4::Int4Weight { values, meta, scales };
-        let weight = PackedWeight::Int4 { granularity: weight.granularity(), place, memory };
+        context.expect_not_capturing("copying a weight to the device")?;
+        let copied = context.stream().clone_htod(&encode_int4(weight)?);
+        let memory = copied.map_err(|error| Error::driver("copying a weight to the device", error))?;
+        let weight = PackedWeight::Int4 { granularity: weight.granularity(), memory };
         Self::with(context, weight, shape, bias, activation, dtype)
     }
 
@@ -190,37 +189,12 @@ impl PackedLinear {
                 let epilogue = Epilogue { feature_scales: Some(scales), ..epilogue };
                 quantized_linear(context, problem, weight.packed(), (x, dtype), epilogue, y)
             }
-            PackedWeight::Int4 { granularity, place, .. } => {
-                self.int4_forward(*granularity, *place, (x, tokens), epilogue, y)
+            PackedWeight::Int4 { granularity, memory } => {
+                let address = memory.device_ptr(context.stream()).0;
+                let weight = Int4Place::at(address, (self.out_features, self.in_features), *granularity)?;
+                int4_linear(context, weight, (x, dtype, tokens), epilogue, y)
             }
         }
-    }
-
-    fn int4_forward(
-        &self,
-        granularity: Granularity,
-        weight: int4::Int4Weight,
-        (x, tokens): (DevicePtr, usize),
-        epilogue: Epilogue,
-        out: DevicePtr,
-    ) -> Result<()> {
-        let (context, bytes) = (&self.context, self.dtype.bytes());
-        for first in (0..tokens).step_by(MOST_TOKENS) {
-            let decode = context.int4(int4::Int4Problem {
-                element: self.dtype,
-                output: self.dtype,
-                granularity,
-                features: self.out_features,
-                tokens: (tokens - first).min(MOST_TOKENS),
-                reduction: self.in_features,
-                order: Order::TokensFirst,
-            })?;
-            let (x, out) =
-                (x + (first * self.in_features * bytes) as u64, out + (first * self.out_features * bytes) as u64);
-            // SAFETY: the slices have been found to be as long as the layer and the tokens require, and the stream is of their device.
-            unsafe { decode.run(context.raw(), weight, x, out, epilogue) }?;
-        }
-        Ok(())
     }
 
     /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`. This is a dense
@@ -270,7 +244,7 @@ impl PackedLinear {
         let weight = match &self.weight {
             PackedWeight::Float(weight) => weight.bytes(),
             PackedWeight::Scaled { weight, scales, .. } => weight.bytes() + buffer(scales),
-            PackedWeight::Int4 { memory, .. } => memory.iter().map(CudaSlice::num_bytes).sum(),
+            PackedWeight::Int4 { memory, .. } => memory.len(),
         };
         weight + self.bias.as_ref().map_or(0, buffer)
     }
@@ -297,12 +271,6 @@ fn expect_length(what: &'static str, expected: usize, found: usize) -> Result<()
 /// Returns floats, rounded to `T`, in device memory.
 fn convert<T: twofour::Arithmetic>(context: &LayerContext, values: &[f32]) -> Result<DeviceBuffer> {
     DeviceBuffer::from_host(context, &values.iter().map(|v| T::from_f32(*v)).collect::<Vec<_>>())
-}
-
-fn copy<T: DeviceRepr>(context: &LayerContext, values: &[T]) -> Result<CudaSlice<T>> {
-    context.expect_not_capturing("copying a weight to the device")?;
-    let copied = context.stream().clone_htod(values);
-    copied.map_err(|error| Error::driver("copying a weight to the device", error))
 }
 
 /// Packs a weight in host memory and copies it to the device.

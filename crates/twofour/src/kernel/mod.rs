@@ -20,6 +20,7 @@ mod dense_weight;
 mod element;
 mod engine;
 mod epilogue;
+mod int4;
 mod int8;
 #[cfg(target_arch = "x86_64")]
 mod prefill;
@@ -43,6 +44,7 @@ pub use dense_weight::DenseWeight;
 pub use element::KernelElement;
 pub use engine::{ENGINE_VARIABLE, Engine};
 pub use epilogue::{Activation, Epilogue};
+pub use int4::{SparseWeightInt4Ref, pack_int4, packed_bytes_int4};
 pub use int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8, packed_bytes_i8};
 pub use quantize::quantize;
 pub(crate) use remask::Selection;

@@ -104,8 +104,8 @@ impl PackedLinear {
         Self::new_i8(values, scales, bias, activation)
     }
 
-    /// Packs a weight of four-bit integers as `T`: the CPU kernels multiply no integers of four bits, so the weight takes the
-    /// memory of `T`.
+    /// Packs a weight of four-bit integers as `T`, whose memory it takes. [`SparseWeightInt4Ref`](crate::kernel::SparseWeightInt4Ref) multiplies one
+    /// that stays in four bits.
     ///
     /// # Errors
     /// Those of [`PackedLinear::new`].

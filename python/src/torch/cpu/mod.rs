@@ -2,6 +2,7 @@
 
 mod estimate;
 mod gradient;
+mod int4;
 mod linear;
 mod pack;
 mod quantized;
@@ -60,6 +61,20 @@ pub(super) const OPERATORS: &[Definition] = &[
     (
         "linear_quantized_bias(Tensor x, Tensor packed, Tensor scales, Tensor bias, int out_features, int activation) -> Tensor",
         kernel!(quantized::linear_quantized_bias),
+    ),
+    (
+        "quantize_int4(Tensor weight, int group_size) -> (Tensor values, Tensor meta, Tensor scales)",
+        kernel!(int4::quantize),
+    ),
+    ("pack_int4(Tensor values, Tensor meta, Tensor scales, int cols, int group_size) -> Tensor", kernel!(int4::pack)),
+    (
+        "canonical_int4(Tensor packed, int rows, int cols, int group_size) -> (Tensor values, Tensor meta, Tensor scales)",
+        kernel!(int4::canonical),
+    ),
+    ("linear_int4(Tensor x, Tensor packed, int out_features, int group_size) -> Tensor", kernel!(int4::linear)),
+    (
+        "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> Tensor",
+        kernel!(int4::linear_bias),
     ),
 ];
 

@@ -2,6 +2,7 @@
 
 mod context;
 mod gradient;
+mod int4;
 mod linear;
 mod pack;
 mod wide;
@@ -37,6 +38,10 @@ pub(super) const KERNELS: &[Definition] = &[
     ("bias_gradient", kernel!(gradient::bias_gradient)),
     ("linear_quantized", kernel!(linear::linear_quantized)),
     ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
+    ("pack_int4", kernel!(int4::pack)),
+    ("canonical_int4", kernel!(int4::canonical)),
+    ("linear_int4", kernel!(int4::linear)),
+    ("linear_int4_bias", kernel!(int4::linear_bias)),
 ];
 
 impl From<twofour_cuda::Error> for Failure {

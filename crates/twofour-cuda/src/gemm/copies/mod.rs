@@ -9,7 +9,7 @@ use crate::{
 
 /// The copy kernels.
 #[derive(Debug, Clone)]
-pub(super) struct Copies {
+pub(crate) struct Copies {
     /// Copies of rows, by units of 1, 2, 4 and 16 bytes.
     rows: [Kernel; 4],
     /// Transposes, of elements of 1 and 2 bytes.
@@ -30,9 +30,9 @@ struct Parameters {
 
 /// A matrix, and its pitch in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
-    pub(super) data: DevicePtr,
-    pub(super) pitch: usize,
+pub(crate) struct Rows {
+    pub(crate) data: DevicePtr,
+    pub(crate) pitch: usize,
 }
 
 /// Bytes of a unit.
@@ -54,7 +54,7 @@ pub(super) fn source() -> Source {
 }
 
 impl Copies {
-    pub(super) fn new(device: &Device) -> Result<Self> {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
         let source = source();
         let kernel = |name: &str| device.kernel(&source, name);
         Ok(Self {
@@ -67,7 +67,7 @@ impl Copies {
     ///
     /// # Safety
     /// The rows are valid for what is read and written until the stream has passed this call; the stream is of the kernels' device.
-    pub(super) unsafe fn rows(
+    pub(crate) unsafe fn rows(
         &self,
         stream: Stream,
         (from, to): (Rows, Rows),

@@ -4,6 +4,7 @@
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
 mod estimates;
+pub mod int4;
 mod masters;
 
 use twofour::{Compressed, Element, compressed::lengths, layer::Activation};

@@ -1,0 +1,204 @@
+"""Linear layers whose weights are 2:4 and of 4-bit integers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from . import _ops
+from ._linear import DTYPES
+from ._packed import pack_by_rule
+
+#: Columns that share a scale, and the number that stands for a whole row.
+GROUP, PER_CHANNEL = 128, -1
+
+
+def expect_group_size(group_size: int) -> None:
+    """Raises:
+    ValueError: for a group size that no kernel has.
+    """
+    if group_size not in (GROUP, PER_CHANNEL):
+        raise ValueError(f"group_size is {group_size!r}: use {GROUP}, a scale for each {GROUP} columns of a row, or {PER_CHANNEL}, one for each row")
+
+
+class Int4Linear(nn.Module):
+    """A linear layer for inference whose weight is 2:4 and of 4-bit integers: 3 bits for each element of the dense weight, and the scales.
+
+    ``y = x @ (q * scale).T + bias``, symmetric, with a scale of float16 for each 128 columns of a row or for each row: the arithmetic of
+    Sparse-Marlin (Frantar et al., 2024, "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models"). Activations stay
+    floats: bfloat16 or float16, and float32 on a CPU. The weight has no gradient; that of the input is a dense GEMM with the dequantized weight.
+
+    On a GPU kernels multiply integers, up to 64 tokens at a time, and scale the sums. On a CPU parts of the weight become floats in each call, in a
+    core's cache; ``docs/python.md`` has measured times. With many tokens :class:`twofour.Linear` is faster there.
+
+    The state dict holds the canonical form, which every device reads: ``weight_values`` ``[rows, ceil(cols / 4)]`` of uint8 (the two kept integers of
+    each group of four, each plus 8, the first in the lower half), ``weight_meta`` of int32 as :class:`twofour.Linear` has it, and
+    ``weight_scales`` ``[rows, ceil(cols / 128)]`` or ``[rows, 1]`` of float16.
+
+    Attributes:
+        in_features: columns of the weight.
+        out_features: its rows.
+        group_size: 128, or -1 for a scale for each row.
+        bias: ``[out_features]`` or ``None``; a buffer.
+    """
+
+    def __init__(self, shape: tuple[int, int], group_size: int, packed: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        expect_group_size(group_size)
+        self.out_features, self.in_features = shape
+        self.group_size = group_size
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def from_dense(cls, linear: nn.Linear, group_size: int = GROUP, prune: bool = False) -> Int4Linear:
+        """Quantizes the weight of a linear layer, of any shape: kept values are rounded to the nearest multiple of their scale, which is the largest
+        magnitude that it serves, by 7.
+
+        Args:
+            linear: the layer; its weight is float32, bfloat16 or float16.
+            group_size: 128, or -1 for a scale for each row.
+            prune: keeps the two largest magnitudes of each group of four; by default the weight must be 2:4 already.
+
+        Raises:
+            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group; where it is not finite, with its place; where a
+                scale is beyond float16; for another ``group_size``.
+            NotImplementedError: for another dtype.
+        """
+        expect_group_size(group_size)
+        weight = linear.weight.detach()
+        if weight.dtype not in DTYPES:
+            raise NotImplementedError(f"the weight has dtype {weight.dtype}; {', '.join(map(str, DTYPES))} can be quantized")
+        dense = weight.cpu()
+        if prune:
+            dense = pack_by_rule(dense, "magnitude", transpose=False)[0].to_dense()
+        parts = (part.to(weight.device) for part in _ops.quantize_int4(dense, group_size))
+        packed = _ops.pack_int4(*parts, weight.shape[1], group_size)
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        return cls(tuple(weight.shape), group_size, packed, bias).train(linear.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W.T + bias``.
+
+        Args:
+            x: ``[..., in_features]`` of bfloat16, float16, or float32 on a CPU; under autocast it is converted to autocast's dtype.
+
+        Returns:
+            ``[..., out_features]`` of the same dtype.
+
+        Raises:
+            RuntimeError: for another number of features.
+            NotImplementedError: for another dtype.
+        """
+        bias = self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+            bias = None if bias is None else bias.to(x.dtype)
+        if not x.shape or x.shape[-1] != self.in_features:
+            raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Int4Function.apply(x, self.packed, bias, (self.out_features, self.in_features), self.group_size)
+        return _multiply(x, self.packed, bias, self.out_features, self.group_size)
+
+    def canonical(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Values, metadata and scales in canonical form."""
+        return _ops.canonical_int4(self.packed, self.out_features, self.in_features, self.group_size)
+
+    def to_dense(self) -> torch.Tensor:
+        """The weight that the layer multiplies with, ``[out_features, in_features]`` in float32."""
+        return _dense(self.packed, (self.out_features, self.in_features), self.group_size)
+
+    def extra_repr(self) -> str:
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{sizes}, group_size={self.group_size}"
+
+    # Moving, saving, loading.
+
+    def _apply(self, fn, recurse=True):
+        # The packed layout depends on the device.
+        packed = self._buffers["packed"]
+        probe = fn(packed.new_empty(1))
+        if probe.device == packed.device:
+            return super()._apply(fn, recurse)
+        if probe.device.type == "meta" or packed.device.type == "meta":
+            raise NotImplementedError("an int4 layer cannot move to or from the device meta: quantize the layer where its weight is")
+        parts = (part.to(probe.device) for part in self.canonical())
+        self._buffers["packed"] = None
+        try:
+            super()._apply(fn, recurse)
+        except BaseException:
+            self._buffers["packed"] = packed
+            raise
+        self._buffers["packed"] = _ops.pack_int4(*parts, self.in_features, self.group_size)
+        return self
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update(zip((prefix + name for name in _PARTS), self.canonical(), strict=True))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        names = [prefix + name for name in _PARTS]
+        given = {name: state_dict[name] for name in names if name in state_dict}
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        unexpected_keys[:] = [key for key in unexpected_keys if key not in given]
+        missing = [name for name in names if name not in given]
+        missing_keys.extend(missing)
+        if missing:
+            return
+        try:
+            self._buffers["packed"] = self._packed_of(*given.values())
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            error_msgs.append(f"{prefix}weight: {error}")
+
+    def _packed_of(self, values: torch.Tensor, meta: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        if values.shape[0] != self.out_features:
+            raise RuntimeError(f"the values have {values.shape[0]} rows, the layer {self.out_features} out_features")
+        device = self._buffers["packed"].device
+        parts = (part.to(device).contiguous() for part in (values, meta, scales.half()))
+        return _ops.pack_int4(*parts, self.in_features, self.group_size)
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        state["_buffers"] = {**self._buffers, "packed": None}
+        state["_canonical"] = self.canonical()
+        return state
+
+    def __setstate__(self, state):
+        parts = state.pop("_canonical")
+        super().__setstate__(state)
+        self._buffers["packed"] = _ops.pack_int4(*parts, self.in_features, self.group_size)
+
+
+_PARTS = ("weight_values", "weight_meta", "weight_scales")
+
+
+def _multiply(x, packed, bias, out_features, group_size):
+    if bias is None:
+        return _ops.linear_int4(x, packed, out_features, group_size)
+    return _ops.linear_int4_bias(x, packed, bias, out_features, group_size, 0)
+
+
+def _dense(packed: torch.Tensor, shape: tuple[int, int], group_size: int) -> torch.Tensor:
+    """Integers times scales, in float32."""
+    values, meta, scales = _ops.canonical_int4(packed, *shape, group_size)
+    integers = torch.stack((values & 15, values >> 4), -1).flatten(1).to(torch.int8) - 8
+    integers = _ops.unpack(_ops.from_canonical(integers, meta, shape[1]), *shape).float()
+    scales = scales.float()
+    if group_size != PER_CHANNEL:
+        scales = scales.repeat_interleave(group_size, 1)[:, : shape[1]]
+    return integers * scales
+
+
+class _Int4Function(torch.autograd.Function):
+    """The product with a gradient of the input: a dense GEMM with the dequantized weight."""
+
+    @staticmethod
+    def forward(ctx, x, packed, bias, shape, group_size):
+        ctx.shape, ctx.group_size = shape, group_size
+        ctx.save_for_backward(packed)
+        return _multiply(x, packed, bias, shape[0], group_size)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (packed,) = ctx.saved_tensors
+        return dy @ _dense(packed, ctx.shape, ctx.group_size).to(dy.dtype), None, None, None, None
