@@ -4,7 +4,7 @@ Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu
 of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
 result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer.json`, `train-linear.json`, `overhead.json` and
-`prune.json` (`twofour bench cuda --suite ...`), the last with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+`prune.json` (`twofour bench cuda --suite ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
 
@@ -16,6 +16,7 @@ import re
 import sys
 
 import grid_tables
+import python_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -345,6 +346,11 @@ DOCUMENTS = {
         "train-table": ("train-linear.json", train_table),
         "overhead-table": ("overhead.json", overhead_table),
         "prune-table": ("prune.json", prune_table),
+    },
+    "docs/python.md": {
+        "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
+        "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
+        "python-model-table": ("python-vit_step.json", python_tables.tables(python_tables.model_table)),
     },
 }
 

@@ -198,3 +198,10 @@ def test_it_is_what_a_sparse_weight_gives(device):
     dense.weight = nn.Parameter(to_sparse_semi_structured(dense.weight, prune=True), requires_grad=False)
     x = torch.randn(6, 70, device=device)
     assert torch.equal(dense(x), sparse(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_without_input_features_returns_its_bias(device, dtype):
+    sparse = twofour.Linear(0, 8, device=device, dtype=dtype)
+    torch.nn.init.normal_(sparse.bias)
+    assert torch.equal(sparse(torch.randn(3, 0, device=device, dtype=dtype)), sparse.bias.detach().expand(3, 8))

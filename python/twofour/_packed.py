@@ -149,6 +149,9 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
     rows, cols = _shape(dense)
     if dense.device.type == "cpu":
         return Packed(rows, cols, _ops.pack_sparse(dense))
+    if dense.dtype is torch.int8:
+        # Packed in the host's memory.
+        return pack_sparse(dense.cpu()).to(device=dense.device)
     # The two largest magnitudes of each group are all that a 2:4 matrix has.
     weight, _ = pack_by_rule(dense, "magnitude", transpose=False)
     lost = weight.to_dense() != dense

@@ -217,8 +217,8 @@ def _forward(x, crow, col, values, rows):
 
 
 def _call(function, operator, *args):
-    # For torch.compile a product is one operator: how blocks are walked depends on their number.
-    if torch.compiler.is_compiling():
+    # For torch.compile a product is one operator: how blocks are walked depends on their number, and torch's BSR has no fake on a GPU.
+    if args[0].is_cuda or torch.compiler.is_compiling():
         return getattr(torch.ops.twofour_blocks, operator)(*args)
     return function(*args)
 

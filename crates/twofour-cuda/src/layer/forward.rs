@@ -1,16 +1,17 @@
 //! The forward pass and the input gradient of a sparse layer.
 
-use twofour::layer::Activation;
+use twofour::layer::{Accumulate, Activation};
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear,
     dense::dense,
     elements,
+    gradient::zero,
     quantized::{self, quantized_linear},
     weight::PackedBuffer,
 };
 use crate::{
-    DataType, DevicePtr, Result,
+    DataType, DevicePtr, Error, Result,
     elementwise::{ElementFunction, FunctionGradient},
     gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
@@ -153,7 +154,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     Ok(())
 }
 
-/// Launches a GEMM with a packed weight, or nothing if it has no elements.
+/// Launches a GEMM with a packed weight; without input features the result is zeros.
 pub(super) fn linear(
     context: &LayerContext,
     problem: GemmProblem,
@@ -162,8 +163,14 @@ pub(super) fn linear(
     epilogue: Epilogue,
     out: DevicePtr,
 ) -> Result<()> {
-    if problem.features == 0 || problem.tokens == 0 || problem.reduction == 0 {
+    if problem.features == 0 || problem.tokens == 0 {
         return Ok(());
+    }
+    if problem.reduction == 0 {
+        if epilogue != Epilogue::default() {
+            return Err(Error::NoMethod { what: "a bias or an activation without input features".into() });
+        }
+        return zero(context, Accumulate::Overwrite, out, problem.features * problem.tokens * problem.output.bytes());
     }
     let gemm = context.gemm(GemmProblem { epilogue: epilogue != Epilogue::default(), ..problem })?;
     let mut work = context.work();

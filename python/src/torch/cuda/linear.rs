@@ -30,11 +30,11 @@ fn forward(
     activation: Activation,
 ) -> Result<Tensor> {
     let rows = dimension("out_features", out_features)?;
-    if wide::is_wide(x)? {
+    let (tokens, cols) = rows_and_last(x, "the input")?;
+    if wide::is_wide(x)? || cols == 0 {
         return wide::linear(x, packed, bias, rows, activation);
     }
     let (dtype, context) = (half_type(x, "the input")?, context::of(x)?);
-    let (tokens, cols) = rows_and_last(x, "the input")?;
     expect_packed(packed, packed_len(dtype, rows, cols)?, x.dtype()?, (rows, cols), x)?;
     let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
     let bias = bias.map(|bias| bias.contiguous("the bias")).transpose()?;

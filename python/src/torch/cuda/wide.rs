@@ -48,7 +48,7 @@ pub(super) fn packed_by(
     Ok((kept, transposed))
 }
 
-/// `y = activation(x · Wᵀ + bias)`.
+/// `y = activation(x · Wᵀ + bias)`; of any type without input features.
 pub(super) fn linear(
     x: &Tensor,
     packed: &Tensor,
@@ -56,18 +56,19 @@ pub(super) fn linear(
     rows: usize,
     activation: Activation,
 ) -> Result<Tensor> {
-    let (tokens, cols) = rows_and_last(x, "the input")?;
-    expect_packed(packed, rows.saturating_mul(cols), ScalarType::F32, (rows, cols), x)?;
+    let ((tokens, cols), dtype) = (rows_and_last(x, "the input")?, x.dtype()?);
+    expect_packed(packed, rows.saturating_mul(cols), dtype, (rows, cols), x)?;
     let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
     if let Some(bias) = bias
-        && (bias.dtype()? != ScalarType::F32 || bias.sizes() != [rows as i64])
+        && (bias.dtype()? != dtype || bias.sizes() != [rows as i64])
     {
-        let (dtype, sizes) = (bias.dtype()?.name(), bias.sizes());
+        let (found, sizes) = (bias.dtype()?.name(), bias.sizes());
         return Err(Failure::runtime(format!(
-            "the bias must be {rows} elements of float32; it is {sizes:?} of {dtype}"
+            "the bias must be {rows} elements of {}; it is {sizes:?} of {found}",
+            dtype.name()
         )));
     }
-    let mut y = with_last(&x, x.device(), rows as i64, ScalarType::F32)?;
+    let mut y = with_last(&x, x.device(), rows as i64, dtype)?;
     let weight_t = packed.as_matrix((cols, rows), (1, cols))?;
     y.as_matrix((tokens, rows), (rows, 1))?.set_product(&x.as_matrix((tokens, cols), (cols, 1))?, &weight_t, bias)?;
     if activation != Activation::Identity {

@@ -38,8 +38,8 @@ static_assert(!X_ACROSS || (ELEMENT_BYTES == 2 && TOKENS % PIECE_TOKENS == 0), "
 // Staging buffers for results stored by TMA: CHUNK tokens of 64 features each.
 constexpr u32 OUT_BUFFERS = STORE == STORE_ONE_BY_ONE ? 0 : 3;
 constexpr u32 OUT_BYTES = CHUNK * 128;
-// Accumulators that go through shared memory.
-constexpr u32 SUM_BYTES = EPILOGUE || STORE == STORE_ONE_BY_ONE ? CHUNK * 64 * 4 : 0;
+// Accumulators that go through shared memory of their own. Those of results that TMA stores go through two of the three staging buffers.
+constexpr u32 SUM_BYTES = STORE == STORE_ONE_BY_ONE ? CHUNK * 64 * 4 : 0;
 
 constexpr int AT_X = STAGES * W_BYTES;
 constexpr int AT_OUT = AT_X + STAGES * X_BYTES;
@@ -149,7 +149,14 @@ __device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Plac
 typedef Result<OUTPUT>::Type Out;
 
 __device__ __forceinline__ u32 pair_of(Out low, Out high) { return low | (u32)high << 16; }
-__device__ __forceinline__ u32 rounded(Sum low, Sum high) { return pair_of(Result<OUTPUT>::of(low, (float)low), Result<OUTPUT>::of(high, (float)high)); }
+// Two results of 16 bits in one word.
+__device__ __forceinline__ u32 rounded(float low, float high) { return narrow_two<OUTPUT == F16 ? PLAIN_F16 : PLAIN_BF16>(low, high); }
+// The larger number, or NaN where one is.
+__device__ __forceinline__ float larger(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
 
 // Scales, bias and activation for the thread's two features of a 64-row accumulator, which are 8 apart.
 struct Finisher {
@@ -208,49 +215,57 @@ struct Storer {
 
     __device__ __forceinline__ u32 group() const { return threadIdx.x / 128; }
     // Returns the address of shared memory for the thread's own accumulators.
-    __device__ __forceinline__ u32 own() const { return shared + AT_SUMS + group() * SUM_BYTES + threadIdx.x % 128 * 16; }
+    __device__ __forceinline__ u32 own() const {
+        const u32 of_group = STORE == STORE_ONE_BY_ONE ? AT_SUMS + group() * SUM_BYTES : AT_OUT + group() * OUT_BUFFERS * OUT_BYTES;
+        return shared + of_group + threadIdx.x % 128 * 16;
+    }
 
-    // Writes rounded accumulators to a staging buffer, without an epilogue. Features of a token are contiguous or, with STORE_ACROSS, tokens of a feature.
-    template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
+    // Writes results to a staging buffer. `words` returns those of eight tokens: of the thread's feature `row`, and of `row + 8`. Features of a token
+    // are contiguous or, with STORE_ACROSS, tokens of a feature.
+    template <class Words> __device__ __forceinline__ void lay_out(u32 at, Words words) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
         for (int eight = 0; eight < CHUNK / 8; eight += 2) {
-            const int sum = FIRST / 2 + 4 * eight;
-            const u32 low = rounded(all[sum], all[sum + 1]), high = rounded(all[sum + 2], all[sum + 3]);
+            const uint2 first = words(eight);
             if (eight + 1 == CHUNK / 8) {
-                put_eight(at, eight, low, high);
+                put_eight(at, eight, first.x, first.y);
                 break;
             }
-            const u32 next_low = rounded(all[sum + 4], all[sum + 5]), next_high = rounded(all[sum + 6], all[sum + 7]);
+            const uint2 second = words(eight + 1);
             if (STORE == STORE_ACROSS) {
                 const u32 feature = threadIdx.x % 128 / 32 * 16 + lane % 16, piece = eight + lane / 16;
-                store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4), low, high, next_low, next_high);
+                store_matrices(at + feature * (CHUNK * 2) + ((piece ^ feature / (64 / CHUNK) % (CHUNK / 8)) << 4), first.x, first.y, second.x, second.y);
                 continue;
             }
             const u32 row = eight * 8 + lane / 16 * 8 + lane % 8;
-            store_transposed(at + row * 128 + ((column ^ row % 8) << 4), low, high, next_low, next_high);
+            store_transposed(at + row * 128 + ((column ^ row % 8) << 4), first.x, first.y, second.x, second.y);
         }
     }
 
+    // Writes rounded accumulators to a staging buffer, without an epilogue.
+    template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
+        lay_out(at, [&](int eight) {
+            const int sum = FIRST / 2 + 4 * eight;
+            return make_uint2(rounded((float)all[sum], (float)all[sum + 1]), rounded((float)all[sum + 2], (float)all[sum + 3]));
+        });
+    }
+
     // Writes results after scales, a bias for each feature and ReLU to a staging buffer, for tokens from `token` on. The thread's features are `row` and `row + 8`.
-    template <int FIRST> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
+    template <int FIRST, bool TOKEN_SCALES> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
         const u32 lane = threadIdx.x % 32;
         const Finisher finisher(p, feature + threadIdx.x % 128 / 32 * 16 + lane / 4, token + lane % 4 * 2);
-        // The comparison is false for NaN, which therefore stays.
         const float least = p.to.activation == RELU ? 0.0f : __uint_as_float(0xFF800000u);
-        #pragma unroll
-        for (int eight = 0; eight < CHUNK / 8; eight++) {
+        lay_out(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
-            float by_token[2] = {1.0f, 1.0f};
-            if (p.to.token_scales) finisher.scales_of_tokens(eight * 8, by_token);
-            Out results[4];
+            float by_token[2] = {1.0f, 1.0f}, value[4];
+            if (TOKEN_SCALES) finisher.scales_of_tokens(eight * 8, by_token);
             #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float value = fmaf((float)all[sum + i], finisher.scale[i / 2] * by_token[i % 2], finisher.bias[i / 2]);
-                results[i] = Result<OUTPUT>::of(all[sum + i], value < least ? least : value);
+                const float scale = TOKEN_SCALES ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
+                value[i] = larger(fmaf((float)all[sum + i], scale, finisher.bias[i / 2]), least);
             }
-            put_eight(at, eight, pair_of(results[0], results[1]), pair_of(results[2], results[3]));
-        }
+            return make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
+        });
     }
 
     // Writes accumulators to the thread's own shared memory. The code for a result then exists once, in a loop, and not once for every register.
@@ -303,6 +318,13 @@ struct Storer {
     __device__ __forceinline__ u32 begin() const {
         if (threadIdx.x % 128 == 0) stores_have_read<OUT_BUFFERS == 0 ? 0 : OUT_BUFFERS - 1>();
         named_barrier(1 + group(), 128);
+        return shared + AT_OUT + (group() * OUT_BUFFERS + buffer) * OUT_BYTES;
+    }
+    // Waits until all staging buffers are free, for accumulators in the first two, and returns the last.
+    __device__ __forceinline__ u32 begin_alone() {
+        if (threadIdx.x % 128 == 0) stores_have_read<0>();
+        named_barrier(1 + group(), 128);
+        buffer = 2;
         return shared + AT_OUT + (group() * OUT_BUFFERS + buffer) * OUT_BYTES;
     }
     __device__ __forceinline__ void end(u32 at, u32 feature, u32 token) {
@@ -381,6 +403,17 @@ struct Storer {
         });
     }
 
+    // Stores the tile's pieces after scales, bias and ReLU, which are computed in registers.
+    template <bool TOKEN_SCALES> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+        unrolled<PIECES>([&](auto piece) {
+            constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
+            if (!owns(WHICH)) return;
+            const u32 at = begin();
+            round_finished<FIRST, TOKEN_SCALES>(sums[BLOCK], at, feature + BLOCK * 64, token + FIRST);
+            end(at, feature + BLOCK * 64, token + FIRST);
+        });
+    }
+
     // Stores the tile, or this part's pieces of it: 64 features by CHUNK tokens each.
     __device__ __forceinline__ void operator()(Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         if constexpr (SPLIT_K) {
@@ -399,31 +432,23 @@ struct Storer {
             if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
                 // In registers for the identity and ReLU only: each further activation would add unrolled code.
                 if (!p.to.token_bias && p.to.activation <= RELU) {
-                    unrolled<PIECES>([&](auto piece) {
-                        constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
-                        if (!owns(WHICH)) return;
-                        const u32 at = begin();
-                        round_finished<FIRST>(sums[BLOCK], at, feature + BLOCK * 64, token + FIRST);
-                        end(at, feature + BLOCK * 64, token + FIRST);
-                    });
+                    if (p.to.token_scales) store_finished<true>(sums, feature, token);
+                    else store_finished<false>(sums, feature, token);
                     return;
                 }
             }
             #pragma unroll 1
             for (u32 piece = 0; piece < PIECES; piece++) {
                 if (!owns(piece)) continue;
+                u32 at = 0;
+                if constexpr (STORE == STORE_TILES) at = begin_alone();
                 unrolled<PIECES>([&](auto which) {
                     constexpr int WHICH = decltype(which)::value;
                     if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
                 const u32 first_feature = feature + piece / CHUNKS * 64, first_token = token + piece % CHUNKS * CHUNK;
-                if constexpr (STORE == STORE_TILES) {
-                    const u32 at = begin();
-                    pick_up_finished(at, first_feature, first_token);
-                    end(at, first_feature, first_token);
-                } else {
-                    pick_up_finished(0, first_feature, first_token);
-                }
+                pick_up_finished(at, first_feature, first_token);
+                if constexpr (STORE == STORE_TILES) end(at, first_feature, first_token);
             }
         }
     }

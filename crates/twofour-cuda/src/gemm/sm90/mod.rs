@@ -102,7 +102,7 @@ const fn staging_bytes(chunk: u32) -> u32 {
     3 * chunk * 128
 }
 
-/// Bytes of a warpgroup's accumulators that go through shared memory in an epilogue.
+/// Bytes of a warpgroup's accumulators that go through shared memory of their own, where TMA does not store results.
 const fn accumulator_bytes(chunk: u32) -> u32 {
     chunk * 64 * 4
 }
@@ -337,7 +337,7 @@ impl Sm90Kernel {
     fn shared_bytes(&self, chunk: u32) -> u32 {
         let Sm90Tile { features, tokens, stages, atoms, split, .. } = self.tile;
         let staging = if self.store == Sm90Store::OneByOne { 0 } else { staging_bytes(chunk) };
-        let sums = if self.epilogue || self.store == Sm90Store::OneByOne { accumulator_bytes(chunk) } else { 0 };
+        let sums = if self.store == Sm90Store::OneByOne { accumulator_bytes(chunk) } else { 0 };
         let received = if split.is_some() { RECEIVED_BARRIER } else { 0 };
         ALIGNMENT
             + stages * stage_bytes(self.element, features, tokens, atoms)

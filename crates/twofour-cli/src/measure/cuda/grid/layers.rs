@@ -112,9 +112,9 @@ const FEWER_TOKENS: [usize; 11] = [1, 16, 64, 96, 128, 192, 257, 512, 1024, 2048
 /// Data types of W and X, and the token counts of each.
 const TYPES: [(DataType, &[usize]); 4] = [
     (DataType::BF16, &TOKENS),
-    (DataType::F16, &FEWER_TOKENS),
     (DataType::E4M3, &FEWER_TOKENS),
     (DataType::I8, &FEWER_TOKENS),
+    (DataType::F16, &FEWER_TOKENS),
 ];
 
 /// A weight in a data type, with a number of tokens.

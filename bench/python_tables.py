@@ -1,0 +1,87 @@
+"""The tables of docs/python.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,vit_step}.py` and the tutorial's example wrote."""
+
+import json
+import re
+
+
+def read(folder, name):
+    path = folder / f"python-{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def rows(head, body):
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+def host_table(folder):
+    """Host time of a call."""
+    found = read(folder, "host")
+    if found is None:
+        return ""
+    body = [
+        [name, f"{us['min_us']:.1f} µs", f"{us['median_us']:.1f} µs"]
+        for name, us in found["results"].items()
+        if "operator" not in name
+    ]
+    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(["call, 8 tokens of 64 features", "least", "median"], body)
+
+
+CASE = re.compile(r"(?P<layer>.*) \[(?P<rows>\d+), (?P<cols>\d+)\], (?P<tokens>\d+) tokens, torch\.(?P<dtype>\w+), (?P<way>\w+)")
+
+
+def linear_table(folder):
+    """Linear layers: summed over the layers of Llama 3 8B, then a training step's layer, then pruning."""
+    found = read(folder, "linear")
+    if found is None:
+        return ""
+    sums = {}
+    for name, times in found["results"].items():
+        case = CASE.fullmatch(name)
+        if case:
+            of = sums.setdefault((int(case["tokens"]), case["dtype"], case["way"]), {})
+            for who, time in times.items():
+                of.setdefault(who, []).append(time["us"])
+    body = []
+    for (tokens, dtype, way), of in sums.items():
+        ours, dense, peer = (of.get(who, []) for who in ("twofour", "dense", "torch's class"))
+        worst = min(d / o for d, o in zip(dense, ours, strict=True))
+        over_peer = f"{sum(peer) / sum(ours):.2f}x" if len(peer) == len(ours) else "-"
+        what = f"{len(ours)} layers, {tokens} token{'' if tokens == 1 else 's'}, {dtype}, {way}"
+        body.append([what, f"{sum(dense):.0f} µs", f"{sum(ours):.0f} µs", f"{sum(dense) / sum(ours):.2f}x", f"{worst:.2f}x", over_peer])
+    for name, times in found["results"].items():
+        if CASE.fullmatch(name):
+            continue
+        base = times.get("dense") or times.get("torch's tile operator")
+        gain = f"{base['us'] / times['twofour']['us']:.2f}x" if base else "-"
+        peer = gain if "dense" not in times else "-"
+        body.append([name.replace("torch.", ""), f"{base['us']:.0f} µs" if base else "-", f"{times['twofour']['us']:.0f} µs", gain, gain, peer])
+    head = ["", "dense (pruning: torch's operator)", "twofour", "speedup", "worst layer", "over torch's 2:4"]
+    return f"**{found['machine']}**, torch {found['torch']}, {found['rounds']} rounds\n\n" + rows(head, body)
+
+
+def model_table(folder):
+    """A training step of ViT-L, and the tutorial's BERT."""
+    step, bert = read(folder, "vit_step"), read(folder, "bert")
+    body = []
+    for name, of in (step or {"results": {}})["results"].items():
+        dense, sparse = of["dense"], of["2:4"]
+        memory = f"{sparse['peak_bytes'] / dense['peak_bytes']:.2f} of the memory"
+        body.append([f"training step, {name}, compiled", f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x; {memory}"])
+    for case in (bert or {"results": []})["results"]:
+        ms = case["ms"]
+        what = f"BERT-base, batch {case['batch']}, {case['tokens']} tokens, {case['way']}"
+        body.append([what, f"{ms['dense']:.2f} ms", f"{ms['2:4']:.2f} ms", f"{ms['dense'] / ms['2:4']:.2f}x"])
+    if not body:
+        return ""
+    return f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}\n\n" + rows(["", "dense", "2:4", "speedup"], body)
+
+
+def tables(of):
+    """A function of `readme_tables.DOCUMENTS` for every machine with results."""
+
+    def make(path):
+        return of(path.parent)
+
+    return make
