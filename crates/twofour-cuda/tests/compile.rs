@@ -74,13 +74,16 @@ fn the_representative_pairs_have_every_source_and_every_template_for_every_archi
     assert!(pairs.iter().all(|(source, architecture)| source.is_for(*architecture)));
 }
 
-/// With `TWOFOUR_COMPILE_ALL` set, every kernel for every architecture that it is for: about twice the time.
+/// With `TWOFOUR_COMPILE_ALL` set, every kernel for every architecture that it is for: about twice the time. With `TWOFOUR_COMPILE_ONLY`, those whose names contain its value.
 #[test]
 fn kernels_compile_without_spills_and_warnings() {
     let Some(compiler) = compiler() else { return };
     let sources = kernels::all();
     let every = std::env::var_os("TWOFOUR_COMPILE_ALL").is_some();
     let work = if every { all_pairs(&sources) } else { representative_pairs(&sources) };
+    let only = std::env::var("TWOFOUR_COMPILE_ONLY").unwrap_or_default();
+    let work: Vec<_> = work.into_iter().filter(|(source, _)| source.name().contains(&only)).collect();
+    assert!(!work.is_empty(), "no kernel has {only:?} in its name");
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {

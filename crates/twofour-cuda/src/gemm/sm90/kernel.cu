@@ -203,7 +203,11 @@ __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high
 }
 
 // Times eight tokens of an epilogue that are unrolled: with split-K the largest tile leaves no registers for more than one.
-constexpr int PICK_UP_AT_ONCE = SPLIT_K && BLOCKS * TOKENS > 320 ? 1 : 3;
+constexpr int PICK_UP_AT_ONCE = BLOCKS * TOKENS > 320 ? 1 : 3;
+
+// Whether results are multiplied by scales of tokens even where there are none, and eight tokens are stored at a time: the largest tiles leave no
+// registers for a second way and for more tokens.
+constexpr bool ALWAYS_SCALED = BLOCKS * TOKENS > 320;
 
 // The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
 struct Storer {
@@ -222,14 +226,14 @@ struct Storer {
 
     // Writes results to a staging buffer. `words` returns those of eight tokens: of the thread's feature `row`, and of `row + 8`. Features of a token
     // are contiguous or, with STORE_ACROSS, tokens of a feature.
-    template <class Words> __device__ __forceinline__ void lay_out(u32 at, Words words) const {
+    template <bool IN_PAIRS, class Words> __device__ __forceinline__ void lay_out(u32 at, Words words) const {
         const u32 lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
         #pragma unroll
-        for (int eight = 0; eight < CHUNK / 8; eight += 2) {
+        for (int eight = 0; eight < CHUNK / 8; eight += IN_PAIRS ? 2 : 1) {
             const uint2 first = words(eight);
-            if (eight + 1 == CHUNK / 8) {
+            if (!IN_PAIRS || eight + 1 == CHUNK / 8) {
                 put_eight(at, eight, first.x, first.y);
-                break;
+                continue;
             }
             const uint2 second = words(eight + 1);
             if (STORE == STORE_ACROSS) {
@@ -244,7 +248,7 @@ struct Storer {
 
     // Writes rounded accumulators to a staging buffer, without an epilogue.
     template <int FIRST> __device__ __forceinline__ void round(const Sum (&all)[TOKENS / 2], u32 at) const {
-        lay_out(at, [&](int eight) {
+        lay_out<true>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
             return make_uint2(rounded((float)all[sum], (float)all[sum + 1]), rounded((float)all[sum + 2], (float)all[sum + 3]));
         });
@@ -254,15 +258,16 @@ struct Storer {
     template <int FIRST, bool TOKEN_SCALES> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
         const u32 lane = threadIdx.x % 32;
         const Finisher finisher(p, feature + threadIdx.x % 128 / 32 * 16 + lane / 4, token + lane % 4 * 2);
-        const float least = p.to.activation == RELU ? 0.0f : __uint_as_float(0xFF800000u);
-        lay_out(at, [&](int eight) {
+        const bool relu = p.to.activation == RELU;
+        lay_out<!ALWAYS_SCALED>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
             float by_token[2] = {1.0f, 1.0f}, value[4];
-            if (TOKEN_SCALES) finisher.scales_of_tokens(eight * 8, by_token);
+            if (TOKEN_SCALES && (!ALWAYS_SCALED || p.to.token_scales)) finisher.scales_of_tokens(eight * 8, by_token);
             #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float scale = TOKEN_SCALES ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
-                value[i] = larger(fmaf((float)all[sum + i], scale, finisher.bias[i / 2]), least);
+                value[i] = fmaf((float)all[sum + i], scale, finisher.bias[i / 2]);
+                if (relu) value[i] = larger(value[i], 0.0f);
             }
             return make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
         });
@@ -432,7 +437,7 @@ struct Storer {
             if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
                 // In registers for the identity and ReLU only: each further activation would add unrolled code.
                 if (!p.to.token_bias && p.to.activation <= RELU) {
-                    if (p.to.token_scales) store_finished<true>(sums, feature, token);
+                    if (ALWAYS_SCALED || p.to.token_scales) store_finished<true>(sums, feature, token);
                     else store_finished<false>(sums, feature, token);
                     return;
                 }
