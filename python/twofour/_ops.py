@@ -73,6 +73,9 @@ def _raising(op):
 
 linear = _raising(_OPS.linear.default)
 linear_bias = _raising(_OPS.linear_bias.default)
+# Both in eager mode, without torch's wrapper and without translated errors, which cost a third of a microsecond a call.
+eager_linear = _OPS.linear.default._op
+eager_linear_bias = _OPS.linear_bias.default._op
 input_gradient = _raising(_OPS.input_gradient.default)
 pack = _raising(_OPS.pack.default)
 pack_masked = _raising(_OPS.pack_masked.default)

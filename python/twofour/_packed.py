@@ -16,9 +16,10 @@ class Packed:
         forward: ``W`` packed along its rows, or ``None``.
         transposed: the transpose, packed along the columns of ``W``, or ``None``.
         dtype: the type of the values.
+        direct: ``forward`` where the operators of floats take it as it is, else ``None``.
     """
 
-    __slots__ = ("rows", "cols", "forward", "transposed", "dtype")
+    __slots__ = ("rows", "cols", "forward", "transposed", "dtype", "direct")
 
     def __init__(self, rows: int, cols: int, forward: torch.Tensor | None, transposed: torch.Tensor | None = None):
         self.rows = rows
@@ -26,6 +27,7 @@ class Packed:
         self.forward = forward
         self.transposed = transposed
         self.dtype = (transposed if forward is None else forward).dtype
+        self.direct = None if self.dtype is torch.int8 else forward
 
     def t(self) -> Packed:
         """The transpose, which shares the memory."""

@@ -6,12 +6,15 @@ import itertools
 
 import torch
 import torch.nn.functional as F
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from . import _layouts, _ops
 from ._autograd import differentiable_linear
 from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
 
 _TORCH = torch.sparse.SparseSemiStructuredTensor
+_EAGER_LINEAR, _EAGER_LINEAR_BIAS = _ops.eager_linear, _ops.eager_linear_bias
 
 #: torch's names of the algorithms that choose a transposable mask, and "optimal", which only twofour has.
 ALGORITHMS = {
@@ -344,6 +347,27 @@ def _same_dtype(name: str, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _linear(input, weight, bias=None):
+    # Inference in eager mode. Here every attribute costs a share of the call, so one expression decides.
+    try:
+        packed = weight.packed_weight
+        if (
+            packed.direct is not None
+            and input.dtype is packed.dtype
+            and input.shape[-1] == packed.cols
+            and not is_grad_enabled()
+            and not is_dynamo_compiling()
+        ):
+            if bias is None:
+                return _EAGER_LINEAR(input, packed.direct, packed.rows)
+            return _EAGER_LINEAR_BIAS(input, packed.direct, bias, packed.rows, 0)
+    except (RuntimeError, IndexError, AttributeError):
+        # What is wrong is said below.
+        pass
+    return _checked_linear(input, weight, bias)
+
+
+def _checked_linear(input, weight, bias):
+    """``F.linear`` where a gradient may be needed, types differ, or an argument is wrong."""
     if not isinstance(weight, SparseSemiStructuredTensor):
         # A sparse input, as SemiSparseActivationLinear's.
         y = _matmul(input, weight.t())

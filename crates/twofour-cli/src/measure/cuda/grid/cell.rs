@@ -4,7 +4,10 @@
 //! interleaved in shuffled order, first in rounds by which a dispatcher would choose, then in rounds that count. The number of rounds follows from a
 //! cell's time budget, so that a launch of 20 ms is measured less often than one of 10 µs.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use cudarc::driver::CudaStream;
@@ -115,7 +118,9 @@ impl<'a> GridTimer<'a> {
     /// # Errors
     /// Those of [`TrialTensors::random`].
     pub(crate) fn tensors(&self, first: &GridCell<'_>, cells: &[GridCell<'_>]) -> Result<TrialTensors, Error> {
+        let begun = Instant::now();
         let tensors = TrialTensors::random(self.stream, first.problem(first.most_tokens))?;
+        let random = begun.elapsed();
         let likely = |cell: &GridCell<'_>| {
             let problem = cell.problem(cell.tokens);
             let methods = GemmMethod::likely(problem, self.device.architecture());
@@ -124,16 +129,20 @@ impl<'a> GridTimer<'a> {
         let methods: Vec<_> = cells.iter().flat_map(likely).collect();
         // Errors come up again where the kernel is to run.
         methods.par_iter().for_each(|(problem, method)| drop(Gemm::with(self.device, *problem, *method)));
+        tracing::debug!(?random, loaded = ?begun.elapsed() - random, methods = methods.len(), "weight {first}");
         Ok(tensors)
     }
 
     /// Measures a cell with the tensors of its weight.
     pub(crate) fn cell(&mut self, cell: &GridCell<'_>, tensors: &Arc<TrialTensors>) -> Result<CellTimes> {
+        let begun = Instant::now();
         let trial = &Trial::with_tensors(self.device, self.libraries, tensors, cell.tokens)?;
         let problem = trial.problem();
         let engines = self.libraries.engines(self.device, problem);
         let of = |name: &'static str| engines.iter().copied().filter(move |engine| engine.name() == name);
+        let listed = begun.elapsed();
         let mut finalists = self.fastest(trial, of("twofour"), OURS)?;
+        let ours = begun.elapsed();
         let unmeasured =
             Engine::TwoFour(GemmMethod::best(problem, self.device.architecture(), self.device.multiprocessors())?);
         if !finalists.iter().any(|candidate| candidate.engine == unmeasured) {
@@ -142,14 +151,18 @@ impl<'a> GridTimer<'a> {
             finalists.push(Candidate { engine: unmeasured, product, us });
         }
         finalists.extend(self.fastest(trial, of("cublaslt"), DENSE)?);
+        let dense = begun.elapsed();
         finalists.extend(self.fastest(trial, of("cusparselt"), SPARSE)?);
+        let sparse = begun.elapsed();
         let faults = self.exclude_different(cell, trial, &mut finalists)?;
+        let compared = begun.elapsed();
 
         std::thread::sleep(Duration::from_secs_f64(self.busy_us * 1e-6).min(REST));
         self.busy_us = 0.0;
         let chosen_by = self.interleave(trial, &finalists, CHOOSING)?;
         let times = self.interleave(trial, &finalists, Stage { most: self.rounds, ..FINAL })?;
         let rows = rows(cell, &finalists, &times, &chosen_by, unmeasured);
+        tracing::debug!(?listed, ?ours, ?dense, ?sparse, ?compared, all = ?begun.elapsed(), engines = engines.len(), "{cell}");
         Ok(CellTimes { rows, faults })
     }
 
