@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`torch`] | kernels as operators of torch's dispatcher |
 //! | [`numpy`] | files, masks and compression over arrays of bytes, without torch |
+//! | [`names`] | the names of data types, mask rules, estimators and activations |
 //! | [`pool`] | the threads that they compute on |
 //!
 //! Everything with a name for users is in the package's Python files; this crate binds.
 
+mod names;
 mod numpy;
 mod pool;
 mod torch;
@@ -42,5 +44,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(register_torch, module)?)?;
     module.add_function(wrap_pyfunction!(add_site_packages, module)?)?;
     module.add_function(wrap_pyfunction!(engine, module)?)?;
+    names::add_to(module)?;
     numpy::add_to(module)
 }

@@ -15,27 +15,7 @@ from ._arrays import bytes_of, dtype_name, empty, is_tensor, numpy_dtype, writab
 from ._compression import Compressed, compress_named, empty_parts
 
 #: The names of dtypes in safetensors files.
-STORED = {
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "int16": "I16",
-    "uint16": "U16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+STORED = _native.STORED_DTYPES
 _LOADED = {stored: name for name, stored in STORED.items()}
 
 

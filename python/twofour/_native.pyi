@@ -6,6 +6,11 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
+ACTIVATIONS: dict[str, int]
+ESTIMATORS: dict[str, int]
+MASK_RULES: dict[str, int]
+PACKED_DTYPES: dict[str, int]
+STORED_DTYPES: dict[str, str]
 __version__: str
 
 def add_site_packages(folder: str | os.PathLike[str]) -> None:

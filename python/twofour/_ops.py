@@ -36,23 +36,16 @@ _register()
 _OPS = torch.ops.twofour
 
 #: Mask rules, by the names that the package's functions take.
-RULES = {
-    "magnitude": 0,
-    "greedy": 1,
-    "greedy-signed": 2,
-    "causal1122": 3,
-    "optimal": 4,
-    "soft-threshold": 5,
-}
+RULES = _native.MASK_RULES
 
 #: Activations of the GEMM's epilogue.
-ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
+ACTIVATIONS = {None if name == "identity" else name: number for name, number in _native.ACTIVATIONS.items()}
 
 #: torch's numbers of the types that a weight may be packed as.
-TYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+TYPES = {getattr(torch, name): number for name, number in _native.PACKED_DTYPES.items()}
 
 #: Stand-ins of a dense tensor.
-ESTIMATORS = {"magnitude": 0, "soft-threshold": 1, "mvue-approximate": 2, "mvue": 3}
+ESTIMATORS = _native.ESTIMATORS
 
 
 def _raising(op):

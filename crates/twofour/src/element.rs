@@ -2,63 +2,17 @@
 
 use std::fmt;
 
-use half::{bf16, f16};
+pub use half::{bf16, f16};
 
-/// The dtype of a tensor's elements, under the names that safetensors uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum DType {
-    F32,
-    F16,
-    BF16,
-    I8,
-    F8E4M3,
-    F8E5M2,
-}
-
-impl DType {
-    /// Bytes an element takes.
-    pub fn size(self) -> usize {
-        match self {
-            DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::F8E4M3 | DType::F8E5M2 => 1,
-        }
-    }
-
-    /// The name that safetensors headers use.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::I8 => "I8",
-            DType::F8E4M3 => "F8_E4M3",
-            DType::F8E5M2 => "F8_E5M2",
-        }
-    }
-
-    /// The dtype of that safetensors name, if twofour knows it.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8E4M3, DType::F8E5M2]
-            .into_iter()
-            .find(|d| d.name() == name)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::DataType;
 
 /// An element that twofour can prune, compress and store.
 ///
 /// Scores are made in f32 ([`Element::to_f32`] is exact for every type here), so that the same weight gives the
 /// same mask whatever engine selects it.
 pub trait Element: bytemuck::Pod + PartialEq + Send + Sync + fmt::Debug + 'static {
-    /// Its dtype.
-    const DTYPE: DType;
+    /// Its data type; [`DataType::is_of_weights`].
+    const DTYPE: DataType;
 
     /// Positive zero: the value of an element that is not kept.
     const ZERO: Self;
@@ -87,7 +41,7 @@ pub trait Arithmetic: Element {
 macro_rules! float_element {
     ($type:ty, $dtype:ident, $zero:expr, $to:expr, $from:expr) => {
         impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
+            const DTYPE: DataType = DataType::$dtype;
             const ZERO: Self = $zero;
             #[inline(always)]
             fn to_f32(self) -> f32 {
@@ -125,7 +79,7 @@ fn narrow_bf16(value: f32) -> bf16 {
 }
 
 impl Element for i8 {
-    const DTYPE: DType = DType::I8;
+    const DTYPE: DataType = DataType::I8;
     const ZERO: Self = 0;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -154,7 +108,7 @@ pub struct F8E4M3(pub u8);
 pub struct F8E5M2(pub u8);
 
 impl Element for F8E4M3 {
-    const DTYPE: DType = DType::F8E4M3;
+    const DTYPE: DataType = DataType::E4M3;
     const ZERO: Self = F8E4M3(0);
     fn to_f32(self) -> f32 {
         let sign = if self.0 & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -169,7 +123,7 @@ impl Element for F8E4M3 {
 }
 
 impl Element for F8E5M2 {
-    const DTYPE: DType = DType::F8E5M2;
+    const DTYPE: DataType = DataType::E5M2;
     const ZERO: Self = F8E5M2(0);
     fn to_f32(self) -> f32 {
         // E5M2 is the upper byte of an f16.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Axis, DType};
+use crate::{Axis, DataType};
 
 /// Everything that can go wrong in this crate, with the place and what to do about it.
 ///
@@ -203,13 +203,31 @@ pub enum Error {
         limit: usize,
     },
 
+    /// A transposable rule with another pattern than 2:4.
+    #[error("`{name}` chooses masks that are 2:4 along both axes, not {pattern}; select by magnitude instead")]
+    SelectorPattern {
+        /// The rule's name.
+        name: &'static str,
+        /// The pattern asked for.
+        pattern: crate::Pattern,
+    },
+
+    /// A name that is no data type's.
+    #[error("unknown data type `{name}`; known: {known}")]
+    UnknownDataType {
+        /// The name.
+        name: String,
+        /// The known names.
+        known: &'static str,
+    },
+
     /// An operation does not exist for this dtype.
     #[error("{operation} does not support dtype {dtype}; supported: {supported}")]
     UnsupportedDType {
         /// The operation.
         operation: &'static str,
         /// The dtype asked for.
-        dtype: DType,
+        dtype: DataType,
         /// The dtypes that it supports.
         supported: &'static str,
     },

@@ -37,7 +37,7 @@ pub mod verify;
 
 pub use compressed::Compressed;
 pub use data_type::DataType;
-pub use element::{Arithmetic, DType, Element, F8E4M3, F8E5M2};
+pub use element::{Arithmetic, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Result};
 pub use mask::Mask;
 pub use matrix::MatrixRef;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use twofour::{
-    Compressed, DType, Element, F8E4M3, F8E5M2, MatrixRef,
+    Compressed, DataType, Element, F8E4M3, F8E5M2, MatrixRef,
     file::{
         CompressOptions, CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, Writer, compress,
         decompress,
@@ -140,7 +140,7 @@ fn the_specifications_example_is_what_we_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("example.safetensors");
     let mut plan = Plan::new();
-    plan.compressed(CompressedInfo::new("w", DType::F32, 2, 6).unwrap());
+    plan.compressed(CompressedInfo::new("w", DataType::F32, 2, 6).unwrap());
     let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new()).unwrap();
     writer.write_compressed("w", &weight).unwrap();
     writer.finish().unwrap();

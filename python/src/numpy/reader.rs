@@ -7,10 +7,11 @@ use pyo3::prelude::*;
 use twofour::{
     Element, Result,
     file::{CompressedInfo, Part, Reader},
+    match_element,
 };
 
 use super::{
-    dtype::{self, for_dtype, store},
+    dtype::{self, store},
     errors::exception,
     unlocked,
 };
@@ -59,7 +60,7 @@ impl FileReader {
     ) -> PyResult<()> {
         let (values, meta) = (values.as_slice_mut()?, meta.as_slice_mut()?);
         let info = self.0.compressed_info(name).map_err(exception)?;
-        unlocked(py, || for_dtype!(info.dtype, read_checked(&self.0, info, values, meta)))
+        unlocked(py, || match_element!(info.dtype, |T| read_checked::<T>(&self.0, info, values, meta)))
     }
 
     /// Reads the scales of a compressed weight's rows.

@@ -7,14 +7,10 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
     Element, Result,
     file::{CompressedInfo, Overwrite, Part, Plan, PlannedTensor, StoredDType, Writer},
+    match_element,
 };
 
-use super::{
-    compression::parts,
-    dtype::{self, for_dtype},
-    errors::exception,
-    unlocked,
-};
+use super::{compression::parts, dtype, errors::exception, unlocked};
 
 /// A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing.
 #[pyclass]
@@ -74,7 +70,7 @@ impl FileWriter {
         let info =
             info.ok_or_else(|| PyValueError::new_err(format!("weight `{name}` is not among the planned ones")))?;
         let writer = open(&mut self.writer)?;
-        unlocked(py, || for_dtype!(info.dtype, write_checked(writer, info, values, meta)))
+        unlocked(py, || match_element!(info.dtype, |T| write_checked::<T>(writer, info, values, meta)))
     }
 
     /// Writes the scales of a compressed weight's rows.

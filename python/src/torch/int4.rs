@@ -11,8 +11,9 @@ use twofour::{
 
 use super::{
     failure::{Failure, Result},
+    scalar_type::ScalarType,
     shape::dimension,
-    tensor::{Device, ScalarType, Tensor},
+    tensor::{Device, Tensor},
 };
 
 /// What is added to an integer.

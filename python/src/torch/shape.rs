@@ -2,7 +2,8 @@
 
 use super::{
     failure::{Failure, Result},
-    tensor::{Device, ScalarType, Tensor},
+    scalar_type::ScalarType,
+    tensor::{Device, Tensor},
 };
 
 /// The rows and columns of an operand when all its dimensions but the last are one.

@@ -6,72 +6,9 @@ use bytemuck::Pod;
 
 use super::{
     failure::{Failure, Result},
+    scalar_type::ScalarType,
     shim::{Handle, shim},
 };
-
-/// torch's scalar types (`c10::ScalarType`), as far as kernels take them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum ScalarType {
-    U8 = 0,
-    I8 = 1,
-    I16 = 2,
-    I32 = 3,
-    I64 = 4,
-    F16 = 5,
-    F32 = 6,
-    Bool = 11,
-    Bf16 = 15,
-    E5m2 = 23,
-    E4m3 = 24,
-}
-
-impl ScalarType {
-    /// The type of torch's number.
-    pub(crate) fn of(number: i64) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| *t as i64 == number)
-    }
-
-    const ALL: [Self; 11] = [
-        Self::U8,
-        Self::I8,
-        Self::I16,
-        Self::I32,
-        Self::I64,
-        Self::F16,
-        Self::F32,
-        Self::Bool,
-        Self::Bf16,
-        Self::E5m2,
-        Self::E4m3,
-    ];
-
-    /// torch's name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::U8 => "uint8",
-            Self::I8 => "int8",
-            Self::I16 => "int16",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-            Self::F16 => "float16",
-            Self::F32 => "float32",
-            Self::Bool => "bool",
-            Self::Bf16 => "bfloat16",
-            Self::E5m2 => "float8_e5m2",
-            Self::E4m3 => "float8_e4m3fn",
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::U8 | Self::I8 | Self::Bool | Self::E5m2 | Self::E4m3 => 1,
-            Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 => 8,
-        }
-    }
-}
 
 /// An owned reference to a tensor.
 #[derive(Debug)]
@@ -337,7 +274,7 @@ impl Tensor {
         Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
     }
 
-    /// The elements of such a tensor.
+    /// The elements of a tensor of [`Tensor::bytes_mut`].
     pub(crate) fn elements_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
         let bytes = self.bytes_mut()?;
         // An empty slice has no address that would be aligned.

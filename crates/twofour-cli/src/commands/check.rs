@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
     Axis, Element, MatrixRef, Pattern,
-    file::{CompressedInfo, Reader, TensorInfo},
+    file::{CompressedInfo, Reader, StoredDType, TensorInfo},
     verify::{self, Census, Conformance},
 };
 
@@ -208,7 +208,9 @@ impl Check {
         let code = Look { pattern: self.pattern, places: self.places };
         let (name, dtype, shape, findings) = match *stored {
             Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
-            Stored::Compressed(w) => (&w.name, w.dtype.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?)),
+            Stored::Compressed(w) => {
+                (&w.name, StoredDType::from(w.dtype).name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?))
+            }
         };
         tracing::info!(tensor = %name, "checked");
         let Some(Findings { rows, columns, census }) = findings else { return Ok(None) };

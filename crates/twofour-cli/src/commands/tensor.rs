@@ -1,10 +1,10 @@
 //! Access to a stored tensor's elements, generic over dtype and form.
 
 use anyhow::Result;
-use half::{bf16, f16};
 use twofour::{
-    DType, Element, F8E4M3, F8E5M2, MatrixRef,
+    Element, MatrixRef,
     file::{CompressedInfo, Reader, StoredElement, TensorInfo},
+    match_element,
 };
 
 /// Code over a matrix of any element type.
@@ -28,14 +28,7 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
         Ok(code.run(MatrixRef::new(rows, cols, &elements)?))
     }
     let place = (tensor.name.as_str(), rows, cols);
-    Ok(Some(match dtype {
-        DType::F32 => typed::<f32, C>(reader, place, code)?,
-        DType::F16 => typed::<f16, C>(reader, place, code)?,
-        DType::BF16 => typed::<bf16, C>(reader, place, code)?,
-        DType::I8 => typed::<i8, C>(reader, place, code)?,
-        DType::F8E4M3 => typed::<F8E4M3, C>(reader, place, code)?,
-        DType::F8E5M2 => typed::<F8E5M2, C>(reader, place, code)?,
-    }))
+    match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
 }
 
 /// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form.
@@ -48,12 +41,5 @@ pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInf
         let dense = reader.compressed::<T>(&weight.name)?.to_dense();
         Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?))
     }
-    match weight.dtype {
-        DType::F32 => typed::<f32, C>(reader, weight, code),
-        DType::F16 => typed::<f16, C>(reader, weight, code),
-        DType::BF16 => typed::<bf16, C>(reader, weight, code),
-        DType::I8 => typed::<i8, C>(reader, weight, code),
-        DType::F8E4M3 => typed::<F8E4M3, C>(reader, weight, code),
-        DType::F8E5M2 => typed::<F8E5M2, C>(reader, weight, code),
-    }
+    match_element!(weight.dtype, |T| typed::<T, C>(reader, weight, code))
 }

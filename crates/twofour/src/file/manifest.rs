@@ -11,7 +11,7 @@ use super::{
     StoredDType, TensorInfo,
     unique::{Unique, quoted},
 };
-use crate::{DType, Error, Pattern, Result, compressed};
+use crate::{DataType, Error, Pattern, Result, compressed};
 
 /// The metadata name under which the manifest is stored.
 pub const MANIFEST_KEY: &str = "twofour";
@@ -49,7 +49,7 @@ pub struct CompressedInfo {
     /// The weight's name, that of the dense tensor it stands for.
     pub name: String,
     /// The dtype of its elements.
-    pub dtype: DType,
+    pub dtype: DataType,
     /// Rows of the dense weight.
     pub rows: usize,
     /// Columns of the dense weight.
@@ -65,13 +65,16 @@ impl CompressedInfo {
     ///
     /// # Errors
     /// [`Error::TooLarge`] where the shape is not addressable, [`Error::EmptyWeight`] where it has no elements: such a
-    /// tensor is stored dense.
-    pub fn new(name: impl Into<String>, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+    /// tensor is stored dense; [`Error::UnsupportedDType`] for a data type that weights do not have.
+    pub fn new(name: impl Into<String>, dtype: DataType, rows: usize, cols: usize) -> Result<Self> {
         if rows == 0 || cols == 0 {
             return Err(Error::EmptyWeight { rows, cols });
         }
+        if !dtype.is_of_weights() {
+            return Err(dtype.not_of_weights("storing a compressed weight"));
+        }
         let (values, meta) = compressed::lengths(rows, cols)?;
-        let addressable = values.checked_mul(dtype.size()).and_then(|v| v.checked_add(meta.checked_mul(4)?));
+        let addressable = values.checked_mul(dtype.bytes()).and_then(|v| v.checked_add(meta.checked_mul(4)?));
         if addressable.is_none() {
             return Err(Error::TooLarge { shape: vec![rows, cols] });
         }
@@ -83,9 +86,9 @@ impl CompressedInfo {
     /// # Errors
     /// [`Error::UnsupportedDType`] unless it is I8.
     pub fn with_scales(self) -> Result<Self> {
-        if self.dtype != DType::I8 {
+        if self.dtype != DataType::I8 {
             let operation = "storing scales with a compressed weight";
-            return Err(Error::UnsupportedDType { operation, dtype: self.dtype, supported: "I8" }.in_tensor(self.name));
+            return Err(Error::UnsupportedDType { operation, dtype: self.dtype, supported: "i8" }.in_tensor(self.name));
         }
         Ok(Self { scaled: true, ..self })
     }
@@ -111,7 +114,7 @@ impl CompressedInfo {
 
     /// Bytes that the dense weight takes.
     pub fn dense_bytes(&self) -> usize {
-        self.rows.saturating_mul(self.cols).saturating_mul(self.dtype.size())
+        self.rows.saturating_mul(self.cols).saturating_mul(self.dtype.bytes())
     }
 }
 
@@ -132,7 +135,7 @@ pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>)
     let weights: serde_json::Map<_, _> = weights
         .into_iter()
         .map(|w| {
-            let entry = json!({ "shape": [w.rows, w.cols], "dtype": w.dtype.name(), "pattern": w.pattern.to_string() });
+            let entry = json!({ "shape": [w.rows, w.cols], "dtype": StoredDType::from(w.dtype).name(), "pattern": w.pattern.to_string() });
             (w.name.clone(), entry)
         })
         .collect();
@@ -173,7 +176,8 @@ pub(super) fn parse(
 }
 
 fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> Result<CompressedInfo, String> {
-    let dtype = DType::from_name(&raw.dtype).ok_or_else(|| format!("dtype {} is unknown", quoted(&raw.dtype)))?;
+    let dtype = StoredDType::from_name(&raw.dtype).and_then(StoredDType::element);
+    let dtype = dtype.ok_or_else(|| format!("dtype {} is unknown", quoted(&raw.dtype)))?;
     match raw.pattern.parse::<Pattern>() {
         Ok(Pattern::TWO_FOUR) => {}
         Ok(other) => return Err(format!("pattern {other}; version {FORMAT_VERSION} of the format knows 2:4 only")),
@@ -183,7 +187,7 @@ fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> R
     let mut weight =
         CompressedInfo::new(name, dtype, dim(raw.shape.0)?, dim(raw.shape.1)?).map_err(|e| e.to_string())?;
     // A tensor of that name that is anything else is an ordinary tensor: the input's own, in its own convention.
-    weight.scaled = dtype == DType::I8
+    weight.scaled = dtype == DataType::I8
         && tensors
             .get(Part::Scales.key(name).as_str())
             .is_some_and(|t| t.dtype == StoredDType::F32 && t.shape == [weight.rows]);

@@ -18,7 +18,8 @@ use crate::{
     select::{Transposable, nm, tile},
 };
 
-/// Which elements of a matrix are kept, and with which values.
+/// Which elements of a matrix are kept, and with which values: a [`MaskRule`](crate::layer::MaskRule) at one step, with the scale that it needs, or the
+/// mask of an earlier step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Selection {
     /// The two largest magnitudes of each group.

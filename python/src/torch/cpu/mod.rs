@@ -19,7 +19,8 @@ use super::{
     failure::{Failure, Result},
     operator::kernel,
     register::Definition,
-    tensor::{ScalarType, Tensor, torch_threads},
+    scalar_type::ScalarType,
+    tensor::{Tensor, torch_threads},
 };
 use crate::pool;
 
@@ -87,9 +88,9 @@ fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {
 macro_rules! for_floats {
     ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
         match $dtype {
-            $crate::torch::tensor::ScalarType::F32 => $function::<f32>($($argument),*),
-            $crate::torch::tensor::ScalarType::Bf16 => $function::<half::bf16>($($argument),*),
-            $crate::torch::tensor::ScalarType::F16 => $function::<half::f16>($($argument),*),
+            $crate::torch::ScalarType::F32 => $function::<f32>($($argument),*),
+            $crate::torch::ScalarType::Bf16 => $function::<half::bf16>($($argument),*),
+            $crate::torch::ScalarType::F16 => $function::<half::f16>($($argument),*),
             other => Err($crate::torch::cpu::not_a_float($what, other)),
         }
     };
@@ -100,7 +101,7 @@ use for_floats;
 macro_rules! for_stored {
     ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
         match $dtype {
-            $crate::torch::tensor::ScalarType::I8 => $function::<i8>($($argument),*),
+            $crate::torch::ScalarType::I8 => $function::<i8>($($argument),*),
             dtype => $crate::torch::cpu::for_floats!(dtype, $what, $function::<$T>($($argument),*)),
         }
     };

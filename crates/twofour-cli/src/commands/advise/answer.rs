@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::dtype::DType;
+use super::format::WeightFormat;
 use crate::{
     measure::{Interval, Machine, Pass, Shape, SpeedUp, cuda::Gpu, load_average, median, speed_up},
     present::{
@@ -55,7 +55,7 @@ pub(super) enum Machinery {
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     pub(super) machine: Machinery,
-    pub(super) dtype: DType,
+    pub(super) dtype: WeightFormat,
     pub(super) shapes: Vec<ShapeAnswer>,
     pub(super) totals: Vec<Total>,
     pub(super) verdict: String,

@@ -17,7 +17,7 @@ use twofour_cuda::{
 
 use super::{
     answer::{Machinery, ShapeAnswer, Side, Timing, medians, settled},
-    dtype::{DType, OnGpu},
+    format::{OnGpu, WeightFormat},
 };
 use crate::{
     interrupt,
@@ -48,11 +48,11 @@ struct Limits {
 /// The choice of the fastest kernels is cached; times are not.
 pub(super) fn measure(
     screen: &Screen,
-    dtype: DType,
+    format: WeightFormat,
     tokens: &[u32],
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<(Machinery, Vec<ShapeAnswer>)> {
-    let weights = dtype.on_gpu(tokens)?;
+    let weights = format.on_gpu(tokens)?;
     let device = Device::open(0)?;
     let dispatcher = Dispatcher::open(&device);
     if dispatcher.libraries().dense.is_none() {

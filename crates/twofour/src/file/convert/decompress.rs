@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::Path};
 
 use super::{Conversion, Item, Overwrite, Part, Plan, PlannedTensor, Progress, Reader, StoredDType, Writer, run};
-use crate::{DType, Element, F8E4M3, F8E5M2, Result};
+use crate::{DataType, Element, Result, match_element};
 
 /// What [`decompress()`] did.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -20,7 +20,7 @@ pub struct DecompressedWeight {
     /// Its name.
     pub name: String,
     /// The dtype of its elements.
-    pub dtype: DType,
+    pub dtype: DataType,
     /// Its shape.
     pub shape: [usize; 2],
     /// Bytes that it took compressed.
@@ -85,14 +85,7 @@ impl Conversion for Decompress {
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
         let Item::Compressed(weight) = item else { return item.write_copy(reader, writer) };
-        match weight.dtype {
-            DType::F32 => dense::<f32>(reader, &weight.name, writer)?,
-            DType::F16 => dense::<half::f16>(reader, &weight.name, writer)?,
-            DType::BF16 => dense::<half::bf16>(reader, &weight.name, writer)?,
-            DType::I8 => dense::<i8>(reader, &weight.name, writer)?,
-            DType::F8E4M3 => dense::<F8E4M3>(reader, &weight.name, writer)?,
-            DType::F8E5M2 => dense::<F8E5M2>(reader, &weight.name, writer)?,
-        }
+        match_element!(weight.dtype, |T| dense::<T>(reader, &weight.name, writer))?;
         match reader.scales(&weight.name)? {
             Some(scales) => writer.write_elements(&Part::Scales.key(&weight.name), &scales),
             None => Ok(()),
