@@ -44,6 +44,7 @@ SIMPLE = {
     "bool": "bool",
     "f64": "float",
     "i64": "int",
+    "u64": "int",
     "usize": "int",
     "Self": "Self",
 }

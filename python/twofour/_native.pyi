@@ -129,3 +129,32 @@ class FileWriter:
 
     def finish(self) -> None:
         """Brings the file to the disk and gives it its name."""
+
+@final
+class StepSwitch:
+    """Decides when the variances of masked parameters have settled (STEP, Lu et al., ICML 2023)."""
+
+    def __new__(
+        cls,
+        window: int,
+        option: int,
+        bounds: tuple[int, int] | None,
+        steps: int,
+        switched_at: int | None,
+        changes: list[float],
+    ) -> Self: ...
+
+    def advance(self) -> None:
+        """Counts a step."""
+
+    def observe(self, sum: float, elements: int, threshold: float) -> bool:
+        """Takes note of the sum of this step's changes over so many elements; whether training switches now."""
+
+    def steps(self) -> int:
+        """Steps so far."""
+
+    def switched_at(self) -> int | None:
+        """The step after which training switched, or `None`."""
+
+    def changes(self) -> list[float]:
+        """The means of the last steps, oldest first."""

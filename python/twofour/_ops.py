@@ -90,6 +90,9 @@ pack_int4 = _raising(_OPS.pack_int4.default)
 canonical_int4 = _raising(_OPS.canonical_int4.default)
 linear_int4 = _raising(_OPS.linear_int4.default)
 linear_int4_bias = _raising(_OPS.linear_int4_bias.default)
+gated_gelu = _raising(_OPS.gated_gelu.default)
+gated_gelu_gradient = _raising(_OPS.gated_gelu_gradient.default)
+adamw_step_ = _raising(_OPS.adamw_step_.default)
 
 
 def rule_number(rule: str) -> int:
@@ -266,3 +269,13 @@ def _(x, packed, out_features, group_size):
 @torch.library.register_fake("twofour::linear_int4_bias")
 def _(x, packed, bias, out_features, group_size, activation):
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::gated_gelu")
+def _(input):
+    return input.new_empty((*input.shape[:-1], input.shape[-1] // 2))
+
+
+@torch.library.register_fake("twofour::gated_gelu_gradient")
+def _(input, dy):
+    return input.new_empty(input.shape)

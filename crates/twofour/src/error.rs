@@ -212,6 +212,26 @@ pub enum Error {
         pattern: crate::Pattern,
     },
 
+    /// An input of a gated activation that is not made of rows of two halves.
+    #[error("the input of a gated activation has {elements} elements, which are no rows of 2 * {features}")]
+    GatedInput {
+        /// The input's elements.
+        elements: usize,
+        /// The features of each half.
+        features: usize,
+    },
+
+    /// A switch of phases that must happen before it may.
+    #[error(
+        "a switch of phases after step {earliest} at the earliest and {latest} at the latest: the first must not be above the second"
+    )]
+    SwitchBounds {
+        /// The step after which it may happen.
+        earliest: u64,
+        /// The step after which it must.
+        latest: u64,
+    },
+
     /// A name that is no data type's.
     #[error("unknown data type `{name}`; known: {known}")]
     UnknownDataType {

@@ -15,9 +15,11 @@
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
 //! | a layer that trains or runs with it | [`layer`] |
+//! | an optimizer that switches from dense to 2:4 | [`adamw_step`] |
 //!
 //! It needs no machine-learning framework and no GPU.
 
+pub mod adamw_step;
 pub mod compressed;
 mod data_type;
 pub mod element;

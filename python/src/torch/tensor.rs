@@ -274,6 +274,47 @@ impl Tensor {
         Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
     }
 
+    /// The elements of contiguous tensors that the operator's schema marks as written: all of one type, none of which shares memory with another of
+    /// them or with those that are `read`.
+    ///
+    /// # Errors
+    /// A `NotImplementedError` for another type than `expected`, a `RuntimeError` for a tensor that is not contiguous, that is not aligned, or whose
+    /// memory is that of another.
+    pub(crate) fn written<'a, T: Pod, const N: usize>(
+        tensors: [(&'a mut Tensor, &str); N],
+        read: &[&Tensor],
+        expected: ScalarType,
+    ) -> Result<[&'a mut [T]; N]> {
+        debug_assert_eq!(expected.bytes(), size_of::<T>());
+        let mut taken: Vec<std::ops::Range<u64>> = Vec::with_capacity(N + read.len());
+        for tensor in read {
+            taken.push(tensor.address()..tensor.address() + (tensor.numel() * tensor.dtype()?.bytes()) as u64);
+        }
+        for (tensor, what) in &tensors {
+            let found = tensor.dtype()?;
+            if found != expected {
+                let (expected, found) = (expected.name(), found.name());
+                return Err(Failure::not_implemented(format!("{what} has dtype {found}; {expected} is required")));
+            }
+            let range = tensor.address()..tensor.address() + (tensor.numel() * size_of::<T>()) as u64;
+            if !tensor.is_contiguous() || !range.start.is_multiple_of(align_of::<T>() as u64) {
+                return Err(Failure::runtime(format!("{what} is written in place and must be contiguous and aligned")));
+            }
+            if taken.iter().any(|other| other.start < range.end && range.start < other.end) {
+                return Err(Failure::runtime(format!(
+                    "{what} is written in place and shares memory with another operand"
+                )));
+            }
+            taken.push(range);
+        }
+        Ok(tensors.map(|(tensor, _)| match tensor.numel() {
+            0 => &mut [][..],
+            // SAFETY: the tensor is `len` contiguous, aligned elements of `T`, which has no invalid bits; no other operand reaches them, as was checked
+            // above, and the borrow of the handle keeps the memory alive.
+            len => unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), len) },
+        }))
+    }
+
     /// The elements of a tensor of [`Tensor::bytes_mut`].
     pub(crate) fn elements_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
         let bytes = self.bytes_mut()?;

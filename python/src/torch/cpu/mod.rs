@@ -1,6 +1,8 @@
 //! Kernels for tensors in the host's memory.
 
+mod adamw_step;
 mod estimate;
+mod gated_gelu;
 mod gradient;
 mod int4;
 mod linear;
@@ -76,6 +78,13 @@ pub(super) const OPERATORS: &[Definition] = &[
     (
         "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> Tensor",
         kernel!(int4::linear_bias),
+    ),
+    ("gated_gelu(Tensor input) -> Tensor", kernel!(gated_gelu::gated_gelu)),
+    ("gated_gelu_gradient(Tensor input, Tensor dy) -> Tensor", kernel!(gated_gelu::gradient)),
+    (
+        "adamw_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) variance, Tensor(d!) largest, float lr, float beta1, float beta2, \
+         float eps, float weight_decay, int step, int frozen_at, int watched) -> float",
+        kernel!(adamw_step::step),
     ),
 ];
 
