@@ -5,7 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use twofour::{
     Element, Result,
-    file::{CompressedInfo, Reader},
+    file::{CompressedInfo, Part, Reader, ValueFormat},
+    int4::Granularity,
     match_element,
 };
 
@@ -17,6 +18,16 @@ fn decompress<T: Element>(reader: &Reader, info: &CompressedInfo) -> Result<()> 
         assert!(weight.mask().count() <= info.rows * info.cols);
     }
     Ok(())
+}
+
+fn int4(reader: &Reader, info: &CompressedInfo, granularity: Granularity) {
+    if let Ok(weight) = reader.int4(&info.name) {
+        assert_eq!(weight.granularity(), granularity);
+        assert_eq!(weight.packed_values().len(), reader.tensor(&Part::Values.key(&info.name)).unwrap().info.bytes);
+        let dense = weight.dequantize().to_dense();
+        assert_eq!(size_of_val(dense.as_slice()), info.dense_bytes());
+        assert!(dense.iter().all(|value| value.is_finite()));
+    }
 }
 
 fuzz_target!(init: {
@@ -34,6 +45,11 @@ fuzz_target!(init: {
     assert!(total + 8 <= bytes.len());
     for info in reader.compressed_weights() {
         let _ = reader.scales(&info.name).expect("its shape was checked");
-        match_element!(info.dtype, |T| decompress::<T>(&reader, info)).expect("the manifest names types of weights");
+        if let ValueFormat::Int4(granularity) = info.format {
+            int4(&reader, info, granularity);
+            continue;
+        }
+        let dtype = info.format.dense();
+        match_element!(dtype, |T| decompress::<T>(&reader, info)).expect("the manifest names types of weights");
     }
 });

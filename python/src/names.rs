@@ -8,6 +8,7 @@ use twofour::{
     DataType,
     estimate::Estimator,
     file::StoredDType,
+    int4::{GROUP, Granularity},
     layer::{Activation, MaskRule},
 };
 
@@ -39,6 +40,29 @@ const DATA_TYPES: [(&str, StoredDType); 19] = [
 /// Activations of the GEMM's epilogue, by number.
 pub(crate) const ACTIVATIONS: [Activation; 4] =
     [Activation::Identity, Activation::Relu, Activation::Silu, Activation::Gelu];
+
+/// The name of weights of 4-bit integers.
+pub(crate) const INT4: &str = "int4";
+
+/// What shares a scale of 4-bit integers: 128 columns, or a row for -1; `None` for another number.
+pub(crate) fn granularity(group_size: i64) -> Option<Granularity> {
+    match group_size {
+        PER_ROW => Some(Granularity::Row),
+        size if size == GROUP as i64 => Some(Granularity::Group),
+        _ => None,
+    }
+}
+
+/// The number of [`granularity`].
+pub(crate) fn group_size(granularity: Granularity) -> i64 {
+    match granularity {
+        Granularity::Row => PER_ROW,
+        Granularity::Group => GROUP as i64,
+    }
+}
+
+/// The group size of a scale for each row.
+pub(crate) const PER_ROW: i64 = -1;
 
 /// The data type of weights of that name; `None` where there is none.
 pub(crate) fn of_weights(name: &str) -> Option<DataType> {

@@ -52,6 +52,17 @@ def decompress(
 ) -> None:
     """Writes the dense matrix of values and metadata, whose rules are checked, to `out`."""
 
+def decompress_int4(
+    values: npt.NDArray[np.uint8],
+    meta: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.uint8],
+    rows: int,
+    cols: int,
+    group_size: int,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`: integers times scales."""
+
 def engine() -> str:
     """The engine that multiplies on this CPU."""
 
@@ -90,8 +101,10 @@ class FileReader:
     def tensors(self) -> list[tuple[str, str, list[int]]]:
         """(name, safetensors dtype, shape) of the tensors that are no parts of compressed weights."""
 
-    def weights(self) -> list[tuple[str, str, int, int, bool]]:
-        """(name, dtype, rows, cols, whether they have scales) of the compressed weights."""
+    def weights(self) -> list[tuple[str, str, int, int, int | None]]:
+        """(name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each row, `None` for no
+        scales.
+        """
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the header."""
@@ -99,11 +112,14 @@ class FileReader:
     def read(self, name: str, out: npt.NDArray[np.uint8]) -> None:
         """Reads the bytes of a tensor into `out`."""
 
-    def read_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
-        """Reads values and metadata of a compressed weight, after checking every rule of the canonical form."""
-
-    def read_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
-        """Reads the scales of a compressed weight's rows."""
+    def read_compressed(
+        self,
+        name: str,
+        values: npt.NDArray[np.uint8],
+        meta: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the canonical form."""
 
 @final
 class FileWriter:
@@ -114,18 +130,23 @@ class FileWriter:
         path: str | os.PathLike[str],
         overwrite: bool,
         tensors: list[tuple[str, str, list[int]]],
-        weights: list[tuple[str, str, int, int, bool]],
+        weights: list[tuple[str, str, int, int, int | None]],
         metadata: dict[str, str],
     ) -> Self: ...
 
     def write(self, name: str, bytes: npt.NDArray[np.uint8]) -> None:
         """Writes the bytes of one tensor."""
 
-    def write_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
-        """Writes values and metadata of a compressed weight, after checking every rule of the canonical form."""
-
-    def write_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
-        """Writes the scales of a compressed weight's rows."""
+    def write_compressed(
+        self,
+        name: str,
+        values: npt.NDArray[np.uint8],
+        meta: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule of the canonical
+        form.
+        """
 
     def finish(self) -> None:
         """Brings the file to the disk and gives it its name."""

@@ -321,6 +321,13 @@ pub enum Error {
         found: crate::file::StoredDType,
     },
 
+    /// A compressed weight that is not of 4-bit integers.
+    #[error("its values are {found}, not 4-bit integers; read it as a compressed weight of that type")]
+    NotInt4 {
+        /// The name of the values' type.
+        found: &'static str,
+    },
+
     /// A weight without elements has no compressed form on disk.
     #[error("a weight of shape [{rows}, {cols}] has no elements and is stored dense")]
     EmptyWeight {

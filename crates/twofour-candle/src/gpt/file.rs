@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor, Var};
 use half::{bf16, f16};
 use twofour::{
     Arithmetic, DataType,
-    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, ValueFormat, Writer},
 };
 
 use super::{Config, Gpt, form};
@@ -159,21 +159,22 @@ fn packed(reader: &Reader, name: &str, dims: (usize, usize), bias: Option<&Tenso
         let expected = format!("[{}, {}]", dims.0, dims.1);
         return Err(Error::Shape { what: "the compressed weight", found: vec![info.rows, info.cols], expected });
     }
-    match info.dtype {
-        DataType::F32 => CompressedLinear::new(reader.compressed::<f32>(name)?, bias),
-        DataType::BF16 => CompressedLinear::new(reader.compressed::<bf16>(name)?, bias),
-        DataType::F16 => CompressedLinear::new(reader.compressed::<f16>(name)?, bias),
-        DataType::I8 => match reader.scales(name)? {
-            Some(scales) => CompressedLinear::from_quantized(reader.compressed::<i8>(name)?, scales, bias),
-            None => {
-                let reason =
-                    format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
-                Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
-            }
-        },
+    match info.format {
+        ValueFormat::Plain(DataType::F32) => CompressedLinear::new(reader.compressed::<f32>(name)?, bias),
+        ValueFormat::Plain(DataType::BF16) => CompressedLinear::new(reader.compressed::<bf16>(name)?, bias),
+        ValueFormat::Plain(DataType::F16) => CompressedLinear::new(reader.compressed::<f16>(name)?, bias),
+        ValueFormat::ScaledI8 => {
+            let scales = reader.scales(name)?.unwrap_or_default();
+            CompressedLinear::from_quantized(reader.compressed::<i8>(name)?, scales, bias)
+        }
+        ValueFormat::Int4(_) => CompressedLinear::new(reader.int4(name)?.dequantize(), bias),
+        ValueFormat::Plain(DataType::I8) => {
+            let reason = format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
+            Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+        }
         other => {
-            let supported = "f32, f16, bf16, i8 with scales";
-            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other, supported }.into())
+            let supported = "f32, f16, bf16, i8 with scales, int4";
+            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other.dense(), supported }.into())
         }
     }
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
     Axis, Element, MatrixRef, Pattern,
-    file::{CompressedInfo, Reader, StoredDType, TensorInfo},
+    file::{CompressedInfo, Reader, TensorInfo},
     verify::{self, Census, Conformance},
 };
 
@@ -164,7 +164,7 @@ impl Check {
             }
         }
         for w in reader.compressed_weights() {
-            match selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]) {
+            match selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]) {
                 Ok(()) => chosen.push((Stored::Compressed(w), w.bytes())),
                 Err(reason) => skip(&w.name, reason.to_string()),
             }
@@ -209,7 +209,7 @@ impl Check {
         let (name, dtype, shape, findings) = match *stored {
             Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
             Stored::Compressed(w) => {
-                (&w.name, StoredDType::from(w.dtype).name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?))
+                (&w.name, w.format.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?))
             }
         };
         tracing::info!(tensor = %name, "checked");

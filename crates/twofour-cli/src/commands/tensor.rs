@@ -3,7 +3,7 @@
 use anyhow::Result;
 use twofour::{
     Element, MatrixRef,
-    file::{CompressedInfo, Reader, StoredElement, TensorInfo},
+    file::{CompressedInfo, Reader, StoredElement, TensorInfo, ValueFormat},
     match_element,
 };
 
@@ -31,7 +31,8 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
     match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
 }
 
-/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form.
+/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of 4-bit integers it is that of their
+/// products with the scales.
 pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
     fn typed<T: Element + StoredElement, C: OnMatrix>(
         reader: &Reader,
@@ -41,5 +42,9 @@ pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInf
         let dense = reader.compressed::<T>(&weight.name)?.to_dense();
         Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?))
     }
-    match_element!(weight.dtype, |T| typed::<T, C>(reader, weight, code))
+    if let ValueFormat::Int4(_) = weight.format {
+        let dense = reader.int4(&weight.name)?.dequantize().to_dense();
+        return Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?));
+    }
+    match_element!(weight.format.dense(), |T| typed::<T, C>(reader, weight, code))
 }

@@ -55,7 +55,7 @@ pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, tex
     training.sparse.model().save(&sparse_file, Overwrite::Yes, DataType::BF16)?;
     let reader = Reader::open(&sparse_file)?;
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
-    let dense_bytes = reader.compressed_weights().map(|w| w.rows * w.cols * w.dtype.bytes()).sum();
+    let dense_bytes = reader.compressed_weights().map(|w| w.dense_bytes()).sum();
 
     let inference = |trainer: &Trainer| Inference::<f32>::new(trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);

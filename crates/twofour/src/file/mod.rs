@@ -54,6 +54,8 @@ mod convert;
 mod elements;
 mod header;
 mod index;
+#[cfg(test)]
+mod int4_tests;
 mod manifest;
 mod plan;
 mod reader;
@@ -63,6 +65,7 @@ mod temporary;
 #[cfg(test)]
 mod tests;
 mod unique;
+mod value_format;
 mod writer;
 
 pub use convert::{
@@ -77,4 +80,5 @@ pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use stored::{StoredDType, StoredElement};
 pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
+pub use value_format::ValueFormat;
 pub use writer::{Overwrite, Writer};

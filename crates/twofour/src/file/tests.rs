@@ -70,8 +70,10 @@ fn what_is_written_is_read() {
             assert_eq!(*reader.tensor(&tensor.name).unwrap().bytes().unwrap(), whole[header.range(tensor)]);
         }
         assert_eq!(*reader.tensor("ids").unwrap().elements::<i64>().unwrap(), [-1, 7]);
-        let weights: Vec<_> =
-            reader.compressed_weights().map(|w| (w.name.as_str(), w.rows, w.cols, w.scaled)).collect();
+        let weights: Vec<_> = reader
+            .compressed_weights()
+            .map(|w| (w.name.as_str(), w.rows, w.cols, w.format == ValueFormat::ScaledI8))
+            .collect();
         assert_eq!(weights, [("down", 5, 8, true), ("up", 6, 10, false)]);
         let up = reader.compressed::<bf16>("up").unwrap();
         assert_eq!(reader.compressed_info("up").unwrap().bytes(), up.bytes());
@@ -320,9 +322,9 @@ proptest! {
             prop_assert!(reader.tensors().map(|t| reader.tensor(&t.name).unwrap().bytes().unwrap().len()).sum::<usize>() < length);
             for weight in reader.compressed_weights() {
                 prop_assert!(weight.rows * weight.cols > 0);
-                let dense = match weight.dtype {
-                    DataType::BF16 => reader.compressed::<bf16>(&weight.name).map(|c| c.to_dense().len()),
-                    DataType::I8 => reader.compressed::<i8>(&weight.name).map(|c| c.to_dense().len()),
+                let dense = match weight.format {
+                    ValueFormat::Plain(DataType::BF16) => reader.compressed::<bf16>(&weight.name).map(|c| c.to_dense().len()),
+                    ValueFormat::Plain(DataType::I8) | ValueFormat::ScaledI8 => reader.compressed::<i8>(&weight.name).map(|c| c.to_dense().len()),
                     _ => continue,
                 };
                 if let Ok(dense) = dense {

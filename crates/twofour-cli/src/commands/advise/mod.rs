@@ -136,7 +136,7 @@ impl Advise {
             }
         }
         for w in reader.compressed_weights() {
-            if selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]).is_ok() {
+            if selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]).is_ok() {
                 *shapes.entry(Shape { out: w.rows, inputs: w.cols }).or_default() += 1;
             }
         }

@@ -14,7 +14,8 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::{
-    CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, Writer,
+    CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
+    Writer,
 };
 use crate::{DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;

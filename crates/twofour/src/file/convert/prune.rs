@@ -102,7 +102,7 @@ impl Conversion for Prune<'_> {
         let (dtype, shape, outcome) = match item {
             Item::Compressed(w) => {
                 item.write_copy(reader, writer)?;
-                (w.dtype.into(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
+                (w.format.stored(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
             }
             Item::Plain(tensor) => {
                 let outcome = match (Matrix::of(tensor), self.choices.get(&tensor.name)) {
