@@ -6,7 +6,9 @@ use anyhow::{Result, bail};
 
 use super::{
     Advise,
-    answer::{LEAST_PASSES, ShapeAnswer, Side, Timing, medians, settled},
+    answer::ShapeAnswer,
+    passes::{LEAST_PASSES, medians, settled},
+    timing::{Side, Timing},
 };
 use crate::{
     exit::Usage,

@@ -16,8 +16,10 @@ use twofour_cuda::{
 };
 
 use super::{
-    answer::{Machinery, ShapeAnswer, Side, Timing, medians, settled},
+    answer::{Machinery, ShapeAnswer},
     format::{OnGpu, WeightFormat},
+    passes::{medians, settled},
+    timing::{Side, Timing},
 };
 use crate::{
     interrupt,

@@ -3,7 +3,10 @@
 mod answer;
 mod cpu;
 mod cuda;
+mod finding;
 mod format;
+mod passes;
+mod timing;
 
 use std::{collections::BTreeMap, path::PathBuf, thread};
 
