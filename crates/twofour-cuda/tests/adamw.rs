@@ -8,7 +8,7 @@ use support::{Bench, bench, numbers::Random};
 use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
 use twofour_cuda::{
     DataType, Error,
-    adamw::{AdamW, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
+    raw::adamw::{AdamW, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
 };
 
 const SETTINGS: AdamWSettings =

@@ -11,9 +11,9 @@ use twofour::{
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    DataType, Error,
+    Activation, DataType, Error,
     layer::{
-        Activation, DeviceBuffer, LayerContext,
+        DeviceBuffer, LayerContext,
         borrowed::{
             self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, input_gradient, linear,
             mask_len, packed_len, remask, remask_checked, unpack,

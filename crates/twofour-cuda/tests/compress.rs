@@ -16,8 +16,10 @@ use twofour::{
 };
 use twofour_cuda::{
     Architecture, DataType, Error,
-    compress::{CompressRule, CompressTarget, Compressor},
-    prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
+    raw::{
+        compress::{CompressRule, CompressTarget, Compressor},
+        prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
+    },
 };
 
 struct Case<'a, I> {

@@ -10,9 +10,12 @@ use support::{
 use twofour::{Axis, estimate::Estimator};
 use twofour_cuda::{
     DataType, Device, Error,
-    compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
-    prune::{DenseWeight, NO_NAN, Packed},
+    problem::GemmProblem,
+    raw::{
+        compress::{CompressRule, CompressTarget, Compressor},
+        gemm::{Epilogue, Gemm, GemmOperands},
+        prune::{DenseWeight, NO_NAN, Packed},
+    },
 };
 
 const FEATURES: usize = 512;

@@ -15,11 +15,12 @@ use support::{
 };
 use twofour::{Compressed, Element as _, F8E4M3, F8E5M2, layout::sm90};
 use twofour_cuda::{
-    Architecture, DataType, Error,
-    gemm::{
-        Activation, Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder, mma, packed_bytes, stream,
+    Activation, Architecture, DataType, Error,
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, mma, packed_bytes, stream},
+        prune::Packed,
     },
-    prune::Packed,
 };
 
 /// An element type that the kernels multiply.

@@ -17,10 +17,11 @@ use twofour::{
     layout::lanes,
 };
 use twofour_cuda::{
-    DataType, Error,
-    gemm::{
-        Activation, Epilogue, Order,
-        int4::{Int4Gemm, Int4Method, Int4Problem, Int4Weight, staged},
+    Activation, DataType, Error,
+    problem::{Int4Problem, Order},
+    raw::gemm::{
+        Epilogue,
+        int4::{Int4Gemm, Int4Method, Int4Weight, staged},
     },
 };
 

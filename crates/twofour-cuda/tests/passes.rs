@@ -11,9 +11,11 @@ use twofour::{
 };
 use twofour_cuda::{
     DataType, Error,
-    column_sums::{ColumnSums, ColumnSumsTarget},
-    elementwise::{ElementFunction, Elementwise, FunctionGradient},
-    quantize::{Quantizer, TensorScale},
+    raw::{
+        column_sums::{ColumnSums, ColumnSumsTarget},
+        elementwise::{ElementFunction, Elementwise, FunctionGradient},
+        quantize::{Quantizer, TensorScale},
+    },
 };
 
 /// Elements behind each result, which nothing may write.

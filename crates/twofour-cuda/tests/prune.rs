@@ -16,7 +16,7 @@ use twofour::{
 };
 use twofour_cuda::{
     Architecture, DataType, Error,
-    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    raw::prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
 /// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.

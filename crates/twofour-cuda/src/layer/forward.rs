@@ -1,6 +1,6 @@
 //! The forward pass and the input gradient of a sparse layer.
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear,
@@ -11,11 +11,14 @@ use super::{
     weight::PackedBuffer,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
-    elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
+    Activation, DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    prune::Packed,
+    problem::GemmProblem,
+    raw::{
+        elementwise::{ElementFunction, FunctionGradient},
+        gemm::{Epilogue, Gemm, GemmOperands},
+        prune::Packed,
+    },
 };
 
 /// The epilogue of a forward pass, and the tensors that it stores besides the output.

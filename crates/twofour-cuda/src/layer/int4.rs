@@ -12,10 +12,11 @@ use twofour::{
 use super::{LayerContext, elements, host_form};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    gemm::{
-        Epilogue, Order,
+    problem::{Int4Problem, Order},
+    raw::gemm::{
+        Epilogue,
         copies::Rows,
-        int4::{Int4Problem, Int4Weight, MOST_TOKENS},
+        int4::{Int4Weight, MOST_TOKENS},
     },
 };
 

@@ -16,10 +16,12 @@ use super::{
 use crate::{
     DataType, DevicePtr, Error, Result,
     arguments::expect_dimension,
-    compress::{CompressRule, CompressTarget, Compressor},
-    prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
-    soft_threshold::SoftThresholdScale,
-    unpack::Unpacker,
+    raw::{
+        compress::{CompressRule, CompressTarget, Compressor},
+        prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
+        soft_threshold::SoftThresholdScale,
+        unpack::Unpacker,
+    },
 };
 
 /// The data type of the packed weight and of the other operand of a layer's sparse GEMMs.

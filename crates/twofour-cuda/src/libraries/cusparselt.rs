@@ -12,7 +12,7 @@ use super::{
     data_type,
     loader::{Search, functions},
 };
-use crate::{DataType, Device, DevicePtr, Error, Result, Stream, gemm::GemmProblem};
+use crate::{DataType, Device, DevicePtr, Error, Result, Stream, problem::GemmProblem};
 
 /// An opaque object of the library, at most 11 KiB in any version.
 #[repr(C, align(16))]

@@ -18,10 +18,13 @@ pub use timer::{Contender, REST, Time, Timer};
 use crate::{
     Device, Error, Result, Stream,
     arguments::expect_dimension,
-    engine::{Engine, Product, Weight},
-    gemm::{Epilogue, GemmProblem},
     libraries::Libraries,
-    prune::Packed,
+    problem::GemmProblem,
+    raw::{
+        engine::{Engine, Product, Weight},
+        gemm::Epilogue,
+        prune::Packed,
+    },
 };
 
 /// Random tensors in device memory for one weight and up to a largest number of tokens: trials of several token counts share them.

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, DeviceRepr};
 use half::{bf16, f16};
 use twofour::{Arithmetic, Compressed, F8E4M3, F8E5M2, Mask, layout::sm90};
-use twofour_cuda::{DataType, prune::MetaOrder};
+use twofour_cuda::{DataType, raw::prune::MetaOrder};
 
 use super::Bench;
 

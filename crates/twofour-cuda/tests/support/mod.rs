@@ -15,8 +15,8 @@ use cudarc::driver::{
 use twofour_cuda::{
     Architecture, Device, Error, Stream,
     dispatch::Dispatcher,
-    engine::{Engine, Product, Weight},
-    gemm::GemmProblem,
+    problem::GemmProblem,
+    raw::engine::{Engine, Product, Weight},
 };
 
 /// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/gpu_run.sh` does, a missing

@@ -72,7 +72,7 @@ impl DType {
             DType::E5m2 => OnGpu::Plain { sparse: DataType::E5M2, dense: DataType::E4M3 },
             DType::I8 => plain(DataType::I8),
             DType::Int4 => {
-                let most = twofour_cuda::gemm::int4::MOST_TOKENS;
+                let most = twofour_cuda::raw::gemm::int4::MOST_TOKENS;
                 if let Some(many) = tokens.iter().find(|tokens| **tokens as usize > most) {
                     bail!(Usage(format!("--tokens {many}: with int4 {most} at most; try --tokens 1,16,{most}")))
                 }

@@ -8,10 +8,13 @@ use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, Stream,
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::RandomWeight,
-    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
+    problem::GemmProblem,
+    raw::{
+        gemm::{Epilogue, Gemm, GemmOperands},
+        prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
+    },
 };
 
 use super::gemm::Libraries;

@@ -8,7 +8,7 @@ use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, Error, Stream,
     measure::{Contender, Timer},
-    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    raw::prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
 };
 
 use crate::measure::random::Random;

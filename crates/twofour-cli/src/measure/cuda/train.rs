@@ -6,12 +6,15 @@ use serde::Serialize;
 use twofour::{Axis, estimate::Estimator, select::Transposable};
 use twofour_cuda::{
     DataType, Device, Stream,
-    compress::{CompressRule, CompressTarget, Compressor},
-    engine,
-    gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder},
     libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::{Contender, Time, Timer, random},
-    prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        compress::{CompressRule, CompressTarget, Compressor},
+        engine,
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands},
+        prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
+    },
 };
 
 use super::gemm::Libraries;

@@ -1,24 +1,27 @@
 //! The layer's passes over packed weights in borrowed device memory, such as another framework's tensors.
 //!
-//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::prune::BothWays::tiles)). The functions are those
+//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::raw::prune::BothWays::tiles)). The functions are those
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
 mod estimates;
 pub mod int4;
 mod masters;
 
-use twofour::{Compressed, Element, compressed::lengths, layer::Activation};
+use twofour::{Compressed, Element, compressed::lengths};
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements, forward::linear as launch_linear,
     host_form, quantized::quantized_linear,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
-    elementwise::ElementFunction,
-    gemm::{Epilogue, GemmProblem, packed_bytes},
-    prune::Packed,
-    unpack::Unpacker,
+    Activation, DataType, DevicePtr, Error, Result,
+    problem::GemmProblem,
+    raw::{
+        elementwise::ElementFunction,
+        gemm::{Epilogue, packed_bytes},
+        prune::Packed,
+        unpack::Unpacker,
+    },
 };
 
 pub use estimates::{Sampling, estimate, sampled_weight_gradient, soft_threshold_scale};

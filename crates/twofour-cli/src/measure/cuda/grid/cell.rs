@@ -14,10 +14,12 @@ use cudarc::driver::CudaStream;
 use rayon::prelude::*;
 use twofour_cuda::{
     Device, Error,
-    engine::{Engine, Product, dense_output},
-    gemm::{Gemm, GemmMethod},
     libraries::Libraries,
     measure::{Contender, REST, Time, Timer, Trial, TrialTensors},
+    raw::{
+        engine::{Engine, Product, dense_output},
+        gemm::{Gemm, GemmMethod},
+    },
 };
 
 use super::{
