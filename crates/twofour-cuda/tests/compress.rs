@@ -17,8 +17,9 @@ use twofour::{
 use twofour_cuda::{
     Architecture, DataType, Error,
     raw::{
+        DenseWeight, MetaOrder, Packed,
         compress::{CompressRule, CompressTarget, Compressor},
-        prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
+        prune::{NO_NAN, first_nan},
     },
 };
 

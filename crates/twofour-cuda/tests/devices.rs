@@ -12,9 +12,10 @@ use twofour_cuda::{
     DataType, Device, Error,
     problem::GemmProblem,
     raw::{
+        DenseWeight, Packed,
         compress::{CompressRule, CompressTarget, Compressor},
         gemm::{Epilogue, Gemm, GemmOperands},
-        prune::{DenseWeight, NO_NAN, Packed},
+        prune::NO_NAN,
     },
 };
 

@@ -16,7 +16,10 @@ use twofour::{
 };
 use twofour_cuda::{
     Architecture, DataType, Error,
-    raw::prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
+    },
 };
 
 /// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.

@@ -6,7 +6,7 @@ use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
-    raw::{prune::Packed, unpack::Unpacker},
+    raw::{Packed, unpack::Unpacker},
 };
 
 /// Most algorithms of the library that are timed.

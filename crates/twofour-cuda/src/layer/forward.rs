@@ -15,9 +15,9 @@ use crate::{
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::GemmProblem,
     raw::{
+        Packed,
         elementwise::{ElementFunction, FunctionGradient},
         gemm::{Epilogue, Gemm, GemmOperands},
-        prune::Packed,
     },
 };
 

@@ -14,10 +14,10 @@ use crate::{
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::{GemmProblem, Order, XOrder},
     raw::{
+        DenseWeight, Packed,
         column_sums::ColumnSumsTarget,
         compress::{CompressRule, CompressTarget},
         gemm::{Epilogue, Gemm, GemmOperands, packed_bytes},
-        prune::{DenseWeight, Packed},
     },
 };
 

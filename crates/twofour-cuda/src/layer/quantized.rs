@@ -7,8 +7,8 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     problem::GemmProblem,
     raw::{
+        DenseWeight, Packed,
         gemm::{Epilogue, GemmOperands},
-        prune::{DenseWeight, Packed},
         quantize::TensorScale,
     },
 };

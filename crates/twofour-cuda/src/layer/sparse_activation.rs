@@ -16,9 +16,10 @@ use crate::{
     libraries::cublaslt::DenseProblem,
     problem::{GemmProblem, Order, XOrder},
     raw::{
+        DenseWeight,
         elementwise::{ElementFunction, FunctionGradient},
         gemm::Epilogue,
-        prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Watch, first_nan},
+        prune::{BothWays, MaskChoice, NO_NAN, Watch, first_nan},
     },
 };
 

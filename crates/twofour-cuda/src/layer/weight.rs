@@ -7,8 +7,8 @@ use super::{LayerContext, host_form::decode};
 use crate::{
     DataType, Error, Result,
     raw::{
+        MetaOrder, Packed,
         gemm::{Gemm, packed_bytes},
-        prune::{MetaOrder, Packed},
     },
 };
 

@@ -14,12 +14,12 @@ use libloading::Library;
 /// Declares a library's functions, which return a status, and a constructor that looks all of them up.
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),* $(,)?);)*) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
         }
 
         impl Functions {
-            fn of(library: &libloading::Library) -> Option<Self> {
+            pub(super) fn of(library: &libloading::Library) -> Option<Self> {
                 // SAFETY: the types are those of NVIDIA's header.
                 unsafe { Some(Self { $($name: *library.get($symbol).ok()?,)* }) }
             }
@@ -28,6 +28,24 @@ macro_rules! functions {
 }
 
 pub(super) use functions;
+
+/// Returns a library's functions with these bodies, for tests without the library.
+#[cfg(test)]
+macro_rules! fake_functions {
+    ($($name:ident($($argument:ty),* $(,)?) => $body:expr;)*) => {
+        Functions {$(
+            $name: {
+                unsafe extern "C" fn $name($(_: $argument),*) -> std::ffi::c_int {
+                    $body
+                }
+                $name
+            },
+        )*}
+    };
+}
+
+#[cfg(test)]
+pub(super) use fake_functions;
 
 /// Where a library is searched.
 pub(super) struct Search {

@@ -21,9 +21,9 @@ use crate::{
     libraries::Libraries,
     problem::GemmProblem,
     raw::{
+        Packed,
         engine::{Engine, Product, Weight},
         gemm::Epilogue,
-        prune::Packed,
     },
 };
 

@@ -19,9 +19,10 @@ use crate::{
     },
     problem::{GemmProblem, Order, XOrder},
     raw::{
+        DenseWeight, Packed,
         compress::{CompressRule, CompressTarget, Compressor},
         gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, expect_epilogue, finish::Finish, packed_bytes},
-        prune::{DenseWeight, NO_NAN, Packed},
+        prune::NO_NAN,
     },
 };
 

@@ -6,6 +6,7 @@
 //!
 //! | task | module |
 //! |---|---|
+//! | a weight in device memory, dense or compressed | [`DenseWeight`], [`Packed`], [`MetaOrder`] |
 //! | pruning a weight: mask, compressed weight and compressed transpose | [`prune`] |
 //! | compressing a tensor along one axis | [`compress`] |
 //! | decompressing a packed weight | [`unpack`] |
@@ -28,13 +29,17 @@ pub mod elementwise;
 pub mod engine;
 pub mod estimate;
 pub mod gemm;
+pub(crate) mod grid;
 pub(crate) mod headers;
 pub mod prune;
 pub mod quantize;
 pub mod soft_threshold;
 pub mod unpack;
+mod weight;
 
 use crate::source::Source;
+
+pub use weight::{DenseWeight, MetaOrder, Packed};
 
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {

@@ -12,8 +12,9 @@ use twofour_cuda::{
     measure::RandomWeight,
     problem::GemmProblem,
     raw::{
+        DenseWeight, MetaOrder, Packed,
         gemm::{Epilogue, Gemm, GemmOperands},
-        prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch},
     },
 };
 

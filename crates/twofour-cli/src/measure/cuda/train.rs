@@ -10,10 +10,11 @@ use twofour_cuda::{
     measure::{Contender, Time, Timer, random},
     problem::{GemmProblem, Order, XOrder},
     raw::{
+        DenseWeight, Packed,
         compress::{CompressRule, CompressTarget, Compressor},
         engine,
         gemm::{Epilogue, Gemm, GemmMethod, GemmOperands},
-        prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
     },
 };
 

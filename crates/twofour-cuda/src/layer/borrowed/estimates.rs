@@ -11,10 +11,10 @@ use crate::{
         gradient::{expect_gradient, sampled_problem, zero},
     },
     raw::{
+        Packed,
         compress::{CompressRule, CompressTarget},
         estimate::EstimateTarget,
         gemm::{Epilogue, Gemm, GemmOperands, packed_bytes},
-        prune::Packed,
         soft_threshold::SoftThresholdScale,
     },
 };

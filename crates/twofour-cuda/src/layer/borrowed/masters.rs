@@ -8,9 +8,10 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, elements},
     raw::{
+        DenseWeight,
         compress::{CompressRule, CompressTarget},
         gemm::Gemm,
-        prune::{BothWays, DenseWeight, MaskChoice, Watch, first_nan},
+        prune::{BothWays, MaskChoice, Watch, first_nan},
     },
 };
 

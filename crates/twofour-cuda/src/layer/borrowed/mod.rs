@@ -17,9 +17,9 @@ use crate::{
     Activation, DataType, DevicePtr, Error, Result,
     problem::GemmProblem,
     raw::{
+        Packed,
         elementwise::ElementFunction,
         gemm::{Epilogue, packed_bytes},
-        prune::Packed,
         unpack::Unpacker,
     },
 };

@@ -9,7 +9,7 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    raw::{headers, prune::BLOCK},
+    raw::{grid::BLOCK, headers},
     source::{File, Source, Support},
 };
 

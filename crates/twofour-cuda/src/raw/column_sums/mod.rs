@@ -8,8 +8,8 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
+        grid::{BLOCK, MOST_GRID_ROWS},
         headers,
-        prune::{BLOCK, MOST_GRID_ROWS},
     },
     source::{File, Source, Support},
 };

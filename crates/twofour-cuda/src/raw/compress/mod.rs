@@ -17,10 +17,11 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
+        DenseWeight, MetaOrder, Packed,
+        grid::{BLOCK, MOST_GRID_ROWS, blocks, shape},
         headers,
-        prune::{
-            BLOCK, DenseWeight, MOST_GRID_ROWS, MetaOrder, Packed, RawMeta, TYPES, blocks, expect_types, shape, types,
-        },
+        prune::{TYPES, expect_types, types},
+        weight::RawMeta,
     },
     source::{File, Source},
 };

@@ -6,7 +6,7 @@ use crate::{
     Activation, DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{headers, prune::BLOCK},
+    raw::{grid::BLOCK, headers},
     source::{File, Source, Support},
 };
 

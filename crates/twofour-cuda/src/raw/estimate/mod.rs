@@ -9,8 +9,9 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
+        DenseWeight,
+        grid::{BLOCK, blocks, shape},
         headers,
-        prune::{BLOCK, DenseWeight, blocks, shape},
     },
     source::{File, Source, Support},
 };

@@ -42,7 +42,7 @@ use crate::{
     Architecture, DataType, Device, Error, Result, Stream,
     arguments::expect_pointers,
     problem::{GemmProblem, Order, XOrder},
-    raw::prune::MetaOrder,
+    raw::MetaOrder,
     source::Source,
 };
 

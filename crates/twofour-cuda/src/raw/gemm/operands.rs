@@ -4,7 +4,7 @@ use twofour::layout::sm90::TileK;
 
 use crate::{
     DataType, DevicePtr,
-    raw::prune::{MetaOrder, Packed},
+    raw::{MetaOrder, Packed},
 };
 
 /// The device pointers of a call.

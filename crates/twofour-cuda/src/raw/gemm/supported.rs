@@ -5,7 +5,7 @@ use crate::{
     Architecture, DataType, Error, Result,
     arguments::expect_dimension,
     problem::{GemmProblem, XOrder},
-    raw::prune::MetaOrder,
+    raw::MetaOrder,
 };
 
 /// Output types of each element type.

@@ -10,66 +10,26 @@
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A NaN is therefore not an error of the call:
 //! its index is written to device memory ([`Watch::nan`]), and [`first_nan`] makes an error of it.
 
-use twofour::{layout::sm90::TileK, select::Transposable};
+mod types;
+mod watch;
+
+use twofour::select::Transposable;
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::headers,
-    source::{File, Source, Support},
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
+        headers,
+        weight::RawMeta,
+    },
+    source::{File, Source},
 };
 
-/// A dense weight in device memory, `[rows, cols]` row-major.
-#[derive(Debug, Clone, Copy)]
-pub struct DenseWeight {
-    /// Its address.
-    pub data: DevicePtr,
-    /// Rows: `out_features`.
-    pub rows: usize,
-    /// Columns: `in_features`.
-    pub cols: usize,
-}
-
-impl DenseWeight {
-    /// Returns whether every run of `elements` elements of a row, counted from the row's start, is aligned to its size in bytes.
-    pub(crate) fn is_aligned(self, element: DataType, elements: usize) -> bool {
-        self.cols.is_multiple_of(elements) && self.data.is_multiple_of((elements * element.bytes()) as u64)
-    }
-}
-
-/// The order of metadata, and the padding of a compressed weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MetaOrder {
-    /// The order on disk: `[rows, ceil(cols / 32)]` u32s, beside `[rows, 2 * ceil(cols / 4)]` values. Codes of groups past the end of a row are 0.
-    Canonical,
-    /// The order of GEMM kernels ([`crate::raw::gemm`]): that of [`twofour::layout::sm90::encode_16`] and `encode_8`. The weight is padded: rows to a
-    /// multiple of 64, columns to a multiple of the tile's. The padding has values of zero and valid codes. Values are `[padded rows, padded columns
-    /// / 2]`, metadata takes `padded rows * padded columns / 8` bytes; [`crate::raw::gemm::packed_bytes`] returns both in bytes.
-    Sm90(TileK),
-}
-
-impl MetaOrder {
-    /// Returns the rows and columns of a compressed weight in this order, padding included; at most [`usize::MAX`].
-    pub fn padded(self, rows: usize, cols: usize) -> (usize, usize) {
-        match self {
-            MetaOrder::Canonical => (rows, cols),
-            MetaOrder::Sm90(tile) => {
-                let padded = |n: usize, multiple| n.checked_next_multiple_of(multiple).unwrap_or(usize::MAX);
-                (padded(rows, 64), padded(cols, tile.columns()))
-            }
-        }
-    }
-}
-
-/// The device pointers of a compressed weight: values and metadata, in the sizes of [`MetaOrder`]; both aligned to 16 bytes.
-#[derive(Debug, Clone, Copy)]
-pub struct Packed {
-    /// The values.
-    pub values: DevicePtr,
-    /// The metadata.
-    pub meta: DevicePtr,
-}
+pub(crate) use types::{TYPES, expect_types, types};
+pub use watch::{NO_NAN, Watch, first_nan};
 
 /// Where the mask comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,60 +58,6 @@ pub struct BothWays {
     pub factor: Option<DevicePtr>,
 }
 
-/// Device memory that receives NaN and flip counts.
-#[derive(Debug, Clone, Copy)]
-pub struct Watch {
-    /// A u64 that receives the index, `row * cols + col`, of the first NaN if it is less than the u64's value; it must be [`NO_NAN`] before.
-    /// [`MaskChoice::Given`] does not check, because a given mask needs no order of elements.
-    pub nan: DevicePtr,
-    /// The mask before, which may be in the memory of [`BothWays::tiles`], and a u64 to which the number of elements that differ is added.
-    pub flips: Option<(DevicePtr, DevicePtr)>,
-}
-
-/// The value of [`Watch::nan`] where no NaN was found.
-pub const NO_NAN: u64 = u64::MAX;
-
-/// Returns the error for the value of [`Watch::nan`] after a pass over a weight with `cols` columns.
-///
-/// # Errors
-/// [`Error::NotANumber`].
-///
-/// ```
-/// use twofour_cuda::raw::prune::{NO_NAN, first_nan};
-/// assert!(first_nan(NO_NAN, 64).is_ok());
-/// assert!(first_nan(130, 64).unwrap_err().to_string().contains("row 2, column 2"));
-/// ```
-pub fn first_nan(found: u64, cols: usize) -> Result<()> {
-    match found {
-        NO_NAN => Ok(()),
-        index => Err(Error::NotANumber { row: (index / cols as u64) as usize, col: (index % cols as u64) as usize }),
-    }
-}
-
-/// The supported data types of tensors and of their compressed values.
-pub(crate) const TYPES: [(DataType, DataType); 10] = {
-    use DataType::{BF16, E4M3, E5M2, F16, F32};
-    [
-        (F32, F16),
-        (F32, BF16),
-        (F16, F16),
-        (BF16, BF16),
-        (F32, E4M3),
-        (F32, E5M2),
-        (F16, E4M3),
-        (F16, E5M2),
-        (BF16, E4M3),
-        (BF16, E5M2),
-    ]
-};
-
-/// Returns the definitions of data types, and the architectures that have them.
-pub(crate) fn types(input: DataType, output: DataType) -> (String, Support) {
-    // Earlier architectures have no 8-bit floats.
-    let support = if output.bytes() > 1 { Support::ALL } else { Support::From((8, 9)) };
-    (format!("#define IN {}\n#define OUT {}\n", input.definition(), output.definition()), support)
-}
-
 fn source(input: DataType, output: DataType) -> Source {
     let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
     let (definitions, support) = types(input, output);
@@ -171,19 +77,6 @@ pub(crate) fn sources() -> Vec<Source> {
     TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
 }
 
-/// Returns an error for data types that compression does not support, or that the device lacks.
-pub(crate) fn expect_types(device: &Device, input: DataType, output: DataType, source: &Source) -> Result<()> {
-    if !TYPES.contains(&(input, output)) {
-        return Err(Error::Types { input, output });
-    }
-    if !source.is_for(device.architecture()) {
-        let (major, minor) = device.architecture().capability();
-        let operation = "compressing to 8-bit floats";
-        return Err(Error::Unsupported { operation, major, minor, needs: "8.9 (Ada) or later" });
-    }
-    Ok(())
-}
-
 /// The kernels that prune and compress weights of one data type to values of another, on one device.
 #[derive(Debug, Clone)]
 pub struct Pruner {
@@ -198,24 +91,6 @@ pub struct Pruner {
 }
 
 /// The kernels' parameters, in their memory layout.
-#[repr(C)]
-pub(crate) struct RawMeta {
-    words: DevicePtr,
-    order: u32,
-}
-
-impl RawMeta {
-    pub(crate) fn new(words: DevicePtr, order: MetaOrder) -> Self {
-        let order = match order {
-            MetaOrder::Canonical => 0,
-            MetaOrder::Sm90(tile) => tile.columns() as u32,
-        };
-        Self { words, order }
-    }
-
-    const NONE: Self = Self { words: 0, order: 0 };
-}
-
 #[repr(C)]
 struct RawBothWays {
     weight: DevicePtr,
@@ -259,15 +134,6 @@ struct RawMasked {
     rows: u32,
     cols: u32,
 }
-
-/// Elements along a side of the square that a CTA handles.
-const SIDE: usize = 128;
-
-/// Most CTAs along a grid's second axis.
-pub(crate) const MOST_GRID_ROWS: usize = 65_535;
-
-/// Threads of a CTA.
-pub(crate) const BLOCK: u32 = 256;
 
 impl Pruner {
     /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit
@@ -424,17 +290,4 @@ impl Pruner {
     pub fn output(&self) -> DataType {
         self.output
     }
-}
-
-pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
-    let too_large = || Error::TooLarge { rows: weight.rows, cols: weight.cols };
-    // Kernels round up to multiples of the square's side.
-    let side = |n: usize| u32::try_from(n).ok().filter(|n| *n <= u32::MAX - SIDE as u32).ok_or_else(too_large);
-    Ok((side(weight.rows)?, side(weight.cols)?))
-}
-
-pub(crate) fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
-    let blocks = threads.div_ceil(u64::from(BLOCK));
-    let most = i32::MAX as u64;
-    if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }
 }

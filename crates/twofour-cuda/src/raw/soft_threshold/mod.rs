@@ -7,8 +7,9 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
+        DenseWeight,
+        grid::{BLOCK, shape},
         headers,
-        prune::{BLOCK, DenseWeight},
     },
     source::{File, Source, Support},
 };
@@ -86,7 +87,7 @@ impl SoftThresholdScale {
         scale: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<()> {
-        let (rows, cols) = crate::raw::prune::shape(weight)?;
+        let (rows, cols) = shape(weight)?;
         expect_pointers(&[("scale", scale, 4), ("workspace", workspace, 16)])?;
         if rows > 0 && cols > 0 {
             expect_pointers(&[("weight", weight.data, self.dtype.bytes() as u64)])?;

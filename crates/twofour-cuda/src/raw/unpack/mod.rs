@@ -6,10 +6,7 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{
-        headers,
-        prune::{BLOCK, Packed},
-    },
+    raw::{Packed, grid::BLOCK, headers},
     source::{File, Source, Support},
 };
 

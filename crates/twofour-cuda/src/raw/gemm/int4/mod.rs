@@ -5,27 +5,23 @@
 //! goes through shared memory: on Hopper by circular buffers of stages ([`Int4Method::Rings`]) or by clusters ([`Int4Method::Streamed`]), elsewhere
 //! by [`staged`].
 
+mod kernel;
 mod maps;
+mod method;
 mod rings;
 pub mod staged;
 mod stream;
 
-use serde::{Deserialize, Serialize};
-use twofour::int4::Granularity;
-
-use super::{
-    Epilogue, RawOutput, XOrder, direct, expect_epilogue, mma,
-    supported::{MOST, is_hopper},
-    wgmma::{self, Weights},
-};
+use super::{Epilogue, RawOutput, direct, expect_epilogue, supported::MOST};
 use crate::{
-    Architecture, DataType, Device, DevicePtr, Error, Result, Stream,
+    DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_dimension, expect_multiple, expect_pointers},
     device::{Kernel, Launch},
     problem::Int4Problem,
-    raw::headers,
-    source::{File, Source, Support},
 };
+
+pub use kernel::Int4Kernel;
+pub use method::Int4Method;
 
 /// Most tokens of a GEMM.
 pub const MOST_TOKENS: usize = 64;
@@ -59,184 +55,6 @@ impl Int4Problem {
     /// Returns the bytes of shared memory of a direct kernel.
     fn shared_bytes(self, shape: direct::DirectShape) -> usize {
         shape.shared_bytes(self.tokens, self.steps(), UNIT.1 * 2)
-    }
-}
-
-/// The kernel family that computes a GEMM, with its shape.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Int4Method {
-    /// W goes from memory straight into registers; for at most eight tokens.
-    Direct(direct::DirectShape),
-    /// A circular buffer of stages for each warp, filled by TMA; on Hopper.
-    Rings(super::rings::RingsShape),
-    /// Clusters with split-K; on Hopper, for more than eight tokens.
-    Streamed(super::stream::StreamShape),
-    /// `cp.async` pipelines through shared memory, on all architectures.
-    Staged(staged::StagedShape),
-}
-
-/// Shapes of the direct kernels, named by the problems for which they were the fastest on an H200.
-const MANY_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 8, depth: 2, blocks: 5 };
-const MANY_ROWS_MORE_TOKENS: direct::DirectShape = direct::DirectShape { height: 2, warps: 8, depth: 1, blocks: 4 };
-const FEW_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 16, depth: 1, blocks: 3 };
-const FEW_LONG_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warps: 16, depth: 2, blocks: 2 };
-const DIRECT: [direct::DirectShape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
-
-impl Int4Method {
-    /// Returns the methods that compute a problem. The list is empty for too many tokens.
-    pub fn all(problem: Int4Problem, architecture: Architecture) -> Vec<Int4Method> {
-        let fits = |shape: &direct::DirectShape| {
-            problem.tokens <= direct::TOKENS && problem.shared_bytes(*shape) <= architecture.shared_bytes() as usize
-        };
-        let direct = DIRECT.into_iter().filter(fits).map(Int4Method::Direct);
-        direct
-            .chain(rings_for(problem, architecture).into_iter().map(Int4Method::Rings))
-            .chain(streams_for(problem, architecture).into_iter().map(Int4Method::Streamed))
-            .chain(staged::StagedShape::all(problem.tokens).into_iter().map(Int4Method::Staged))
-            .collect()
-    }
-
-    /// Returns the method that best balances the work over the SMs, as measured on an H200.
-    pub fn best(problem: Int4Problem, architecture: Architecture, multiprocessors: u32) -> Option<Int4Method> {
-        let few_rows = problem.features <= (3 * UNIT.0) * multiprocessors as usize;
-        let best = match few_rows {
-            true if problem.steps() > 64 => FEW_LONG_ROWS,
-            true => FEW_ROWS,
-            false if problem.tokens > 4 => MANY_ROWS_MORE_TOKENS,
-            false => MANY_ROWS,
-        };
-        let best = Int4Method::Direct(best);
-        let rings = rings_for(problem, architecture);
-        if Int4Method::all(problem, architecture).contains(&best) && (problem.tokens <= 4 || rings.is_empty()) {
-            return Some(best);
-        }
-        // The more tokens there are, the more it matters that few CTAs read X.
-        if !few_rows && problem.tokens > 16 || problem.tokens > 32 {
-            let streams = streams_for(problem, architecture);
-            if let Some(shape) = super::stream::StreamShape::best(&streams, problem.features, multiprocessors) {
-                return Some(Int4Method::Streamed(shape));
-            }
-        }
-        let rings = super::rings::RingsShape::best(&rings, problem.features, multiprocessors).or(rings.last().copied());
-        if let Some(rings) = rings {
-            return Some(Int4Method::Rings(rings));
-        }
-        staged::StagedShape::best(problem, multiprocessors).map(Int4Method::Staged)
-    }
-}
-
-/// Returns the [`Int4Method::Rings`] shapes for a problem's tokens, where the architecture supports them.
-fn rings_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::rings::RingsShape> {
-    let shapes: &[_] = if is_hopper(architecture) { &rings::SHAPES } else { &[] };
-    super::rings::RingsShape::with_room(shapes, problem.tokens)
-}
-
-/// Returns the [`Int4Method::Streamed`] shapes for a problem, where the architecture supports them.
-fn streams_for(problem: Int4Problem, architecture: Architecture) -> Vec<super::stream::StreamShape> {
-    if is_hopper(architecture) { stream::shapes(problem) } else { Vec::new() }
-}
-
-/// A kernel: a data type, the granularity of scales, and a method.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Int4Kernel {
-    /// Data type of X.
-    pub element: DataType,
-    /// Granularity of the scales.
-    pub granularity: Granularity,
-    /// The method.
-    pub method: Int4Method,
-}
-
-impl Int4Kernel {
-    /// Returns every kernel that a problem can need.
-    pub fn all() -> Vec<Int4Kernel> {
-        let staged = staged::StagedShape::every().into_iter().map(Int4Method::Staged);
-        let rings = rings::SHAPES.into_iter().map(Int4Method::Rings);
-        let streams = stream::kernels().into_iter().map(Int4Method::Streamed);
-        let direct = DIRECT.into_iter().map(Int4Method::Direct);
-        let methods: Vec<Int4Method> = direct.chain(rings).chain(streams).chain(staged).collect();
-        let of = |element, granularity| {
-            methods.iter().map(move |method| Int4Kernel { element, granularity, method: *method })
-        };
-        [DataType::F16, DataType::BF16]
-            .into_iter()
-            .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
-            .flat_map(|(element, granularity)| of(element, granularity))
-            .collect()
-    }
-
-    /// Returns the kernel's name.
-    pub fn name(&self) -> String {
-        let scales = match self.granularity {
-            Granularity::Row => "row",
-            Granularity::Group => "g128",
-        };
-        let shape = match self.method {
-            Int4Method::Direct(shape) => format!("direct-{}", shape.name()),
-            Int4Method::Rings(shape) => format!("rings-{}", shape.name()),
-            Int4Method::Streamed(shape) => format!("stream-{}", shape.name()),
-            Int4Method::Staged(shape) => shape.name(),
-        };
-        format!("{}-{scales}-{shape}", self.element)
-    }
-
-    /// Returns the entry of [`Int4Kernel::all`] that is compiled for this kernel: the launch, not the kernel, sets the CTAs of a cluster.
-    fn compiled(self) -> Int4Kernel {
-        match self.method {
-            Int4Method::Streamed(shape) => {
-                Int4Kernel { method: Int4Method::Streamed(super::stream::StreamShape { split: 1, ..shape }), ..self }
-            }
-            _ => self,
-        }
-    }
-
-    pub(super) fn source(&self) -> Source {
-        let support = match self.method {
-            Int4Method::Rings(_) | Int4Method::Streamed(_) => Support::Only((9, 0)),
-            Int4Method::Direct(_) | Int4Method::Staged(_) => Support::ALL,
-        };
-        let source = Source::new(format!("int4-{}", self.name()), support).define(self.definitions());
-        let by_mma = [headers::COMMON, headers::EPILOGUE, headers::SPARSE_PRODUCT, headers::INT4];
-        match self.method {
-            Int4Method::Direct(_) => {
-                let kernel = File::new("gemm/int4/direct/kernel.cu", include_str!("direct/kernel.cu"));
-                source.with(by_mma).with([headers::DIRECT, kernel])
-            }
-            Int4Method::Rings(_) => {
-                let kernel = File::new("gemm/int4/rings/kernel.cu", include_str!("rings/kernel.cu"));
-                source.with(by_mma).with([headers::HOPPER, headers::RINGS, headers::MAPS_INT4, kernel])
-            }
-            Int4Method::Streamed(shape) => {
-                let (tokens, x) = (shape.tile.tokens, XOrder::TokensFirst);
-                let products = wgmma::products((self.element, self.element), tokens, x, Weights::Registers);
-                let kernel = File::new("gemm/int4/stream/kernel.cu", include_str!("stream/kernel.cu"));
-                source.with([headers::COMMON, headers::HOPPER, products, headers::EPILOGUE, headers::INT4]).with([
-                    headers::STREAM,
-                    headers::MAPS_INT4,
-                    kernel,
-                ])
-            }
-            Int4Method::Staged(_) => {
-                let kernel = File::new("gemm/int4/staged/kernel.cu", include_str!("staged/kernel.cu"));
-                source.with(by_mma).with([kernel])
-            }
-        }
-    }
-
-    /// Returns the source's preprocessor definitions.
-    pub(crate) fn definitions(&self) -> String {
-        let by_row = self.granularity == Granularity::Row;
-        let shape = match self.method {
-            Int4Method::Direct(shape) => shape.definitions(),
-            Int4Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
-            Int4Method::Streamed(shape) => {
-                let element = self.element.definition();
-                let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
-                return format!("#define BY_ROW {by_row}\n#define ELEMENT {element}\n{tile}");
-            }
-            Int4Method::Staged(shape) => shape.definitions(),
-        };
-        format!("{}#define BY_ROW {by_row}\n{shape}", mma::instruction(self.element, self.element))
     }
 }
 
