@@ -29,8 +29,15 @@ def _register() -> None:
         _native.add_site_packages(str(pathlib.Path(package.__file__).parent.parent))
     # A torch built for CUDA has loaded it, with or without a GPU.
     cuda = library / "libtorch_cuda.so"
-    _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None)
+    for schema in _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None):
+        _LIBRARY.define(schema, tags=_TAGS)
 
+
+#: The definitions last as long as this object.
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+#: Strides may be any. torch.compile then hands over the tensor itself where it would make a copy in the strides that it traced: of an activation
+#: that is also kept for the backward pass, it computed a second one.
+_TAGS = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
 
 _register()
 _OPS = torch.ops.twofour

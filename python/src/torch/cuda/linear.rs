@@ -103,3 +103,16 @@ fn scaled(
     borrowed::scaled_linear(&context, (weight, scales), input, tokens, bias, activation, output)?;
     Ok(y)
 }
+
+/// `y = x · Wᵀ` of integers, exact, in int32.
+pub(super) fn linear_i8(x: Tensor, packed: Tensor, out_features: i64) -> Result<Tensor> {
+    let (context, rows) = (context::of(&x)?, dimension("out_features", out_features)?);
+    let (tokens, cols) = rows_and_last(&x, "the input")?;
+    expect_packed(&packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), &x)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let mut y = with_last(&x, x.device(), out_features, ScalarType::I32)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::exact_linear(&context, weight, input, tokens, output)?;
+    Ok(y)
+}

@@ -36,6 +36,7 @@ pub(super) const KERNELS: &[Definition] = &[
     ("estimate", kernel!(pack::estimate)),
     ("sampled_weight_gradient", kernel!(gradient::sampled_weight_gradient)),
     ("bias_gradient", kernel!(gradient::bias_gradient)),
+    ("linear_i8", kernel!(linear::linear_i8)),
     ("linear_quantized", kernel!(linear::linear_quantized)),
     ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
     ("pack_int4", kernel!(int4::pack)),
@@ -68,6 +69,7 @@ fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
         ScalarType::E4m3 => DataType::E4M3,
         ScalarType::E5m2 => DataType::E5M2,
         ScalarType::I8 => DataType::I8,
+        ScalarType::I32 => DataType::I32,
         // Masks: two bytes an element, whatever they mean.
         ScalarType::I16 => DataType::F16,
         other => {

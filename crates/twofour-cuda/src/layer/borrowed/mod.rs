@@ -157,6 +157,25 @@ pub fn scaled_linear(
     quantized_linear(context, problem, packed, (x, dtype), epilogue, y)
 }
 
+/// Launches `y = x · Wᵀ` of 8-bit integers, exact in i32, for `x` `[tokens, cols]` of i8 and `y` `[tokens, rows]` of i32.
+///
+/// # Errors
+/// Those of [`linear`].
+pub fn exact_linear(
+    context: &LayerContext,
+    weight: PackedSlice<'_>,
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (rows, cols) = weight.shape;
+    let packed = weight.expect(context, DataType::I8)?;
+    let x = x.expect("the input", context, DataType::I8, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, DataType::I32, elements(tokens, rows)?)?;
+    let problem = GemmProblem::plain(DataType::I8, DataType::I32, rows, tokens, cols);
+    launch_linear(context, problem, packed, x, Epilogue::default(), y)
+}
+
 /// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask
 /// is transposable has a packed transpose, and [`linear`] with it is faster.
 ///
