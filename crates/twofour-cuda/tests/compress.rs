@@ -341,7 +341,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         wrong: at,
     };
     let magnitude = CompressRule::Estimate(Estimator::Magnitude);
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |data, rows, cols, rule, to| unsafe {
         compressor.run(bench.stream(), DenseWeight { data, rows, cols }, Axis::Row, rule, to)
     };

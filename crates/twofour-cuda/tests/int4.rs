@@ -364,7 +364,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
     let weight = Int4Weight { values: at, meta: at, scales: at };
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |weight, x, out| unsafe { decode.run(bench.stream(), weight, x, out, Epilogue::default()) };
     assert!(matches!(run(weight, at + 8, at), Err(Error::Pointer { what: "X", .. })));
     assert!(matches!(run(weight, at, 0), Err(Error::Pointer { what: "result", .. })));

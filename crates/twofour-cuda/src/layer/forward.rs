@@ -178,7 +178,7 @@ pub(super) fn linear(
     let gemm = context.gemm(GemmProblem { epilogue: epilogue != Epilogue::default(), ..problem })?;
     let mut work = context.work();
     let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
-    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.
     unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
 }
 

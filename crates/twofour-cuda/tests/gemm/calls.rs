@@ -73,7 +73,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
     let operands = GemmOperands { weight: Packed { values: at, meta: at }, x: at, out: at, workspace: 0 };
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |operands, epilogue| unsafe { gemm.run(bench.stream(), operands, epilogue) };
     let plain = Epilogue::default();
     assert!(matches!(run(GemmOperands { x: at + 1, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));

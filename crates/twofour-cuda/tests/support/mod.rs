@@ -86,7 +86,7 @@ impl Bench {
         engine: Engine,
         weight: Weight,
     ) -> Result<Product, Error> {
-        // SAFETY: the caller's.
+        // SAFETY: the weight is valid and 2:4 as long as `Product::new` requires, because this function requires the same.
         unsafe { Product::new(&self.device, dispatcher.libraries(), &self.stream, problem, engine, weight) }
     }
 

@@ -54,13 +54,13 @@ impl Parts {
         let (compute, scale) =
             if element == DataType::I8 { (COMPUTE_32I, output) } else { (COMPUTE_32F, DataType::F32) };
         let product = Owned::new(describing, functions.destroy_product, |to| {
-            // SAFETY: the pointer is valid.
+            // SAFETY: `to` is the pointer of a local variable of `Owned::new`.
             unsafe { (functions.create_product)(to, compute, data_type(scale) as c_int) }
         })?;
         let layout = |element, rows: usize, cols: usize| {
             Owned::new(describing, functions.destroy_matrix, |to| {
                 let kind = data_type(element) as c_int;
-                // SAFETY: the pointer is valid.
+                // SAFETY: `to` is the pointer of a local variable of `Owned::new`.
                 unsafe { (functions.create_matrix)(to, kind, rows as u64, cols as u64, rows as i64) }
             })
         };

@@ -59,7 +59,7 @@ impl CublasLt {
         let Loaded { functions, version, .. } = loaded().ok_or(MISSING)?;
         device.bind()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the pointer is valid.
+        // SAFETY: the pointer is that of a local variable.
         succeed("opening", unsafe { (functions.open)(&mut handle) })?;
         Ok(Self(Arc::new(Inner { functions, version: *version, handle, device: device.clone() })))
     }
@@ -105,7 +105,7 @@ impl CublasLt {
         let Inner { functions, handle, .. } = *self.0;
         let parts = Arc::new(parts);
         let preference =
-            // SAFETY: the pointer is valid.
+            // SAFETY: the pointer is that of a local variable.
             Owned::new("planning", functions.destroy_preference, |to| unsafe { (functions.create_preference)(to) })?;
         let workspace = WORKSPACE_BYTES;
         let value = ptr::from_ref(&workspace).cast();

@@ -23,9 +23,9 @@ struct Inner {
     device: Device,
 }
 
-// SAFETY: after its making the handle is only read.
+// SAFETY: the library writes to the handle only while it is opened.
 unsafe impl Send for Inner {}
-// SAFETY: after its making the handle is only read.
+// SAFETY: the library writes to the handle only while it is opened.
 unsafe impl Sync for Inner {}
 
 impl fmt::Debug for CusparseLt {
@@ -44,7 +44,7 @@ impl CusparseLt {
         device.bind()?;
         // The handle is never destroyed: destroying it synchronizes the device, and there is one for each device.
         let handle = Box::leak(Opaque::new());
-        // SAFETY: the handle is valid memory, large enough.
+        // SAFETY: the handle is memory of 16 KiB, more than the library writes.
         succeed("opening", unsafe { (functions.init)(handle) })?;
         Ok(Self(Arc::new(Inner { functions, handle, device: device.clone() })))
     }
@@ -55,7 +55,7 @@ impl CusparseLt {
     /// [`Error::Vendor`].
     pub fn version(&self) -> Result<(i32, i32, i32)> {
         let mut version = 0;
-        // SAFETY: the handle is open, and the pointer valid.
+        // SAFETY: the handle is open, and the pointer is that of a local variable.
         succeed("asking for the version", unsafe { (self.0.functions.version)(self.0.handle, &mut version) })?;
         Ok((version / 1000, version % 1000 / 100, version % 100))
     }
@@ -70,7 +70,7 @@ impl CusparseLt {
         let mut objects = Objects::new(functions, handle, problem, algorithm)?;
         let (mut workspace, mut compressed, mut scratch) = (0, 0, 0);
         let made = objects.plan.at();
-        // SAFETY: the plan was initialized above; the pointers are valid.
+        // SAFETY: the plan was initialized above; the pointers are those of local variables.
         unsafe {
             succeed("asking for the workspace", (functions.workspace)(handle, made, &mut workspace))?;
             let size = (functions.compressed_size)(handle, made, &mut compressed, &mut scratch);

@@ -75,18 +75,18 @@ impl Objects {
         let matrix =
             |action, initialize: &dyn Fn(Object) -> Status| Owned::new(action, functions.forget_matrix, initialize);
         let (structured, dense) = (functions.structured, functions.dense);
-        // SAFETY: the object is valid memory, large enough.
+        // SAFETY: the object is memory of 16 KiB, more than the library writes.
         let w = |w| unsafe { structured(handle, w, features, reduction, reduction, 16, input, ROW_MAJOR, HALF) };
-        // SAFETY: the object is valid memory, large enough.
+        // SAFETY: the object is memory of 16 KiB, more than the library writes.
         let x = |x| unsafe { dense(handle, x, tokens, reduction, reduction, 16, input, ROW_MAJOR) };
         // Column-major [features, tokens] is row-major [tokens, features].
-        // SAFETY: the object is valid memory, large enough.
+        // SAFETY: the object is memory of 16 KiB, more than the library writes.
         let y = |y| unsafe { dense(handle, y, features, tokens, features, 16, result, COLUMN_MAJOR) };
         let mut matrices =
             [matrix("describing W", &w)?, matrix("describing X", &x)?, matrix("describing the result", &y)?];
         let [w, x, y] = matrices.each_mut().map(Owned::at);
         let (mut product, mut selection) = (Owned::plain(), Owned::plain());
-        // SAFETY: all objects are valid memory, large enough; they stay where they are as long as the plan, which refers to them.
+        // SAFETY: all objects are boxed memory of 16 KiB, more than the library writes, and live as long as the plan, which refers to them.
         unsafe {
             let described = (functions.product)(handle, product.at(), PLAIN, TRANSPOSED, w, x, y, y, compute);
             succeed("describing the product", described)?;
@@ -97,7 +97,7 @@ impl Objects {
                 succeed("selecting an algorithm", (functions.set)(handle, selection.at(), ALGORITHM, id, 4))?;
             }
         }
-        // SAFETY: all objects are valid memory, large enough; they stay where they are as long as the plan, which refers to them.
+        // SAFETY: all objects are boxed memory of 16 KiB, more than the library writes, and live as long as the plan, which refers to them.
         let plan = |plan| unsafe { (functions.plan)(handle, plan, product.at(), selection.at()) };
         let plan = Owned::new("planning", functions.forget_plan, plan)?;
         Ok(Self { plan, selection, _product: product, _matrices: matrices })
