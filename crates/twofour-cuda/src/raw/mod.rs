@@ -28,6 +28,7 @@ pub mod compress;
 pub mod elementwise;
 pub mod engine;
 pub mod estimate;
+mod float_types;
 pub mod gemm;
 pub(crate) mod grid;
 pub(crate) mod headers;

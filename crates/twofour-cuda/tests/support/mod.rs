@@ -95,6 +95,20 @@ impl Bench {
         captured_on(&self.stream, launch).unwrap()
     }
 
+    /// Launches into one buffer of so many bytes, replays a graph of the same launch into another, and expects the same bytes. `launch` gets the buffer's
+    /// address.
+    pub(crate) fn expect_replays_alike(&self, what: &str, bytes: usize, launch: impl Fn(u64)) {
+        let [direct, replayed] = std::array::from_fn(|_| self.poisoned(bytes, 0xFFu8));
+        launch(self.at(&direct));
+        self.wait();
+        let at = self.at(&replayed);
+        let graph = self.captured(|| launch(at));
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        assert_eq!(self.down(&replayed), self.down(&direct), "{what}");
+    }
+
     /// Waits until everything launched is done.
     pub(crate) fn wait(&self) {
         self.stream.synchronize().unwrap();

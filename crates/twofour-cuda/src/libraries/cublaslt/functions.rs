@@ -1,15 +1,10 @@
 //! The library's functions and types, declared by hand, and loading them.
 
-use std::{
-    ffi::{c_int, c_void},
-    sync::OnceLock,
-};
-
-use libloading::Library;
+use std::ffi::{c_int, c_void};
 
 use crate::{
     DevicePtr, Error, Result,
-    libraries::loader::{Search, functions},
+    libraries::loader::{Loaded, Search, functions},
 };
 
 /// An opaque object of the library.
@@ -71,23 +66,20 @@ const SEARCH: Search = Search {
     needs: &[],
 };
 
-pub(super) struct Loaded {
+/// The library's functions and its version, as a number.
+pub(super) struct Versioned {
     pub(super) functions: Functions,
-    /// The library's version, as a number.
     pub(super) version: usize,
-    _library: Library,
 }
 
-pub(super) fn loaded() -> Option<&'static Loaded> {
-    static FOUND: OnceLock<Option<Loaded>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        let library = SEARCH.load()?;
-        let functions = Functions::of(&library)?;
+pub(super) fn functions() -> Option<&'static Versioned> {
+    static LOADED: Loaded<Versioned> = Loaded::new();
+    SEARCH.load_once(&LOADED, |library| {
+        let functions = Functions::of(library)?;
         // SAFETY: the type is that of NVIDIA's header; the function only returns a number.
         let version = unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?() };
-        Some(Loaded { functions, version, _library: library })
-    });
-    found.as_ref()
+        Some(Versioned { functions, version })
+    })
 }
 
 /// Returns an error for a status other than success.

@@ -9,8 +9,8 @@ use std::{ffi::c_int, fmt, ptr, sync::Arc};
 
 use descriptors::{Owned, Parts};
 use functions::{
-    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, Loaded, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES,
-    loaded, succeed,
+    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned,
+    functions, succeed,
 };
 
 use crate::{DataType, Device, DevicePtr, Error, Result};
@@ -56,7 +56,7 @@ impl CublasLt {
     /// # Errors
     /// [`Error::NoLibrary`], or [`Error::Vendor`].
     pub fn open(device: &Device) -> Result<Self> {
-        let Loaded { functions, version, .. } = loaded().ok_or(MISSING)?;
+        let Versioned { functions, version } = functions().ok_or(MISSING)?;
         device.bind()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is that of a local variable.

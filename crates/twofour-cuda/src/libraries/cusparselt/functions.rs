@@ -3,14 +3,11 @@
 use std::{
     ffi::{c_int, c_void},
     fmt,
-    sync::OnceLock,
 };
-
-use libloading::Library;
 
 use crate::{
     DevicePtr, Error, Result,
-    libraries::loader::{Search, functions},
+    libraries::loader::{Loaded, Search, functions},
 };
 
 /// An opaque object of the library, at most 11 KiB in any version.
@@ -70,13 +67,8 @@ const SEARCH: Search = Search {
 };
 
 pub(super) fn functions() -> Option<&'static Functions> {
-    static FOUND: OnceLock<Option<(Library, Functions)>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        let library = SEARCH.load()?;
-        let functions = Functions::of(&library)?;
-        Some((library, functions))
-    });
-    found.as_ref().map(|(_, functions)| functions)
+    static LOADED: Loaded<Functions> = Loaded::new();
+    SEARCH.load_once(&LOADED, Functions::of)
 }
 
 /// Returns an error for a status other than success.

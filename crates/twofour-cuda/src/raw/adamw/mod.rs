@@ -9,7 +9,7 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
     device::{Kernel, Launch},
-    raw::{grid::BLOCK, headers},
+    raw::{float_types::FLOAT_TYPES, grid::BLOCK, headers},
     source::{File, Source, Support},
 };
 
@@ -93,9 +93,6 @@ pub struct AdamW {
     advance: Kernel,
 }
 
-/// The supported data types of gradients.
-const GRADIENTS: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
-
 fn source(gradient: DataType) -> Source {
     let kernel = File::new("adamw/kernel.cu", include_str!("kernel.cu"));
     Source::new(format!("adamw-{gradient}"), Support::ALL)
@@ -105,7 +102,7 @@ fn source(gradient: DataType) -> Source {
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    GRADIENTS.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 /// The kernel's parameters, in its memory layout.
@@ -174,7 +171,7 @@ impl AdamW {
     /// # Errors
     /// [`Error::Gradient`] for other types; those of compiling and loading.
     pub fn new(device: &Device, gradient: DataType) -> Result<Self> {
-        if !GRADIENTS.contains(&gradient) {
+        if !FLOAT_TYPES.contains(&gradient) {
             return Err(Error::Gradient { element: gradient });
         }
         let source = source(gradient);

@@ -8,14 +8,11 @@ use crate::{
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, float_source},
         grid::{BLOCK, MOST_GRID_ROWS},
-        headers,
     },
-    source::{File, Source, Support},
+    source::{File, Source},
 };
-
-/// Data types that matrices and sums may have.
-const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// Columns whose chunks a CTA adds.
 const COLUMNS_OF_CHUNKS: u32 = 32;
@@ -54,14 +51,12 @@ struct ColumnSumsParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("column_sums/kernel.cu", include_str!("kernel.cu"));
-    Source::new(format!("column-sums-{dtype}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n", dtype.definition()))
-        .with([headers::COMMON, kernel])
+    float_source("column-sums", dtype, [kernel])
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 /// The destination of column sums.
@@ -83,7 +78,7 @@ impl ColumnSums {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        expect_type(dtype)?;
+        expect_float_type("sums of columns", dtype)?;
         let source = source(dtype);
         Ok(Self {
             dtype,
@@ -125,7 +120,7 @@ impl ColumnSums {
         let side = |n: usize| i32::try_from(n).map(|n| n as u32).map_err(|_| too_large());
         let (chunk, chunks) = self.chunks(rows, cols);
         let (raw_rows, raw_cols) = (side(rows)?, side(cols)?);
-        expect_type(to.dtype)?;
+        expect_float_type("sums of columns", to.dtype)?;
         if cols == 0 {
             return Ok(());
         }
@@ -153,11 +148,4 @@ impl ColumnSums {
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { self.sum_of_chunks.launch(stream, launch, &parameters) }
     }
-}
-
-fn expect_type(dtype: DataType) -> Result<()> {
-    if TYPES.contains(&dtype) {
-        return Ok(());
-    }
-    Err(Error::DataType { operation: "sums of columns", dtype, supported: "f32, f16, bf16" })
 }

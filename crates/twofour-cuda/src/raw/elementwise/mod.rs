@@ -6,8 +6,11 @@ use crate::{
     Activation, DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{grid::BLOCK, headers},
-    source::{File, Source, Support},
+    raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, float_source},
+        grid::BLOCK,
+    },
+    source::{File, Source},
 };
 
 /// An element-wise function.
@@ -18,9 +21,6 @@ pub enum ElementFunction {
     /// `max(x, 0)²`.
     SquaredRelu,
 }
-
-/// Data types that tensors may have.
-const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// The kernels for tensors of one data type, on one device.
 #[derive(Debug, Clone)]
@@ -45,14 +45,12 @@ struct ElementwiseParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("elementwise/kernel.cu", include_str!("kernel.cu"));
-    Source::new(format!("elementwise-{dtype}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n", dtype.definition()))
-        .with([headers::COMMON, kernel])
+    float_source("elementwise", dtype, [kernel])
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 /// The pointers of a gradient through a function.
@@ -74,9 +72,7 @@ impl Elementwise {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        if !TYPES.contains(&dtype) {
-            return Err(Error::DataType { operation: "an element-wise pass", dtype, supported: "f32, f16, bf16" });
-        }
+        expect_float_type("an element-wise pass", dtype)?;
         let source = source(dtype);
         let kernels = |prefix: &str| -> Result<[Kernel; 5]> {
             let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));

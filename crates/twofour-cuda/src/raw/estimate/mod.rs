@@ -5,19 +5,17 @@
 use twofour::estimate::Estimator;
 
 use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
+    DataType, Device, DevicePtr, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
         DenseWeight,
+        float_types::{FLOAT_TYPES, expect_float_type, float_source},
         grid::{BLOCK, blocks, shape},
         headers,
     },
-    source::{File, Source, Support},
+    source::{File, Source},
 };
-
-/// Data types that matrices may have.
-const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// The kernels for matrices of one data type, on one device.
 #[derive(Debug, Clone)]
@@ -52,27 +50,21 @@ pub struct EstimateTarget {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("estimate/kernel.cu", include_str!("kernel.cu"));
-    let shared = [headers::COMMON, headers::CODES, headers::PAIRS, headers::ESTIMATE];
-    Source::new(format!("estimate-{dtype}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n", dtype.definition()))
-        .with(shared)
-        .with([kernel])
+    float_source("estimate", dtype, [headers::CODES, headers::PAIRS, headers::ESTIMATE, kernel])
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 impl DenseEstimator {
     /// Loads the kernels for matrices of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for other types; those of compiling and loading.
+    /// [`Error::DataType`](crate::Error::DataType) for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        if !TYPES.contains(&dtype) {
-            return Err(Error::DataType { operation: "an estimate", dtype, supported: "f32, f16, bf16" });
-        }
+        expect_float_type("an estimate", dtype)?;
         let source = source(dtype);
         let kernel = |name: &str| device.kernel(&source, name);
         let kernels = [
@@ -88,8 +80,9 @@ impl DenseEstimator {
     /// reported: it makes its group unspecified.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned (matrices: to their elements; scale: 4; seed: 8), [`Error::TooLarge`],
-    /// [`Error::Driver`].
+    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (matrices: to their elements; scale: 4; seed: 8),
+    /// [`Error::TooLarge`](crate::Error::TooLarge),
+    /// [`Error::Driver`](crate::Error::Driver).
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.

@@ -7,12 +7,12 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    raw::{grid::BLOCK, headers},
-    source::{File, Source, Support},
+    raw::{
+        float_types::{FLOAT_TYPES, expect_float_type, float_source},
+        grid::BLOCK,
+    },
+    source::{File, Source},
 };
-
-/// Data types that matrices may have.
-const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// The kernels for matrices of one data type, on one device.
 #[derive(Debug, Clone)]
@@ -51,14 +51,12 @@ struct WholeParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("quantize/kernel.cu", include_str!("kernel.cu"));
-    Source::new(format!("quantize-{dtype}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n", dtype.definition()))
-        .with([headers::COMMON, kernel])
+    float_source("quantize", dtype, [kernel])
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 /// The device pointers of a matrix's scale in 8-bit floats.
@@ -80,9 +78,7 @@ impl Quantizer {
     /// # Errors
     /// [`Error::DataType`] for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        if !TYPES.contains(&dtype) {
-            return Err(Error::DataType { operation: "quantization", dtype, supported: "f32, f16, bf16" });
-        }
+        expect_float_type("quantization", dtype)?;
         let source = source(dtype);
         let kernel = |name: &str| device.kernel(&source, name);
         let has_floats = device.architecture().capability() >= (8, 9);

@@ -3,19 +3,16 @@
 //! Sums are in f64 and in a fixed order. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
+    DataType, Device, DevicePtr, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
         DenseWeight,
+        float_types::{FLOAT_TYPES, expect_float_type, float_source},
         grid::{BLOCK, shape},
-        headers,
     },
-    source::{File, Source, Support},
+    source::{File, Source},
 };
-
-/// Data types that weights may have.
-const TYPES: [DataType; 3] = [DataType::F32, DataType::F16, DataType::BF16];
 
 /// CTAs that sum parts of a weight: few, because one thread adds their partial sums.
 const PARTS: u32 = 256;
@@ -41,14 +38,12 @@ struct SoftThresholdParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("soft_threshold/kernel.cu", include_str!("kernel.cu"));
-    Source::new(format!("soft-threshold-{dtype}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n", dtype.definition()))
-        .with([headers::COMMON, kernel])
+    float_source("soft-threshold", dtype, [kernel])
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().map(source).collect()
+    FLOAT_TYPES.into_iter().map(source).collect()
 }
 
 impl SoftThresholdScale {
@@ -58,12 +53,9 @@ impl SoftThresholdScale {
     /// Loads the kernels for weights of f32, f16 or bf16.
     ///
     /// # Errors
-    /// [`Error::DataType`] for other types; those of compiling and loading.
+    /// [`Error::DataType`](crate::Error::DataType) for other types; those of compiling and loading.
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
-        if !TYPES.contains(&dtype) {
-            let operation = "the scale of a soft threshold";
-            return Err(Error::DataType { operation, dtype, supported: "f32, f16, bf16" });
-        }
+        expect_float_type("the scale of a soft threshold", dtype)?;
         let source = source(dtype);
         let (sum_parts, scale_of_parts) =
             (device.kernel(&source, "sum_parts")?, device.kernel(&source, "scale_of_parts")?);
@@ -74,8 +66,9 @@ impl SoftThresholdScale {
     /// of a weight with a NaN or an infinity is meaningless.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned (workspace: 16 bytes; else to their elements), [`Error::TooLarge`],
-    /// [`Error::Driver`].
+    /// [`Error::Pointer`](crate::Error::Pointer) for pointers that are null or not aligned (workspace: 16 bytes; else to their elements),
+    /// [`Error::TooLarge`](crate::Error::TooLarge),
+    /// [`Error::Driver`](crate::Error::Driver).
     ///
     /// # Safety
     /// The pointers are valid for what is read and written (the workspace: [`SoftThresholdScale::WORKSPACE_BYTES`]) until the stream has passed this
