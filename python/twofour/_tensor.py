@@ -14,6 +14,7 @@ from ._autograd import differentiable_linear
 from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
 
 _TORCH = torch.sparse.SparseSemiStructuredTensor
+_PLAIN = torch._C._disabled_torch_function_impl
 _EAGER_LINEAR, _EAGER_LINEAR_BIAS = _ops.eager_linear, _ops.eager_linear_bias
 
 #: torch's names of the algorithms that choose a transposable mask, and "optimal", which only twofour has.
@@ -103,7 +104,10 @@ class SparseSemiStructuredTensor(_TORCH):
             cls, (weight.rows, weight.cols), device=some.device, dtype=some.dtype, requires_grad=requires_grad
         )
         self.packed_weight = weight
-        self.tiles = tiles
+        # Parts under names of their own, since a compiled model reads them in every call.
+        self._forward, self._transposed, self.tiles = weight.forward, weight.transposed, tiles
+        self._parts = _INNER[weight.forward is not None, weight.transposed is not None, tiles is not None]
+        self._size = (weight.rows, weight.cols)
         self.fuse_transpose_cusparselt = False
         self.alg_id_cusparselt = 0
         return self
@@ -117,27 +121,12 @@ class SparseSemiStructuredTensor(_TORCH):
     # What torch.compile and torch's functional wrappers take apart and put together.
 
     def __tensor_flatten__(self):
-        # A compiled model asks every weight in every call.
-        weight = self.packed_weight
-        return _INNER[weight.forward is not None, weight.transposed is not None, self.tiles is not None], (
-            weight.rows,
-            weight.cols,
-            self.requires_grad,
-        )
+        return self._parts, self._size
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        rows, cols, requires_grad = context
-        weight = Packed(rows, cols, inner.get("_forward"), inner.get("_transposed"))
-        return cls._of(weight, inner.get("tiles"), requires_grad)
-
-    @property
-    def _forward(self):
-        return self.packed_weight.forward
-
-    @property
-    def _transposed(self):
-        return self.packed_weight.transposed
+        rows, cols = context
+        return cls._of(Packed(rows, cols, inner.get("_forward"), inner.get("_transposed")), inner.get("tiles"))
 
     # Saving: the canonical form, which every version and device reads.
 
@@ -272,7 +261,7 @@ class SparseSemiStructuredTensor(_TORCH):
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             return handler(*args, **kwargs) if kwargs else handler(*args)
-        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        return _PLAIN(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
