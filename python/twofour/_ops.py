@@ -58,6 +58,9 @@ ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
 #: torch's numbers of the types that a weight may be packed as.
 TYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
+#: torch's numbers of the types of 8-bit floats.
+FLOAT8 = {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}
+
 #: Stand-ins of a dense tensor.
 ESTIMATORS = {"magnitude": 0, "soft-threshold": 1, "mvue-approximate": 2, "mvue": 3}
 
@@ -95,6 +98,7 @@ soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
 estimate = _raising(_OPS.estimate.default)
 sampled_weight_gradient = _raising(_OPS.sampled_weight_gradient.default)
 bias_gradient = _raising(_OPS.bias_gradient.default)
+linear_float8 = _raising(_OPS.linear_float8.default)
 quantize_rows = _raising(_OPS.quantize_rows.default)
 linear_i8 = _raising(_OPS.linear_i8.default)
 linear_quantized = _raising(_OPS.linear_quantized.default)
@@ -137,6 +141,9 @@ def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         # Lines of two groups, four lines to a block of positions; then the sum of each row.
         lines = -(-groups // 2)
         return like.new_empty((strips * (-(-lines // 4) * 64 + lines * 64) + 4 * rows,))
+    if like.dtype in FLOAT8:
+        # The bytes of values that were widened to float32.
+        return like.new_empty((strips * (-(-groups // 8) * 64 + groups * 128),))
     # Lines of one group, eight lines to a block of positions.
     return like.new_empty((strips, (-(-groups // 8) * 64 + groups * 32 * size) // size))
 
@@ -161,10 +168,19 @@ def _(dy, packed, in_features):
     return dy.new_empty((*dy.shape[:-1], in_features))
 
 
+def _type(number: int) -> torch.dtype:
+    return next(dtype for dtype, found in (TYPES | FLOAT8).items() if found == number)
+
+
+@torch.library.register_fake("twofour::linear_float8")
+def _(x, packed, scales, token_scales, bias, out_features, dtype):
+    return x.new_empty((*x.shape[:-1], out_features), dtype=_type(dtype))
+
+
 @torch.library.register_fake("twofour::pack")
 def _(weight, rule, scale, transpose, check, dtype=-1):
     rows, cols = weight.shape
-    like = weight if dtype == -1 else weight.new_empty((0,), dtype=next(t for t, number in TYPES.items() if number == dtype))
+    like = weight if dtype == -1 else weight.new_empty((0,), dtype=_type(dtype))
     packed_t = _packed(like, cols, rows) if transpose else like.new_empty((0,))
     return _packed(like, rows, cols), packed_t, _tiles(weight)
 

@@ -176,6 +176,48 @@ pub fn exact_linear(
     launch_linear(context, problem, packed, x, Epilogue::default(), y)
 }
 
+/// The scales and the bias of [`float8_linear`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Float8Epilogue<'a> {
+    /// A scale of each feature, f32.
+    pub scales: Option<DeviceSlice<'a>>,
+    /// A scale of each token, f32.
+    pub token_scales: Option<DeviceSlice<'a>>,
+    /// A bias of each feature, of the result's type; added after the scales.
+    pub bias: Option<DeviceSlice<'a>>,
+}
+
+/// Launches `y = x · Wᵀ · scales + bias` of 8-bit floats for `x` `[tokens, cols]` of e4m3 or e5m2, quantized already, and `y` `[tokens, rows]` of f16,
+/// bf16 or f32. Weight and activations may be of different types.
+///
+/// # Errors
+/// [`Error::Unsupported`] before compute capability 8.9; those of [`linear`].
+pub fn float8_linear(
+    context: &LayerContext,
+    weight: PackedSlice<'_>,
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    epilogue: Float8Epilogue<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (of, x_dtype, dtype, (rows, cols)) = (weight.memory.dtype(), x.dtype(), y.dtype(), weight.shape);
+    let packed = weight.expect(context, of)?;
+    let x = x.expect("the input", context, x_dtype, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, dtype, elements(tokens, rows)?)?;
+    let Float8Epilogue { scales, token_scales, bias } = epilogue;
+    let expect = |slice: Option<DeviceSlice<'_>>, what, dtype, len| {
+        slice.map(|slice| slice.expect(what, context, dtype, len)).transpose()
+    };
+    let epilogue = Epilogue {
+        feature_scales: expect(scales, "the scales", DataType::F32, rows)?,
+        token_scales: expect(token_scales, "the tokens' scales", DataType::F32, tokens)?,
+        bias: expect(bias, "the bias", dtype, rows)?,
+        ..Epilogue::default()
+    };
+    let problem = GemmProblem { x_element: x_dtype, ..GemmProblem::plain(of, dtype, rows, tokens, cols) };
+    launch_linear(context, problem, packed, x, epilogue, y)
+}
+
 /// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask
 /// is transposable has a packed transpose, and [`linear`] with it is faster.
 ///
