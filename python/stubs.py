@@ -44,6 +44,7 @@ SIMPLE = {
     "bool": "bool",
     "f64": "float",
     "i64": "int",
+    "u64": "int",
     "usize": "int",
     "Self": "Self",
 }
@@ -127,6 +128,7 @@ class Source:
     """What the Rust source says."""
 
     aliases: dict[str, str] = dataclasses.field(default_factory=dict)
+    constants: set[str] = dataclasses.field(default_factory=set)
     functions: dict[str, Function] = dataclasses.field(default_factory=dict)
     classes: dict[str, dict[str, Function]] = dataclasses.field(default_factory=dict)
 
@@ -137,6 +139,7 @@ def read_source() -> Source:
     for path in sorted((HERE / "src").rglob("*.rs")):
         text = path.read_text()
         source.aliases.update(re.findall(r"^(?:pub(?:\([^)]*\))? )?type (\w+) = ([^;]+);", text, re.MULTILINE))
+        source.constants.update(re.findall(r'\bmodule\.add\("(\w+)"', text))
         source.functions.update(functions_in(text, r"#\[pyfunction\]\s+(?:#\[[^\n]*\]\s+)*"))
         for block in re.finditer(r"^#\[pymethods\]\nimpl (\w+) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
             source.classes[block[1]] = functions_in(block[2], r"(?m:^)    ")
@@ -194,6 +197,20 @@ def class_stub(name: str, cls: type, methods: dict[str, Function], aliases: dict
     return "\n".join(parts)
 
 
+def constant_type(name: str, value: object) -> str:
+    """The type of a constant: that of its value, and of the entries of a dictionary.
+
+    Raises:
+        StubError: for a dictionary whose entries have several types.
+    """
+    if not isinstance(value, dict):
+        return type(value).__name__
+    types = {(type(key).__name__, type(entry).__name__) for key, entry in value.items()}
+    if len(types) != 1:
+        raise StubError(f"{name}: entries of several types: {sorted(types)}")
+    return f"dict[{', '.join(types.pop())}]"
+
+
 def stub(module, source: Source) -> str:
     """The stub of the module.
 
@@ -201,10 +218,10 @@ def stub(module, source: Source) -> str:
         StubError: where module and source differ, or a type has no Python type.
     """
     public = {name: getattr(module, name) for name in dir(module) if not name.startswith("_") or name == "__version__"}
-    described = {*source.functions, *source.classes, "__version__"}
+    described = {*source.constants, *source.functions, *source.classes}
     if set(public) != described:
         raise StubError(f"only one of module and source has {sorted(set(public) ^ described)}: build the module anew")
-    parts = [f"{HEAD}\n__version__: {type(module.__version__).__name__}\n"]
+    parts = [f"{HEAD}\n" + "".join(f"{name}: {constant_type(name, public[name])}\n" for name in sorted(source.constants))]
     for name, function in sorted(source.functions.items()):
         parts.append(f"{definition(name, public[name], function, source.aliases)}{documented(public[name], '    ')}\n")
     for name, methods in sorted(source.classes.items()):

@@ -8,7 +8,7 @@ use candle_core::Device;
 use half::bf16;
 use libfuzzer_sys::fuzz_target;
 use twofour::{
-    DType,
+    DataType,
     file::{self, CompressOptions, NotSparse, Overwrite, Reader},
 };
 use twofour_candle::gpt::{Config, Gpt, Inference, Sampling};
@@ -20,7 +20,7 @@ static VALID: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let [dense, small] = ["dense", "small"].map(|name| folder.path().join(name));
     let config = Config { layers: 1, width: 8, heads: 1, context: 4, feed_forward: 8 };
     let model = Gpt::new(&config, 1, &Device::Cpu).expect("the sizes are valid");
-    model.save(&dense, Overwrite::No, DType::F32).expect("the folder is writable");
+    model.save(&dense, Overwrite::No, DataType::F32).expect("the folder is writable");
     let which = |tensor: &file::TensorInfo| tensor.name.ends_with("up.weight") || tensor.name.ends_with("down.weight");
     let options = CompressOptions { which: &which, not_sparse: NotSparse::Prune, ..Default::default() };
     file::compress(&dense, &small, Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).expect("it is finite");

@@ -2,19 +2,31 @@
 
 #![no_main]
 
-use half::{bf16, f16};
 use libfuzzer_sys::fuzz_target;
 use twofour::{
-    DType, Element, F8E4M3, F8E5M2,
-    file::{CompressedInfo, Reader},
+    Element, Result,
+    file::{CompressedInfo, Part, Reader, ValueFormat},
+    int4::Granularity,
+    match_element,
 };
 
-fn decompress<T: Element>(reader: &Reader, info: &CompressedInfo) {
+fn decompress<T: Element>(reader: &Reader, info: &CompressedInfo) -> Result<()> {
     if let Ok(weight) = reader.compressed::<T>(&info.name) {
         let dense = weight.to_dense();
         assert_eq!(dense.len(), info.rows * info.cols);
         assert_eq!(size_of_val(dense.as_slice()), info.dense_bytes());
         assert!(weight.mask().count() <= info.rows * info.cols);
+    }
+    Ok(())
+}
+
+fn int4(reader: &Reader, info: &CompressedInfo, granularity: Granularity) {
+    if let Ok(weight) = reader.int4(&info.name) {
+        assert_eq!(weight.granularity(), granularity);
+        assert_eq!(weight.packed_values().len(), reader.tensor(&Part::Values.key(&info.name)).unwrap().info.bytes);
+        let dense = weight.dequantize().to_dense();
+        assert_eq!(size_of_val(dense.as_slice()), info.dense_bytes());
+        assert!(dense.iter().all(|value| value.is_finite()));
     }
 }
 
@@ -33,13 +45,11 @@ fuzz_target!(init: {
     assert!(total + 8 <= bytes.len());
     for info in reader.compressed_weights() {
         let _ = reader.scales(&info.name).expect("its shape was checked");
-        match info.dtype {
-            DType::F32 => decompress::<f32>(&reader, info),
-            DType::F16 => decompress::<f16>(&reader, info),
-            DType::BF16 => decompress::<bf16>(&reader, info),
-            DType::I8 => decompress::<i8>(&reader, info),
-            DType::F8E4M3 => decompress::<F8E4M3>(&reader, info),
-            DType::F8E5M2 => decompress::<F8E5M2>(&reader, info),
+        if let ValueFormat::Int4(granularity) = info.format {
+            int4(&reader, info, granularity);
+            continue;
         }
+        let dtype = info.format.dense();
+        match_element!(dtype, |T| decompress::<T>(&reader, info)).expect("the manifest names types of weights");
     }
 });

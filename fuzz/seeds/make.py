@@ -16,8 +16,9 @@ def safetensors(tensors, metadata):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def manifest(dtype, shape):
-    return {"twofour": json.dumps({"version": 1, "weights": {"w": {"shape": shape, "dtype": dtype, "pattern": "2:4"}}})}
+def manifest(dtype, shape, **fields):
+    weight = {"shape": shape, "dtype": dtype, "pattern": "2:4", **fields}
+    return {"twofour": json.dumps({"version": 1, "weights": {"w": weight}})}
 
 
 # The metadata of a model, and of a checkpoint of the trainer in the fuzz target.
@@ -44,6 +45,22 @@ SEEDS = {
             ("w.values", "I8", [1, 2], b"\x01\xff"),
         ],
         manifest("I8", [1, 4]),
+    ),
+    "reader/int4": safetensors(
+        [
+            ("w.meta", "U32", [1, 2], struct.pack("<2I", 0x44444444, 0x4)),
+            ("w.scales", "F16", [1, 1], struct.pack("<e", 0.5)),
+            ("w.values", "U8", [1, 9], bytes(range(0x81, 0x8A))),
+        ],
+        manifest("I4", [1, 36], group_size=128),
+    ),
+    "reader/int4-rows": safetensors(
+        [
+            ("w.meta", "U32", [2, 1], struct.pack("<2I", 0x4, 0xE)),
+            ("w.scales", "F16", [2, 1], struct.pack("<2e", 0.5, 2.0)),
+            ("w.values", "U8", [2, 1], b"\x1f\x90"),
+        ],
+        manifest("I4", [2, 4]),
     ),
     "index/small": json.dumps(
         {

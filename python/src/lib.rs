@@ -4,11 +4,15 @@
 //! |---|---|
 //! | [`torch`] | kernels as operators of torch's dispatcher |
 //! | [`numpy`] | files, masks and compression over arrays of bytes, without torch |
+//! | [`names`] | the names of data types, mask rules, estimators and activations |
+//! | [`phase_switch`] | when STEP switches from dense to sparse training |
 //! | [`pool`] | the threads that they compute on |
 //!
 //! Everything with a name for users is in the package's Python files; this crate binds.
 
+mod names;
 mod numpy;
+mod phase_switch;
 mod pool;
 mod torch;
 
@@ -43,5 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(register_torch, module)?)?;
     module.add_function(wrap_pyfunction!(add_site_packages, module)?)?;
     module.add_function(wrap_pyfunction!(engine, module)?)?;
+    names::add_to(module)?;
+    module.add_class::<phase_switch::StepSwitch>()?;
     numpy::add_to(module)
 }

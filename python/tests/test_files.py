@@ -222,3 +222,64 @@ def test_python_reads_what_the_command_wrote(tmp_path, dtype):
     assert isinstance(loaded["up.weight"], SparseSemiStructuredTensor)
     assert torch.equal(loaded["up.weight"].to_dense(), twofour.prune(net.up.weight))
     assert torch.equal(loaded["up.bias"], net.up.bias)
+
+
+@pytest.fixture(params=[128, -1])
+def int4(request):
+    """An int4 layer of an odd shape."""
+    return twofour.Int4Linear.from_dense(nn.Linear(270, 7), request.param, prune=True)
+
+
+def test_int4_weights_are_kept(tmp_path, int4):
+    path = tmp_path / "m.safetensors"
+    twofour.save_file(nn.Sequential(int4, nn.LayerNorm(7)), path)
+    with safetensors.safe_open(path, "pt") as file:
+        entry = json.loads(file.metadata()["twofour"])["weights"]["0.weight"]
+        assert {"0.weight.values", "0.weight.meta", "0.weight.scales", "0.bias", "1.weight"} <= set(file.keys())
+    expected = {"shape": [7, 270], "dtype": "I4", "pattern": "2:4"} | ({"group_size": 128} if int4.group_size == 128 else {})
+    assert entry == expected
+    loaded = twofour.load_file(path)
+    weight = loaded["0.weight"]
+    assert (weight.dtype, weight.shape, weight.group_size) == ("int4", (7, 270), int4.group_size)
+    assert torch.equal(weight.to_dense(), int4.to_dense())
+    again = twofour.Int4Linear.from_compressed(weight, loaded["0.bias"])
+    x = torch.randn(3, 270)
+    assert torch.equal(again(x), int4(x))
+    # Into a model, and from the parts.
+    model = nn.Sequential(twofour.Int4Linear.from_dense(nn.Linear(270, 7), int4.group_size, prune=True), nn.LayerNorm(7))
+    twofour.load_model(model, path)
+    assert torch.equal(model[0](x), int4(x))
+    twofour.save_file({"w": weight}, tmp_path / "w.safetensors")
+    arrays = twofour.load_file(tmp_path / "w.safetensors", framework="numpy")["w"]
+    assert np.array_equal(arrays.to_dense(), int4.to_dense().numpy()) and arrays.scales.dtype == np.float16
+    twofour.save_file({"w": arrays}, tmp_path / "w.safetensors", overwrite=True)
+    assert torch.equal(twofour.load_file(tmp_path / "w.safetensors")["w"].scales, weight.scales)
+
+
+def test_int4_weights_that_fit_nowhere_are_named(tmp_path, int4):
+    path = tmp_path / "m.safetensors"
+    twofour.save_file(nn.Sequential(int4), path)
+    with pytest.raises(TypeError, match="`0.weight`: an int4 weight goes into an Int4Linear"):
+        twofour.load_model(nn.Sequential(nn.Linear(270, 7)), path)
+    for other in (twofour.Int4Linear.from_dense(nn.Linear(264, 7), int4.group_size, prune=True),
+                  twofour.Int4Linear.from_dense(nn.Linear(270, 7), 127 - int4.group_size, prune=True)):
+        with pytest.raises(RuntimeError, match="`0.weight`: shape and group size"):
+            twofour.load_model(nn.Sequential(other), path)
+    weight = twofour.load_file(path)["0.weight"]
+    with pytest.raises(TypeError, match="an int4 weight of tensors is required"):
+        twofour.Int4Linear.from_compressed(twofour.load_file(path, framework="numpy")["0.weight"])
+    weight.scales[1, 0] = float("inf")
+    for call in (lambda: twofour.save_file({"w": weight}, tmp_path / "w"), weight.to_dense):
+        with pytest.raises(ValueError, match="row 1"):
+            call()
+    assert not (tmp_path / "w").exists()
+
+
+@needs_command
+def test_the_command_reads_int4_weights(tmp_path, int4):
+    path = tmp_path / "m.safetensors"
+    twofour.save_file(nn.Sequential(int4), path)
+    assert "I4" in command("inspect", path)
+    command("check", path)
+    command("decompress", path, "-o", tmp_path / "dense.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "dense.safetensors")["0.weight"], int4.to_dense())

@@ -163,3 +163,24 @@ def test_gated_gelu(device, column_major, dtype):
         with pytest.raises(ValueError, match="even last dimension"):
             GELUglu()(torch.randn(shape))
     assert torch.autograd.gradcheck(GELUglu(), torch.randn(2, 8, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (1, 2), (2, 5, 40), (7, 20002)])
+def test_gated_gelu_is_torchs_for_all_shapes_and_extremes(device, shape):
+    x = (30 * torch.randn(shape, device=device)).requires_grad_()
+    half = shape[-1] // 2
+    # Expanded: the gradient has strides of 0.
+    y = GELUglu()(x)
+    y.sum().backward()
+    reference = x.detach().double().requires_grad_()
+    expected = reference[..., :half] * F.gelu(reference[..., half:], approximate="tanh")
+    expected.sum().backward()
+    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(x.grad.double(), reference.grad, rtol=1e-5, atol=1e-4)
+
+
+def test_compiled_gated_gelu_is_the_eager_one():
+    x = torch.randn(4, 12)
+    compiled = torch.compile(GELUglu(), fullgraph=True, backend="aot_eager")
+    for leaf in (x.clone().requires_grad_(), x):
+        assert torch.allclose(compiled(leaf), GELUglu()(x), atol=1e-6)

@@ -170,3 +170,48 @@ def test_bad_hyperparameters_are_refused():
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse gradients"):
         AdamW_STEP(embedding.parameters()).step()
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "option"), [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 1), (torch.float16, 1)]
+)
+def test_one_pass_on_a_cpu_is_what_torchs_operators_compute(dtype, option, amsgrad):
+    # A transposed parameter is not contiguous, so torch updates it.
+    parameters = [torch.randn(12, 20).to(dtype)]
+    parameters.append(parameters[0].t().contiguous().t())
+    optimizers = []
+    for p in parameters:
+        p.mask = "dense"
+        optimizers.append(AdamW_STEP([p], 1e-2, (0.8, 0.9), 1e-4, 0.1, amsgrad, clipping=(3, 3), option=option))
+    for _ in range(7):
+        gradient = torch.randn(12, 20).to(dtype)
+        for p, optimizer in zip(parameters, optimizers, strict=True):
+            p.grad = gradient.clone(memory_format=torch.preserve_format) if p.is_contiguous() else gradient.t().contiguous().t()
+            optimizer.step()
+        assert optimizers[0].switched_at == optimizers[1].switched_at
+        close(parameters[0], parameters[1])
+    assert optimizers[0].switched_at == 4
+    found, expected = (optimizer.state_dict()["step"]["changes"] for optimizer in optimizers)
+    # torch's operators take the difference of rounded variances.
+    assert found == pytest.approx(expected, rel=5e-2 if dtype is not torch.float32 else 1e-4)
+
+
+def test_the_operator_refuses_what_it_cannot_write():
+    p, g, m, v, none = torch.ones(4, 6), torch.ones(4, 6), torch.zeros(4, 6), torch.zeros(4, 6), torch.empty(0)
+    numbers = (1e-3, 0.9, 0.999, 1e-8, 0.0, 1, 0, 0)
+    step = torch.ops.twofour.adamw_step_
+    for tensors, message in (
+        ((p, g, p, v, none), "the mean is written in place and shares memory"),
+        ((p, p, m, v, none), "the parameter is written in place and shares memory"),
+        ((p, g, m, v[:, :5], none), "the variance is written in place and must be contiguous"),
+        ((p, g, m, v.half(), none), "the variance has dtype"),
+        ((p, g, m[:2].clone(), v, none), "the mean"),
+        ((p, g[:2], m, v, none), "the gradient"),
+        ((p, g, m, v, torch.ones(3)), "the largest variance"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            step(*tensors, *numbers)
+    assert torch.equal(p, torch.ones(4, 6)) and not m.any() and not v.any()
+    step(p, g, m, v, none, *numbers)
+    assert m.all()

@@ -14,11 +14,14 @@ class Compressed:
     """A 2:4 matrix ``[rows, cols]``: of each group of four, two values and a 4-bit code of their positions.
 
     Attributes:
-        values: the kept values, ``[rows, 2 * ceil(cols / 4)]``, a numpy array or a torch tensor.
+        values: the kept values, ``[rows, 2 * ceil(cols / 4)]``, a numpy array or a torch tensor; of int4 ``[rows, ceil(cols / 4)]`` of uint8, the two
+            integers of each group, each plus 8, the first in the lower half.
         meta: the codes, eight in a word, ``[rows, ceil(cols / 32)]`` (uint32 in numpy, int32 in torch).
         shape: rows and columns of the matrix.
-        dtype: the name of its dtype; the values of an array may be unsigned integers that hold its bits.
-        scales: for int8, one float32 for each row, by which it is to be multiplied; or ``None``.
+        dtype: the name of its dtype; the values of an array may be unsigned integers that hold its bits. ``"int4"`` for 4-bit integers.
+        scales: by which the values are to be multiplied, or ``None``: for int8 one float32 for each row, for int4 float16
+            ``[rows, ceil(cols / 128)]`` or ``[rows, 1]``.
+        group_size: for int4, the columns that share a scale: 128, or -1 for all of a row.
     """
 
     values: Any
@@ -26,6 +29,7 @@ class Compressed:
     shape: tuple[int, int]
     dtype: str
     scales: Any = None
+    group_size: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -46,6 +50,8 @@ def parts_shapes(rows: int, cols: int) -> tuple[tuple[int, int], tuple[int, int]
 def empty_parts(rows: int, cols: int, dtype: str, torch_tensor: bool):
     """Values and metadata to be filled, in the host's memory."""
     values, meta = parts_shapes(rows, cols)
+    if dtype == "int4":
+        values, dtype = (rows, values[1] // 2), "uint8"
     return empty(values, dtype, torch_tensor), empty(meta, "int32" if torch_tensor else "uint32", torch_tensor)
 
 
@@ -103,7 +109,7 @@ def decompress(compressed: Compressed):
     """The matrix ``[rows, cols]`` with zeros where nothing is kept.
 
     Returns:
-        an array or a tensor, as the values are, on their device. Scales are not applied.
+        an array or a tensor, as the values are, on their device. Scales are not applied, but those of int4, which becomes float32.
 
     Raises:
         ValueError: where the parts break a rule of the canonical form, with row and group.
@@ -114,6 +120,11 @@ def decompress(compressed: Compressed):
     rows, cols = compressed.shape
     values = bytes_of(compressed.values)
     meta = bytes_of(compressed.meta)
+    if compressed.dtype == "int4":
+        dense = empty((rows, cols), "float32", is_tensor(compressed.values))
+        scales = bytes_of(compressed.scales)
+        _native.decompress_int4(values.data, meta.data, scales.data, rows, cols, compressed.group_size, writable_bytes(dense))
+        return returned(dense, values)
     dense = empty((rows, cols), compressed.dtype, is_tensor(compressed.values))
     if not is_tensor(compressed.values):
         dense = dense.view(compressed.values.dtype)

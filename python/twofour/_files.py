@@ -15,27 +15,7 @@ from ._arrays import bytes_of, dtype_name, empty, is_tensor, numpy_dtype, writab
 from ._compression import Compressed, compress_named, empty_parts
 
 #: The names of dtypes in safetensors files.
-STORED = {
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-    "float32": "F32",
-    "int32": "I32",
-    "uint32": "U32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "int16": "I16",
-    "uint16": "U16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+STORED = _native.STORED_DTYPES
 _LOADED = {stored: name for name, stored in STORED.items()}
 
 
@@ -50,8 +30,8 @@ def save_file(
 ) -> None:
     """Writes a model or tensors to one safetensors file, which the command line tool reads.
 
-    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear` and :class:`twofour.Compressed` objects are stored compressed,
-    as ``<name>.values`` and ``<name>.meta``; dense tensors as they are. The file appears under its name when it is complete and on the disk,
+    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear` and :class:`twofour.Int4Linear`, and :class:`twofour.Compressed`
+    objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense tensors as they are. The file appears under its name when it is complete and on the disk,
     or not at all. One compressed weight is in memory at a time.
 
     Args:
@@ -81,8 +61,7 @@ def save_file(
         if name in asked or not _is_dense(entry):
             if 0 in shape:
                 raise ValueError(f"tensor `{name}`: a weight without elements, {list(shape)}, is stored dense: leave it out of compress")
-            scaled = isinstance(entry, Compressed) and entry.scales is not None
-            weights.append((name, dtype, *shape, scaled))
+            weights.append((name, dtype, *shape, _group_size(entry)))
         else:
             plain.append((name, STORED[dtype], list(shape)))
     for name, dtype, *_ in weights:
@@ -94,10 +73,8 @@ def save_file(
         writer.write(name, bytes_of(entries[name], dtypes.get(name)).data)
     for name, *_ in weights:
         weight = _compressed(name, entries[name], dtypes.get(name))
-        writer.write_compressed(name, bytes_of(weight.values).data, bytes_of(weight.meta).data)
-        if weight.scales is not None:
-            scales = weight.scales.detach().cpu().numpy() if is_tensor(weight.scales) else weight.scales
-            writer.write_scales(name, np.ascontiguousarray(scales, np.float32))
+        scales = None if weight.scales is None else bytes_of(weight.scales).data
+        writer.write_compressed(name, bytes_of(weight.values).data, bytes_of(weight.meta).data, scales)
     writer.finish()
 
 
@@ -126,16 +103,27 @@ def _is_linear(entry: Any) -> bool:
     return hasattr(entry, "weight_packed")
 
 
+def _is_int4(entry: Any) -> bool:
+    return hasattr(entry, "group_size") and hasattr(entry, "canonical")
+
+
+def _group_size(entry: Any) -> int | None:
+    """The group size of the scales that are stored with an entry: -1 for a scale for each row, ``None`` without scales."""
+    if isinstance(entry, Compressed) and entry.dtype != "int4":
+        return None if entry.scales is None else -1
+    return entry.group_size if isinstance(entry, Compressed) or _is_int4(entry) else None
+
+
 def _is_sparse(entry: Any) -> bool:
     return is_tensor(entry) and hasattr(entry, "packed_weight")
 
 
 def _is_dense(entry: Any) -> bool:
-    return not (isinstance(entry, Compressed) or _is_linear(entry) or _is_sparse(entry))
+    return not (isinstance(entry, Compressed) or _is_linear(entry) or _is_int4(entry) or _is_sparse(entry))
 
 
 def _of_torch(entry: Any) -> bool:
-    return _is_linear(entry) or is_tensor(entry.values if isinstance(entry, Compressed) else entry)
+    return _is_linear(entry) or _is_int4(entry) or is_tensor(entry.values if isinstance(entry, Compressed) else entry)
 
 
 def _described(name: str, entry: Any, dtype: str | None) -> tuple[tuple[int, ...], str]:
@@ -144,6 +132,8 @@ def _described(name: str, entry: Any, dtype: str | None) -> tuple[tuple[int, ...
         return tuple(entry.shape), entry.dtype
     if _is_linear(entry):
         return (entry.out_features, entry.in_features), dtype_name(entry.pack().dtype)
+    if _is_int4(entry):
+        return (entry.out_features, entry.in_features), "int4"
     if is_tensor(entry):
         shape, dtype = tuple(entry.shape), dtype_name(entry.dtype)
     elif isinstance(entry, (np.ndarray, np.generic)):
@@ -162,6 +152,9 @@ def _compressed(name: str, entry: Any, dtype: str | None) -> Compressed:
     if _is_linear(entry):
         values, meta = entry.canonical()
         return Compressed(values, meta, (entry.out_features, entry.in_features), dtype_name(values.dtype))
+    if _is_int4(entry):
+        values, meta, scales = entry.canonical()
+        return Compressed(values, meta, (entry.out_features, entry.in_features), "int4", scales, entry.group_size)
     if _is_sparse(entry) and entry.packed_weight.forward is not None:
         from . import _ops
 
@@ -182,7 +175,7 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
 
     Returns:
         tensors by name. A compressed weight is a sparse tensor of :mod:`twofour.sparse` in torch, where kernels multiply its dtype (float32,
-        bfloat16, float16), and a :class:`twofour.Compressed` otherwise. Plain bfloat16 and float8 arrays are of ``ml_dtypes`` where that is
+        bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of int4 with its scales (:meth:`twofour.Int4Linear.from_compressed`). Plain bfloat16 and float8 arrays are of ``ml_dtypes`` where that is
         installed, else unsigned integers that hold the bits.
 
     Raises:
@@ -202,16 +195,17 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
         tensor = _new(name, stored, tuple(shape), in_torch)
         reader.read(name, writable_bytes(tensor))
         tensors[name] = tensor.to(device) if in_torch else tensor
-    for name, dtype, rows, cols, scaled in reader.weights():
+    for name, dtype, rows, cols, group_size in reader.weights():
         values, meta = empty_parts(rows, cols, dtype, in_torch)
-        reader.read_compressed(name, writable_bytes(values), writable_bytes(meta))
         scales = None
-        if scaled:
-            scales = empty((rows,), "float32", in_torch)
-            reader.read_scales(name, scales.numpy() if in_torch else scales)
+        if dtype == "int4":
+            scales = empty((rows, 1 if group_size < 0 else -(-cols // group_size)), "float16", in_torch)
+        elif group_size is not None:
+            scales, group_size = empty((rows,), "float32", in_torch), None
+        reader.read_compressed(name, *(None if part is None else writable_bytes(part) for part in (values, meta, scales)))
         if in_torch:
             values, meta, scales = (None if part is None else part.to(device) for part in (values, meta, scales))
-        tensors[name] = _weight(Compressed(values, meta, (rows, cols), dtype, scales), in_torch)
+        tensors[name] = _weight(Compressed(values, meta, (rows, cols), dtype, scales, group_size), in_torch)
     return tensors
 
 
@@ -241,7 +235,7 @@ def _weight(weight: Compressed, in_torch: bool):
 def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     """Reads a file into a module: dense tensors by ``load_state_dict``, compressed weights into the layers of their names.
 
-    A compressed weight goes into a :class:`twofour.Linear`, or takes the place of another module's parameter, ``nn.Linear.weight`` for
+    A compressed weight goes into a :class:`twofour.Linear`, one of int4 into a :class:`twofour.Int4Linear`, or takes the place of another module's parameter, ``nn.Linear.weight`` for
     instance, as a frozen sparse parameter. All take the devices and dtypes that the module has.
 
     Args:
@@ -263,6 +257,10 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     replaced = set()
     for name, tensor in list(tensors.items()):
         if is_tensor(tensor) and not _is_sparse(tensor):
+            continue
+        if isinstance(tensor, Compressed) and tensor.dtype == "int4":
+            tensors.update(_parts_of_int4(model, name, tensor))
+            del tensors[name]
             continue
         if isinstance(tensor, Compressed):
             raise TypeError(f"tensor `{name}`: no kernel multiplies {tensor.dtype}; use load_file and twofour.decompress")
@@ -288,3 +286,25 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
             f"not in the module: {', '.join(result.unexpected_keys) or 'nothing'}. Pass strict=False to ignore them"
         )
     return result
+
+
+def _parts_of_int4(model: Any, name: str, weight: Compressed) -> dict[str, Any]:
+    """The entries of a state dict for an int4 weight.
+
+    Raises:
+        TypeError: where no :class:`twofour.Int4Linear` has that weight.
+        RuntimeError: where it has another shape or group size.
+    """
+    from ._int4 import Int4Linear
+
+    module_name, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(module_name)
+    except AttributeError:
+        module = None
+    if not isinstance(module, Int4Linear) or leaf != "weight":
+        raise TypeError(f"tensor `{name}`: an int4 weight goes into an Int4Linear; make one with load_file and Int4Linear.from_compressed")
+    found, expected = (weight.shape, weight.group_size), ((module.out_features, module.in_features), module.group_size)
+    if found != expected:
+        raise RuntimeError(f"tensor `{name}`: shape and group size are {found} in the file, {expected} in the module")
+    return {f"{name}_values": weight.values, f"{name}_meta": weight.meta, f"{name}_scales": weight.scales}

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from . import _ops
-from ._linear import DTYPES
+from ._compression import Compressed
+from ._linear import DTYPES, weights_are_deferred
 from ._packed import pack_by_rule
 
 #: Columns that share a scale, and the number that stands for a whole row.
@@ -77,6 +78,23 @@ class Int4Linear(nn.Module):
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(tuple(weight.shape), group_size, packed, bias).train(linear.training)
 
+    @classmethod
+    def from_compressed(cls, weight: Compressed, bias: torch.Tensor | None = None) -> Int4Linear:
+        """The layer of an int4 weight that :func:`twofour.load_file` returned.
+
+        Args:
+            weight: the weight, of tensors, on the device where the layer is to be.
+            bias: ``[rows]``, or ``None``.
+
+        Raises:
+            TypeError: for a weight of another dtype, or of arrays.
+            ValueError: where the parts break a rule of the canonical form, with row and group.
+        """
+        if weight.dtype != "int4" or not isinstance(weight.values, torch.Tensor):
+            raise TypeError(f"an int4 weight of tensors is required, not one of {weight.dtype}, {type(weight.values).__name__}")
+        packed = _ops.pack_int4(weight.values, weight.meta, weight.scales, weight.shape[1], weight.group_size)
+        return cls(weight.shape, weight.group_size, packed, bias)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W.T + bias``.
 
@@ -134,6 +152,9 @@ class Int4Linear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if weights_are_deferred():
+            destination[prefix + "weight"] = self
+            return
         destination.update(zip((prefix + name for name in _PARTS), self.canonical(), strict=True))
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):

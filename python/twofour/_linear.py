@@ -22,12 +22,17 @@ _DEFERRED = contextvars.ContextVar("twofour_deferred", default=False)
 
 @contextlib.contextmanager
 def deferred_weights():
-    """Inside, ``state_dict`` puts each :class:`Linear` itself under the name of its weight, so that no canonical copies are made."""
+    """Inside, ``state_dict`` puts each :class:`Linear` and :class:`twofour.Int4Linear` itself under the name of its weight, so that no canonical copies are made."""
     token = _DEFERRED.set(True)
     try:
         yield
     finally:
         _DEFERRED.reset(token)
+
+
+def weights_are_deferred() -> bool:
+    """Whether :func:`deferred_weights` is in force."""
+    return _DEFERRED.get()
 
 
 class Linear(nn.Module):
@@ -226,7 +231,7 @@ class Linear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if _DEFERRED.get():
+        if weights_are_deferred():
             for part in ("weight_values", "weight_meta"):
                 destination.pop(prefix + part, None)
             destination[prefix + "weight"] = self

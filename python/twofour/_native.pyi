@@ -6,6 +6,11 @@ from typing import Self, final
 import numpy as np
 import numpy.typing as npt
 
+ACTIVATIONS: dict[str, int]
+ESTIMATORS: dict[str, int]
+MASK_RULES: dict[str, int]
+PACKED_DTYPES: dict[str, int]
+STORED_DTYPES: dict[str, str]
 __version__: str
 
 def add_site_packages(folder: str | os.PathLike[str]) -> None:
@@ -47,6 +52,17 @@ def decompress(
 ) -> None:
     """Writes the dense matrix of values and metadata, whose rules are checked, to `out`."""
 
+def decompress_int4(
+    values: npt.NDArray[np.uint8],
+    meta: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.uint8],
+    rows: int,
+    cols: int,
+    group_size: int,
+    out: npt.NDArray[np.uint8],
+) -> None:
+    """Writes the dense float32 matrix of values, metadata and float16 scales, whose rules are checked, to `out`: integers times scales."""
+
 def engine() -> str:
     """The engine that multiplies on this CPU."""
 
@@ -85,8 +101,10 @@ class FileReader:
     def tensors(self) -> list[tuple[str, str, list[int]]]:
         """(name, safetensors dtype, shape) of the tensors that are no parts of compressed weights."""
 
-    def weights(self) -> list[tuple[str, str, int, int, bool]]:
-        """(name, dtype, rows, cols, whether they have scales) of the compressed weights."""
+    def weights(self) -> list[tuple[str, str, int, int, int | None]]:
+        """(name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each row, `None` for no
+        scales.
+        """
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the header."""
@@ -94,11 +112,14 @@ class FileReader:
     def read(self, name: str, out: npt.NDArray[np.uint8]) -> None:
         """Reads the bytes of a tensor into `out`."""
 
-    def read_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
-        """Reads values and metadata of a compressed weight, after checking every rule of the canonical form."""
-
-    def read_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
-        """Reads the scales of a compressed weight's rows."""
+    def read_compressed(
+        self,
+        name: str,
+        values: npt.NDArray[np.uint8],
+        meta: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the canonical form."""
 
 @final
 class FileWriter:
@@ -109,18 +130,52 @@ class FileWriter:
         path: str | os.PathLike[str],
         overwrite: bool,
         tensors: list[tuple[str, str, list[int]]],
-        weights: list[tuple[str, str, int, int, bool]],
+        weights: list[tuple[str, str, int, int, int | None]],
         metadata: dict[str, str],
     ) -> Self: ...
 
     def write(self, name: str, bytes: npt.NDArray[np.uint8]) -> None:
         """Writes the bytes of one tensor."""
 
-    def write_compressed(self, name: str, values: npt.NDArray[np.uint8], meta: npt.NDArray[np.uint8]) -> None:
-        """Writes values and metadata of a compressed weight, after checking every rule of the canonical form."""
-
-    def write_scales(self, name: str, scales: npt.NDArray[np.float32]) -> None:
-        """Writes the scales of a compressed weight's rows."""
+    def write_compressed(
+        self,
+        name: str,
+        values: npt.NDArray[np.uint8],
+        meta: npt.NDArray[np.uint8],
+        scales: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule of the canonical
+        form.
+        """
 
     def finish(self) -> None:
         """Brings the file to the disk and gives it its name."""
+
+@final
+class StepSwitch:
+    """Decides when the variances of masked parameters have settled (STEP, Lu et al., ICML 2023)."""
+
+    def __new__(
+        cls,
+        window: int,
+        option: int,
+        bounds: tuple[int, int] | None,
+        steps: int,
+        switched_at: int | None,
+        changes: list[float],
+    ) -> Self: ...
+
+    def advance(self) -> None:
+        """Counts a step."""
+
+    def observe(self, sum: float, elements: int, threshold: float) -> bool:
+        """Takes note of the sum of this step's changes over so many elements; whether training switches now."""
+
+    def steps(self) -> int:
+        """Steps so far."""
+
+    def switched_at(self) -> int | None:
+        """The step after which training switched, or `None`."""
+
+    def changes(self) -> list[float]:
+        """The means of the last steps, oldest first."""

@@ -43,26 +43,19 @@ _register()
 _OPS = torch.ops.twofour
 
 #: Mask rules, by the names that the package's functions take.
-RULES = {
-    "magnitude": 0,
-    "greedy": 1,
-    "greedy-signed": 2,
-    "causal1122": 3,
-    "optimal": 4,
-    "soft-threshold": 5,
-}
+RULES = _native.MASK_RULES
 
 #: Activations of the GEMM's epilogue.
-ACTIVATIONS = {None: 0, "relu": 1, "silu": 2, "gelu": 3}
+ACTIVATIONS = {None if name == "identity" else name: number for name, number in _native.ACTIVATIONS.items()}
 
 #: torch's numbers of the types that a weight may be packed as.
-TYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+TYPES = {getattr(torch, name): number for name, number in _native.PACKED_DTYPES.items()}
 
 #: torch's numbers of the types of 8-bit floats.
 FLOAT8 = {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}
 
 #: Stand-ins of a dense tensor.
-ESTIMATORS = {"magnitude": 0, "soft-threshold": 1, "mvue-approximate": 2, "mvue": 3}
+ESTIMATORS = _native.ESTIMATORS
 
 
 def _raising(op):
@@ -108,6 +101,9 @@ pack_int4 = _raising(_OPS.pack_int4.default)
 canonical_int4 = _raising(_OPS.canonical_int4.default)
 linear_int4 = _raising(_OPS.linear_int4.default)
 linear_int4_bias = _raising(_OPS.linear_int4_bias.default)
+gated_gelu = _raising(_OPS.gated_gelu.default)
+gated_gelu_gradient = _raising(_OPS.gated_gelu_gradient.default)
+adamw_step_ = _raising(_OPS.adamw_step_.default)
 
 
 def rule_number(rule: str) -> int:
@@ -296,3 +292,13 @@ def _(x, packed, out_features, group_size):
 @torch.library.register_fake("twofour::linear_int4_bias")
 def _(x, packed, bias, out_features, group_size, activation):
     return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("twofour::gated_gelu")
+def _(input):
+    return input.new_empty((*input.shape[:-1], input.shape[-1] // 2))
+
+
+@torch.library.register_fake("twofour::gated_gelu_gradient")
+def _(input, dy):
+    return input.new_empty(input.shape)

@@ -14,6 +14,7 @@
 
 mod arguments;
 mod commands;
+mod dtype;
 mod exit;
 mod interrupt;
 mod measure;

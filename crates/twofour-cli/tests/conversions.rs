@@ -202,3 +202,33 @@ fn a_reader_that_goes_away_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
 }
+
+#[test]
+fn weights_of_four_bits_are_read_by_every_command() {
+    use twofour::{
+        Compressed, MatrixRef,
+        file::{CompressedInfo, Overwrite, Plan, Reader, Writer},
+        int4::{Granularity, Int4},
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let dense = random(&[6, 132]).1;
+    let weight = Compressed::from_pruned(MatrixRef::new(6, 132, &dense).unwrap()).unwrap();
+    let weight = Int4::quantize(&weight, Granularity::Group).unwrap();
+    let mut plan = Plan::new();
+    plan.compressed(CompressedInfo::int4("up.weight", Granularity::Group, 6, 132).unwrap());
+    let mut writer = Writer::create(at.join("int4.safetensors"), Overwrite::No, plan, Default::default()).unwrap();
+    writer.write_int4("up.weight", &weight).unwrap();
+    writer.finish().unwrap();
+
+    let answer = run(at, &["inspect", "--json", "int4.safetensors"]).good().json();
+    let tensor = &answer["tensors"][0];
+    assert_eq!((&tensor["dtype"], &tensor["dense_bytes"]), (&"I4".into(), &(4 * 6 * 132).into()));
+    assert!(run(at, &["check", "int4.safetensors"]).good().stdout.contains("I4"));
+    run(at, &["compress", "int4.safetensors", "-o", "copy.safetensors"]).good();
+    assert_eq!(Reader::open(at.join("copy.safetensors")).unwrap().int4("up.weight").unwrap(), weight);
+    run(at, &["decompress", "int4.safetensors", "-o", "dense.safetensors"]).good();
+    let reader = Reader::open(at.join("dense.safetensors")).unwrap();
+    let found = reader.tensor("up.weight").unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(found, weight.dequantize().to_dense());
+}

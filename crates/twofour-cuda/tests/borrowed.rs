@@ -152,7 +152,7 @@ fn estimates_are_the_cpus<T: Arithmetic + PartialEq>(context: &LayerContext, (ro
             other => (other, None),
         };
         for scale in [None, Some(2.0)] {
-            let mut out = DeviceBuffer::zeros(context, T::DTYPE.into(), rows * cols).unwrap();
+            let mut out = DeviceBuffer::zeros(context, T::DTYPE, rows * cols).unwrap();
             let sampling = Sampling { estimator, seed };
             let factor = scale.map(|_| two.as_slice());
             borrowed::estimate(context, master, sampling, factor, out.as_slice_mut()).unwrap();

@@ -31,7 +31,7 @@ fn close(what: &str, found: &[bf16], expected: &[f64]) {
 
 /// f16 and bf16 alike.
 fn int4_products_of<T: Arithmetic>(context: &LayerContext) {
-    let dtype: DataType = T::DTYPE.into();
+    let dtype: DataType = T::DTYPE;
     let narrow = |values: &[bf16]| -> Vec<T> { values.iter().map(|v| T::from_f32(v.to_f32())).collect() };
     let wide = |values: &[T]| -> Vec<bf16> { values.iter().map(|v| bf16::from_f32(v.to_f32())).collect() };
     for (rows, cols, tokens) in [(64, 256, 1), (100, 52, 33), (7, 30, 2), (48, 128, 130), (4096, 384, 8), (33, 258, 65)]

@@ -29,7 +29,7 @@ fn numbers<T: Arithmetic>(len: usize, seed: u64) -> Vec<T> {
 /// Sums are those of f64 within what f32 sums lose, and the same bits at every run.
 fn check_sums<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {
     let what = format!("[{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
-    let kernel = ColumnSums::new(&bench.device, T::DTYPE.into()).unwrap();
+    let kernel = ColumnSums::new(&bench.device, T::DTYPE).unwrap();
     let matrix = numbers::<T>(offset + rows * cols, 3);
     let (there, sums) = (bench.up(&matrix), bench.poisoned(cols + GUARD, 7.0f32));
     let workspace = bench.poisoned(kernel.workspace_bytes(rows, cols) / 4, f32::NAN);
@@ -101,7 +101,7 @@ fn slope(function: ElementFunction, x: f32) -> f32 {
 }
 
 fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {
-    let kernels = Elementwise::new(&bench.device, T::DTYPE.into()).unwrap();
+    let kernels = Elementwise::new(&bench.device, T::DTYPE).unwrap();
     let count = rows * cols;
     let mut x = numbers::<T>(offset + count, 5);
     for (at, special) in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, -30.0, 30.0].into_iter().enumerate() {
@@ -116,8 +116,8 @@ fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usi
     let x = &x[offset..];
     let from = bench.at(&x_there) + (offset * size_of::<T>()) as u64;
     let half = match T::DTYPE {
-        twofour::DType::F32 => 2e-6,
-        twofour::DType::BF16 => 2f64.powi(-8),
+        twofour::DataType::F32 => 2e-6,
+        twofour::DataType::BF16 => 2f64.powi(-8),
         _ => 2f64.powi(-11),
     };
     let close = |what: String, found: &[T], expected: &dyn Fn(usize) -> f32| {
@@ -214,8 +214,8 @@ fn rows_of_integers_are_those_of_the_cpu_bit_for_bit() {
 }
 
 fn check_floats<T: Arithmetic + DeviceRepr, O: Element + Arithmetic>(bench: &Bench, count: usize, largest: f32) {
-    let quantizer = Quantizer::new(&bench.device, T::DTYPE.into()).unwrap();
-    let output = O::DTYPE.into();
+    let quantizer = Quantizer::new(&bench.device, T::DTYPE).unwrap();
+    let output = O::DTYPE;
     for (special, at) in [(0.0f32, 0), (-100.0, count / 2), (f32::NAN, count - 1), (f32::INFINITY, 0)] {
         let mut values = if special == 0.0 { vec![T::from_f32(0.0); count] } else { numbers::<T>(count, 11) };
         values[at] = T::from_f32(special);

@@ -1,12 +1,15 @@
-//! The data types of tensors, under one name for every engine.
+//! The data types of tensors, under one name for every engine and front end.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::DType;
+use crate::{Error, Result};
 
-/// What the elements of a tensor are: of weights, activations, results and accumulators. CUDA kernels number data types in this order.
+/// The type of a tensor's elements: of weights, activations, results and accumulators. CUDA kernels number data types in this order.
+///
+/// Two other vocabularies exist because others define them: [`StoredDType`](crate::file::StoredDType), all that safetensors files may hold, and the
+/// types of the frameworks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -48,6 +51,17 @@ impl DataType {
         }
     }
 
+    /// Whether weights are pruned, compressed and stored in it: all but i32, the type of integer accumulators.
+    pub const fn is_of_weights(self) -> bool {
+        !matches!(self, DataType::I32)
+    }
+
+    /// The error of an operation on weights.
+    #[doc(hidden)]
+    pub const fn not_of_weights(self, operation: &'static str) -> Error {
+        Error::UnsupportedDType { operation, dtype: self, supported: "f32, f16, bf16, e4m3, e5m2, i8" }
+    }
+
     /// The name of the constant that stands for the type in the sources of CUDA kernels, as in `BF16`.
     pub const fn definition(self) -> &'static str {
         match self {
@@ -68,37 +82,93 @@ impl fmt::Display for DataType {
     }
 }
 
-/// The data type of what safetensors stores under a dtype.
-impl From<DType> for DataType {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => DataType::F32,
-            DType::F16 => DataType::F16,
-            DType::BF16 => DataType::BF16,
-            DType::I8 => DataType::I8,
-            DType::F8E4M3 => DataType::E4M3,
-            DType::F8E5M2 => DataType::E5M2,
-        }
+impl FromStr for DataType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|data_type| data_type.name() == name).ok_or_else(|| Error::UnknownDataType {
+            name: name.to_owned(),
+            known: "f32, f16, bf16, e4m3, e5m2, i8, i32",
+        })
     }
+}
+
+/// Evaluates an expression with `T` naming the Rust type of a data type of weights: all but i32. The expression is generic over
+/// [`Element`](crate::Element) and returns a `Result` whose error can be made from [`Error`]; i32 is [`Error::UnsupportedDType`].
+///
+/// ```
+/// use twofour::{DataType, Element, match_element};
+/// fn bytes<T: Element>() -> twofour::Result<usize> {
+///     Ok(size_of::<T>())
+/// }
+/// assert_eq!(match_element!(DataType::BF16, |T| bytes::<T>())?, 2);
+/// assert!(match_element!(DataType::I32, |T| bytes::<T>()).is_err());
+/// # Ok::<(), twofour::Error>(())
+/// ```
+#[macro_export]
+macro_rules! match_element {
+    ($data_type:expr, |$T:ident| $body:expr) => {
+        match $data_type {
+            $crate::DataType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DataType::F16 => {
+                type $T = $crate::element::f16;
+                $body
+            }
+            $crate::DataType::BF16 => {
+                type $T = $crate::element::bf16;
+                $body
+            }
+            $crate::DataType::E4M3 => {
+                type $T = $crate::F8E4M3;
+                $body
+            }
+            $crate::DataType::E5M2 => {
+                type $T = $crate::F8E5M2;
+                $body
+            }
+            $crate::DataType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::DataType::I32 => Err($crate::DataType::I32.not_of_weights("this operation").into()),
+        }
+    };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Element;
 
     #[test]
     fn names_differ_in_case_only_and_are_those_of_serde() {
         for data_type in DataType::ALL {
             assert_eq!(data_type.definition().to_lowercase(), data_type.name());
             assert_eq!(serde_json::to_string(&data_type).unwrap(), format!("\"{data_type}\""));
+            assert_eq!(data_type.name().parse::<DataType>().unwrap(), data_type);
         }
+        let error = "f64".parse::<DataType>().unwrap_err().to_string();
+        assert!(DataType::ALL.iter().all(|data_type| error.contains(data_type.name())), "{error}");
     }
 
     #[test]
-    fn what_is_stored_keeps_its_width() {
-        use DType::{BF16, F8E4M3, F8E5M2, F16, F32, I8};
-        for dtype in [F32, F16, BF16, I8, F8E4M3, F8E5M2] {
-            assert_eq!(DataType::from(dtype).bytes(), dtype.size());
+    fn elements_have_the_type_that_names_them() {
+        fn of<T: Element>() -> Result<(DataType, usize)> {
+            Ok((T::DTYPE, size_of::<T>()))
+        }
+        for data_type in DataType::ALL {
+            match match_element!(data_type, |T| of::<T>()) {
+                Ok(found) => assert_eq!(found, (data_type, data_type.bytes())),
+                Err(error) => {
+                    assert!(
+                        matches!(error, Error::UnsupportedDType { dtype: DataType::I32, .. })
+                            && !data_type.is_of_weights()
+                    );
+                }
+            }
         }
     }
 }

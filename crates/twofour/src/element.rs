@@ -2,63 +2,17 @@
 
 use std::fmt;
 
-use half::{bf16, f16};
+pub use half::{bf16, f16};
 
-/// The dtype of a tensor's elements, under the names that safetensors uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum DType {
-    F32,
-    F16,
-    BF16,
-    I8,
-    F8E4M3,
-    F8E5M2,
-}
-
-impl DType {
-    /// Bytes an element takes.
-    pub fn size(self) -> usize {
-        match self {
-            DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::F8E4M3 | DType::F8E5M2 => 1,
-        }
-    }
-
-    /// The name that safetensors headers use.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::I8 => "I8",
-            DType::F8E4M3 => "F8_E4M3",
-            DType::F8E5M2 => "F8_E5M2",
-        }
-    }
-
-    /// The dtype of that safetensors name, if twofour knows it.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8E4M3, DType::F8E5M2]
-            .into_iter()
-            .find(|d| d.name() == name)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::DataType;
 
 /// An element that twofour can prune, compress and store.
 ///
 /// Scores are made in f32 ([`Element::to_f32`] is exact for every type here), so that the same weight gives the
 /// same mask whatever engine selects it.
 pub trait Element: bytemuck::Pod + PartialEq + Send + Sync + fmt::Debug + 'static {
-    /// Its dtype.
-    const DTYPE: DType;
+    /// Its data type; [`DataType::is_of_weights`].
+    const DTYPE: DataType;
 
     /// Positive zero: the value of an element that is not kept.
     const ZERO: Self;
@@ -87,7 +41,7 @@ pub trait Arithmetic: Element {
 macro_rules! float_element {
     ($type:ty, $dtype:ident, $zero:expr, $to:expr, $from:expr) => {
         impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
+            const DTYPE: DataType = DataType::$dtype;
             const ZERO: Self = $zero;
             #[inline(always)]
             fn to_f32(self) -> f32 {
@@ -104,7 +58,7 @@ macro_rules! float_element {
 }
 
 float_element!(f32, F32, 0.0, std::convert::identity, std::convert::identity);
-float_element!(f16, F16, f16::ZERO, f16::to_f32, f16::from_f32);
+float_element!(f16, F16, f16::ZERO, widen_f16, narrow_f16);
 float_element!(bf16, BF16, bf16::ZERO, widen_bf16, narrow_bf16);
 
 /// As [`bf16::to_f32`], without a branch, so that a loop of it becomes vector instructions.
@@ -124,8 +78,38 @@ fn narrow_bf16(value: f32) -> bf16 {
     bf16::from_bits(if value.is_nan() { nan } else { nearest } as u16)
 }
 
+/// As [`f16::to_f32`], without a branch or a call.
+#[inline(always)]
+fn widen_f16(value: f16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let magnitude = (bits & 0x7FFF) << 13;
+    // The exponents' biases differ by 112. Subnormal numbers are whole multiples of 2^-24, and normal ones in f32, whose subnormal ones are slow.
+    let subnormal = ((bits & 0x3FF) as f32 * power_of_two(-24)).to_bits();
+    let finite = if bits & 0x7C00 == 0 { subnormal } else { magnitude + (112 << 23) };
+    let quiet = if bits & 0x7FFF > 0x7C00 { 1 << 22 } else { 0 };
+    let unbounded = magnitude | 0x7F80_0000 | quiet;
+    let magnitude = if bits & 0x7C00 == 0x7C00 { unbounded } else { finite };
+    f32::from_bits((bits & 0x8000) << 16 | magnitude)
+}
+
+/// As [`f16::from_f32`], without a branch or a call.
+#[inline(always)]
+fn narrow_f16(value: f32) -> f16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7FFF_FFFF;
+    // Adding a half to even and cutting 13 bits rounds; a carry runs into the exponent, and from 65520 on into infinity.
+    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xFFF + (magnitude >> 13 & 1)) >> 13;
+    // The last place of a half is that of the least subnormal number.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let nan = 0x7E00 | magnitude >> 13 & 0x3FF;
+    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let bounded = if magnitude >= 0x4780_0000 { 0x7C00 } else { finite };
+    let rounded = if magnitude > 0x7F80_0000 { nan } else { bounded };
+    f16::from_bits((bits >> 16 & 0x8000 | rounded) as u16)
+}
+
 impl Element for i8 {
-    const DTYPE: DType = DType::I8;
+    const DTYPE: DataType = DataType::I8;
     const ZERO: Self = 0;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -154,7 +138,7 @@ pub struct F8E4M3(pub u8);
 pub struct F8E5M2(pub u8);
 
 impl Element for F8E4M3 {
-    const DTYPE: DType = DType::F8E4M3;
+    const DTYPE: DataType = DataType::E4M3;
     const ZERO: Self = F8E4M3(0);
     fn to_f32(self) -> f32 {
         let sign = if self.0 & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -169,7 +153,7 @@ impl Element for F8E4M3 {
 }
 
 impl Element for F8E5M2 {
-    const DTYPE: DType = DType::F8E5M2;
+    const DTYPE: DataType = DataType::E5M2;
     const ZERO: Self = F8E5M2(0);
     fn to_f32(self) -> f32 {
         // E5M2 is the upper byte of an f16.
@@ -224,6 +208,23 @@ mod tests {
             for low in [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF] {
                 let value = f32::from_bits(u32::from(high) << 16 | low);
                 assert_eq!(narrow_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{high:#x} {low:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn f16_converts_as_in_its_own_crate() {
+        for bits in 0..=u16::MAX {
+            let value = f16::from_bits(bits);
+            assert_eq!(widen_f16(value).to_bits(), value.to_f32().to_bits(), "{bits:#x}");
+        }
+        // Every exponent and sign, with fractions about the places where rounding decides.
+        for high in (0..=u16::MAX).step_by(0x40) {
+            for fraction in 0..1024u32 {
+                for low in [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF] {
+                    let value = f32::from_bits(u32::from(high) << 16 | (fraction << 13 & 0x3F_FFFF) | low);
+                    assert_eq!(narrow_f16(value).to_bits(), f16::from_f32(value).to_bits(), "{value:e}");
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Axis, DType};
+use crate::{Axis, DataType};
 
 /// Everything that can go wrong in this crate, with the place and what to do about it.
 ///
@@ -203,13 +203,51 @@ pub enum Error {
         limit: usize,
     },
 
+    /// A transposable rule with another pattern than 2:4.
+    #[error("`{name}` chooses masks that are 2:4 along both axes, not {pattern}; select by magnitude instead")]
+    SelectorPattern {
+        /// The rule's name.
+        name: &'static str,
+        /// The pattern asked for.
+        pattern: crate::Pattern,
+    },
+
+    /// An input of a gated activation that is not made of rows of two halves.
+    #[error("the input of a gated activation has {elements} elements, which are no rows of 2 * {features}")]
+    GatedInput {
+        /// The input's elements.
+        elements: usize,
+        /// The features of each half.
+        features: usize,
+    },
+
+    /// A switch of phases that must happen before it may.
+    #[error(
+        "a switch of phases after step {earliest} at the earliest and {latest} at the latest: the first must not be above the second"
+    )]
+    SwitchBounds {
+        /// The step after which it may happen.
+        earliest: u64,
+        /// The step after which it must.
+        latest: u64,
+    },
+
+    /// A name that is no data type's.
+    #[error("unknown data type `{name}`; known: {known}")]
+    UnknownDataType {
+        /// The name.
+        name: String,
+        /// The known names.
+        known: &'static str,
+    },
+
     /// An operation does not exist for this dtype.
     #[error("{operation} does not support dtype {dtype}; supported: {supported}")]
     UnsupportedDType {
         /// The operation.
         operation: &'static str,
         /// The dtype asked for.
-        dtype: DType,
+        dtype: DataType,
         /// The dtypes that it supports.
         supported: &'static str,
     },
@@ -281,6 +319,13 @@ pub enum Error {
         expected: crate::file::StoredDType,
         /// The dtype found.
         found: crate::file::StoredDType,
+    },
+
+    /// A compressed weight that is not of 4-bit integers.
+    #[error("its values are {found}, not 4-bit integers; read it as a compressed weight of that type")]
+    NotInt4 {
+        /// The name of the values' type.
+        found: &'static str,
     },
 
     /// A weight without elements has no compressed form on disk.

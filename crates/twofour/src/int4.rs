@@ -15,6 +15,9 @@ pub const GROUP: usize = 128;
 /// The largest integer that rounding to nearest makes of a weight.
 const LARGEST: f32 = 7.0;
 
+/// What is added to an integer that is stored in half a byte.
+const OFFSET: i8 = 8;
+
 /// What shares a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granularity {
@@ -107,6 +110,30 @@ impl Int4 {
         Ok(Self { weight, scales, granularity })
     }
 
+    /// From values as [`Int4::packed_values`] returns them, metadata words and scales.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where a slice does not fit the shape; those of [`Compressed::from_parts`] and [`Int4::from_parts`].
+    pub fn from_packed(
+        rows: usize,
+        cols: usize,
+        values: &[u8],
+        meta: Vec<u32>,
+        scales: Vec<f16>,
+        granularity: Granularity,
+    ) -> Result<Self> {
+        let half = |bits: u8| bits as i8 - OFFSET;
+        let values = values.iter().flat_map(|pair| [half(pair & 15), half(pair >> 4)]).collect();
+        Self::from_parts(Compressed::from_parts(rows, cols, values, meta)?, scales, granularity)
+    }
+
+    /// The integers, two in a byte, `[rows, ceil(cols / 4)]`: those of a group, each plus 8, the first in the lower half.
+    pub fn packed_values(&self) -> Vec<u8> {
+        let half = |q: i8| (q + OFFSET) as u8;
+        let pairs = self.weight.values().as_chunks::<2>().0;
+        pairs.iter().map(|[first, second]| half(*first) | half(*second) << 4).collect()
+    }
+
     /// The weight that this stands for: integers times scales, exact in f32.
     pub fn dequantize(&self) -> Compressed<f32> {
         let (rows, cols) = (self.weight.rows(), self.weight.cols());
@@ -191,7 +218,11 @@ mod tests {
             }
             // Integers times scales round to themselves, and the parts make the whole.
             let parts = Int4::from_parts(q.weight().clone(), q.scales().to_vec(), granularity).unwrap();
-            prop_assert_eq!(parts, q);
+            prop_assert_eq!(&parts, &q);
+            let (packed, meta) = (q.packed_values(), q.weight().meta().to_vec());
+            prop_assert_eq!(packed.len(), rows * cols.div_ceil(4));
+            let again = Int4::from_packed(rows, cols, &packed, meta, q.scales().to_vec(), granularity).unwrap();
+            prop_assert_eq!(again, q);
         }
     }
 

@@ -15,9 +15,11 @@
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
 //! | a layer that trains or runs with it | [`layer`] |
+//! | an optimizer that switches from dense to 2:4 | [`adamw_step`] |
 //!
 //! It needs no machine-learning framework and no GPU.
 
+pub mod adamw_step;
 pub mod compressed;
 mod data_type;
 pub mod element;
@@ -37,7 +39,7 @@ pub mod verify;
 
 pub use compressed::Compressed;
 pub use data_type::DataType;
-pub use element::{Arithmetic, DType, Element, F8E4M3, F8E5M2};
+pub use element::{Arithmetic, Element, F8E4M3, F8E5M2};
 pub use error::{Error, Result};
 pub use mask::Mask;
 pub use matrix::MatrixRef;

@@ -232,7 +232,7 @@ fn packed_layers_of_every_type_are_the_dense_layer_of_their_values() {
         let dy = values::<f32>(tokens * outputs, 4);
         let mut dx = vec![f32::NAN; tokens * inputs];
         let gradient = layer.input_gradient(&dy, tokens, &mut dx);
-        if layer.dtype() == twofour::DType::I8 {
+        if layer.dtype() == twofour::DataType::I8 {
             assert!(matches!(gradient, Err(Error::UnsupportedDType { .. })));
         } else {
             gradient.unwrap();

@@ -8,11 +8,12 @@ use std::{
 };
 
 use twofour::{
-    Compressed, DType, Element, F8E4M3, F8E5M2, MatrixRef,
+    Compressed, DataType, Element, F8E4M3, F8E5M2, MatrixRef,
     file::{
         CompressOptions, CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, Writer, compress,
         decompress,
     },
+    int4::{Granularity, Int4},
 };
 
 fn fixture(name: &str) -> PathBuf {
@@ -140,7 +141,7 @@ fn the_specifications_example_is_what_we_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("example.safetensors");
     let mut plan = Plan::new();
-    plan.compressed(CompressedInfo::new("w", DType::F32, 2, 6).unwrap());
+    plan.compressed(CompressedInfo::new("w", DataType::F32, 2, 6).unwrap());
     let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new()).unwrap();
     writer.write_compressed("w", &weight).unwrap();
     writer.finish().unwrap();
@@ -195,4 +196,29 @@ fn elements_of_every_dtype_are_read() {
     check::<i8>(&reader, "i8");
     check::<F8E4M3>(&reader, "e4m3");
     check::<F8E5M2>(&reader, "e5m2");
+}
+
+/// The specification's reader makes of 4-bit integers what ours does.
+#[test]
+fn the_specifications_reader_dequantizes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("int4");
+    let dense: Vec<f32> = (0..3 * 270).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+    let pruned = Compressed::from_pruned(MatrixRef::new(3, 270, &dense).unwrap()).unwrap();
+    let weights = [Granularity::Row, Granularity::Group].map(|g| Int4::quantize(&pruned, g).unwrap());
+    let mut plan = Plan::new();
+    for (name, weight) in ["a", "b"].into_iter().zip(&weights) {
+        plan.compressed(CompressedInfo::int4(name, weight.granularity(), 3, 270).unwrap());
+    }
+    let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new()).unwrap();
+    for (name, weight) in ["a", "b"].into_iter().zip(&weights) {
+        writer.write_int4(name, weight).unwrap();
+    }
+    writer.finish().unwrap();
+    let script = block_of_the_specification("python")
+        + "\nimport sys\nfor name, t in sorted(read(sys.argv[1]).items()):\n    print(name, t.shape, t.dtype, t.tobytes().hex())\n";
+    let Some(output) = python("numpy", &script, &path) else { return };
+    let values = |weight: &Int4| hex(bytemuck::cast_slice(&weight.dequantize().to_dense()));
+    let expected = ["a", "b"].into_iter().zip(&weights).map(|(n, w)| format!("{n} (3, 270) float32 {}", values(w)));
+    assert_eq!(output.lines().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
 }

@@ -2,10 +2,10 @@
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
-use twofour::{Compressed, Element, MatrixRef, Result};
+use twofour::{Compressed, Element, MatrixRef, Result, match_element};
 
 use super::{
-    dtype::{self, elements, for_dtype, store},
+    dtype::{self, elements, store},
     unlocked,
 };
 
@@ -28,7 +28,7 @@ pub(super) fn compress(
     let bytes = matrix.as_slice()?;
     let (values, meta) = (values.as_slice_mut()?, meta.as_slice_mut()?);
     unlocked(py, || {
-        let result = for_dtype!(dtype, from_dense(bytes, rows, cols, prune, values, meta));
+        let result = match_element!(dtype, |T| from_dense::<T>(bytes, rows, cols, prune, values, meta));
         result.map_err(|e| if name.is_empty() { e } else { e.in_tensor(name) })
     })
 }
@@ -65,7 +65,7 @@ pub(super) fn compress_bitmask(
     let (kept, bitmask) = (kept.as_slice()?, bitmask.as_slice()?);
     let (values, meta) = (values.as_slice_mut()?, meta.as_slice_mut()?);
     unlocked(py, || {
-        let result = for_dtype!(dtype, from_bitmask(kept, bitmask, rows, cols, values, meta));
+        let result = match_element!(dtype, |T| from_bitmask::<T>(kept, bitmask, rows, cols, values, meta));
         result.map_err(|e| if name.is_empty() { e } else { e.in_tensor(name) })
     })
 }
@@ -101,7 +101,7 @@ pub(super) fn decompress(
     let dtype = dtype::named(dtype)?;
     let (values, meta) = (values.as_slice()?, meta.as_slice()?);
     let out = out.as_slice_mut()?;
-    unlocked(py, || for_dtype!(dtype, to_dense(values, meta, rows, cols, out)))
+    unlocked(py, || match_element!(dtype, |T| to_dense::<T>(values, meta, rows, cols, out)))
 }
 
 fn to_dense<T: Element>(values: &[u8], meta: &[u8], rows: usize, cols: usize, out: &mut [u8]) -> Result<()> {

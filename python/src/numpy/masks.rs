@@ -3,13 +3,13 @@
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
-    Axis, Element, MatrixRef, Pattern, Result,
-    select::{self, Transposable},
+    Axis, Element, MatrixRef, Pattern, Result, match_element,
+    select::Selector,
     verify::{census, conformance},
 };
 
 use super::{
-    dtype::{self, elements, for_dtype, store},
+    dtype::{self, elements, store},
     errors::exception,
     unlocked,
 };
@@ -32,7 +32,7 @@ pub(super) fn verify(
 ) -> PyResult<Conformity> {
     let (dtype, pattern, axis) = (dtype::named(dtype)?, parse(pattern)?, direction(axis)?);
     let bytes = matrix.as_slice()?;
-    unlocked(py, || for_dtype!(dtype, conformity(bytes, rows, cols, pattern, axis, places)))
+    unlocked(py, || match_element!(dtype, |T| conformity::<T>(bytes, rows, cols, pattern, axis, places)))
 }
 
 fn conformity<T: Element>(
@@ -65,45 +65,17 @@ pub(super) fn prune(
     mut out: PyReadwriteArray1<'_, u8>,
 ) -> PyResult<()> {
     let (dtype, pattern, axis) = (dtype::named(dtype)?, parse(pattern)?, direction(axis)?);
-    let rule = rule(method, pattern)?;
+    let selector = Selector::named(method, pattern, axis).map_err(exception)?;
     let bytes = matrix.as_slice()?;
     let out = out.as_slice_mut()?;
-    unlocked(py, || for_dtype!(dtype, pruned(bytes, rows, cols, pattern, axis, rule, out)))
+    unlocked(py, || match_element!(dtype, |T| pruned::<T>(bytes, rows, cols, selector, out)))
 }
 
-fn pruned<T: Element>(
-    bytes: &[u8],
-    rows: usize,
-    cols: usize,
-    pattern: Pattern,
-    axis: Axis,
-    rule: Option<Transposable>,
-    out: &mut [u8],
-) -> Result<()> {
+fn pruned<T: Element>(bytes: &[u8], rows: usize, cols: usize, selector: Selector, out: &mut [u8]) -> Result<()> {
     let values = elements::<T>(bytes);
     let matrix = MatrixRef::new(rows, cols, &values)?;
-    let mask = match rule {
-        Some(rule) => select::transposable(matrix, rule)?,
-        None => select::magnitude(matrix, pattern, axis)?,
-    };
+    let mask = selector.mask(matrix)?;
     store("pruned matrix", &mask.apply(matrix)?, out)
-}
-
-/// The rule for tiles that a method names; none for magnitude.
-fn rule(method: &str, pattern: Pattern) -> PyResult<Option<Transposable>> {
-    if method == "magnitude" {
-        return Ok(None);
-    }
-    let Some(rule) = Transposable::ALL.into_iter().find(|rule| rule.name() == method) else {
-        let known = Transposable::ALL.map(Transposable::name).join(", ");
-        return Err(PyValueError::new_err(format!("unknown method {method:?}; known are magnitude, {known}")));
-    };
-    if pattern != Pattern::TWO_FOUR {
-        return Err(PyValueError::new_err(format!(
-            "method {method} chooses masks that are 2:4 both ways, not {pattern}; use method \"magnitude\""
-        )));
-    }
-    Ok(Some(rule))
 }
 
 fn parse(pattern: &str) -> PyResult<Pattern> {

@@ -7,6 +7,7 @@
 mod compression;
 mod dtype;
 mod errors;
+mod int4;
 mod masks;
 mod reader;
 mod writer;
@@ -22,6 +23,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compression::compress, module)?)?;
     module.add_function(wrap_pyfunction!(compression::compress_bitmask, module)?)?;
     module.add_function(wrap_pyfunction!(compression::decompress, module)?)?;
+    module.add_function(wrap_pyfunction!(int4::decompress_int4, module)?)?;
     module.add_class::<reader::FileReader>()?;
     module.add_class::<writer::FileWriter>()
 }

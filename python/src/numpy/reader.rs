@@ -5,15 +5,17 @@ use std::{collections::BTreeMap, path::PathBuf};
 use numpy::PyReadwriteArray1;
 use pyo3::prelude::*;
 use twofour::{
-    Element, Result,
-    file::{CompressedInfo, Part, Reader},
+    DataType, Element, Result,
+    file::{CompressedInfo, Reader, ValueFormat},
+    match_element,
 };
 
 use super::{
-    dtype::{self, for_dtype, store},
+    dtype::{self, store},
     errors::exception,
     unlocked,
 };
+use crate::names;
 
 /// A model on disk, whose headers are checked.
 #[pyclass(frozen)]
@@ -32,10 +34,17 @@ impl FileReader {
         self.0.plain_tensors().map(|t| (t.name.clone(), t.dtype.name(), t.shape.clone())).collect()
     }
 
-    /// (name, dtype, rows, cols, whether they have scales) of the compressed weights.
-    fn weights(&self) -> Vec<(String, &'static str, usize, usize, bool)> {
-        let weights = self.0.compressed_weights();
-        weights.map(|w| (w.name.clone(), dtype::name(w.dtype), w.rows, w.cols, w.scaled)).collect()
+    /// (name, dtype, rows, cols, group size of the scales) of the compressed weights; -1 stands for a scale for each row, `None` for no scales.
+    fn weights(&self) -> Vec<(String, &'static str, usize, usize, Option<i64>)> {
+        let described = |w: &CompressedInfo| {
+            let (dtype, group_size) = match w.format {
+                ValueFormat::Int4(granularity) => (names::INT4, Some(names::group_size(granularity))),
+                ValueFormat::ScaledI8 => (dtype::name(DataType::I8), Some(names::PER_ROW)),
+                other => (dtype::name(other.dense()), None),
+            };
+            (w.name.clone(), dtype, w.rows, w.cols, group_size)
+        };
+        self.0.compressed_weights().map(described).collect()
     }
 
     /// The metadata of the header.
@@ -49,25 +58,31 @@ impl FileReader {
         unlocked(py, || store("array to read into", &self.0.tensor(name)?.bytes()?, out))
     }
 
-    /// Reads values and metadata of a compressed weight, after checking every rule of the canonical form.
+    /// Reads values, metadata and, where it has them, scales of a compressed weight, after checking every rule of the canonical form.
+    #[pyo3(signature = (name, values, meta, scales=None))]
     fn read_compressed(
         &self,
         py: Python<'_>,
         name: &str,
         mut values: PyReadwriteArray1<'_, u8>,
         mut meta: PyReadwriteArray1<'_, u8>,
+        mut scales: Option<PyReadwriteArray1<'_, u8>>,
     ) -> PyResult<()> {
         let (values, meta) = (values.as_slice_mut()?, meta.as_slice_mut()?);
+        let scales = match &mut scales {
+            Some(scales) => scales.as_slice_mut()?,
+            None => &mut [],
+        };
         let info = self.0.compressed_info(name).map_err(exception)?;
-        unlocked(py, || for_dtype!(info.dtype, read_checked(&self.0, info, values, meta)))
-    }
-
-    /// Reads the scales of a compressed weight's rows.
-    fn read_scales(&self, py: Python<'_>, name: &str, mut scales: PyReadwriteArray1<'_, f32>) -> PyResult<()> {
-        let scales = scales.as_slice_mut()?;
         unlocked(py, || {
-            let bytes = self.0.tensor(&Part::Scales.key(name))?.bytes()?;
-            store("array to read into", &bytes, bytemuck::cast_slice_mut(scales))
+            if let ValueFormat::Int4(_) = info.format {
+                let weight = self.0.int4(name)?;
+                store("array of values", &weight.packed_values(), values)?;
+                store("array of metadata", weight.weight().meta(), meta)?;
+                return store("array of scales", weight.scales(), scales);
+            }
+            match_element!(info.format.dense(), |T| read_checked::<T>(&self.0, info, values, meta))?;
+            store("array of scales", &self.0.scales(name)?.unwrap_or_default(), scales)
         })
     }
 }

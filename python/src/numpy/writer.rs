@@ -5,16 +5,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 use numpy::PyReadonlyArray1;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
-    Element, Result,
-    file::{CompressedInfo, Overwrite, Part, Plan, PlannedTensor, StoredDType, Writer},
+    Element, Error, Result,
+    file::{CompressedInfo, Overwrite, Part, Plan, PlannedTensor, StoredDType, ValueFormat, Writer},
+    match_element,
 };
 
-use super::{
-    compression::parts,
-    dtype::{self, for_dtype},
-    errors::exception,
-    unlocked,
-};
+use super::{compression::parts, dtype, errors::exception, int4, unlocked};
+use crate::names;
 
 /// A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing.
 #[pyclass]
@@ -25,14 +22,14 @@ pub(super) struct FileWriter {
 
 #[pymethods]
 impl FileWriter {
-    /// Plans a file: `tensors` as (name, safetensors dtype, shape) and `weights`, which are compressed, as (name, dtype, rows, cols, whether
-    /// they have scales).
+    /// Plans a file: `tensors` as (name, safetensors dtype, shape) and `weights`, which are compressed, as (name, dtype, rows, cols, group size of the
+    /// scales): `None` without scales, -1 for a scale for each row.
     #[new]
     fn new(
         path: PathBuf,
         overwrite: bool,
         tensors: Vec<(String, String, Vec<usize>)>,
-        weights: Vec<(String, String, usize, usize, bool)>,
+        weights: Vec<(String, String, usize, usize, Option<i64>)>,
         metadata: BTreeMap<String, String>,
     ) -> PyResult<Self> {
         let mut plan = Plan::new();
@@ -42,10 +39,15 @@ impl FileWriter {
             plan.tensor(PlannedTensor::new(name, stored, shape));
         }
         let mut planned = BTreeMap::new();
-        for (name, dtype, rows, cols, scaled) in weights {
-            let info = CompressedInfo::new(&name, dtype::named(&dtype)?, rows, cols)
-                .map_err(|e| exception(e.in_tensor(&name)))?;
-            let info = if scaled { info.with_scales().map_err(exception)? } else { info };
+        for (name, dtype, rows, cols, group_size) in weights {
+            let named = |e: Error| exception(e.in_tensor(&name));
+            let info = if dtype == names::INT4 {
+                let granularity = int4::granularity(group_size.unwrap_or(names::PER_ROW))?;
+                CompressedInfo::int4(&name, granularity, rows, cols).map_err(named)?
+            } else {
+                let info = CompressedInfo::new(&name, dtype::named(&dtype)?, rows, cols).map_err(named)?;
+                if group_size.is_some() { info.with_scales().map_err(exception)? } else { info }
+            };
             plan.compressed(info.clone());
             planned.insert(name, info);
         }
@@ -61,27 +63,38 @@ impl FileWriter {
         unlocked(py, || writer.write(name, bytes))
     }
 
-    /// Writes values and metadata of a compressed weight, after checking every rule of the canonical form.
+    /// Writes values, metadata and, where they were planned, scales of a compressed weight, after checking every rule of the canonical form.
+    #[pyo3(signature = (name, values, meta, scales=None))]
     fn write_compressed(
         &mut self,
         py: Python<'_>,
         name: &str,
         values: PyReadonlyArray1<'_, u8>,
         meta: PyReadonlyArray1<'_, u8>,
+        scales: Option<PyReadonlyArray1<'_, u8>>,
     ) -> PyResult<()> {
         let (values, meta) = (values.as_slice()?, meta.as_slice()?);
+        let scales = match &scales {
+            Some(scales) => scales.as_slice()?,
+            None => &[],
+        };
         let info = self.weights.get(name);
         let info =
             info.ok_or_else(|| PyValueError::new_err(format!("weight `{name}` is not among the planned ones")))?;
         let writer = open(&mut self.writer)?;
-        unlocked(py, || for_dtype!(info.dtype, write_checked(writer, info, values, meta)))
-    }
-
-    /// Writes the scales of a compressed weight's rows.
-    fn write_scales(&mut self, py: Python<'_>, name: &str, scales: PyReadonlyArray1<'_, f32>) -> PyResult<()> {
-        let scales = scales.as_slice()?;
-        let writer = open(&mut self.writer)?;
-        unlocked(py, || writer.write_elements(&Part::Scales.key(name), scales))
+        unlocked(py, || match info.format {
+            ValueFormat::Int4(granularity) => {
+                let weight = int4::weight(info.rows, info.cols, granularity, values, meta, scales);
+                writer.write_int4(name, &weight.map_err(|e| e.in_tensor(name))?)
+            }
+            format => {
+                match_element!(format.dense(), |T| write_checked::<T>(writer, info, values, meta))?;
+                if format == ValueFormat::ScaledI8 {
+                    writer.write(&Part::Scales.key(name), scales)?;
+                }
+                Ok(())
+            }
+        })
     }
 
     /// Brings the file to the disk and gives it its name.

@@ -4,32 +4,26 @@
 //! for floats. `scales` `[rows, 1]` or `[rows, columns / 128]` of float16.
 
 use half::f16;
-use twofour::{
-    Compressed,
-    int4::{GROUP, Granularity, Int4},
-};
+use twofour::int4::{GROUP, Granularity, Int4};
 
 use super::{
     failure::{Failure, Result},
+    scalar_type::ScalarType,
     shape::dimension,
-    tensor::{Device, ScalarType, Tensor},
+    tensor::{Device, Tensor},
 };
-
-/// What is added to an integer.
-const OFFSET: i32 = 8;
+use crate::names;
 
 /// What shares a scale: 128 columns, or a row for -1.
 ///
 /// # Errors
 /// A `RuntimeError` for another number.
 pub(super) fn granularity(group_size: i64) -> Result<Granularity> {
-    match group_size {
-        -1 => Ok(Granularity::Row),
-        size if size == GROUP as i64 => Ok(Granularity::Group),
-        other => Err(Failure::runtime(format!(
-            "group_size is {other}: an int4 weight has a scale for each {GROUP} columns of a row ({GROUP}) or for each row (-1)"
-        ))),
-    }
+    names::granularity(group_size).ok_or_else(|| {
+        Failure::runtime(format!(
+            "group_size is {group_size}: an int4 weight has a scale for each {GROUP} columns of a row ({GROUP}) or for each row (-1)"
+        ))
+    })
 }
 
 /// Values, metadata and scales of a weight, in the host's memory.
@@ -38,10 +32,7 @@ pub(super) fn to_tensors(weight: &Int4) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, groups) = (q.rows(), q.groups());
     let per_row = |len: usize| len.checked_div(rows).unwrap_or(0) as i64;
     let mut values = Tensor::empty(&[rows as i64, groups as i64], ScalarType::U8)?;
-    let half = |q: i8| (i32::from(q) + OFFSET) as u8;
-    for (to, [first, second]) in values.bytes_mut()?.iter_mut().zip(q.values().as_chunks::<2>().0) {
-        *to = half(*first) | half(*second) << 4;
-    }
+    values.bytes_mut()?.copy_from_slice(&weight.packed_values());
     let mut meta = Tensor::empty(&[rows as i64, per_row(q.meta().len())], ScalarType::I32)?;
     meta.elements_mut::<u32>()?.copy_from_slice(q.meta());
     let mut scales = Tensor::empty(&[rows as i64, per_row(weight.scales().len())], ScalarType::F16)?;
@@ -74,8 +65,7 @@ pub(super) fn from_tensors(
     let (values, meta, scales) =
         (host(values, "the values")?, host(meta, "the metadata")?, host(scales, "the scales")?);
     let values = values.elements::<u8>("the values", ScalarType::U8)?;
-    let values = values.iter().flat_map(|q| [q & 15, q >> 4]).map(|q| (i32::from(q) - OFFSET) as i8).collect();
     let meta = meta.elements::<u32>("the metadata", ScalarType::I32)?.into_owned();
     let scales = scales.elements::<f16>("the scales", ScalarType::F16)?.into_owned();
-    Ok(Int4::from_parts(Compressed::from_parts(rows, cols, values, meta)?, scales, granularity)?)
+    Ok(Int4::from_packed(rows, cols, &values, meta, scales, granularity)?)
 }

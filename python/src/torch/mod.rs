@@ -10,8 +10,10 @@ mod int4;
 mod numbers;
 mod operator;
 mod register;
+mod scalar_type;
 mod shape;
 mod shim;
 mod tensor;
 
 pub(crate) use register::register;
+pub(crate) use scalar_type::ScalarType;

@@ -1,31 +1,25 @@
-//! What operators name by number, since schemas without strings cost less: rules, activations and estimators. The package's `_ops.py` has the
-//! names.
+//! What operators name by number ([`crate::names`]), and seeds in tensors.
 
 use std::borrow::Cow;
 
 use twofour::{
     estimate::Estimator,
     layer::{Activation, MaskRule},
-    select::Transposable,
 };
 
 use super::{
     failure::{Failure, Result},
-    tensor::{Device, ScalarType, Tensor},
+    scalar_type::ScalarType,
+    tensor::{Device, Tensor},
 };
+use crate::names;
 
 /// The activation of that number.
 ///
 /// # Errors
 /// A `RuntimeError` where there is none.
 pub(super) fn activation(number: i64) -> Result<Activation> {
-    Ok(match number {
-        0 => Activation::Identity,
-        1 => Activation::Relu,
-        2 => Activation::Silu,
-        3 => Activation::Gelu,
-        other => return Err(Failure::runtime(format!("there is no activation number {other}"))),
-    })
+    numbered("activation", &names::ACTIVATIONS, number)
 }
 
 /// The mask rule of that number.
@@ -33,15 +27,7 @@ pub(super) fn activation(number: i64) -> Result<Activation> {
 /// # Errors
 /// A `RuntimeError` where there is none.
 pub(super) fn rule(number: i64) -> Result<MaskRule> {
-    Ok(match number {
-        0 => MaskRule::Magnitude,
-        1 => MaskRule::Transposable(Transposable::GreedyAbs),
-        2 => MaskRule::Transposable(Transposable::GreedySigned),
-        3 => MaskRule::Transposable(Transposable::Causal1122),
-        4 => MaskRule::Transposable(Transposable::Optimal),
-        5 => MaskRule::SoftThreshold,
-        other => return Err(Failure::runtime(format!("there is no mask rule number {other}"))),
-    })
+    numbered("mask rule", &MaskRule::CHOOSING, number)
 }
 
 /// The estimator of that number, with a seed.
@@ -49,14 +35,12 @@ pub(super) fn rule(number: i64) -> Result<MaskRule> {
 /// # Errors
 /// A `RuntimeError` where there is none.
 pub(super) fn estimator(number: i64, seed: i64) -> Result<Estimator> {
-    let seed = seed as u64;
-    Ok(match number {
-        0 => Estimator::Magnitude,
-        1 => Estimator::SoftThreshold,
-        2 => Estimator::MvueApproximate { seed },
-        3 => Estimator::Mvue { seed },
-        other => return Err(Failure::runtime(format!("there is no estimator number {other}"))),
-    })
+    numbered("estimator", &Estimator::all(seed as u64), number)
+}
+
+fn numbered<T: Copy>(what: &str, all: &[T], number: i64) -> Result<T> {
+    let found = usize::try_from(number).ok().and_then(|number| all.get(number));
+    found.copied().ok_or_else(|| Failure::runtime(format!("there is no {what} number {number}")))
 }
 
 /// The type of a packed weight: torch's number of a type, or -1 for that of the dense weight.
@@ -95,7 +79,9 @@ pub(super) fn expect_scales(scales: &Tensor, what: &str, len: usize) -> Result<(
 /// The error for a type that products of 8-bit floats are not rounded to.
 pub(super) fn no_result(dtype: ScalarType) -> Failure {
     let name = dtype.name();
-    Failure::not_implemented(format!("a product of 8-bit floats is float32, float16 or bfloat16, not {name}: round it afterwards"))
+    Failure::not_implemented(format!(
+        "a product of 8-bit floats is float32, float16 or bfloat16, not {name}: round it afterwards"
+    ))
 }
 
 /// The number in a tensor of one int64; waits for a device that it is on.

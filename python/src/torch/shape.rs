@@ -2,7 +2,8 @@
 
 use super::{
     failure::{Failure, Result},
-    tensor::{Device, ScalarType, Tensor},
+    scalar_type::ScalarType,
+    tensor::{Device, Tensor},
 };
 
 /// The rows and columns of an operand when all its dimensions but the last are one.
@@ -72,7 +73,9 @@ pub(super) fn expect_float8(x: &Tensor, packed: &Tensor) -> Result<()> {
         let found = tensor.dtype()?;
         if !matches!(found, ScalarType::E4m3 | ScalarType::E5m2) {
             let name = found.name();
-            return Err(Failure::not_implemented(format!("{what} has dtype {name}; float8_e4m3fn or float8_e5m2 is required")));
+            return Err(Failure::not_implemented(format!(
+                "{what} has dtype {name}; float8_e4m3fn or float8_e5m2 is required"
+            )));
         }
     }
     Ok(())

@@ -6,72 +6,9 @@ use bytemuck::Pod;
 
 use super::{
     failure::{Failure, Result},
+    scalar_type::ScalarType,
     shim::{Handle, shim},
 };
-
-/// torch's scalar types (`c10::ScalarType`), as far as kernels take them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum ScalarType {
-    U8 = 0,
-    I8 = 1,
-    I16 = 2,
-    I32 = 3,
-    I64 = 4,
-    F16 = 5,
-    F32 = 6,
-    Bool = 11,
-    Bf16 = 15,
-    E5m2 = 23,
-    E4m3 = 24,
-}
-
-impl ScalarType {
-    /// The type of torch's number.
-    pub(crate) fn of(number: i64) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| *t as i64 == number)
-    }
-
-    const ALL: [Self; 11] = [
-        Self::U8,
-        Self::I8,
-        Self::I16,
-        Self::I32,
-        Self::I64,
-        Self::F16,
-        Self::F32,
-        Self::Bool,
-        Self::Bf16,
-        Self::E5m2,
-        Self::E4m3,
-    ];
-
-    /// torch's name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::U8 => "uint8",
-            Self::I8 => "int8",
-            Self::I16 => "int16",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-            Self::F16 => "float16",
-            Self::F32 => "float32",
-            Self::Bool => "bool",
-            Self::Bf16 => "bfloat16",
-            Self::E5m2 => "float8_e5m2",
-            Self::E4m3 => "float8_e4m3fn",
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::U8 | Self::I8 | Self::Bool | Self::E5m2 | Self::E4m3 => 1,
-            Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 => 8,
-        }
-    }
-}
 
 /// An owned reference to a tensor.
 #[derive(Debug)]
@@ -337,7 +274,48 @@ impl Tensor {
         Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
     }
 
-    /// The elements of such a tensor.
+    /// The elements of contiguous tensors that the operator's schema marks as written: all of one type, none of which shares memory with another of
+    /// them or with those that are `read`.
+    ///
+    /// # Errors
+    /// A `NotImplementedError` for another type than `expected`, a `RuntimeError` for a tensor that is not contiguous, that is not aligned, or whose
+    /// memory is that of another.
+    pub(crate) fn written<'a, T: Pod, const N: usize>(
+        tensors: [(&'a mut Tensor, &str); N],
+        read: &[&Tensor],
+        expected: ScalarType,
+    ) -> Result<[&'a mut [T]; N]> {
+        debug_assert_eq!(expected.bytes(), size_of::<T>());
+        let mut taken: Vec<std::ops::Range<u64>> = Vec::with_capacity(N + read.len());
+        for tensor in read {
+            taken.push(tensor.address()..tensor.address() + (tensor.numel() * tensor.dtype()?.bytes()) as u64);
+        }
+        for (tensor, what) in &tensors {
+            let found = tensor.dtype()?;
+            if found != expected {
+                let (expected, found) = (expected.name(), found.name());
+                return Err(Failure::not_implemented(format!("{what} has dtype {found}; {expected} is required")));
+            }
+            let range = tensor.address()..tensor.address() + (tensor.numel() * size_of::<T>()) as u64;
+            if !tensor.is_contiguous() || !range.start.is_multiple_of(align_of::<T>() as u64) {
+                return Err(Failure::runtime(format!("{what} is written in place and must be contiguous and aligned")));
+            }
+            if taken.iter().any(|other| other.start < range.end && range.start < other.end) {
+                return Err(Failure::runtime(format!(
+                    "{what} is written in place and shares memory with another operand"
+                )));
+            }
+            taken.push(range);
+        }
+        Ok(tensors.map(|(tensor, _)| match tensor.numel() {
+            0 => &mut [][..],
+            // SAFETY: the tensor is `len` contiguous, aligned elements of `T`, which has no invalid bits; no other operand reaches them, as was checked
+            // above, and the borrow of the handle keeps the memory alive.
+            len => unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), len) },
+        }))
+    }
+
+    /// The elements of a tensor of [`Tensor::bytes_mut`].
     pub(crate) fn elements_mut<T: Pod>(&mut self) -> Result<&mut [T]> {
         let bytes = self.bytes_mut()?;
         // An empty slice has no address that would be aligned.

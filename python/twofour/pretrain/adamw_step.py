@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import collections
 import math
 
 import torch
+
+from .. import _native, _ops
 
 
 def _is_masked(p: torch.Tensor) -> bool:
     """Whether a parameter takes part in STEP; other attributes of that name are masks of bool."""
     return isinstance(getattr(p, "mask", None), str)
+
+
+def _is_native(p: torch.Tensor, state: dict) -> bool:
+    """Whether the native operator updates a parameter and its moments."""
+    tensors = (p, *(moment for moment in state.values() if isinstance(moment, torch.Tensor)))
+    return p.dtype in _ops.TYPES and p.grad.dtype is p.dtype and all(
+        t.is_cpu and t.dtype is p.dtype and t.is_contiguous() and type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors
+    )
+
+
+def _summed(changes: list[torch.Tensor | float]) -> float:
+    """The sum of numbers and of scalars on devices, of which one is read from each device."""
+    on_device = [change for change in changes if isinstance(change, torch.Tensor)]
+    numbers = sum(change for change in changes if not isinstance(change, torch.Tensor))
+    if not on_device:
+        return numbers
+    return numbers + torch.stack([change.to(on_device[0].device) for change in on_device]).sum().item()
 
 
 class AdamW_STEP(torch.optim.Optimizer):
@@ -25,6 +43,9 @@ class AdamW_STEP(torch.optim.Optimizer):
 
     Two differences from the toolkit: ``v*`` is corrected for its start at zero, without which an early switch multiplies the learning rate;
     the window is rounded and not cut, so that 0.95 gives 20 steps, not 19. As there, the window need not be full.
+
+    On a CPU a parameter, its moments and the change of its variance are computed in one pass (``twofour::adamw_step``), where the parameter is
+    contiguous and of float32, bfloat16 or float16. Other parameters and those on a GPU are updated by torch's operators.
 
     Args:
         params: parameters or groups.
@@ -68,12 +89,22 @@ class AdamW_STEP(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad})
         self.clipping = tuple(clipping)
         self.option = option
-        self.steps = 0
-        self.switched_at: int | None = None
-        self._changes: collections.deque[float] = collections.deque(maxlen=self._window())
+        self._switch = self._switch_after(0, None, [])
 
-    def _window(self) -> int:
-        return max(1, round(1 / (1 - self.param_groups[0]["betas"][1])))
+    def _switch_after(self, steps: int, switched_at: int | None, changes: list[float]) -> _native.StepSwitch:
+        window = max(1, round(1 / (1 - self.param_groups[0]["betas"][1])))
+        bounds = None if self.clipping[1] is None else self.clipping
+        return _native.StepSwitch(window, self.option, bounds, steps, switched_at, changes)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._switch.steps()
+
+    @property
+    def switched_at(self) -> int | None:
+        """The step after which it switched, or ``None``."""
+        return self._switch.switched_at()
 
     @property
     def switched(self) -> bool:
@@ -82,15 +113,14 @@ class AdamW_STEP(torch.optim.Optimizer):
 
     def state_dict(self) -> dict:
         """torch's state, and under ``"step"`` the number of steps, that of the switch, and the last values of ``Z``."""
-        own = {"steps": self.steps, "switched_at": self.switched_at, "changes": list(self._changes)}
+        own = {"steps": self.steps, "switched_at": self.switched_at, "changes": self._switch.changes()}
         return {**super().state_dict(), "step": own}
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Loads what :meth:`state_dict` returned, and switches layers where it had switched."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "step"})
         own = state_dict["step"]
-        self.steps, self.switched_at = own["steps"], own["switched_at"]
-        self._changes = collections.deque(own["changes"], maxlen=self._window())
+        self._switch = self._switch_after(own["steps"], own["switched_at"], own["changes"])
         for p in self._masked():
             p.mask = "sparse" if self.switched else "dense"
 
@@ -108,7 +138,7 @@ class AdamW_STEP(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.steps += 1
+        self._switch.advance()
         total, count = [], 0
         for group in self.param_groups:
             for p in group["params"]:
@@ -118,11 +148,14 @@ class AdamW_STEP(torch.optim.Optimizer):
                 if change is not None:
                     total.append(change)
                     count += p.numel()
-        if total and not self.switched:
-            self._watch(torch.stack([t.to(total[0].device) for t in total]).sum().item() / count)
+        if total and not self.switched and self._switch.observe(_summed(total), count, self.param_groups[0]["eps"]):
+            for p in self._masked():
+                p.mask = "sparse"
+                if self.state[p]:
+                    self.state[p]["switched_at"] = self.state[p]["step"]
         return loss
 
-    def _update(self, p: torch.Tensor, group: dict) -> torch.Tensor | None:
+    def _update(self, p: torch.Tensor, group: dict) -> torch.Tensor | float | None:
         """Updates one parameter; returns the sum of its variance's changes where it takes part and has not switched."""
         if p.grad.is_sparse:
             raise RuntimeError("AdamW_STEP does not take sparse gradients")
@@ -133,15 +166,19 @@ class AdamW_STEP(torch.optim.Optimizer):
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = torch.zeros_like(p)
         state["step"] += 1
+        frozen_at = state.get("switched_at") if self.switched and _is_masked(p) else None
+        watched = _is_masked(p) and not self.switched
+        if _is_native(p, state):
+            return self._update_native(p, state, group, frozen_at, watched)
         (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
         p.mul_(1 - lr * group["weight_decay"])
         mean, variance = state["exp_avg"], state["exp_avg_sq"]
         mean.lerp_(p.grad, 1 - beta1)
         change = None
-        if self.switched and _is_masked(p) and "switched_at" in state:
-            correction, floor = 1 - beta2 ** state["switched_at"], eps**0.75
+        if frozen_at is not None:
+            correction, floor = 1 - beta2**frozen_at, eps**0.75
         else:
-            before = variance.clone() if _is_masked(p) and not self.switched else None
+            before = variance.clone() if watched else None
             variance.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
             correction, floor = 1 - beta2 ** state["step"], eps
             if before is not None:
@@ -152,20 +189,17 @@ class AdamW_STEP(torch.optim.Optimizer):
         p.addcdiv_(mean, denominator, value=-lr / (1 - beta1 ** state["step"]))
         return change
 
+    def _update_native(self, p: torch.Tensor, state: dict, group: dict, frozen_at: int | None, watched: bool) -> float | None:
+        largest = state["max_exp_avg_sq"] if group["amsgrad"] else p.new_empty(0)
+        beta1, beta2 = group["betas"]
+        numbers = (float(group["lr"]), beta1, beta2, group["eps"], group["weight_decay"])
+        moments = (state["exp_avg"], state["exp_avg_sq"], largest)
+        option = self.option if watched else 0
+        change = _ops.adamw_step_(p, p.grad, *moments, *numbers, state["step"], frozen_at or 0, option)
+        return change if watched else None
+
     def _size(self, change: torch.Tensor) -> torch.Tensor:
         change = change.abs().float()
         if self.option == 1:
             return change.sum()
         return change.clamp_(min=torch.finfo(torch.float32).tiny).log_().sum()
-
-    def _watch(self, mean: float) -> None:
-        """Takes note of a step's ``Z``, and switches when it is time."""
-        self._changes.append(mean if self.option == 1 else math.exp(mean))
-        settled = sum(self._changes) / len(self._changes) < self.param_groups[0]["eps"]
-        earliest, latest = (0, math.inf) if self.clipping[1] is None else self.clipping
-        if self.steps > latest or (settled and self.steps > earliest):
-            self.switched_at = self.steps
-            for p in self._masked():
-                p.mask = "sparse"
-                if self.state[p]:
-                    self.state[p]["switched_at"] = self.state[p]["step"]

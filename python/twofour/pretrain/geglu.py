@@ -6,6 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import _ops
+
+
+def _rows(halves: torch.Tensor) -> torch.Tensor | None:
+    """What the native operator computes on, in the order of its memory: rows of two halves. ``None`` where torch computes.
+
+    The operator is for the host's memory and three types. A program that is compiled keeps torch's operators, which are fused with others.
+    """
+    if not halves.is_cpu or halves.dtype not in _ops.TYPES or torch.compiler.is_compiling():
+        return None
+    if _is_column_major(halves):
+        # Both halves are whole blocks of the memory.
+        return halves.mT.reshape(1, -1)
+    return halves
+
+
+def _is_column_major(x: torch.Tensor) -> bool:
+    return x.dim() == 2 and not x.is_contiguous() and x.mT.is_contiguous()
+
 
 class _Function(torch.autograd.Function):
     """``x * gelu(g)`` of the halves of one tensor, which is all that is saved."""
@@ -13,12 +32,21 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, halves):
         ctx.save_for_backward(halves)
+        rows = _rows(halves)
+        if rows is not None:
+            y = _ops.gated_gelu(rows)
+            return y if rows is halves else y.view(-1, halves.shape[0]).mT
         x, g = halves.chunk(2, dim=-1)
         return x * F.gelu(g, approximate="tanh")
 
     @staticmethod
     def backward(ctx, dy):
         (halves,) = ctx.saved_tensors
+        rows = _rows(halves)
+        if rows is not None and dy.dtype is halves.dtype:
+            if rows is halves:
+                return _ops.gated_gelu_gradient(rows, dy)
+            return _ops.gated_gelu_gradient(rows, dy.mT.reshape(1, -1)).view(-1, halves.shape[0]).mT
         x, g = halves.chunk(2, dim=-1)
         gradient = torch.empty_like(halves)
         dx, dg = gradient.chunk(2, dim=-1)

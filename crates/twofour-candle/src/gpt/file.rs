@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use candle_core::{Device, Tensor, Var};
 use half::{bf16, f16};
 use twofour::{
-    Arithmetic, DType,
-    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    Arithmetic, DataType,
+    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, ValueFormat, Writer},
 };
 
 use super::{Config, Gpt, form};
@@ -26,14 +26,14 @@ impl Gpt {
     /// # Errors
     /// An output that exists already unless `overwrite` allows it; another dtype; layers that are compressed in memory
     /// already (copy the file that they came from); those of writing.
-    pub fn save(&self, path: impl AsRef<Path>, overwrite: Overwrite, dtype: DType) -> Result<()> {
+    pub fn save(&self, path: impl AsRef<Path>, overwrite: Overwrite, dtype: DataType) -> Result<()> {
         match dtype {
-            DType::F32 => self.save_as::<f32>(path.as_ref(), overwrite),
-            DType::BF16 => self.save_as::<bf16>(path.as_ref(), overwrite),
-            DType::F16 => self.save_as::<f16>(path.as_ref(), overwrite),
+            DataType::F32 => self.save_as::<f32>(path.as_ref(), overwrite),
+            DataType::BF16 => self.save_as::<bf16>(path.as_ref(), overwrite),
+            DataType::F16 => self.save_as::<f16>(path.as_ref(), overwrite),
             other => {
                 let found = other.to_string();
-                Err(Error::Setting { what: "dtype of the model's file", found, expected: "F32, BF16 or F16" })
+                Err(Error::Setting { what: "dtype of the model's file", found, expected: "f32, bf16 or f16" })
             }
         }
     }
@@ -159,21 +159,22 @@ fn packed(reader: &Reader, name: &str, dims: (usize, usize), bias: Option<&Tenso
         let expected = format!("[{}, {}]", dims.0, dims.1);
         return Err(Error::Shape { what: "the compressed weight", found: vec![info.rows, info.cols], expected });
     }
-    match info.dtype {
-        DType::F32 => CompressedLinear::new(reader.compressed::<f32>(name)?, bias),
-        DType::BF16 => CompressedLinear::new(reader.compressed::<bf16>(name)?, bias),
-        DType::F16 => CompressedLinear::new(reader.compressed::<f16>(name)?, bias),
-        DType::I8 => match reader.scales(name)? {
-            Some(scales) => CompressedLinear::from_quantized(reader.compressed::<i8>(name)?, scales, bias),
-            None => {
-                let reason =
-                    format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
-                Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
-            }
-        },
+    match info.format {
+        ValueFormat::Plain(DataType::F32) => CompressedLinear::new(reader.compressed::<f32>(name)?, bias),
+        ValueFormat::Plain(DataType::BF16) => CompressedLinear::new(reader.compressed::<bf16>(name)?, bias),
+        ValueFormat::Plain(DataType::F16) => CompressedLinear::new(reader.compressed::<f16>(name)?, bias),
+        ValueFormat::ScaledI8 => {
+            let scales = reader.scales(name)?.unwrap_or_default();
+            CompressedLinear::from_quantized(reader.compressed::<i8>(name)?, scales, bias)
+        }
+        ValueFormat::Int4(_) => CompressedLinear::new(reader.int4(name)?.dequantize(), bias),
+        ValueFormat::Plain(DataType::I8) => {
+            let reason = format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
+            Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+        }
         other => {
-            let supported = "F32, F16, BF16, I8 with scales";
-            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other, supported }.into())
+            let supported = "f32, f16, bf16, i8 with scales, int4";
+            Err(twofour::Error::UnsupportedDType { operation: "inference", dtype: other.dense(), supported }.into())
         }
     }
 }

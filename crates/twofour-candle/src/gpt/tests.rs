@@ -178,7 +178,7 @@ fn files_keep_the_model() -> Result<()> {
     for (name, model) in [("dense", dense()?), ("sparse", sparse()?)] {
         let expected = Inference::<f32>::new(&model)?.session().feed(text)?;
         for (dtype, tolerance) in
-            [(twofour::DType::F32, 1e-5), (twofour::DType::BF16, 2e-2), (twofour::DType::F16, 2e-3)]
+            [(twofour::DataType::F32, 1e-5), (twofour::DataType::BF16, 2e-2), (twofour::DataType::F16, 2e-3)]
         {
             let path = directory.path().join(format!("{name}-{dtype}.safetensors"));
             model.save(&path, Overwrite::No, dtype)?;
@@ -202,7 +202,7 @@ fn files_keep_the_model() -> Result<()> {
 fn save_quantized(path: &std::path::Path, model: &Gpt, with_scales: bool) -> Result<()> {
     use twofour::file::{CompressedInfo, Plan, PlannedTensor, Writer};
     let float = path.with_extension("float");
-    model.save(&float, Overwrite::No, twofour::DType::F32)?;
+    model.save(&float, Overwrite::No, twofour::DataType::F32)?;
     let source = twofour::file::Reader::open(&float)?;
     let sparse: Vec<_> = source.compressed_weights().cloned().collect();
     let part_of_one = |name: &str| sparse.iter().any(|w| name.starts_with(&w.name));
@@ -212,7 +212,7 @@ fn save_quantized(path: &std::path::Path, model: &Gpt, with_scales: bool) -> Res
         plan.tensor(PlannedTensor::new(&t.name, t.dtype, t.shape.clone()));
     }
     for weight in &sparse {
-        let info = CompressedInfo::new(&weight.name, twofour::DType::I8, weight.rows, weight.cols)?;
+        let info = CompressedInfo::new(&weight.name, twofour::DataType::I8, weight.rows, weight.cols)?;
         plan.compressed(if with_scales { info.with_scales()? } else { info });
     }
     let mut writer = Writer::create(path, Overwrite::No, plan, source.metadata().clone())?;
@@ -255,10 +255,10 @@ fn quantized_files_are_loaded_and_without_scales_refused() -> Result<()> {
 fn compressed_models_are_not_saved_again_and_other_files_are_not_models() -> Result<()> {
     let directory = tempfile::tempdir().map_err(candle_core::Error::wrap)?;
     let path = directory.path().join("model.safetensors");
-    sparse()?.save(&path, Overwrite::No, twofour::DType::BF16)?;
-    let error = Gpt::load(&path)?.save(directory.path().join("again"), Overwrite::No, twofour::DType::F32);
+    sparse()?.save(&path, Overwrite::No, twofour::DataType::BF16)?;
+    let error = Gpt::load(&path)?.save(directory.path().join("again"), Overwrite::No, twofour::DataType::F32);
     assert!(error.unwrap_err().to_string().contains("copy the file"));
-    assert!(dense()?.save(directory.path().join("i8"), Overwrite::No, twofour::DType::I8).is_err());
+    assert!(dense()?.save(directory.path().join("i8"), Overwrite::No, twofour::DataType::I8).is_err());
 
     let other = directory.path().join("other.safetensors");
     let writer = twofour::file::Writer::create(&other, Overwrite::No, vec![], std::collections::BTreeMap::new())?;
@@ -278,7 +278,7 @@ fn file_bytes(sparse: bool) -> Result<Vec<u8>> {
     }
     let directory = tempfile::tempdir().map_err(candle_core::Error::wrap)?;
     let path = directory.path().join("model.safetensors");
-    model.save(&path, Overwrite::No, twofour::DType::BF16)?;
+    model.save(&path, Overwrite::No, twofour::DataType::BF16)?;
     Ok(std::fs::read(path).map_err(candle_core::Error::wrap)?)
 }
 

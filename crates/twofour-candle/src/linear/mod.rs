@@ -33,11 +33,11 @@ mod weight;
 use candle_core::{DType, Tensor};
 use candle_nn::{Linear, Module};
 use half::{bf16, f16};
-use twofour::{Compressed, MatrixRef};
+use twofour::{Compressed, DataType, MatrixRef};
 
 use crate::Result;
 
-pub use compressed::{CompressedDType, CompressedElement, CompressedLinear};
+pub use compressed::{CompressedElement, CompressedLinear};
 pub use named::{
     HasLinears, SparsifyConfig, compress_linears, linear_names, set_mode, sparsify,
     swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear, visit_field,
@@ -204,11 +204,13 @@ impl AnyLinear {
     }
 
     /// A compressed copy for inference: of a sparse layer with its present mask, of a dense one if its weight is 2:4
-    /// along rows already.
+    /// along rows already. `dtype` is f32 (17/32 of the dense f32 weight's bytes), bf16 or f16 (9/16 of the dense weight's in the same type), or i8
+    /// (a scale for each row; inputs are quantized to 8 bits for each token).
     ///
     /// # Errors
+    /// [`twofour::Error::UnsupportedDType`] for another dtype;
     /// [`twofour::Error::TooManyKept`] for a dense weight that is not 2:4, a layer that is compressed already.
-    pub fn compressed(&self, dtype: CompressedDType) -> Result<AnyLinear> {
+    pub fn compressed(&self, dtype: DataType) -> Result<AnyLinear> {
         let sparse = match self {
             AnyLinear::Compressed(_) => return Err(compressed_is_final()),
             AnyLinear::Sparse(linear) => linear.clone(),
@@ -225,10 +227,15 @@ impl AnyLinear {
         };
         let bias = sparse.bias();
         Ok(AnyLinear::Compressed(match dtype {
-            CompressedDType::F32 => CompressedLinear::new(sparse.compressed_weight::<f32>()?, bias)?,
-            CompressedDType::Bf16 => CompressedLinear::new(sparse.compressed_weight::<bf16>()?, bias)?,
-            CompressedDType::F16 => CompressedLinear::new(sparse.compressed_weight::<f16>()?, bias)?,
-            CompressedDType::I8 => CompressedLinear::quantized(&sparse.compressed_weight::<f32>()?, bias)?,
+            DataType::F32 => CompressedLinear::new(sparse.compressed_weight::<f32>()?, bias)?,
+            DataType::BF16 => CompressedLinear::new(sparse.compressed_weight::<bf16>()?, bias)?,
+            DataType::F16 => CompressedLinear::new(sparse.compressed_weight::<f16>()?, bias)?,
+            DataType::I8 => CompressedLinear::quantized(&sparse.compressed_weight::<f32>()?, bias)?,
+            other => {
+                let supported = "f32, bf16, f16, i8";
+                let operation = "compressing a linear layer";
+                return Err(twofour::Error::UnsupportedDType { operation, dtype: other, supported }.into());
+            }
         }))
     }
 

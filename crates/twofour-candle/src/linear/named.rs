@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use twofour::DataType;
+
 use super::{
-    AnyLinear, CompressedDType, Mode, SparseSettings,
+    AnyLinear, Mode, SparseSettings,
     names::{Globs, unmatched},
 };
 use crate::{Error, Result};
@@ -173,7 +175,7 @@ pub fn swap_semi_sparse_linear_with_linear(model: &mut dyn HasLinears) -> Result
 ///
 /// # Errors
 /// [`Error::InLayer`] where a weight cannot be compressed. The model is then as it was.
-pub fn compress_linears(model: &mut dyn HasLinears, dtype: CompressedDType) -> Result<Vec<String>> {
+pub fn compress_linears(model: &mut dyn HasLinears, dtype: DataType) -> Result<Vec<String>> {
     replace(model, |_, linear| match linear {
         AnyLinear::Compressed(_) => Ok(None),
         AnyLinear::Sparse(_) => linear.compressed(dtype).map(Some),

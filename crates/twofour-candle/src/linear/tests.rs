@@ -292,11 +292,8 @@ fn compressed_layers_agree_with_the_sparse_one() -> Result<()> {
     let sparse = AnyLinear::from(case.sparse(SparseSettings::default()));
     let expected = sparse.forward(&case.x)?;
     let reference = case.reference(&sparse.effective_weight()?)?;
-    for (dtype, tolerance) in
-        [(CompressedDType::F32, 1e-6), (CompressedDType::Bf16, 1e-2), (CompressedDType::F16, 2e-3)]
-    {
+    for (dtype, tolerance) in [(DataType::F32, 1e-6), (DataType::BF16, 1e-2), (DataType::F16, 2e-3)] {
         let compressed = sparse.compressed(dtype)?;
-        assert_eq!(dtype.to_string().parse::<CompressedDType>()?, dtype);
         let y = compressed.forward(&case.x)?;
         assert!(distance(&y, &expected) < tolerance, "{dtype}: {}", distance(&y, &expected));
         // The input's gradient passes through; parameters have none.
@@ -314,11 +311,11 @@ fn compressed_layers_agree_with_the_sparse_one() -> Result<()> {
         assert!(compressed.dense().is_err() && compressed.sparse(SparseSettings::default()).is_err());
         assert_eq!(compressed.dims()?, (48, 72));
     }
-    let quantized = sparse.compressed(CompressedDType::I8)?;
+    let quantized = sparse.compressed(DataType::I8)?;
     let y = quantized.forward(&case.x)?;
     assert!(distance(&y, &expected) < 2e-2, "{}", distance(&y, &expected));
     assert!(loss(&y)?.backward().unwrap_err().to_string().contains("the layer is compressed to i8"));
-    let AnyLinear::Compressed(bf) = sparse.compressed(CompressedDType::Bf16)? else { unreachable!() };
+    let AnyLinear::Compressed(bf) = sparse.compressed(DataType::BF16)? else { unreachable!() };
     assert!(bf.to_compressed::<f32>().is_none());
     let dense = bf.to_compressed::<bf16>().unwrap().to_dense();
     let expected = sparse.effective_weight()?.to_dtype(DType::BF16)?.flatten_all()?.to_vec1::<bf16>()?;
@@ -450,11 +447,11 @@ fn names_are_checked_before_anything_changes() -> Result<()> {
     swap_semi_sparse_linear_with_linear(&mut model)?;
     sparsify(&mut model, &with(&["fc2"], &[]))?;
     model.deep[1] = Some(Linear::new(tensor(&[4, 4], 1).to_dtype(DType::U32)?, None).into());
-    let error = compress_linears(&mut model, CompressedDType::Bf16).unwrap_err().to_string();
+    let error = compress_linears(&mut model, DataType::BF16).unwrap_err().to_string();
     assert!(error.starts_with("layer `fc1`") || error.starts_with("layer `deep.1`"), "{error}");
     assert_eq!(model.fc2.form(), "sparse");
     model.deep.clear();
-    assert_eq!(compress_linears(&mut model, CompressedDType::Bf16)?, ["fc2"]);
+    assert_eq!(compress_linears(&mut model, DataType::BF16)?, ["fc2"]);
     assert_eq!(model.fc1.form(), "dense");
     Ok(())
 }
@@ -502,6 +499,6 @@ fn weights_are_pruned_while_they_load() -> Result<()> {
     assert_eq!(distance(a.bias().unwrap(), &tensor(&[8], 3)), 0.0);
     assert_eq!(distance(&vb.get((8, 16), "b.weight")?, &tensor(&[8, 16], 2)), 0.0);
     // What is 2:4 already can be compressed as it is.
-    assert!(AnyLinear::from(a).compressed(CompressedDType::F32).is_ok());
+    assert!(AnyLinear::from(a).compressed(DataType::F32).is_ok());
     Ok(())
 }

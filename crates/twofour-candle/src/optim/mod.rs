@@ -5,6 +5,7 @@
 
 mod adamw;
 mod schedule;
+mod update;
 
 pub use adamw::{AdamW, AdamWConfig};
 pub use schedule::CosineSchedule;

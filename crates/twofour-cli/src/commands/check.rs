@@ -164,7 +164,7 @@ impl Check {
             }
         }
         for w in reader.compressed_weights() {
-            match selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]) {
+            match selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]) {
                 Ok(()) => chosen.push((Stored::Compressed(w), w.bytes())),
                 Err(reason) => skip(&w.name, reason.to_string()),
             }
@@ -208,7 +208,9 @@ impl Check {
         let code = Look { pattern: self.pattern, places: self.places };
         let (name, dtype, shape, findings) = match *stored {
             Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
-            Stored::Compressed(w) => (&w.name, w.dtype.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?)),
+            Stored::Compressed(w) => {
+                (&w.name, w.format.name(), [w.rows, w.cols], Some(on_compressed(reader, w, code)?))
+            }
         };
         tracing::info!(tensor = %name, "checked");
         let Some(Findings { rows, columns, census }) = findings else { return Ok(None) };

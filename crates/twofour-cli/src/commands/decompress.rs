@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use twofour::file;
+use twofour::file::{self, StoredDType};
 
 use super::output::{OutputOptions, show};
 use crate::{
@@ -62,7 +62,7 @@ impl Decompress {
             .iter()
             .map(|w| WeightAnswer {
                 name: &w.name,
-                dtype: w.dtype.name(),
+                dtype: StoredDType::from(w.dtype).name(),
                 shape: w.shape,
                 bytes_before: w.bytes_before,
                 bytes_after: w.bytes_after,

@@ -68,13 +68,12 @@ impl Inspect {
         });
         let compressed = reader.compressed_weights().map(|w| TensorAnswer {
             name: &w.name,
-            dtype: w.dtype.name(),
+            dtype: w.format.name(),
             shape: vec![w.rows, w.cols],
             bytes: w.bytes(),
             compressed: true,
             pattern: Some(w.pattern.to_string()),
-            // Saturating: a shape that is addressable compressed may not be so dense.
-            dense_bytes: Some(w.rows.saturating_mul(w.cols).saturating_mul(w.dtype.size())),
+            dense_bytes: Some(w.dense_bytes()),
         });
         let tensors: Vec<_> = plain.chain(compressed).collect();
         let answer = Answer {

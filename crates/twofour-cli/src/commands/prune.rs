@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
     Axis, Pattern,
-    file::{self, MaskChoice, PruneOutcome, PruneReport, Reader},
-    select::Transposable,
+    file::{self, PruneOutcome, PruneReport, Reader},
+    select::{Selector, Transposable},
 };
 
 use super::output::OutputOptions;
@@ -114,7 +114,7 @@ impl Prune {
         let selection = self.selection.selection()?;
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
-        let choice = self.choice()?;
+        let selector = self.selector()?;
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
@@ -125,8 +125,8 @@ impl Prune {
             &self.output.output,
             self.output.overwrite(),
             &mut |tensor| match selection.of(&tensor.name, tensor.dtype, &tensor.shape) {
-                Ok(()) => choice,
-                Err(_) => MaskChoice::Keep,
+                Ok(()) => Some(selector),
+                Err(_) => None,
             },
             &mut |p| super::output::show(&mut progress, p),
         )?;
@@ -137,18 +137,18 @@ impl Prune {
         Ok(Verdict::Yes)
     }
 
-    fn choice(&self) -> Result<MaskChoice, Usage> {
+    fn selector(&self) -> Result<Selector, Usage> {
         if let Some(rule) = self.transposable {
             if self.pattern != Pattern::TWO_FOUR {
                 return Err(Usage(format!("--transposable prunes to 2:4, not to {}", self.pattern)));
             }
-            return Ok(MaskChoice::Transposable(rule));
+            return Ok(Selector::Transposable(rule));
         }
         let axis = match self.axis {
             AxisOption::Row => Axis::Row,
             AxisOption::Column => Axis::Column,
         };
-        Ok(MaskChoice::Magnitude { pattern: self.pattern, axis })
+        Ok(Selector::Magnitude { pattern: self.pattern, axis })
     }
 
     fn tell(&self, screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<()> {

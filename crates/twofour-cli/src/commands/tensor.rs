@@ -1,10 +1,10 @@
 //! Access to a stored tensor's elements, generic over dtype and form.
 
 use anyhow::Result;
-use half::{bf16, f16};
 use twofour::{
-    DType, Element, F8E4M3, F8E5M2, MatrixRef,
-    file::{CompressedInfo, Reader, StoredElement, TensorInfo},
+    Element, MatrixRef,
+    file::{CompressedInfo, Reader, StoredElement, TensorInfo, ValueFormat},
+    match_element,
 };
 
 /// Code over a matrix of any element type.
@@ -28,17 +28,11 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
         Ok(code.run(MatrixRef::new(rows, cols, &elements)?))
     }
     let place = (tensor.name.as_str(), rows, cols);
-    Ok(Some(match dtype {
-        DType::F32 => typed::<f32, C>(reader, place, code)?,
-        DType::F16 => typed::<f16, C>(reader, place, code)?,
-        DType::BF16 => typed::<bf16, C>(reader, place, code)?,
-        DType::I8 => typed::<i8, C>(reader, place, code)?,
-        DType::F8E4M3 => typed::<F8E4M3, C>(reader, place, code)?,
-        DType::F8E5M2 => typed::<F8E5M2, C>(reader, place, code)?,
-    }))
+    match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
 }
 
-/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form.
+/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of 4-bit integers it is that of their
+/// products with the scales.
 pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
     fn typed<T: Element + StoredElement, C: OnMatrix>(
         reader: &Reader,
@@ -48,12 +42,9 @@ pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInf
         let dense = reader.compressed::<T>(&weight.name)?.to_dense();
         Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?))
     }
-    match weight.dtype {
-        DType::F32 => typed::<f32, C>(reader, weight, code),
-        DType::F16 => typed::<f16, C>(reader, weight, code),
-        DType::BF16 => typed::<bf16, C>(reader, weight, code),
-        DType::I8 => typed::<i8, C>(reader, weight, code),
-        DType::F8E4M3 => typed::<F8E4M3, C>(reader, weight, code),
-        DType::F8E5M2 => typed::<F8E5M2, C>(reader, weight, code),
+    if let ValueFormat::Int4(_) = weight.format {
+        let dense = reader.int4(&weight.name)?.dequantize().to_dense();
+        return Ok(code.run(MatrixRef::new(weight.rows, weight.cols, &dense)?));
     }
+    match_element!(weight.format.dense(), |T| typed::<T, C>(reader, weight, code))
 }

@@ -14,13 +14,14 @@ use half::{bf16, f16};
 use rayon::ThreadPool;
 use serde::Serialize;
 use twofour::{
-    Compressed, MatrixRef,
+    Compressed, DataType, MatrixRef,
     kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8},
 };
 
 use super::{
+    contender::not_on_cpu,
     random::Random,
-    work::{Shape, WeightDType, Work},
+    work::{Shape, Work},
 };
 use crate::interrupt;
 
@@ -59,7 +60,7 @@ impl fmt::Display for Between {
 /// The times of one call with a number of threads.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct LatencyRow {
-    pub(crate) dtype: WeightDType,
+    pub(crate) dtype: DataType,
     /// Output and input features.
     pub(crate) shape: [usize; 2],
     pub(crate) tokens: usize,
@@ -169,10 +170,11 @@ type Call = Box<dyn FnMut() -> Result<()> + Send>;
 /// A random 2:4 layer and its activations.
 fn layer(work: Work) -> Result<Call> {
     match work.dtype {
-        WeightDType::F32 => float_layer::<f32>(work),
-        WeightDType::Bf16 => float_layer::<bf16>(work),
-        WeightDType::F16 => float_layer::<f16>(work),
-        WeightDType::I8 => int8_layer(work),
+        DataType::F32 => float_layer::<f32>(work),
+        DataType::BF16 => float_layer::<bf16>(work),
+        DataType::F16 => float_layer::<f16>(work),
+        DataType::I8 => int8_layer(work),
+        other => Err(not_on_cpu(other)),
     }
 }
 
@@ -202,7 +204,7 @@ mod tests {
     #[test]
     fn every_dtype_is_timed_with_both_numbers_of_threads() {
         let latencies = Latencies::new(2).unwrap();
-        for dtype in [WeightDType::F32, WeightDType::Bf16, WeightDType::F16, WeightDType::I8] {
+        for dtype in [DataType::F32, DataType::BF16, DataType::F16, DataType::I8] {
             for between in Between::ALL {
                 let work = Work { shape: Shape { out: 40, inputs: 64 }, dtype, tokens: 3 };
                 let rows = latencies.measure(work, between, Duration::ZERO).unwrap();
@@ -218,7 +220,7 @@ mod tests {
     #[test]
     fn percentiles_are_times_that_were_measured() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let work = Work { shape: Shape { out: 1, inputs: 1 }, dtype: WeightDType::F32, tokens: 1 };
+        let work = Work { shape: Shape { out: 1, inputs: 1 }, dtype: DataType::F32, tokens: 1 };
         let of = |count: u64| {
             let times = (1..=count).rev().map(Duration::from_micros).collect();
             let row = row(work, Between::Pauses, &pool, times);

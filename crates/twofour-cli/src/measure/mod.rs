@@ -17,5 +17,5 @@ pub(crate) use latency::{Between, Latencies, LatencyRow};
 pub(crate) use machine::{Machine, load_average, machine};
 pub(crate) use ratio::{Interval, Pass, SpeedUp, median, speed_up};
 pub(crate) use read::ReadBandwidth;
-pub(crate) use work::{Outcome, Row, Shape, WeightDType, Who, Work};
+pub(crate) use work::{Outcome, Row, Shape, Who, Work};
 pub(crate) use worker::{Arithmetic, Bandwidth, Message, Request, Single, measure, work};

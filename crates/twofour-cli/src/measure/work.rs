@@ -2,34 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-
-/// The dtype of a weight, and of its activations except with int8, where they are f32 and quantised token by token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum WeightDType {
-    /// IEEE single.
-    F32,
-    /// Brain floating point.
-    #[default]
-    Bf16,
-    /// IEEE half.
-    F16,
-    /// 8-bit integers with a scale for each row.
-    I8,
-}
-
-impl fmt::Display for WeightDType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            WeightDType::F32 => "f32",
-            WeightDType::Bf16 => "bf16",
-            WeightDType::F16 => "f16",
-            WeightDType::I8 => "i8",
-        })
-    }
-}
+use twofour::DataType;
 
 /// Output and input features of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -78,7 +52,7 @@ const DECODE_TOKENS: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Work {
     pub(crate) shape: Shape,
-    pub(crate) dtype: WeightDType,
+    pub(crate) dtype: DataType,
     pub(crate) tokens: usize,
 }
 
@@ -142,7 +116,7 @@ impl fmt::Display for Who {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) work: Kind,
-    pub(crate) dtype: WeightDType,
+    pub(crate) dtype: DataType,
     /// Output and input features.
     pub(crate) shape: [usize; 2],
     pub(crate) tokens: usize,
@@ -210,7 +184,7 @@ mod tests {
     #[test]
     fn work_has_a_name_to_choose_it_by() {
         let shape = Shape { out: 8, inputs: 4 };
-        let names = [1, 16, 17].map(|tokens| Work { shape, dtype: WeightDType::I8, tokens }.to_string());
+        let names = [1, 16, 17].map(|tokens| Work { shape, dtype: DataType::I8, tokens }.to_string());
         assert_eq!(names, ["decode/i8/8x4/1", "decode/i8/8x4/16", "prefill/i8/8x4/17"]);
     }
 }

@@ -14,12 +14,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use twofour::DataType;
 
 use super::{
     alternate::{LEAST_ROUNDS, Stake, Times, Turn, alternate, rounds},
     contender::{Contender, Weights, expect_agreement, single, weights},
     read::{ReadBandwidth, Reader, gb_per_s},
-    work::{Kind, Row, Shape, WeightDType, Work},
+    work::{Kind, Row, Shape, Work},
 };
 use crate::interrupt;
 
@@ -66,7 +67,7 @@ pub(crate) enum Bandwidth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arithmetic {
     /// For this dtype.
-    Before(WeightDType),
+    Before(DataType),
     /// No.
     Skip,
 }
@@ -207,7 +208,7 @@ fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Re
     if let Arithmetic::Before(dtype) = request.arithmetic {
         tell(&Message::Arithmetic(arithmetic(dtype)?))?;
     }
-    let mut kept: Option<(Shape, WeightDType, Box<dyn Weights>)> = None;
+    let mut kept: Option<(Shape, DataType, Box<dyn Weights>)> = None;
     for &work in &request.works {
         tell(&Message::Begun(work))?;
         if kept.as_ref().is_none_or(|(shape, dtype, _)| (*shape, *dtype) != (work.shape, work.dtype)) {
@@ -228,7 +229,7 @@ const ARITHMETIC_BUDGET: Duration = Duration::from_millis(200);
 
 /// 10^9 operations a second of the fastest dense contender on [`ARITHMETIC`], by its fastest sample: what others add to a time is no part of
 /// the limit.
-fn arithmetic(dtype: WeightDType) -> Result<f64> {
+fn arithmetic(dtype: DataType) -> Result<f64> {
     let (shape, tokens) = ARITHMETIC;
     let mut contenders = weights(shape, dtype)?.contenders(tokens)?;
     contenders.retain(|contender| contender.who().is_dense());
@@ -245,7 +246,7 @@ type Run<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 /// Interleaves the contenders of one piece of work.
 fn take_turns(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Message> {
     let mut contenders = weights.contenders(work.tokens)?;
-    if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != WeightDType::F32 {
+    if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != DataType::F32 {
         contenders.push(single(work.shape, work.tokens)?);
     }
     let mut bytes_read = 0;
@@ -308,7 +309,7 @@ mod tests {
     #[test]
     fn works_are_answered_in_turn() {
         let shape = Shape { out: 32, inputs: 64 };
-        let works = [1, 2].map(|tokens| Work { shape, dtype: WeightDType::F32, tokens }).to_vec();
+        let works = [1, 2].map(|tokens| Work { shape, dtype: DataType::F32, tokens }).to_vec();
         let request = Request::new(works, Duration::from_millis(1));
         let told = answers(&serde_json::to_vec(&request).unwrap());
         assert_eq!(told.len(), 4);
@@ -334,12 +335,12 @@ mod tests {
             assert!(outcome.sparse.contender == Who::Sparse && outcome.best_dense.contender.is_dense());
             single
         };
-        for dtype in [WeightDType::Bf16, WeightDType::I8] {
+        for dtype in [DataType::BF16, DataType::I8] {
             assert_eq!(of(dtype, 32, Single::Beside), 1, "{dtype}");
             assert_eq!(of(dtype, 32, Single::Skip), 0, "{dtype}");
             assert_eq!(of(dtype, 1, Single::Beside), 0, "{dtype}");
         }
-        assert_eq!(of(WeightDType::F32, 32, Single::Beside), 0);
+        assert_eq!(of(DataType::F32, 32, Single::Beside), 0);
     }
 
     #[test]

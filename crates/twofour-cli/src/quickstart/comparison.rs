@@ -4,7 +4,7 @@ use std::{fs, ops::ControlFlow, time::Duration};
 
 use anyhow::Result;
 use twofour::{
-    DType,
+    DataType,
     file::{Overwrite, Reader},
 };
 use twofour_candle::{
@@ -51,11 +51,11 @@ pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, tex
     let sparse_loss = training.sparse.validate(sequences)?;
     interrupt::check()?;
     let [dense_file, sparse_file] = ["dense.safetensors", "sparse.safetensors"].map(|name| folder.file(name));
-    training.dense.model().save(&dense_file, Overwrite::Yes, DType::BF16)?;
-    training.sparse.model().save(&sparse_file, Overwrite::Yes, DType::BF16)?;
+    training.dense.model().save(&dense_file, Overwrite::Yes, DataType::BF16)?;
+    training.sparse.model().save(&sparse_file, Overwrite::Yes, DataType::BF16)?;
     let reader = Reader::open(&sparse_file)?;
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
-    let dense_bytes = reader.compressed_weights().map(|w| w.rows * w.cols * w.dtype.size()).sum();
+    let dense_bytes = reader.compressed_weights().map(|w| w.dense_bytes()).sum();
 
     let inference = |trainer: &Trainer| Inference::<f32>::new(trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);

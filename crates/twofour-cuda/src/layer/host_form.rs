@@ -15,7 +15,7 @@ use crate::{
 /// # Errors
 /// [`Error::Core`] with [`twofour::Error::TooLarge`].
 pub(super) fn encode<T: Element>(weight: &Compressed<T>) -> Result<(Vec<u8>, Vec<u8>)> {
-    let dtype: DataType = T::DTYPE.into();
+    let dtype: DataType = T::DTYPE;
     let tile = tile_k(dtype);
     let weight = padded(weight, weight.rows().next_multiple_of(64), weight.cols().next_multiple_of(tile.columns()))?;
     let meta: Vec<u8> = match dtype.bytes() {
@@ -30,7 +30,7 @@ pub(super) fn encode<T: Element>(weight: &Compressed<T>) -> Result<(Vec<u8>, Vec
 /// # Errors
 /// [`Error::Length`] for fewer bytes, [`Error::Core`] for metadata that is none.
 pub(super) fn decode<T: Element>(values: &[u8], meta: &[u8], rows: usize, cols: usize) -> Result<Compressed<T>> {
-    let dtype: DataType = T::DTYPE.into();
+    let dtype: DataType = T::DTYPE;
     let (bytes, tile) = (packed_bytes(dtype, rows, cols), tile_k(dtype));
     let part = |what, from: &[u8], expected: usize| -> Result<()> {
         if from.len() < expected { Err(Error::Length { what, expected, found: from.len() }) } else { Ok(()) }

@@ -137,7 +137,7 @@ impl DeviceBuffer {
     /// # Errors
     /// Those of [`DeviceBuffer::zeros`].
     pub fn from_host<T: Element>(context: &LayerContext, values: &[T]) -> Result<Self> {
-        let mut buffer = Self::zeros(context, T::DTYPE.into(), values.len())?;
+        let mut buffer = Self::zeros(context, T::DTYPE, values.len())?;
         buffer.write(values)?;
         Ok(buffer)
     }
@@ -147,7 +147,7 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Length`] and [`Error::SliceType`] where number or type differ, [`Error::Driver`].
     pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
-        self.expect("the buffer", &self.context, T::DTYPE.into(), values.len())?;
+        self.expect("the buffer", &self.context, T::DTYPE, values.len())?;
         let bytes = bytemuck::cast_slice::<T, u8>(values);
         let stream = self.context.stream().clone();
         let failed = |error| Error::driver("copying to the device", error);
@@ -160,7 +160,7 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::SliceType`] where the elements have another type, [`Error::Driver`].
     pub fn to_host<T: Element>(&self) -> Result<Vec<T>> {
-        self.expect("the buffer", &self.context, T::DTYPE.into(), self.len())?;
+        self.expect("the buffer", &self.context, T::DTYPE, self.len())?;
         let mut values = vec![T::ZERO; self.len()];
         let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut values);
         let (len, stream) = (bytes.len(), self.context.stream());

@@ -66,7 +66,7 @@ impl PackedLinear {
         bias: Option<&[f32]>,
         activation: Activation,
     ) -> Result<Self> {
-        let (dtype, shape) = (T::DTYPE.into(), (weight.rows(), weight.cols()));
+        let (dtype, shape) = (T::DTYPE, (weight.rows(), weight.cols()));
         let weight = PackedWeight::Float(upload(context, weight)?);
         Self::with(context, weight, shape, bias, activation, dtype)
     }
@@ -84,7 +84,7 @@ impl PackedLinear {
         activation: Activation,
         dtype: DataType,
     ) -> Result<Self> {
-        let of: DataType = T::DTYPE.into();
+        let of: DataType = T::DTYPE;
         if of.bytes() != 1 {
             let operation = "a weight with a scale for each row";
             return Err(Error::DataType { operation, dtype: of, supported: "i8, e4m3, e5m2" });
@@ -254,7 +254,7 @@ impl PackedLinear {
         match &self.weight {
             PackedWeight::Float(weight) | PackedWeight::Scaled { weight, .. } => weight.to_compressed(&self.context),
             PackedWeight::Int4 { .. } => {
-                let (expected, found) = (DataType::I8, T::DTYPE.into());
+                let (expected, found) = (DataType::I8, T::DTYPE);
                 Err(Error::SliceType { what: "the packed weight of four-bit integers", expected, found })
             }
         }
@@ -272,7 +272,7 @@ fn convert<T: twofour::Arithmetic>(context: &LayerContext, values: &[f32]) -> Re
 
 /// Packs a weight in host memory and copies it to the device.
 fn upload<T: Element>(context: &LayerContext, weight: &Compressed<T>) -> Result<PackedBuffer> {
-    let mut buffer = PackedBuffer::new(context, T::DTYPE.into(), weight.rows(), weight.cols())?;
+    let mut buffer = PackedBuffer::new(context, T::DTYPE, weight.rows(), weight.cols())?;
     let (values, meta) = encode(weight)?;
     buffer.write(context, &values, &meta)?;
     Ok(buffer)

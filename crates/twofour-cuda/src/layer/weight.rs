@@ -64,7 +64,7 @@ impl PackedBuffer {
 
     /// Returns the weight in canonical form, as a copy in host memory; synchronizes the stream.
     pub(super) fn to_compressed<T: Element>(&self, context: &LayerContext) -> Result<Compressed<T>> {
-        let found: DataType = T::DTYPE.into();
+        let found: DataType = T::DTYPE;
         if found != self.dtype {
             return Err(Error::SliceType { what: "the packed weight", expected: self.dtype, found });
         }

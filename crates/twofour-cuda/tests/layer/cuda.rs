@@ -44,7 +44,7 @@ impl<T: Arithmetic> Engine for Cuda<T> {
         master: &[f32],
         settings: SparseLinearSettings,
     ) -> Result<SparseLinear, String> {
-        SparseLinear::new(&self.context, self.up(master).as_slice(), (out, inputs), T::DTYPE.into(), settings)
+        SparseLinear::new(&self.context, self.up(master).as_slice(), (out, inputs), T::DTYPE, settings)
             .map_err(|e| e.to_string())
     }
 

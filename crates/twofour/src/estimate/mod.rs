@@ -45,6 +45,23 @@ pub enum Estimator {
     },
 }
 
+impl Estimator {
+    /// Every estimator, those that draw random numbers with this seed.
+    pub const fn all(seed: u64) -> [Estimator; 4] {
+        [Estimator::Magnitude, Estimator::SoftThreshold, Estimator::MvueApproximate { seed }, Estimator::Mvue { seed }]
+    }
+
+    /// The name, as in `mvue-approximate`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Estimator::Magnitude => "magnitude",
+            Estimator::SoftThreshold => "soft-threshold",
+            Estimator::MvueApproximate { .. } => "mvue-approximate",
+            Estimator::Mvue { .. } => "mvue",
+        }
+    }
+}
+
 /// The stand-in for a `[rows, cols]` matrix, each value multiplied by `factor` and rounded to the nearest `O`. A last, incomplete group is completed with
 /// zeros. Random numbers depend on the seed, the row and the group's number in it.
 ///
@@ -113,12 +130,7 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
 
-    const ALL: [Estimator; 4] = [
-        Estimator::Magnitude,
-        Estimator::SoftThreshold,
-        Estimator::MvueApproximate { seed: 7 },
-        Estimator::Mvue { seed: 7 },
-    ];
+    const ALL: [Estimator; 4] = Estimator::all(7);
 
     fn numbers() -> impl Strategy<Value = f32> {
         let special = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e-38, 1e37, -1e37, 0.1];

@@ -8,10 +8,10 @@ use std::{
 use serde_json::json;
 
 use super::{
-    StoredDType, TensorInfo,
+    StoredDType, TensorInfo, ValueFormat,
     unique::{Unique, quoted},
 };
-use crate::{DType, Error, Pattern, Result, compressed};
+use crate::{DataType, Error, Pattern, Result, compressed, int4::Granularity};
 
 /// The metadata name under which the manifest is stored.
 pub const MANIFEST_KEY: &str = "twofour";
@@ -22,11 +22,11 @@ pub const FORMAT_VERSION: u64 = 1;
 /// A part of a compressed weight, stored as a tensor of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The kept values, `[rows, 2 * groups]`, in the weight's dtype.
+    /// The kept values, `[rows, 2 * groups]`, in the weight's dtype; 4-bit integers as U8 `[rows, groups]`.
     Values,
     /// The metadata words, U32 `[rows, ceil(groups / 8)]`.
     Meta,
-    /// Optional, for I8: one F32 scale a row, `[rows]`.
+    /// For I8, optional: one F32 scale a row, `[rows]`. For 4-bit integers: F16 `[rows, scales_per_row]`.
     Scales,
 }
 
@@ -48,16 +48,14 @@ impl Part {
 pub struct CompressedInfo {
     /// The weight's name, that of the dense tensor it stands for.
     pub name: String,
-    /// The dtype of its elements.
-    pub dtype: DType,
+    /// How its kept values are stored.
+    pub format: ValueFormat,
     /// Rows of the dense weight.
     pub rows: usize,
     /// Columns of the dense weight.
     pub cols: usize,
     /// The pattern; 2:4 in this version of the format.
     pub pattern: Pattern,
-    /// Whether the file holds a scale for each row (I8 only).
-    pub scaled: bool,
 }
 
 impl CompressedInfo {
@@ -65,17 +63,30 @@ impl CompressedInfo {
     ///
     /// # Errors
     /// [`Error::TooLarge`] where the shape is not addressable, [`Error::EmptyWeight`] where it has no elements: such a
-    /// tensor is stored dense.
-    pub fn new(name: impl Into<String>, dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+    /// tensor is stored dense; [`Error::UnsupportedDType`] for a data type that weights do not have.
+    pub fn new(name: impl Into<String>, dtype: DataType, rows: usize, cols: usize) -> Result<Self> {
+        if !dtype.is_of_weights() {
+            return Err(dtype.not_of_weights("storing a compressed weight"));
+        }
+        Self::with_format(name.into(), ValueFormat::Plain(dtype), rows, cols)
+    }
+
+    /// Describes a weight of 4-bit integers of that shape.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::EmptyWeight`], as [`CompressedInfo::new`].
+    pub fn int4(name: impl Into<String>, granularity: Granularity, rows: usize, cols: usize) -> Result<Self> {
+        Self::with_format(name.into(), ValueFormat::Int4(granularity), rows, cols)
+    }
+
+    fn with_format(name: String, format: ValueFormat, rows: usize, cols: usize) -> Result<Self> {
         if rows == 0 || cols == 0 {
             return Err(Error::EmptyWeight { rows, cols });
         }
-        let (values, meta) = compressed::lengths(rows, cols)?;
-        let addressable = values.checked_mul(dtype.size()).and_then(|v| v.checked_add(meta.checked_mul(4)?));
-        if addressable.is_none() {
-            return Err(Error::TooLarge { shape: vec![rows, cols] });
-        }
-        Ok(Self { name: name.into(), dtype, rows, cols, pattern: Pattern::TWO_FOUR, scaled: false })
+        compressed::lengths(rows, cols)?;
+        let info = Self { name, format, rows, cols, pattern: Pattern::TWO_FOUR };
+        let bytes = info.parts().iter().try_fold(0usize, |sum, (_, dtype, shape)| sum.checked_add(dtype.bytes(shape)?));
+        bytes.map(|_| info).ok_or(Error::TooLarge { shape: vec![rows, cols] })
     }
 
     /// The same weight with a scale for each row.
@@ -83,35 +94,48 @@ impl CompressedInfo {
     /// # Errors
     /// [`Error::UnsupportedDType`] unless it is I8.
     pub fn with_scales(self) -> Result<Self> {
-        if self.dtype != DType::I8 {
-            let operation = "storing scales with a compressed weight";
-            return Err(Error::UnsupportedDType { operation, dtype: self.dtype, supported: "I8" }.in_tensor(self.name));
+        match self.format {
+            ValueFormat::Plain(DataType::I8) | ValueFormat::ScaledI8 => {
+                Ok(Self { format: ValueFormat::ScaledI8, ..self })
+            }
+            other => {
+                let operation = "storing scales with a compressed weight";
+                Err(Error::UnsupportedDType { operation, dtype: other.dense(), supported: "i8" }.in_tensor(self.name))
+            }
         }
-        Ok(Self { scaled: true, ..self })
     }
 
     /// Name, dtype and shape of each part that the file holds.
     pub fn parts(&self) -> Vec<(Part, StoredDType, Vec<usize>)> {
         let groups = compressed::groups_per_row(self.cols);
+        let values = match self.format {
+            ValueFormat::Int4(_) => groups,
+            _ => 2 * groups,
+        };
         let mut parts = vec![
-            (Part::Values, self.dtype.into(), vec![self.rows, 2 * groups]),
+            (Part::Values, self.format.stored(), vec![self.rows, values]),
             (Part::Meta, StoredDType::U32, vec![self.rows, compressed::meta_words_per_row(self.cols)]),
         ];
-        if self.scaled {
-            parts.push((Part::Scales, StoredDType::F32, vec![self.rows]));
+        match self.format {
+            ValueFormat::Plain(_) => {}
+            ValueFormat::ScaledI8 => parts.push((Part::Scales, StoredDType::F32, vec![self.rows])),
+            ValueFormat::Int4(granularity) => {
+                let shape = vec![self.rows, granularity.scales_per_row(self.cols)];
+                parts.push((Part::Scales, StoredDType::F16, shape));
+            }
         }
         parts
     }
 
     /// Bytes of values and metadata (and scales) together.
     pub fn bytes(&self) -> usize {
-        // Checked by `new`; a scale a row is less than the values.
+        // Checked by `new`, but for a scale a row of I8, which is less than the dense weight.
         self.parts().iter().filter_map(|(_, dtype, shape)| dtype.bytes(shape)).sum()
     }
 
-    /// Bytes that the dense weight takes.
+    /// Bytes that the dense weight takes, of [`ValueFormat::dense`]. Saturates: a shape that is addressable compressed may not be so dense.
     pub fn dense_bytes(&self) -> usize {
-        self.rows.saturating_mul(self.cols).saturating_mul(self.dtype.size())
+        self.rows.saturating_mul(self.cols).saturating_mul(self.format.dense().bytes())
     }
 }
 
@@ -125,6 +149,7 @@ struct RawWeight {
     shape: (u64, u64),
     dtype: String,
     pattern: String,
+    group_size: Option<u64>,
 }
 
 /// The manifest's text for these weights.
@@ -132,7 +157,11 @@ pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>)
     let weights: serde_json::Map<_, _> = weights
         .into_iter()
         .map(|w| {
-            let entry = json!({ "shape": [w.rows, w.cols], "dtype": w.dtype.name(), "pattern": w.pattern.to_string() });
+            let mut entry =
+                json!({ "shape": [w.rows, w.cols], "dtype": w.format.name(), "pattern": w.pattern.to_string() });
+            if let Some(columns) = w.format.group_size() {
+                entry["group_size"] = columns.into();
+            }
             (w.name.clone(), entry)
         })
         .collect();
@@ -173,20 +202,22 @@ pub(super) fn parse(
 }
 
 fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> Result<CompressedInfo, String> {
-    let dtype = DType::from_name(&raw.dtype).ok_or_else(|| format!("dtype {} is unknown", quoted(&raw.dtype)))?;
+    let format = ValueFormat::named(&raw.dtype, raw.group_size)?;
     match raw.pattern.parse::<Pattern>() {
         Ok(Pattern::TWO_FOUR) => {}
         Ok(other) => return Err(format!("pattern {other}; version {FORMAT_VERSION} of the format knows 2:4 only")),
         Err(_) => return Err(format!("pattern {} is not one", quoted(&raw.pattern))),
     }
     let dim = |dim: u64| usize::try_from(dim).map_err(|_| format!("shape {:?} is not addressable", raw.shape));
-    let mut weight =
-        CompressedInfo::new(name, dtype, dim(raw.shape.0)?, dim(raw.shape.1)?).map_err(|e| e.to_string())?;
+    let mut weight = CompressedInfo::with_format(name.to_owned(), format, dim(raw.shape.0)?, dim(raw.shape.1)?)
+        .map_err(|e| e.to_string())?;
     // A tensor of that name that is anything else is an ordinary tensor: the input's own, in its own convention.
-    weight.scaled = dtype == DType::I8
-        && tensors
-            .get(Part::Scales.key(name).as_str())
-            .is_some_and(|t| t.dtype == StoredDType::F32 && t.shape == [weight.rows]);
+    let scales = tensors.get(Part::Scales.key(name).as_str());
+    if format == ValueFormat::Plain(DataType::I8)
+        && scales.is_some_and(|t| t.dtype == StoredDType::F32 && t.shape == [weight.rows])
+    {
+        weight.format = ValueFormat::ScaledI8;
+    }
     for (part, dtype, shape) in weight.parts() {
         let key = part.key(name);
         let Some(tensor) = tensors.get(key.as_str()) else {

@@ -27,7 +27,7 @@
 //!
 //! ```
 //! use std::{collections::BTreeMap, ops::ControlFlow};
-//! use twofour::{Axis, Pattern, file::{self, MaskChoice, Overwrite, PlannedTensor, Progress, Reader, StoredDType, Writer}};
+//! use twofour::{file::{self, Overwrite, PlannedTensor, Progress, Reader, StoredDType, Writer}, select::Selector};
 //! let directory = tempfile::tempdir()?;
 //! let at = |name: &str| directory.path().join(name);
 //! let plan = vec![PlannedTensor::new("up.weight", StoredDType::F32, [1, 4])];
@@ -35,12 +35,11 @@
 //! writer.write_elements("up.weight", &[1.0f32, -3.0, 2.0, 0.5])?;
 //! writer.finish()?;
 //!
-//! let two_four = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
 //! let mut watch = |p: Progress<'_>| {
 //!     println!("{:?} {}: {} of {} bytes", p.phase, p.tensor, p.bytes_done, p.bytes_total);
 //!     ControlFlow::Continue(())
 //! };
-//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| two_four, &mut watch)?;
+//! file::prune(at("model.safetensors"), at("sparse.safetensors"), Overwrite::No, &mut |_| Some(Selector::TWO_FOUR), &mut watch)?;
 //! let options = file::CompressOptions::default();
 //! file::compress(at("sparse.safetensors"), at("small.safetensors"), Overwrite::No, &options, &mut watch)?;
 //! let weight = Reader::open(at("small.safetensors"))?.compressed::<f32>("up.weight")?;
@@ -55,6 +54,8 @@ mod convert;
 mod elements;
 mod header;
 mod index;
+#[cfg(test)]
+mod int4_tests;
 mod manifest;
 mod plan;
 mod reader;
@@ -64,12 +65,12 @@ mod temporary;
 #[cfg(test)]
 mod tests;
 mod unique;
+mod value_format;
 mod writer;
 
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
-    MaskChoice, NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress,
-    decompress, prune,
+    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress, decompress, prune,
 };
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
@@ -79,4 +80,5 @@ pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use stored::{StoredDType, StoredElement};
 pub use temporary::{TEMP_PREFIX, TEMP_SUFFIX};
+pub use value_format::ValueFormat;
 pub use writer::{Overwrite, Writer};

@@ -6,11 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use half::f16;
+
 use super::{
-    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, manifest,
+    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, ValueFormat, manifest,
     source::Source, unique::quoted,
 };
-use crate::{Compressed, Element, Error, Result};
+use crate::{Compressed, Element, Error, Result, int4::Int4};
 
 /// The end of an index's file name.
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -274,12 +276,29 @@ impl Reader {
             .map_err(|e| e.in_tensor(name).in_file(self.path_of(name)))
     }
 
-    /// The scales of a compressed weight's rows, where it has them.
+    /// A compressed weight of 4-bit integers, after checking every rule of the canonical form.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt4`] where its values are others, and those of
+    /// [`Int4::from_packed`], with file and tensor, where it is damaged.
+    pub fn int4(&self, name: &str) -> Result<Int4> {
+        let info = self.compressed_info(name)?;
+        let named = |e: Error| e.in_tensor(name).in_file(self.path_of(name));
+        let ValueFormat::Int4(granularity) = info.format else {
+            return Err(named(Error::NotInt4 { found: info.format.name() }));
+        };
+        let values = self.tensor(&Part::Values.key(name))?.bytes()?;
+        let meta = self.tensor(&Part::Meta.key(name))?.to_vec::<u32>()?;
+        let scales = self.tensor(&Part::Scales.key(name))?.to_vec::<f16>()?;
+        Int4::from_packed(info.rows, info.cols, &values, meta, scales, granularity).map_err(named)
+    }
+
+    /// The scales of the rows of a compressed weight of 8-bit integers, where it has them.
     ///
     /// # Errors
     /// As [`Reader::tensor`].
     pub fn scales(&self, name: &str) -> Result<Option<Vec<f32>>> {
-        if !self.compressed_info(name)?.scaled {
+        if self.compressed_info(name)?.format != ValueFormat::ScaledI8 {
             return Ok(None);
         }
         Ok(Some(self.tensor(&Part::Scales.key(name))?.to_vec::<f32>()?))

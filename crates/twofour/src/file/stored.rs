@@ -1,8 +1,8 @@
-//! The dtypes that a safetensors file may hold, a superset of those that twofour computes with.
+//! The dtypes that a safetensors file may hold: a superset of [`DataType`], under the names of that format.
 
 use std::fmt;
 
-use crate::{DType, Element};
+use crate::{DataType, Element};
 
 macro_rules! stored_dtypes {
     ($($variant:ident, $name:literal, $bits:literal, $doc:literal;)*) => {
@@ -61,9 +61,22 @@ impl StoredDType {
         Self::ALL.iter().copied().find(|d| d.name() == name)
     }
 
-    /// The dtype that twofour prunes and compresses, if it is one.
-    pub fn element(self) -> Option<DType> {
-        DType::from_name(self.name())
+    /// The data type of weights that is stored so, where twofour prunes and compresses it.
+    pub fn element(self) -> Option<DataType> {
+        DataType::ALL.into_iter().find(|data_type| data_type.is_of_weights() && StoredDType::of(*data_type) == self)
+    }
+
+    /// The dtype that a data type is stored as.
+    pub const fn of(data_type: DataType) -> Self {
+        match data_type {
+            DataType::F32 => StoredDType::F32,
+            DataType::F16 => StoredDType::F16,
+            DataType::BF16 => StoredDType::BF16,
+            DataType::E4M3 => StoredDType::F8E4M3,
+            DataType::E5M2 => StoredDType::F8E5M2,
+            DataType::I8 => StoredDType::I8,
+            DataType::I32 => StoredDType::I32,
+        }
     }
 
     /// Bytes that a tensor of this shape takes; `None` where that overflows or is no whole number.
@@ -74,16 +87,9 @@ impl StoredDType {
     }
 }
 
-impl From<DType> for StoredDType {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => StoredDType::F32,
-            DType::F16 => StoredDType::F16,
-            DType::BF16 => StoredDType::BF16,
-            DType::I8 => StoredDType::I8,
-            DType::F8E4M3 => StoredDType::F8E4M3,
-            DType::F8E5M2 => StoredDType::F8E5M2,
-        }
+impl From<DataType> for StoredDType {
+    fn from(data_type: DataType) -> Self {
+        StoredDType::of(data_type)
     }
 }
 
@@ -100,14 +106,7 @@ pub trait StoredElement: bytemuck::Pod {
 }
 
 impl<T: Element> StoredElement for T {
-    const STORED: StoredDType = match T::DTYPE {
-        DType::F32 => StoredDType::F32,
-        DType::F16 => StoredDType::F16,
-        DType::BF16 => StoredDType::BF16,
-        DType::I8 => StoredDType::I8,
-        DType::F8E4M3 => StoredDType::F8E4M3,
-        DType::F8E5M2 => StoredDType::F8E5M2,
-    };
+    const STORED: StoredDType = StoredDType::of(T::DTYPE);
 }
 
 macro_rules! stored_element {
@@ -132,7 +131,7 @@ mod tests {
             assert_eq!(StoredDType::from_name(dtype.name()), Some(dtype));
             if let Some(element) = dtype.element() {
                 assert_eq!(StoredDType::from(element), dtype);
-                assert_eq!(element.size() * 8, dtype.bits());
+                assert_eq!(element.bytes() * 8, dtype.bits());
             }
         }
         assert_eq!(StoredDType::ALL.iter().filter(|d| d.element().is_some()).count(), 6);

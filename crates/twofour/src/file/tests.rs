@@ -6,7 +6,7 @@ use half::bf16;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Compressed, DType, Error, MatrixRef};
+use crate::{Compressed, DataType, Error, MatrixRef};
 
 /// A file with a compressed weight, a scaled one and plain tensors of several dtypes.
 fn small_model(path: &Path, overwrite: Overwrite) -> Result<(), Error> {
@@ -16,11 +16,11 @@ fn small_model(path: &Path, overwrite: Overwrite) -> Result<(), Error> {
     let down = Compressed::from_pruned(MatrixRef::new(5, 8, &down)?)?;
     let mut plan = Plan::new();
     plan.tensor(PlannedTensor::new("norm", StoredDType::F32, [3]))
-        .compressed(CompressedInfo::new("up", DType::BF16, 6, 10)?)
+        .compressed(CompressedInfo::new("up", DataType::BF16, 6, 10)?)
         .tensor(PlannedTensor::new("flag", StoredDType::Bool, [1]))
         .tensor(PlannedTensor::new("ids", StoredDType::I64, [2]))
         .tensor(PlannedTensor::new("nothing", StoredDType::F16, [0, 4]))
-        .compressed(CompressedInfo::new("down", DType::I8, 5, 8)?.with_scales()?);
+        .compressed(CompressedInfo::new("down", DataType::I8, 5, 8)?.with_scales()?);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut writer = Writer::create(path, overwrite, plan, metadata)?;
     writer.write_compressed("up", &up)?;
@@ -70,8 +70,10 @@ fn what_is_written_is_read() {
             assert_eq!(*reader.tensor(&tensor.name).unwrap().bytes().unwrap(), whole[header.range(tensor)]);
         }
         assert_eq!(*reader.tensor("ids").unwrap().elements::<i64>().unwrap(), [-1, 7]);
-        let weights: Vec<_> =
-            reader.compressed_weights().map(|w| (w.name.as_str(), w.rows, w.cols, w.scaled)).collect();
+        let weights: Vec<_> = reader
+            .compressed_weights()
+            .map(|w| (w.name.as_str(), w.rows, w.cols, w.format == ValueFormat::ScaledI8))
+            .collect();
         assert_eq!(weights, [("down", 5, 8, true), ("up", 6, 10, false)]);
         let up = reader.compressed::<bf16>("up").unwrap();
         assert_eq!(reader.compressed_info("up").unwrap().bytes(), up.bytes());
@@ -209,15 +211,15 @@ fn impossible_plans_are_refused() {
     assert!(refusal(vec![tensor("a", &[1]), tensor("a", &[2])].into()).contains("two tensors would be named `a`"));
     assert!(refusal(vec![tensor("__metadata__", &[1])].into()).contains("no tensor may be named"));
     assert!(refusal(vec![tensor("a", &[usize::MAX, 2])].into()).contains("cannot be stored"));
-    let weight = || CompressedInfo::new("w", DType::F32, 1, 4).unwrap();
+    let weight = || CompressedInfo::new("w", DataType::F32, 1, 4).unwrap();
     let mut both = Plan::new();
     both.compressed(weight()).tensor(tensor("w", &[1]));
     assert!(refusal(both).contains("both compressed and dense"));
     let mut clash = Plan::new();
     clash.compressed(weight()).tensor(tensor("w.meta", &[1]));
     assert!(refusal(clash).contains("two tensors would be named `w.meta`"));
-    assert!(matches!(CompressedInfo::new("w", DType::F32, 0, 4), Err(Error::EmptyWeight { .. })));
-    assert!(matches!(CompressedInfo::new("w", DType::F32, usize::MAX, 2), Err(Error::TooLarge { .. })));
+    assert!(matches!(CompressedInfo::new("w", DataType::F32, 0, 4), Err(Error::EmptyWeight { .. })));
+    assert!(matches!(CompressedInfo::new("w", DataType::F32, usize::MAX, 2), Err(Error::TooLarge { .. })));
 }
 
 #[test]
@@ -320,9 +322,9 @@ proptest! {
             prop_assert!(reader.tensors().map(|t| reader.tensor(&t.name).unwrap().bytes().unwrap().len()).sum::<usize>() < length);
             for weight in reader.compressed_weights() {
                 prop_assert!(weight.rows * weight.cols > 0);
-                let dense = match weight.dtype {
-                    DType::BF16 => reader.compressed::<bf16>(&weight.name).map(|c| c.to_dense().len()),
-                    DType::I8 => reader.compressed::<i8>(&weight.name).map(|c| c.to_dense().len()),
+                let dense = match weight.format {
+                    ValueFormat::Plain(DataType::BF16) => reader.compressed::<bf16>(&weight.name).map(|c| c.to_dense().len()),
+                    ValueFormat::Plain(DataType::I8) | ValueFormat::ScaledI8 => reader.compressed::<i8>(&weight.name).map(|c| c.to_dense().len()),
                     _ => continue,
                 };
                 if let Ok(dense) = dense {

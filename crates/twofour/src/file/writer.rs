@@ -13,7 +13,7 @@ use super::{
     MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement, header::METADATA, manifest,
     temporary::Temporary,
 };
-use crate::{Compressed, Element, Error, Result};
+use crate::{Compressed, Element, Error, Result, int4::Int4};
 
 /// The data begins at a multiple of this many bytes, a cache line.
 const DATA_ALIGNMENT: usize = 64;
@@ -148,6 +148,16 @@ impl Writer {
     pub fn write_compressed<T: Element>(&mut self, name: &str, weight: &Compressed<T>) -> Result<()> {
         self.write_elements(&Part::Values.key(name), weight.values())?;
         self.write_elements(&Part::Meta.key(name), weight.meta())
+    }
+
+    /// Writes values, metadata and scales of a compressed weight of 4-bit integers.
+    ///
+    /// # Errors
+    /// As [`Writer::write_elements`].
+    pub fn write_int4(&mut self, name: &str, weight: &Int4) -> Result<()> {
+        self.write_elements(&Part::Values.key(name), &weight.packed_values())?;
+        self.write_elements(&Part::Meta.key(name), weight.weight().meta())?;
+        self.write_elements(&Part::Scales.key(name), weight.scales())
     }
 
     /// Brings the file to the disk and gives it its name.

@@ -15,6 +15,19 @@ pub enum Activation {
 }
 
 impl Activation {
+    /// Every activation.
+    pub const ALL: [Activation; 4] = [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu];
+
+    /// The name, as in `gelu`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Identity => "identity",
+            Activation::Relu => "relu",
+            Activation::Gelu => "gelu",
+            Activation::Silu => "silu",
+        }
+    }
+
     /// The function's value.
     #[inline]
     pub fn apply(self, x: f32) -> f32 {
@@ -69,7 +82,7 @@ mod tests {
         assert!((Gelu.apply(1.0) - 0.841_344_8).abs() < 1e-6);
         assert!((Silu.apply(1.0) - 0.731_058_6).abs() < 1e-6);
         assert_eq!((Relu.apply(-2.0), Relu.apply(2.0), Identity.apply(-2.0)), (0.0, 2.0, -2.0));
-        assert!([Identity, Relu, Gelu, Silu].iter().all(|a| a.apply(f32::NAN).is_nan()));
+        assert!(Activation::ALL.iter().all(|a| a.apply(f32::NAN).is_nan()));
         assert_eq!(Silu.apply(-200.0), -0.0);
     }
 }

@@ -36,6 +36,7 @@ mod tests;
 mod transposed_product;
 #[cfg(target_arch = "x86_64")]
 mod vector;
+mod widest;
 
 pub(crate) use aligned::Aligned;
 pub use borrowed::{PACKED_ALIGNMENT, SparseWeightMut, SparseWeightRef, packed_bytes};
@@ -51,3 +52,4 @@ pub(crate) use remask::Selection;
 pub use share::{Executor, share, with_executor, with_threads};
 pub use sparse_weight::SparseWeight;
 pub(crate) use transposed_product::transposed_product;
+pub(crate) use widest::widest;

@@ -11,14 +11,18 @@ use std::{
 
 use rayon::prelude::*;
 
-use super::strips::{Order, ROWS, Strips};
+use super::{
+    strips::{Order, ROWS, Strips},
+    widest::widest,
+};
 use crate::{
     Arithmetic, Element, Error, Mask, MatrixRef, Result,
     compressed::{self, code},
     select::{Transposable, nm, tile},
 };
 
-/// Which elements of a matrix are kept, and with which values.
+/// Which elements of a matrix are kept, and with which values: a [`MaskRule`](crate::layer::MaskRule) at one step, with the scale that it needs, or the
+/// mask of an earlier step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Selection {
     /// The two largest magnitudes of each group.
@@ -283,24 +287,6 @@ fn tiles(columns: &[Lanes<f32>; 4], height: usize, width: usize, rule: Transposa
         }
     }
     kept
-}
-
-/// Runs `work` compiled for the vectors that every AVX2 machine has, if this machine has them.
-#[inline(always)]
-fn widest<R>(work: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn avx2<R>(work: impl FnOnce() -> R) -> R {
-            work()
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: AVX2, which `avx2` is compiled for, was detected on the line above.
-            #[allow(unsafe_code)]
-            return unsafe { avx2(work) };
-        }
-    }
-    work()
 }
 
 #[cfg(test)]

@@ -62,8 +62,8 @@ fn narrow<T: KernelElement>(values: &[f32]) -> Vec<T> {
 /// Half the distance between neighbours at 1.
 fn epsilon<T: KernelElement>() -> f64 {
     match T::DTYPE {
-        crate::DType::F32 => 2f64.powi(-24),
-        crate::DType::F16 => 2f64.powi(-11),
+        crate::DataType::F32 => 2f64.powi(-24),
+        crate::DataType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-8),
     }
 }
@@ -75,7 +75,7 @@ fn assert_close<T: KernelElement>(found: T, exact: f64, mass: f64, terms: usize,
     let found = f64::from(found.to_f32());
     let allowed = exact.abs() * 2.0 * epsilon::<T>() + 1.5 * mass * (terms as f64 + 4.0) * 2f64.powi(-23) + 1e-6;
     // An f16 output may overflow where the exact sum does not fit.
-    let overflowed = T::DTYPE == crate::DType::F16 && exact.abs() > 65000.0;
+    let overflowed = T::DTYPE == crate::DataType::F16 && exact.abs() > 65000.0;
     assert!(overflowed || (found - exact).abs() <= allowed, "{what}: {found} instead of {exact}, allowed {allowed}");
 }
 

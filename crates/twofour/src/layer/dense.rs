@@ -35,7 +35,7 @@ pub(super) fn transposed_product<A: Element, B: Element, C: Arithmetic>(
 /// The same numbers as f32.
 pub(super) fn widen<T: Element>(values: &[T]) -> std::borrow::Cow<'_, [f32]> {
     match bytemuck::try_cast_slice(values) {
-        Ok(floats) if T::DTYPE == crate::DType::F32 => std::borrow::Cow::Borrowed(floats),
+        Ok(floats) if T::DTYPE == crate::DataType::F32 => std::borrow::Cow::Borrowed(floats),
         _ => std::borrow::Cow::Owned(values.par_iter().map(|v| v.to_f32()).collect()),
     }
 }

@@ -39,6 +39,7 @@
 
 mod activation;
 mod dense;
+mod gated_gelu;
 mod gradient;
 mod packed;
 mod remask;
@@ -48,6 +49,7 @@ mod sparse_linear;
 
 pub use crate::kernel::Activation;
 pub use activation::{activate, activation_gradient};
+pub use gated_gelu::{gated_gelu, gated_gelu_gradient};
 pub use gradient::{
     bias_gradient, estimated_weight_gradient, gradient_estimate, masked_weight_gradient, weight_gradient,
 };

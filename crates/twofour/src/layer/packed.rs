@@ -7,7 +7,7 @@ use super::{
     activation::{elements, expect_length},
 };
 use crate::{
-    Arithmetic, Compressed, DType, Element, Error, MatrixRef, Result,
+    Arithmetic, Compressed, DataType, Element, Error, MatrixRef, Result,
     int4::Int4,
     kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8, quantize},
 };
@@ -168,8 +168,8 @@ impl PackedLinear {
             PackedWeight::F16(w) => converted(dy, dx, |dy, dx| w.input_gradient(dy, tokens, dx)),
             PackedWeight::I8(_) => Err(Error::UnsupportedDType {
                 operation: "the input gradient of a packed layer",
-                dtype: DType::I8,
-                supported: "F32, BF16, F16",
+                dtype: DataType::I8,
+                supported: "f32, bf16, f16",
             }),
         }
     }
@@ -205,12 +205,12 @@ impl PackedLinear {
     }
 
     /// The type of the stored values.
-    pub fn dtype(&self) -> DType {
+    pub fn dtype(&self) -> DataType {
         match &self.weight {
-            PackedWeight::F32(_) => DType::F32,
-            PackedWeight::Bf16(_) => DType::BF16,
-            PackedWeight::F16(_) => DType::F16,
-            PackedWeight::I8(_) => DType::I8,
+            PackedWeight::F32(_) => DataType::F32,
+            PackedWeight::Bf16(_) => DataType::BF16,
+            PackedWeight::F16(_) => DataType::F16,
+            PackedWeight::I8(_) => DataType::I8,
         }
     }
 

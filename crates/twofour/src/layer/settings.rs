@@ -2,7 +2,8 @@
 
 use crate::{Error, Result, estimate::Estimator, select::Transposable};
 
-/// How the mask of a [`SparseLinear`](super::SparseLinear) follows from its dense master weight.
+/// How the mask of a [`SparseLinear`](super::SparseLinear) follows from its dense master weight. [`Selector`](crate::select::Selector) is for other
+/// patterns and axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 #[non_exhaustive]
 pub enum MaskRule {
@@ -16,6 +17,28 @@ pub enum MaskRule {
     SoftThreshold,
     /// A mask that the user sets and changes.
     Given,
+}
+
+impl MaskRule {
+    /// The rules that choose a mask by themselves: all but [`MaskRule::Given`].
+    pub const CHOOSING: [MaskRule; 6] = [
+        MaskRule::Magnitude,
+        MaskRule::Transposable(Transposable::GreedyAbs),
+        MaskRule::Transposable(Transposable::GreedySigned),
+        MaskRule::Transposable(Transposable::Causal1122),
+        MaskRule::Transposable(Transposable::Optimal),
+        MaskRule::SoftThreshold,
+    ];
+
+    /// The name, as in `soft-threshold`; of a transposable rule, that of [`Transposable::name`].
+    pub fn name(self) -> &'static str {
+        match self {
+            MaskRule::Magnitude => "magnitude",
+            MaskRule::Transposable(rule) => rule.name(),
+            MaskRule::SoftThreshold => "soft-threshold",
+            MaskRule::Given => "given",
+        }
+    }
 }
 
 /// Which product computes the input gradient `dy · W`.

@@ -1,11 +1,13 @@
 //! Turning scores into a mask that obeys a pattern.
 //!
 //! [`magnitude`] prunes along one axis. [`tile`] holds the transposable selectors, whose masks are 2:4 along rows and
-//! along columns at once, so that a weight and its transpose can both be multiplied sparse.
+//! along columns at once, so that a weight and its transpose can both be multiplied sparse. [`Selector`] names either.
 
 pub(crate) mod band;
 pub(crate) mod nm;
+mod selector;
 pub mod tile;
 
 pub use nm::{by_score, magnitude};
+pub use selector::Selector;
 pub use tile::{Transposable, transposable};

@@ -5,7 +5,7 @@
 #![allow(dead_code)]
 
 use twofour::{
-    Arithmetic, Axis, Compressed, DType, Element as _, Mask, MatrixRef, Pattern,
+    Arithmetic, Axis, Compressed, DataType, Element as _, Mask, MatrixRef, Pattern,
     estimate::{Estimator, estimate, soft_threshold_scale},
     kernel::Activation,
     layer::{Accumulate, InputGradient, MaskRule, SparseLinearSettings, WeightGradient},
@@ -239,11 +239,11 @@ fn contradictions<E: Engine>(engine: &E) {
 }
 
 /// What rounding to an element type, and an f32 sum of products of this total magnitude, may take away from a result.
-fn tolerance(dtype: DType, truth: f64, magnitude: f64) -> f64 {
+fn tolerance(dtype: DataType, truth: f64, magnitude: f64) -> f64 {
     let relative = match dtype {
-        DType::F32 => 2f64.powi(-23),
-        DType::BF16 => 2f64.powi(-8),
-        DType::F16 => 2f64.powi(-11),
+        DataType::F32 => 2f64.powi(-23),
+        DataType::BF16 => 2f64.powi(-8),
+        DataType::F16 => 2f64.powi(-11),
         other => panic!("no result is {other}"),
     };
     truth.abs() * relative * 1.01 + magnitude * 1e-5 + 1e-6

@@ -1,7 +1,9 @@
 //! Kernels for tensors in the host's memory.
 
+mod adamw_step;
 mod estimate;
 mod float8;
+mod gated_gelu;
 mod gradient;
 mod int4;
 mod linear;
@@ -20,7 +22,8 @@ use super::{
     failure::{Failure, Result},
     operator::kernel,
     register::Definition,
-    tensor::{ScalarType, Tensor, torch_threads},
+    scalar_type::ScalarType,
+    tensor::{Tensor, torch_threads},
 };
 use crate::pool;
 
@@ -81,6 +84,13 @@ pub(super) const OPERATORS: &[Definition] = &[
         "linear_int4_bias(Tensor x, Tensor packed, Tensor bias, int out_features, int group_size, int activation) -> Tensor",
         kernel!(int4::linear_bias),
     ),
+    ("gated_gelu(Tensor input) -> Tensor", kernel!(gated_gelu::gated_gelu)),
+    ("gated_gelu_gradient(Tensor input, Tensor dy) -> Tensor", kernel!(gated_gelu::gradient)),
+    (
+        "adamw_step_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) variance, Tensor(d!) largest, float lr, float beta1, float beta2, \
+         float eps, float weight_decay, int step, int frozen_at, int watched) -> float",
+        kernel!(adamw_step::step),
+    ),
 ];
 
 /// Runs passes over a weight on a pool of as many threads as torch computes with.
@@ -92,9 +102,9 @@ fn on_pool<R: Send>(f: impl FnOnce() -> R + Send) -> Result<R> {
 macro_rules! for_floats {
     ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
         match $dtype {
-            $crate::torch::tensor::ScalarType::F32 => $function::<f32>($($argument),*),
-            $crate::torch::tensor::ScalarType::Bf16 => $function::<half::bf16>($($argument),*),
-            $crate::torch::tensor::ScalarType::F16 => $function::<half::f16>($($argument),*),
+            $crate::torch::ScalarType::F32 => $function::<f32>($($argument),*),
+            $crate::torch::ScalarType::Bf16 => $function::<half::bf16>($($argument),*),
+            $crate::torch::ScalarType::F16 => $function::<half::f16>($($argument),*),
             other => Err($crate::torch::cpu::not_a_float($what, other)),
         }
     };
@@ -105,9 +115,9 @@ use for_floats;
 macro_rules! for_stored {
     ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
         match $dtype {
-            $crate::torch::tensor::ScalarType::I8 => $function::<i8>($($argument),*),
-            $crate::torch::tensor::ScalarType::E4m3 => $function::<twofour::F8E4M3>($($argument),*),
-            $crate::torch::tensor::ScalarType::E5m2 => $function::<twofour::F8E5M2>($($argument),*),
+            $crate::torch::ScalarType::I8 => $function::<i8>($($argument),*),
+            $crate::torch::ScalarType::E4m3 => $function::<twofour::F8E4M3>($($argument),*),
+            $crate::torch::ScalarType::E5m2 => $function::<twofour::F8E5M2>($($argument),*),
             dtype => $crate::torch::cpu::for_floats!(dtype, $what, $function::<$T>($($argument),*)),
         }
     };

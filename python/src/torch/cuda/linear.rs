@@ -146,7 +146,9 @@ pub(super) fn linear_float8(
     let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
     let epilogue = Float8Epilogue {
         scales: optional(&scales).then(|| slice(&context, &scales, "the scales")).transpose()?,
-        token_scales: optional(&token_scales).then(|| slice(&context, &token_scales, "the tokens' scales")).transpose()?,
+        token_scales: optional(&token_scales)
+            .then(|| slice(&context, &token_scales, "the tokens' scales"))
+            .transpose()?,
         bias: optional(&bias).then(|| slice(&context, &bias, "the bias")).transpose()?,
     };
     let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);

@@ -16,7 +16,8 @@ use super::{
     failure::{Failure, Result},
     operator::kernel,
     register::Definition,
-    tensor::{ScalarType, Tensor},
+    scalar_type::ScalarType,
+    tensor::Tensor,
 };
 
 pub(super) use context::load;
@@ -63,20 +64,15 @@ impl From<twofour_cuda::Error> for Failure {
 
 /// The data type of a tensor whose elements kernels compute with.
 fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
-    Ok(match tensor.dtype()? {
-        ScalarType::F32 => DataType::F32,
-        ScalarType::F16 => DataType::F16,
-        ScalarType::Bf16 => DataType::BF16,
-        ScalarType::E4m3 => DataType::E4M3,
-        ScalarType::E5m2 => DataType::E5M2,
-        ScalarType::I8 => DataType::I8,
-        ScalarType::I32 => DataType::I32,
+    match tensor.dtype()? {
         // Masks: two bytes an element, whatever they mean.
-        ScalarType::I16 => DataType::F16,
-        other => {
-            return Err(Failure::not_implemented(format!("{what} has dtype {}, which no kernel takes", other.name())));
-        }
-    })
+        ScalarType::I16 => Ok(DataType::F16),
+        // Exact sums of integers.
+        ScalarType::I32 => Ok(DataType::I32),
+        dtype => dtype.stored().element().ok_or_else(|| {
+            Failure::not_implemented(format!("{what} has dtype {}, which no kernel takes", dtype.name()))
+        }),
+    }
 }
 
 /// The data type of a tensor of 16-bit floats.

@@ -1,13 +1,13 @@
-//! The results of `twofour advise`: figures with their spread, verdicts, and their text.
+//! The results of `twofour advise`: totals, the verdict, and their text.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::dtype::DType;
+use super::{finding::Finding, format::WeightFormat, timing::Timing};
 use crate::{
-    measure::{Interval, Machine, Pass, Shape, SpeedUp, cuda::Gpu, load_average, median, speed_up},
+    measure::{Interval, Machine, Shape, cuda::Gpu, load_average},
     present::{
         Screen,
         style::{self, paint},
@@ -15,34 +15,6 @@ use crate::{
         units,
     },
 };
-
-/// Passes over each piece of work at least: the interval is that of at least so many.
-pub(super) const LEAST_PASSES: usize = 3;
-
-/// Passes at most: what is not known by then is too noisy.
-pub(super) const MOST_PASSES: usize = 8;
-
-/// An interval whose upper end is at most this many times the lower one needs no further pass.
-const SETTLED: f64 = 1.1;
-
-/// An interval still this wide after [`ENOUGH_PASSES`] will not become narrow enough.
-const HOPELESS: f64 = 2.0;
-const ENOUGH_PASSES: usize = 5;
-
-/// An interval wider than this is no basis for a decision.
-const TOO_WIDE: f64 = 1.2;
-
-/// Differences smaller than this share are negligible to a user.
-const SMALL: f64 = 0.05;
-
-/// An interval within this share of 1 is called as fast as dense.
-const EVEN: f64 = 0.1;
-
-/// A dense contender below this share of its limit is remarked on.
-const FAR: f64 = 0.7;
-
-/// A dense contender cannot be above its limit: the measurement of a limit that says so by this much was disturbed.
-const DISTURBED: f64 = 1.2;
 
 /// What was measured on.
 #[derive(Debug, Serialize)]
@@ -55,7 +27,7 @@ pub(super) enum Machinery {
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     pub(super) machine: Machinery,
-    pub(super) dtype: DType,
+    pub(super) dtype: WeightFormat,
     pub(super) shapes: Vec<ShapeAnswer>,
     pub(super) totals: Vec<Total>,
     pub(super) verdict: String,
@@ -69,135 +41,6 @@ pub(super) struct ShapeAnswer {
     /// Layers of this shape in the model.
     pub(super) layers: usize,
     pub(super) timings: Vec<Timing>,
-}
-
-/// The verdict on a speedup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Finding {
-    Faster,
-    /// A negligible difference.
-    AsFast,
-    Slower,
-    /// No verdict: the machine is too noisy.
-    TooNoisy,
-}
-
-impl Finding {
-    /// Of a speedup as measured.
-    fn of(interval: Interval) -> Self {
-        let Interval { median, low, high } = interval;
-        let width = interval.width();
-        if width.is_nan() || width > TOO_WIDE {
-            Finding::TooNoisy
-        } else if low > 1.0 && median > 1.0 + SMALL {
-            Finding::Faster
-        } else if high < 1.0 && median < 1.0 - SMALL {
-            Finding::Slower
-        } else if low >= 1.0 - EVEN && high <= 1.0 + EVEN {
-            Finding::AsFast
-        } else {
-            Finding::TooNoisy
-        }
-    }
-}
-
-/// One side of a comparison.
-#[derive(Debug, Clone)]
-pub(super) struct Side {
-    /// Median time of a GEMM.
-    pub(super) us: f64,
-    pub(super) contender: String,
-    /// Bytes of the weight.
-    pub(super) bytes: usize,
-}
-
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Timing {
-    pub(super) tokens: usize,
-    /// Median time of the fastest dense GEMM.
-    dense_us: f64,
-    /// The library or kernel of that GEMM.
-    dense_contender: String,
-    /// Median time of the 2:4 GEMM.
-    sparse_us: f64,
-    /// The library or kernel of that GEMM.
-    sparse_contender: String,
-    dense_bytes: usize,
-    /// Values and metadata.
-    sparse_bytes: usize,
-    /// Time of dense by that of 2:4, at one token at most `bandwidth_limit`; null where the machine is too noisy.
-    pub(super) speed_up: Option<f64>,
-    /// The speedup's 99 % confidence interval and median, likewise at most the limit at one token.
-    interval: Interval,
-    /// The median as it was measured.
-    measured_speed_up: f64,
-    /// Bytes of the dense weight divided by those of the 2:4 one: the speedup of a memory-bound GEMM.
-    bandwidth_limit: f64,
-    /// Whether more than the limit was measured at one token.
-    capped: bool,
-    /// The least time that this machine's read bandwidth and arithmetic allow for the dense GEMM, by the time it took; null at one token,
-    /// and where it is above 1.2, so that the measurement of the limit was disturbed.
-    dense_share_of_limit: Option<f64>,
-    /// Passes, each in a process of its own on a CPU.
-    passes: usize,
-    /// Rounds of all passes.
-    rounds: usize,
-    verdict: Finding,
-}
-
-impl Timing {
-    /// From the speedup that passes show. `least_us` is the least time the dense GEMM can take on this machine, where that is known.
-    pub(super) fn new(
-        tokens: usize,
-        [dense, sparse]: [Side; 2],
-        interval: Interval,
-        passes: &[Pass],
-        least_us: Option<f64>,
-    ) -> Self {
-        let bandwidth_limit = dense.bytes as f64 / sparse.bytes as f64;
-        let verdict = Finding::of(interval);
-        let capped = tokens == 1 && interval.median > bandwidth_limit;
-        let shown = if tokens == 1 { interval.capped(bandwidth_limit) } else { interval };
-        let share = least_us.map(|least| least / dense.us);
-        Timing {
-            tokens,
-            dense_us: dense.us,
-            dense_contender: dense.contender,
-            sparse_us: sparse.us,
-            sparse_contender: sparse.contender,
-            dense_bytes: dense.bytes,
-            sparse_bytes: sparse.bytes,
-            speed_up: (verdict != Finding::TooNoisy).then_some(shown.median),
-            interval: shown,
-            measured_speed_up: interval.median,
-            bandwidth_limit,
-            capped,
-            dense_share_of_limit: share.filter(|share| tokens > 1 && *share <= DISTURBED),
-            passes: passes.len(),
-            rounds: passes.iter().map(|pass| pass.sparse.len()).sum(),
-            verdict,
-        }
-    }
-
-    fn dense_is_far(&self) -> bool {
-        self.dense_share_of_limit.is_some_and(|share| share < FAR)
-    }
-}
-
-/// The speedup of passes, once there are enough of them and it is known well enough, or there may be no more of them.
-pub(super) fn settled(passes: &[Pass]) -> Option<SpeedUp> {
-    let enough = passes.len() >= LEAST_PASSES;
-    let found = enough.then(|| speed_up(passes)).flatten()?;
-    let width = found.interval.width();
-    let is_hopeless = passes.len() >= ENOUGH_PASSES && width > HOPELESS;
-    (width <= SETTLED || is_hopeless || passes.len() >= MOST_PASSES).then_some(found)
-}
-
-/// The medians of all rounds: of the dense contender of that number, and of 2:4.
-pub(super) fn medians(passes: &[Pass], dense: usize) -> [f64; 2] {
-    let all = |of: &dyn Fn(&Pass) -> Vec<f64>| median(&mut passes.iter().flat_map(of).collect::<Vec<_>>());
-    [all(&|pass| pass.dense[dense].clone()), all(&|pass| pass.sparse.clone())]
 }
 
 /// All layers together.
@@ -380,6 +223,7 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::timing::Side;
     use super::*;
 
     fn interval(median: f64, low: f64, high: f64) -> Interval {
@@ -393,43 +237,6 @@ mod tests {
 
     fn shape(layers: usize, timing: Timing) -> ShapeAnswer {
         ShapeAnswer { out: 1, inputs: 1, layers, timings: vec![timing] }
-    }
-
-    #[test]
-    fn a_verdict_needs_a_narrow_interval_on_one_side() {
-        assert_eq!(Finding::of(interval(1.5, 1.45, 1.6)), Finding::Faster);
-        assert_eq!(Finding::of(interval(0.8, 0.75, 0.85)), Finding::Slower);
-        assert_eq!(Finding::of(interval(1.02, 0.97, 1.06)), Finding::AsFast);
-        // Surely faster, but nobody knows by how much.
-        assert_eq!(Finding::of(interval(3.0, 1.5, 4.46)), Finding::TooNoisy);
-        // Narrow enough, but on both sides of 1 by more than does not matter.
-        assert_eq!(Finding::of(interval(1.08, 0.97, 1.15)), Finding::TooNoisy);
-        assert_eq!(Finding::of(interval(f64::NAN, f64::NAN, f64::NAN)), Finding::TooNoisy);
-    }
-
-    #[test]
-    fn one_token_gains_the_bandwidth_limit_at_most() {
-        let one = timing(1, interval(2.0, 1.9, 2.1), 10.0, None);
-        assert_eq!((one.speed_up, one.capped, one.verdict), (Some(16.0 / 9.0), true, Finding::Faster));
-        assert_eq!((one.interval.low, one.interval.high, one.measured_speed_up), (16.0 / 9.0, 16.0 / 9.0, 2.0));
-        // The cap makes no noise certain.
-        let noisy = timing(1, interval(4.46, 1.7, 6.0), 10.0, None);
-        assert_eq!((noisy.speed_up, noisy.verdict), (None, Finding::TooNoisy));
-        let within = timing(1, interval(1.7, 1.65, 1.75), 10.0, None);
-        assert_eq!((within.speed_up, within.capped), (Some(1.7), false));
-        // Above one token the dense contender's arithmetic counts too.
-        let two = timing(2, interval(2.0, 1.9, 2.1), 10.0, None);
-        assert_eq!((two.speed_up, two.capped), (Some(2.0), false));
-    }
-
-    #[test]
-    fn a_dense_contender_far_from_its_limit_is_remarked_on_above_one_token() {
-        let far = |tokens| timing(tokens, interval(1.5, 1.45, 1.55), 10.0, Some(6.0));
-        assert!(far(16).dense_is_far() && !far(1).dense_is_far());
-        assert_eq!(far(16).dense_share_of_limit, Some(0.4));
-        let near = |least| timing(16, interval(1.5, 1.45, 1.55), 10.0, Some(least));
-        assert!(!near(14.0).dense_is_far() && near(14.0).dense_share_of_limit.is_some());
-        assert_eq!(near(40.0).dense_share_of_limit, None);
     }
 
     #[test]
@@ -461,19 +268,5 @@ mod tests {
             "2:4 is faster here: 1.70x for 1 token; as fast as dense: 1.01x for 16 tokens; \
              slower than dense: 0.80x for 512 tokens; this machine is too noisy to tell: 0.60-1.90x for 64 tokens"
         );
-    }
-
-    #[test]
-    fn passes_are_repeated_until_the_spread_is_small_or_enough_were_made() {
-        let pass = |ratio: f64| Pass { sparse: vec![1.0; 5], dense: vec![vec![ratio; 5]] };
-        assert!(settled(&[pass(1.5), pass(1.5)]).is_none());
-        assert!(settled(&[pass(1.5), pass(1.5), pass(1.5)]).is_some());
-        let mut noisy = vec![pass(1.2), pass(1.5), pass(1.8)];
-        assert!(settled(&noisy).is_none());
-        let hopeless: Vec<Pass> = [0.2, 1.5, 0.9, 1.8, 4.0].map(pass).into();
-        assert!(settled(&hopeless[..4]).is_none() && settled(&hopeless).is_some());
-        noisy.resize(MOST_PASSES, pass(1.5));
-        let found = settled(&noisy).unwrap();
-        assert_eq!(medians(&noisy, found.dense), [1.5, 1.0]);
     }
 }

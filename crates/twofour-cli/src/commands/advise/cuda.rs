@@ -13,8 +13,10 @@ use twofour_cuda::{
 };
 
 use super::{
-    answer::{Machinery, ShapeAnswer, Side, Timing, medians, settled},
-    dtype::{DType, OnGpu},
+    answer::{Machinery, ShapeAnswer},
+    format::{OnGpu, WeightFormat},
+    passes::{medians, settled},
+    timing::{Side, Timing},
 };
 use crate::{
     interrupt,
@@ -45,11 +47,11 @@ struct Limits {
 /// The choice of the fastest kernels is cached; times are not.
 pub(super) fn measure(
     screen: &Screen,
-    dtype: DType,
+    format: WeightFormat,
     tokens: &[u32],
     shapes: &BTreeMap<Shape, usize>,
 ) -> Result<(Machinery, Vec<ShapeAnswer>)> {
-    let weights = dtype.on_gpu(tokens)?;
+    let weights = format.on_gpu(tokens)?;
     let device = Device::open(0)?;
     let dispatcher = Dispatcher::open(&device);
     if dispatcher.libraries().dense.is_none() {

@@ -3,17 +3,20 @@
 mod answer;
 mod cpu;
 mod cuda;
-mod dtype;
+mod finding;
+mod format;
+mod passes;
+mod timing;
 
 use std::{collections::BTreeMap, path::PathBuf, thread};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use twofour::file::Reader;
+use twofour::{DataType, file::Reader};
 
 use self::{
     answer::{Answer, Machinery, Total, verdict},
-    dtype::DType,
+    format::WeightFormat,
 };
 use crate::{
     exit::Verdict,
@@ -73,8 +76,8 @@ pub(crate) struct Advise {
     tokens: Vec<u32>,
 
     /// The dtype of weights and activations (with i8, activations are f32, quantized token by token)
-    #[arg(long, value_enum, default_value_t)]
-    dtype: DType,
+    #[arg(long, value_parser = WeightFormat::parser(), default_value_t = WeightFormat::Plain(DataType::BF16))]
+    dtype: WeightFormat,
 
     /// Where the model is to run
     #[arg(long, value_enum, default_value_t)]
@@ -136,7 +139,7 @@ impl Advise {
             }
         }
         for w in reader.compressed_weights() {
-            if selection.of(&w.name, w.dtype.into(), &[w.rows, w.cols]).is_ok() {
+            if selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]).is_ok() {
                 *shapes.entry(Shape { out: w.rows, inputs: w.cols }).or_default() += 1;
             }
         }

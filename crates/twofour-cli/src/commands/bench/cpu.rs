@@ -4,6 +4,7 @@ use std::{thread, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use twofour::DataType;
 
 use super::{
     answer::Answer,
@@ -12,8 +13,9 @@ use super::{
     suite::{DTYPES, only, product, suite},
 };
 use crate::{
+    dtype,
     exit::{Usage, Verdict},
-    measure::{self, Bandwidth, Message, Request, Shape, Single, WeightDType, Work},
+    measure::{self, Bandwidth, Message, Request, Shape, Single, Work},
     present::{Screen, units},
 };
 
@@ -52,8 +54,8 @@ pub(super) struct Cpu {
     only: Vec<String>,
 
     /// Dtypes of the weight [default: f32,bf16,i8]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
-    dtype: Vec<WeightDType>,
+    #[arg(long, value_parser = dtype::on_cpu(), value_delimiter = ',', value_name = "LIST")]
+    dtype: Vec<DataType>,
 
     /// Measure layers of this shape instead of the suite's; may be repeated
     #[arg(long, value_name = "OUTxIN")]

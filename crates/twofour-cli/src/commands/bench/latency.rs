@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
+use twofour::DataType;
 
 use super::{answer::warn_if_busy, output::Output};
 use crate::{
     exit::Verdict,
-    measure::{self, Between, Latencies, LatencyRow, Machine, Shape, WeightDType, Work},
+    measure::{self, Between, Latencies, LatencyRow, Machine, Shape, Work},
     present::{
         Screen,
         style::{self, paint},
@@ -115,6 +116,6 @@ fn cells([one, several]: &[LatencyRow; 2]) -> Vec<String> {
 }
 
 /// The works of this suite.
-pub(super) fn works(dtypes: &[WeightDType]) -> Vec<Work> {
+pub(super) fn works(dtypes: &[DataType]) -> Vec<Work> {
     super::suite::product(&SHAPES, dtypes, &[1])
 }

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, bail};
 use globset::Glob;
+use twofour::DataType;
 
 use crate::{
     exit::Usage,
-    measure::{Shape, WeightDType, Work},
+    measure::{Shape, Work},
 };
 
 /// The two sides of a feed-forward block of an 8-billion-parameter model.
@@ -15,20 +16,20 @@ const DECODE_TOKENS: [usize; 3] = [1, 4, 16];
 const PREFILL_SHAPE: Shape = Shape { out: 4096, inputs: 4096 };
 
 /// The default dtypes.
-pub(super) const DTYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::Bf16, WeightDType::I8];
+pub(super) const DTYPES: [DataType; 3] = [DataType::F32, DataType::BF16, DataType::I8];
 
 /// Returns the suite for some dtypes: decode by shape and dtype, so that neighbours share a weight, then prefill.
-pub(super) fn suite(dtypes: &[WeightDType]) -> Vec<Work> {
+pub(super) fn suite(dtypes: &[DataType]) -> Vec<Work> {
     let decode = product(&DECODE_SHAPES, dtypes, &DECODE_TOKENS);
     let prefill = dtypes.iter().flat_map(|&dtype| {
-        let tokens: &[usize] = if dtype == WeightDType::F32 { &[512, 2048] } else { &[512] };
+        let tokens: &[usize] = if dtype == DataType::F32 { &[512, 2048] } else { &[512] };
         product(&[PREFILL_SHAPE], &[dtype], tokens)
     });
     decode.into_iter().chain(prefill).collect()
 }
 
 /// Returns every shape with every dtype and number of tokens.
-pub(super) fn product(shapes: &[Shape], dtypes: &[WeightDType], tokens: &[usize]) -> Vec<Work> {
+pub(super) fn product(shapes: &[Shape], dtypes: &[DataType], tokens: &[usize]) -> Vec<Work> {
     let mut works = Vec::with_capacity(shapes.len() * dtypes.len() * tokens.len());
     for &dtype in dtypes {
         for &shape in shapes {

@@ -11,9 +11,10 @@ use std::fmt;
 
 use anyhow::Result;
 use half::{bf16, f16};
+use twofour::DataType;
 
 use self::{float::FloatWeights, int8::Int8Weights, single::Single};
-use super::work::{Shape, WeightDType, Who};
+use super::work::{Shape, Who};
 
 /// A GEMM implementation, with copies of the weight that calls rotate through.
 pub(crate) trait Contender: fmt::Debug {
@@ -38,13 +39,20 @@ pub(crate) trait Weights: fmt::Debug {
 }
 
 /// Returns a random weight.
-pub(crate) fn weights(shape: Shape, dtype: WeightDType) -> Result<Box<dyn Weights>> {
+pub(crate) fn weights(shape: Shape, dtype: DataType) -> Result<Box<dyn Weights>> {
     Ok(match dtype {
-        WeightDType::F32 => Box::new(FloatWeights::<f32>::new(shape)?),
-        WeightDType::Bf16 => Box::new(FloatWeights::<bf16>::new(shape)?),
-        WeightDType::F16 => Box::new(FloatWeights::<f16>::new(shape)?),
-        WeightDType::I8 => Box::new(Int8Weights::new(shape)?),
+        DataType::F32 => Box::new(FloatWeights::<f32>::new(shape)?),
+        DataType::BF16 => Box::new(FloatWeights::<bf16>::new(shape)?),
+        DataType::F16 => Box::new(FloatWeights::<f16>::new(shape)?),
+        DataType::I8 => Box::new(Int8Weights::new(shape)?),
+        other => return Err(not_on_cpu(other)),
     })
+}
+
+/// The error for a data type that CPU kernels do not multiply.
+pub(super) fn not_on_cpu(dtype: DataType) -> anyhow::Error {
+    let operation = "a GEMM on a CPU";
+    twofour::Error::UnsupportedDType { operation, dtype, supported: "f32, bf16, f16, i8" }.into()
 }
 
 /// Returns the 2:4 kernel in f32, to be interleaved with the contenders of another dtype.
@@ -94,9 +102,7 @@ mod tests {
     #[test]
     fn every_contender_appears_and_the_dense_ones_agree() {
         let shape = Shape { out: 48, inputs: 64 };
-        for (dtype, count) in
-            [(WeightDType::F32, 4), (WeightDType::F16, 4), (WeightDType::Bf16, 3), (WeightDType::I8, 2)]
-        {
+        for (dtype, count) in [(DataType::F32, 4), (DataType::F16, 4), (DataType::BF16, 3), (DataType::I8, 2)] {
             let weights = weights(shape, dtype).unwrap();
             assert!(weights.dense_bytes() > weights.sparse_bytes());
             for tokens in [1, 3, 40] {

@@ -280,7 +280,7 @@ pub fn encode<T: Element>(weight: &Compressed<T>) -> Result<Vec<T>> {
 /// # Errors
 /// [`Error::Length`] for memory of another length than [`packed_len`], [`Error::Core`] for metadata that is none.
 pub fn decode<T: Element>(packed: &[T], rows: usize, cols: usize) -> Result<Compressed<T>> {
-    let dtype: DataType = T::DTYPE.into();
+    let dtype: DataType = T::DTYPE;
     let (expected, found) = (packed_len(dtype, rows, cols)?, packed.len());
     if found != expected {
         return Err(Error::Length { what: "the packed weight", expected, found });

@@ -206,7 +206,7 @@ impl Conversion for Compress<'_> {
         let (dtype, shape, outcome) = match item {
             Item::Compressed(w) => {
                 item.write_copy(reader, writer)?;
-                (w.dtype.into(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed)
+                (w.format.stored(), vec![w.rows, w.cols], CompressOutcome::AlreadyCompressed)
             }
             Item::Plain(tensor) => {
                 let outcome = match (Matrix::of(tensor), self.plans.get(&tensor.name)) {

@@ -2,8 +2,10 @@
 
 use std::{ops::ControlFlow, path::Path};
 
-use super::{Conversion, Item, Overwrite, Part, Plan, PlannedTensor, Progress, Reader, StoredDType, Writer, run};
-use crate::{DType, Element, F8E4M3, F8E5M2, Result};
+use super::{
+    Conversion, Item, Overwrite, Part, Plan, PlannedTensor, Progress, Reader, StoredDType, ValueFormat, Writer, run,
+};
+use crate::{DataType, Element, Result, match_element};
 
 /// What [`decompress()`] did.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -19,8 +21,8 @@ pub struct DecompressReport {
 pub struct DecompressedWeight {
     /// Its name.
     pub name: String,
-    /// The dtype of its elements.
-    pub dtype: DType,
+    /// The dtype of its elements, dense.
+    pub dtype: DataType,
     /// Its shape.
     pub shape: [usize; 2],
     /// Bytes that it took compressed.
@@ -33,7 +35,7 @@ pub struct DecompressedWeight {
 ///
 /// What [`compress`](crate::file::compress()) made of a 2:4 model comes back with the same names, dtypes, shapes, metadata and bytes, but
 /// for one thing: -0.0 has become +0.0, as that conversion reported. A scaled I8 weight keeps its scales as the
-/// tensor `<name>.scales`.
+/// tensor `<name>.scales`. A weight of 4-bit integers becomes F32: integers times scales.
 ///
 /// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
 ///
@@ -66,14 +68,14 @@ impl Conversion for Decompress {
             }
             Item::Compressed(weight) => {
                 let shape = [weight.rows, weight.cols];
-                plan.tensor(PlannedTensor::new(&weight.name, weight.dtype, shape));
-                if weight.scaled {
+                plan.tensor(PlannedTensor::new(&weight.name, weight.format.dense(), shape));
+                if weight.format == ValueFormat::ScaledI8 {
                     let name = Part::Scales.key(&weight.name);
                     plan.tensor(PlannedTensor::new(name, StoredDType::F32, [weight.rows]));
                 }
                 self.report.weights.push(DecompressedWeight {
                     name: weight.name.clone(),
-                    dtype: weight.dtype,
+                    dtype: weight.format.dense(),
                     shape,
                     bytes_before: weight.bytes(),
                     bytes_after: weight.dense_bytes(),
@@ -85,14 +87,11 @@ impl Conversion for Decompress {
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
         let Item::Compressed(weight) = item else { return item.write_copy(reader, writer) };
-        match weight.dtype {
-            DType::F32 => dense::<f32>(reader, &weight.name, writer)?,
-            DType::F16 => dense::<half::f16>(reader, &weight.name, writer)?,
-            DType::BF16 => dense::<half::bf16>(reader, &weight.name, writer)?,
-            DType::I8 => dense::<i8>(reader, &weight.name, writer)?,
-            DType::F8E4M3 => dense::<F8E4M3>(reader, &weight.name, writer)?,
-            DType::F8E5M2 => dense::<F8E5M2>(reader, &weight.name, writer)?,
+        if let ValueFormat::Int4(_) = weight.format {
+            let dense = reader.int4(&weight.name)?.dequantize().to_dense();
+            return writer.write_elements(&weight.name, &dense);
         }
+        match_element!(weight.format.dense(), |T| dense::<T>(reader, &weight.name, writer))?;
         match reader.scales(&weight.name)? {
             Some(scales) => writer.write_elements(&Part::Scales.key(&weight.name), &scales),
             None => Ok(()),

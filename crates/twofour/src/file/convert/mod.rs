@@ -14,16 +14,17 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::{
-    CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, Writer,
+    CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
+    Writer,
 };
-use crate::{DType, Element, Error, F8E4M3, F8E5M2, MatrixRef, Result};
+use crate::{DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
 pub use decompress::{DecompressReport, DecompressedWeight, decompress};
-pub use prune::{MaskChoice, PruneOutcome, PruneReport, PrunedTensor, prune};
+pub use prune::{PruneOutcome, PruneReport, PrunedTensor, prune};
 
 /// How far a conversion is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +156,7 @@ fn run(
 #[derive(Debug, Clone, Copy)]
 struct Matrix<'a> {
     tensor: &'a TensorInfo,
-    dtype: DType,
+    dtype: DataType,
     rows: usize,
     cols: usize,
 }
@@ -171,14 +172,7 @@ impl<'a> Matrix<'a> {
     /// Runs code over the elements; errors name file and tensor.
     fn run<C: OnMatrix>(self, reader: &Reader, code: C) -> Result<C::Output> {
         let view = reader.tensor(&self.tensor.name)?;
-        let outcome = match self.dtype {
-            DType::F32 => self.typed::<f32, C>(view, code),
-            DType::F16 => self.typed::<half::f16, C>(view, code),
-            DType::BF16 => self.typed::<half::bf16, C>(view, code),
-            DType::I8 => self.typed::<i8, C>(view, code),
-            DType::F8E4M3 => self.typed::<F8E4M3, C>(view, code),
-            DType::F8E5M2 => self.typed::<F8E5M2, C>(view, code),
-        };
+        let outcome = match_element!(self.dtype, |T| self.typed::<T, C>(view, code));
         outcome.map_err(|e| match e {
             // Writing errors name their place already.
             Error::Io { .. } | Error::NotPlanned { .. } => e,

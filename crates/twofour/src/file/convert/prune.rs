@@ -5,24 +5,7 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path};
 use super::{
     Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, reject_not_finite, run,
 };
-use crate::{Axis, Element, MatrixRef, Pattern, Result, file::StoredDType, select};
-
-/// How the mask of a tensor is chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MaskChoice {
-    /// The tensor stays as it is.
-    Keep,
-    /// The largest magnitudes of each group ([`select::magnitude`]).
-    Magnitude {
-        /// The pattern that the result obeys.
-        pattern: Pattern,
-        /// The axis along which it does.
-        axis: Axis,
-    },
-    /// 2:4 along rows and along columns, tile by tile ([`select::transposable`]).
-    Transposable(select::Transposable),
-}
+use crate::{Element, MatrixRef, Result, file::StoredDType, select::Selector};
 
 /// What [`prune()`] did.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -51,7 +34,7 @@ pub enum PruneOutcome {
     /// It was pruned.
     Pruned {
         /// How the mask was chosen.
-        choice: MaskChoice,
+        selector: Selector,
         /// The share of elements that were not zero before.
         density_before: f64,
         /// The share of elements that the mask keeps.
@@ -61,7 +44,7 @@ pub enum PruneOutcome {
         /// The share of `Σw²` that was kept.
         kept_l2: f64,
     },
-    /// [`MaskChoice::Keep`] was chosen, and it was copied.
+    /// No selector was chosen for it, and it was copied.
     NotChosen,
     /// It is no matrix with elements of a dtype that twofour knows, and was copied.
     NotAMatrix,
@@ -72,7 +55,7 @@ pub enum PruneOutcome {
 /// Writes a model with the chosen weights pruned: dense, with +0.0 in the place of every element that is dropped. All else,
 /// metadata included, is copied byte for byte.
 ///
-/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows.
+/// `choose` is asked once for every two-dimensional tensor with elements of a dtype that twofour knows; `None` keeps it as it is.
 ///
 /// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
 ///
@@ -85,7 +68,7 @@ pub fn prune(
     input: impl AsRef<Path>,
     output: impl AsRef<Path>,
     overwrite: Overwrite,
-    choose: &mut dyn FnMut(&TensorInfo) -> MaskChoice,
+    choose: &mut dyn FnMut(&TensorInfo) -> Option<Selector>,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<PruneReport> {
     let reader = Reader::open(input)?;
@@ -95,9 +78,9 @@ pub fn prune(
 }
 
 struct Prune<'a> {
-    choose: &'a mut dyn FnMut(&TensorInfo) -> MaskChoice,
+    choose: &'a mut dyn FnMut(&TensorInfo) -> Option<Selector>,
     report: PruneReport,
-    choices: HashMap<String, MaskChoice>,
+    choices: HashMap<String, Option<Selector>>,
 }
 
 impl Conversion for Prune<'_> {
@@ -106,7 +89,7 @@ impl Conversion for Prune<'_> {
             && let Some(matrix) = Matrix::of(tensor)
         {
             let choice = (self.choose)(tensor);
-            if choice != MaskChoice::Keep {
+            if choice.is_some() {
                 matrix.run(reader, Finite)?;
             }
             self.choices.insert(tensor.name.clone(), choice);
@@ -119,12 +102,12 @@ impl Conversion for Prune<'_> {
         let (dtype, shape, outcome) = match item {
             Item::Compressed(w) => {
                 item.write_copy(reader, writer)?;
-                (w.dtype.into(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
+                (w.format.stored(), vec![w.rows, w.cols], PruneOutcome::AlreadyCompressed)
             }
             Item::Plain(tensor) => {
                 let outcome = match (Matrix::of(tensor), self.choices.get(&tensor.name)) {
-                    (Some(matrix), Some(&choice)) => {
-                        matrix.run(reader, Write { writer, name: &tensor.name, choice })?
+                    (Some(matrix), Some(&selector)) => {
+                        matrix.run(reader, Write { writer, name: &tensor.name, selector })?
                     }
                     _ => {
                         item.write_copy(reader, writer)?;
@@ -154,26 +137,21 @@ impl OnMatrix for Finite {
 struct Write<'a> {
     writer: &'a mut Writer,
     name: &'a str,
-    choice: MaskChoice,
+    selector: Option<Selector>,
 }
 
 impl OnMatrix for Write<'_> {
     type Output = PruneOutcome;
 
     fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<PruneOutcome> {
-        let (values, retained) = match self.choice {
-            MaskChoice::Keep => {
-                self.writer.write_elements(self.name, matrix.data())?;
-                return Ok(PruneOutcome::NotChosen);
-            }
-            MaskChoice::Magnitude { pattern, axis } => {
-                select::band::pruned(matrix, &select::nm::magnitude_rule(pattern, axis))?
-            }
-            MaskChoice::Transposable(rule) => select::band::pruned(matrix, &rule)?,
+        let Some(selector) = self.selector else {
+            self.writer.write_elements(self.name, matrix.data())?;
+            return Ok(PruneOutcome::NotChosen);
         };
+        let (values, retained) = selector.pruned(matrix)?;
         self.writer.write_elements(self.name, &values)?;
         Ok(PruneOutcome::Pruned {
-            choice: self.choice,
+            selector,
             density_before: retained.density_before(),
             density: retained.density(),
             kept_l1: retained.l1(),

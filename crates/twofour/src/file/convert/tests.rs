@@ -11,7 +11,10 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::{Axis, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern, select};
+use crate::{
+    Axis, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern,
+    select::{self, Selector},
+};
 
 /// A tensor as bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -233,10 +236,10 @@ fn pruning_writes_what_the_mask_says() {
         at("out"),
         Overwrite::No,
         &mut |t| match t.name.as_str() {
-            "up" => MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row },
-            "down" => MaskChoice::Magnitude { pattern, axis: Axis::Column },
-            "gate" => MaskChoice::Transposable(select::Transposable::Optimal),
-            _ => MaskChoice::Keep,
+            "up" => Some(Selector::TWO_FOUR),
+            "down" => Some(Selector::Magnitude { pattern, axis: Axis::Column }),
+            "gate" => Some(Selector::Transposable(select::Transposable::Optimal)),
+            _ => None,
         },
         &mut no_progress(),
     )
@@ -271,7 +274,7 @@ fn what_is_not_finite_is_found_before_anything_is_written() {
         let model =
             Model::from([("a".to_owned(), tensor(&[3, 8], &[1.0f32; 24])), ("z".to_owned(), tensor(&[3, 8], &w))]);
         save_sharded(&at("in"), &model, |name| if name == "a" { 1 } else { 2 });
-        let all = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
+        let all = Some(Selector::TWO_FOUR);
         let mut writing = false;
         let progress = &mut |p: Progress<'_>| {
             writing |= p.phase == Phase::Writing;
@@ -438,7 +441,7 @@ fn breaking_off_leaves_everything_as_it_was() {
         files
     };
     let before = everything();
-    let all = MaskChoice::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
+    let all = Some(Selector::TWO_FOUR);
     for input in ["one", "many"] {
         for (output, overwrite) in [("new".to_owned(), Overwrite::No), (format!("{input}-old"), Overwrite::Yes)] {
             for conversion in ["compress", "decompress", "prune"] {

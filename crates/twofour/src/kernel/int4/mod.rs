@@ -6,12 +6,13 @@
 //! The layout is that of [`super::strips`] with a byte for each row of a line: the first value in its lower half, the second in its upper one, both
 //! plus 8. After the strips come the scales in f32, sixteen for each strip and group of columns.
 
+mod pack;
+mod shape;
 mod widen;
 
 use std::{any::TypeId, borrow::Cow, ops::Range};
 
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::{
     aligned::CACHE_LINE,
@@ -26,21 +27,13 @@ use super::{
     strips::{Order, ROWS, Strips, StripsRef},
 };
 use crate::{
-    Compressed, Error, Result,
-    compressed::{self, code},
-    int4::{GROUP, Granularity, Int4},
+    Compressed, Result, compressed,
+    int4::{Granularity, Int4},
 };
+use pack::OFFSET;
+pub use pack::{pack_int4, packed_bytes_int4};
+use shape::{BLOCK_BYTES, BLOCK_COLS, BLOCK_LINES, GROUP_BLOCKS, Shape};
 use widen::Wide;
-
-/// Lines of a block, as in strips of floats.
-const BLOCK_LINES: usize = <f32 as Order>::BLOCK_LINES;
-
-/// Bytes of such a block: positions, then a byte for each row of a line.
-const BLOCK_BYTES: usize = CACHE_LINE + BLOCK_LINES * ROWS;
-
-/// Columns of a block, and blocks that share scales.
-const BLOCK_COLS: usize = 4 * BLOCK_LINES;
-const GROUP_BLOCKS: usize = GROUP / BLOCK_COLS;
 
 /// Columns that become floats at a time: of four strips they fit a core's second cache with room to spare.
 const CHUNK: usize = 512;
@@ -53,123 +46,6 @@ const MANY: usize = 96;
 
 /// Bytes of floats that such rows become, about.
 const MANY_BYTES: usize = 8 << 20;
-
-/// What is added to an integer, so that four bits without a sign hold it.
-const OFFSET: i32 = 8;
-
-/// A shape in this layout.
-#[derive(Debug, Clone, Copy)]
-struct Shape {
-    rows: usize,
-    cols: usize,
-    granularity: Granularity,
-}
-
-impl Shape {
-    fn strips(self) -> usize {
-        self.rows.div_ceil(ROWS)
-    }
-
-    fn lines(self) -> usize {
-        compressed::groups_per_row(self.cols)
-    }
-
-    fn blocks(self) -> usize {
-        self.lines().div_ceil(BLOCK_LINES)
-    }
-
-    /// Columns with those that complete the last group.
-    fn padded_cols(self) -> usize {
-        4 * self.lines()
-    }
-
-    fn scales_per_row(self) -> usize {
-        self.granularity.scales_per_row(self.cols)
-    }
-
-    /// Bytes of a strip without its scales, and of all scales, or `None` where they are too many to count.
-    fn bytes(self) -> Option<(usize, usize)> {
-        let strip = self.blocks().checked_mul(CACHE_LINE)?.checked_add(self.lines().checked_mul(ROWS)?)?;
-        let scales = self.strips().checked_mul(self.scales_per_row())?.checked_mul(ROWS * size_of::<f32>())?;
-        Some((strip, scales))
-    }
-
-    /// The same for memory that there is.
-    fn present_bytes(self) -> (usize, usize) {
-        self.bytes().unwrap_or_default()
-    }
-
-    fn total(self) -> Result<usize> {
-        self.bytes()
-            .and_then(|(strip, scales)| strip.checked_mul(self.strips())?.checked_add(scales))
-            .ok_or(Error::TooLarge { shape: vec![self.rows, self.cols] })
-    }
-
-    fn expect(self, bytes: &[u8]) -> Result<()> {
-        let (expected, found) = (self.total()?, bytes.len());
-        let what = "the packed weight's memory";
-        if found == expected { Ok(()) } else { Err(Error::Length { what, expected, found }) }
-    }
-}
-
-/// Bytes of a packed four-bit weight `[out_features, in_features]`. The layout is the same for every engine of a CPU. It may change between versions,
-/// so it is no file format.
-///
-/// # Errors
-/// [`Error::TooLarge`].
-pub fn packed_bytes_int4(out_features: usize, in_features: usize, granularity: Granularity) -> Result<usize> {
-    Shape { rows: out_features, cols: in_features, granularity }.total()
-}
-
-/// Packs a four-bit weight into borrowed memory of [`packed_bytes_int4`] bytes, at any address.
-///
-/// # Errors
-/// [`Error::Length`], [`Error::TooLarge`].
-pub fn pack_int4(weight: &Int4, bytes: &mut [u8]) -> Result<()> {
-    let q = weight.weight();
-    let shape = Shape { rows: q.rows(), cols: q.cols(), granularity: weight.granularity() };
-    shape.expect(bytes)?;
-    let (strip_bytes, scale_bytes) = shape.present_bytes();
-    let (strips, scales) = bytes.split_at_mut(bytes.len() - scale_bytes);
-    let per_row = shape.scales_per_row();
-    for (i, bytes) in scales.chunks_exact_mut(size_of::<f32>()).enumerate() {
-        let (row, which) = (i / ROWS / per_row * ROWS + i % ROWS, i / ROWS % per_row);
-        let scale = if row < shape.rows { weight.scales()[row * per_row + which].to_f32() } else { 0.0 };
-        bytes.copy_from_slice(bytemuck::bytes_of(&scale));
-    }
-    if strip_bytes == 0 {
-        return Ok(());
-    }
-    strips.par_chunks_mut(strip_bytes).enumerate().for_each(|(strip, bytes)| {
-        for (i, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
-            pack_block(q, strip * ROWS, i * BLOCK_LINES, block);
-        }
-    });
-    Ok(())
-}
-
-/// Packs a block of sixteen rows and eight groups.
-fn pack_block(q: &Compressed<i8>, first_row: usize, first_group: usize, block: &mut [u8]) {
-    let (codes, values) = block.split_at_mut(CACHE_LINE);
-    let mut words = [0u32; CACHE_LINE / size_of::<u32>()];
-    for (line, values) in values.chunks_mut(ROWS).enumerate() {
-        for (row, value) in values.iter_mut().enumerate() {
-            let pair = |a: i8, b: i8| (i32::from(a) + OFFSET) as u8 | ((i32::from(b) + OFFSET) as u8) << 4;
-            if first_row + row >= q.rows() {
-                *value = pair(0, 0);
-                continue;
-            }
-            let [a, b] = q.pair(first_row + row, first_group + line);
-            *value = pair(a, b);
-            let (first, second) = code::positions(q.code(first_row + row, first_group + line));
-            for (which, position) in [first, second].into_iter().enumerate() {
-                let (word, bit) = <f32 as Order>::code(row, 0, which);
-                words[line * <f32 as Order>::CODE_WORDS + word] |= (position as u32) << bit;
-            }
-        }
-    }
-    codes.copy_from_slice(bytemuck::bytes_of(&words));
-}
 
 /// A packed four-bit weight `[out_features, in_features]` in borrowed memory, which [`pack_int4`] filled.
 #[derive(Debug, Clone, Copy)]
@@ -396,7 +272,7 @@ impl Factor for SparseWeightInt4Ref<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MatrixRef, kernel::Activation};
+    use crate::{Error, MatrixRef, kernel::Activation};
 
     fn weight(rows: usize, cols: usize, granularity: Granularity) -> Int4 {
         let dense: Vec<f32> = (0..rows * cols).map(|i| (i * 7919 % 257) as f32 / 64.0 - 2.0).collect();

@@ -1,0 +1,101 @@
+//! The formats of weights that are measured, and which device has a GEMM for each.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde::{Serialize, Serializer};
+use twofour::DataType;
+
+use crate::{dtype, exit::Usage};
+
+/// The format of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WeightFormat {
+    /// One value for each kept element.
+    Plain(DataType),
+    /// 4-bit integers with a scale for every 128 columns, against dense bf16; on a GPU, up to 64 tokens.
+    Int4,
+}
+
+impl WeightFormat {
+    const PLAIN: [DataType; 6] =
+        [DataType::F32, DataType::BF16, DataType::F16, DataType::E4M3, DataType::E5M2, DataType::I8];
+
+    fn name(self) -> &'static str {
+        match self {
+            WeightFormat::Plain(data_type) => data_type.name(),
+            WeightFormat::Int4 => "int4",
+        }
+    }
+
+    /// The parser of the option that names a format.
+    pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
+        let help = "4-bit integers with a scale for every 128 columns, against dense bf16; on a GPU, up to 64 tokens";
+        let int4 = PossibleValue::new(WeightFormat::Int4.name()).help(help);
+        let values = Self::PLAIN.map(dtype::possible).into_iter().chain([int4]);
+        PossibleValuesParser::new(values).try_map(|name| match name.as_str() {
+            "int4" => Ok(WeightFormat::Int4),
+            name => name.parse().map(WeightFormat::Plain),
+        })
+    }
+
+    /// As the CPU kernels have it.
+    pub(super) fn on_cpu(self) -> Result<DataType> {
+        match self {
+            WeightFormat::Plain(data_type) if dtype::ON_CPU.contains(&data_type) => Ok(data_type),
+            _ => bail!(Usage(format!("--dtype {self}: only a GPU has a GEMM for it; add --device cuda, or use i8"))),
+        }
+    }
+
+    /// As the GPU kernels have it, for these numbers of tokens.
+    pub(super) fn on_gpu(self, tokens: &[u32]) -> Result<OnGpu> {
+        Ok(match self {
+            WeightFormat::Plain(DataType::E5M2) => OnGpu::Plain { sparse: DataType::E5M2, dense: DataType::E4M3 },
+            WeightFormat::Plain(DataType::F32 | DataType::I32) => {
+                bail!(Usage(format!(
+                    "--dtype {self}: tensor cores have no 2:4 for it; use bf16, f16, e4m3, e5m2, i8 or int4"
+                )))
+            }
+            WeightFormat::Plain(data_type) => OnGpu::Plain { sparse: data_type, dense: data_type },
+            WeightFormat::Int4 => {
+                let most = twofour_cuda::raw::gemm::int4::MOST_TOKENS;
+                if let Some(many) = tokens.iter().find(|tokens| **tokens as usize > most) {
+                    bail!(Usage(format!("--tokens {many}: with int4 {most} at most; try --tokens 1,16,{most}")))
+                }
+                OnGpu::FourBits
+            }
+        })
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for WeightFormat {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// The operands of a GEMM on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnGpu {
+    /// Weight and activations of one element type, which may differ between the 2:4 and the dense GEMM where the sizes are the same.
+    Plain { sparse: DataType, dense: DataType },
+    /// Int4 weights with activations in bf16.
+    FourBits,
+}
+
+impl OnGpu {
+    /// The element type of the dense contender.
+    pub(super) fn dense(self) -> DataType {
+        match self {
+            OnGpu::Plain { dense, .. } => dense,
+            OnGpu::FourBits => DataType::BF16,
+        }
+    }
+}

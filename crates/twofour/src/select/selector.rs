@@ -1,0 +1,86 @@
+//! A choice of mask by name, for any pattern and axis.
+
+use super::{Transposable, band, magnitude, nm, transposable};
+use crate::{Axis, Element, Error, Mask, MatrixRef, Pattern, Result, mask::Retained};
+
+/// How the mask of a dense matrix is chosen when it is pruned once, for any pattern.
+///
+/// A layer in training has a [`MaskRule`](crate::layer::MaskRule): always 2:4 along rows, and chosen anew from the dense master weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Selector {
+    /// The largest magnitudes of each group ([`magnitude`]).
+    Magnitude {
+        /// The pattern that the mask obeys.
+        pattern: Pattern,
+        /// The axis along which it does.
+        axis: Axis,
+    },
+    /// 2:4 along rows and along columns, tile by tile ([`transposable`]).
+    Transposable(Transposable),
+}
+
+impl Selector {
+    /// The two largest magnitudes of each group of four along a row.
+    pub const TWO_FOUR: Self = Selector::Magnitude { pattern: Pattern::TWO_FOUR, axis: Axis::Row };
+
+    /// The selector of that name: `magnitude`, with a pattern and an axis, or that of a [`Transposable`] rule, which is 2:4 along both axes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSelector`] for other names, [`Error::SelectorPattern`] for a transposable rule with another pattern than 2:4.
+    ///
+    /// ```
+    /// use twofour::{Axis, Pattern, select::Selector};
+    /// assert_eq!(Selector::named("magnitude", Pattern::TWO_FOUR, Axis::Row)?, Selector::TWO_FOUR);
+    /// assert!(Selector::named("optimal", "1:4".parse()?, Axis::Row).is_err());
+    /// # Ok::<(), twofour::Error>(())
+    /// ```
+    pub fn named(name: &str, pattern: Pattern, axis: Axis) -> Result<Self> {
+        if name == "magnitude" {
+            return Ok(Selector::Magnitude { pattern, axis });
+        }
+        let known = "magnitude, greedy, greedy-signed, causal1122, optimal";
+        let rule: Transposable = name.parse().map_err(|_| Error::UnknownSelector { name: name.to_owned(), known })?;
+        if pattern != Pattern::TWO_FOUR {
+            return Err(Error::SelectorPattern { name: rule.name(), pattern });
+        }
+        Ok(Selector::Transposable(rule))
+    }
+
+    /// The mask of a matrix.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`] with the place of the first NaN.
+    pub fn mask<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Mask> {
+        match self {
+            Selector::Magnitude { pattern, axis } => magnitude(matrix, pattern, axis),
+            Selector::Transposable(rule) => transposable(matrix, rule),
+        }
+    }
+
+    /// The pruned matrix, and what of it is left.
+    pub(crate) fn pruned<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<(Vec<T>, Retained)> {
+        match self {
+            Selector::Magnitude { pattern, axis } => band::pruned(matrix, &nm::magnitude_rule(pattern, axis)),
+            Selector::Transposable(rule) => band::pruned(matrix, &rule),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_known_name_is_a_selector() {
+        let named = |name, pattern| Selector::named(name, pattern, Axis::Column);
+        let Err(Error::UnknownSelector { known, .. }) = named("largest", Pattern::TWO_FOUR) else { panic!() };
+        for name in known.split(", ") {
+            assert!(named(name, Pattern::TWO_FOUR).is_ok(), "{name}");
+        }
+        let rules = Transposable::ALL.map(|rule| named(rule.name(), Pattern::TWO_FOUR).unwrap());
+        assert_eq!(rules, Transposable::ALL.map(Selector::Transposable));
+        let error = named("greedy", "1:4".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("greedy") && error.contains("1:4"), "{error}");
+    }
+}
