@@ -3,7 +3,7 @@
     python bench/python/linear.py [-o FILE] [--rounds N] [--quick]
 
 On a CPU: decode (1 to 16 tokens) and prefill (512) in float32 and bfloat16, with as many threads as torch has. On a GPU, in bfloat16: decode in a CUDA
-graph, prefill (eager, graph and torch.compile), forward and backward with a mask chosen in every step, and pruning both ways. Operands are random
+graph, prefill in float8_e4m3fn against ``torch._scaled_mm``, prefill (eager, graph and torch.compile), forward and backward with a mask chosen in every step, and pruning both ways. Operands are random
 numbers. A figure is the median over rounds; contenders take turns in shuffled order. FILE keeps its results, so a run that was
 stopped goes on.
 """
@@ -123,6 +123,25 @@ def linear(timer: Timer, rows: int, cols: int, tokens: int, dtype: torch.dtype, 
         return timer.measure(functions)
 
 
+def float8(timer: Timer, rows: int, cols: int, tokens: int, way: str) -> dict:
+    """``torch._scaled_mm`` of float8_e4m3fn, to bfloat16, with a scale for each tensor."""
+    dtype = torch.float8_e4m3fn
+    sparse = to_sparse_semi_structured(torch.randn(rows, cols, device="cuda").to(dtype), prune=True)
+    dense, x = sparse.to_dense(), torch.randn(tokens, cols, device="cuda").to(dtype)
+    scales = {"scale_a": torch.ones((), device="cuda"), "scale_b": torch.ones((), device="cuda"), "out_dtype": torch.bfloat16}
+    functions = {
+        "dense": lambda: torch._scaled_mm(x, dense.t(), **scales),
+        "twofour": lambda: torch._scaled_mm(x, sparse.t(), **scales),
+    }
+    torchs = peer(dense)
+    if torchs is not None:
+        functions["torch's class"] = lambda: torch._scaled_mm(torchs, x.t(), **scales)
+    with torch.inference_mode():
+        if way == "graph":
+            functions = {name: graphed(function) for name, function in functions.items()}
+        return timer.measure(functions)
+
+
 def training(timer: Timer, tokens: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> dict:
     """Forward and backward of a layer, with the mask chosen anew in each step."""
     from twofour.sparsity.training import SemiSparseLinear
@@ -174,6 +193,9 @@ def cases(device: str, quick: bool):
                     f"{name} [{rows}, {cols}], {tokens} tokens, {dtype}, {way}",
                     lambda t, r=rows, c=cols, n=tokens, w=way: linear(t, r, c, n, dtype, device, w),
                 )
+    for name, (rows, cols) in layers.items():
+        for way in ("eager", "graph"):
+            yield f"{name} [{rows}, {cols}], 4096 tokens, {torch.float8_e4m3fn}, {way}", lambda t, r=rows, c=cols, w=way: float8(t, r, c, 4096, w)
     for name, (tokens, inputs, outputs) in SEEDS.items():
         for of in (torch.float16, torch.bfloat16):
             yield (

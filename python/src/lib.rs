@@ -20,10 +20,11 @@ use std::{ffi::OsString, path::PathBuf};
 
 use pyo3::{exceptions::PyImportError, prelude::*};
 
-/// Defines `torch.ops.twofour` in the torch whose libraries are at these paths. A second call does nothing.
+/// Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths, and returns the schemas to define. A second call does
+/// nothing and returns none.
 #[pyfunction]
 #[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
-fn register_torch(libtorch_cpu: OsString, libtorch_cuda: Option<OsString>) -> PyResult<()> {
+fn register_torch(libtorch_cpu: OsString, libtorch_cuda: Option<OsString>) -> PyResult<Vec<&'static str>> {
     torch::register(&libtorch_cpu, libtorch_cuda.as_deref()).map_err(PyImportError::new_err)
 }
 

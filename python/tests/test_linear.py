@@ -3,12 +3,14 @@
 import copy
 import io
 import pickle
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 
 import twofour
 from twofour.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
@@ -198,6 +200,22 @@ def test_it_is_what_a_sparse_weight_gives(device):
     dense.weight = nn.Parameter(to_sparse_semi_structured(dense.weight, prune=True), requires_grad=False)
     x = torch.randn(6, 70, device=device)
     assert torch.equal(dense(x), sparse(x))
+
+
+def test_inductor_computes_a_kept_activation_once():
+    weight = to_sparse_semi_structured(torch.randn(64, 128), prune=True)
+
+    def up(x):
+        y = 2 * x + 1
+        return F.linear(y, weight), y.reshape(-1, 128)
+
+    x = torch.randn(2, 16, 128)
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        found, (code, *_) = run_and_get_code(torch.compile(up), x)
+    close(found[0], up(x)[0])
+    # The kernel's call: its input and one output.
+    (call,) = re.findall(r"cpp_fused\w*\((.*)\)", code[code.index("def call") :])
+    assert len(call.split(",")) == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -250,6 +250,15 @@ def test_integers_are_pruned_like_floats(device, rule):
     assert torch.equal(F.linear(x, sparse).cpu(), exact.to(torch.int8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cols", [30, 257, 3])
+def test_the_mask_of_a_matrix_whose_last_group_is_short(device, dtype, cols):
+    dense = torch.randn(8, cols, device=device, dtype=dtype)
+    sparse = to_sparse_semi_structured(dense, prune=True)
+    assert torch.equal(sparse.mask & (sparse.to_dense() != 0), sparse.to_dense() != 0)
+    assert torch.equal(sparse.with_values_of(2 * dense).to_dense(), 2 * sparse.to_dense())
+
+
 def test_floats_are_cast_to_integers_after_they_are_chosen(device):
     dense = torch.tensor([[1.5, -1.75, 1.25, 0.0, 100.9, -128.0, 3.0, 2.0]], device=device).repeat(4, 1)
     sparse = to_sparse_semi_structured(dense, prune=True, dtype=torch.int8)

@@ -78,7 +78,7 @@ def prune(
 ) -> None:
     """Writes the pruned matrix to `out`."""
 
-def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> None:
+def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[str]:
     """Defines `torch.ops.twofour` in the torch whose libraries are at these paths. A second call does nothing."""
 
 def verify(

@@ -29,8 +29,15 @@ def _register() -> None:
         _native.add_site_packages(str(pathlib.Path(package.__file__).parent.parent))
     # A torch built for CUDA has loaded it, with or without a GPU.
     cuda = library / "libtorch_cuda.so"
-    _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None)
+    for schema in _native.register_torch(str(cpu), str(cuda) if cuda.exists() else None):
+        _LIBRARY.define(schema, tags=_TAGS)
 
+
+#: The definitions last as long as this object.
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+#: Strides may be any. torch.compile then hands over the tensor itself where it would make a copy in the strides that it traced: of an activation
+#: that is also kept for the backward pass, it computed a second one.
+_TAGS = (torch.Tag.flexible_layout, torch.Tag.pt2_compliant_tag)
 
 _register()
 _OPS = torch.ops.twofour
@@ -43,6 +50,9 @@ ACTIVATIONS = {None if name == "identity" else name: number for name, number in 
 
 #: torch's numbers of the types that a weight may be packed as.
 TYPES = {getattr(torch, name): number for name, number in _native.PACKED_DTYPES.items()}
+
+#: torch's numbers of the types of 8-bit floats.
+FLOAT8 = {torch.float8_e5m2: 23, torch.float8_e4m3fn: 24}
 
 #: Stand-ins of a dense tensor.
 ESTIMATORS = _native.ESTIMATORS
@@ -81,6 +91,7 @@ soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
 estimate = _raising(_OPS.estimate.default)
 sampled_weight_gradient = _raising(_OPS.sampled_weight_gradient.default)
 bias_gradient = _raising(_OPS.bias_gradient.default)
+linear_float8 = _raising(_OPS.linear_float8.default)
 quantize_rows = _raising(_OPS.quantize_rows.default)
 linear_i8 = _raising(_OPS.linear_i8.default)
 linear_quantized = _raising(_OPS.linear_quantized.default)
@@ -126,6 +137,9 @@ def _packed(like: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
         # Lines of two groups, four lines to a block of positions; then the sum of each row.
         lines = -(-groups // 2)
         return like.new_empty((strips * (-(-lines // 4) * 64 + lines * 64) + 4 * rows,))
+    if like.dtype in FLOAT8:
+        # The bytes of values that were widened to float32.
+        return like.new_empty((strips * (-(-groups // 8) * 64 + groups * 128),))
     # Lines of one group, eight lines to a block of positions.
     return like.new_empty((strips, (-(-groups // 8) * 64 + groups * 32 * size) // size))
 
@@ -150,10 +164,19 @@ def _(dy, packed, in_features):
     return dy.new_empty((*dy.shape[:-1], in_features))
 
 
+def _type(number: int) -> torch.dtype:
+    return next(dtype for dtype, found in (TYPES | FLOAT8).items() if found == number)
+
+
+@torch.library.register_fake("twofour::linear_float8")
+def _(x, packed, scales, token_scales, bias, out_features, dtype):
+    return x.new_empty((*x.shape[:-1], out_features), dtype=_type(dtype))
+
+
 @torch.library.register_fake("twofour::pack")
 def _(weight, rule, scale, transpose, check, dtype=-1):
     rows, cols = weight.shape
-    like = weight if dtype == -1 else weight.new_empty((0,), dtype=next(t for t, number in TYPES.items() if number == dtype))
+    like = weight if dtype == -1 else weight.new_empty((0,), dtype=_type(dtype))
     packed_t = _packed(like, cols, rows) if transpose else like.new_empty((0,))
     return _packed(like, rows, cols), packed_t, _tiles(weight)
 

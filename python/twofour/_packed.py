@@ -27,7 +27,7 @@ class Packed:
         self.forward = forward
         self.transposed = transposed
         self.dtype = (transposed if forward is None else forward).dtype
-        self.direct = None if self.dtype is torch.int8 else forward
+        self.direct = None if self.dtype.itemsize == 1 else forward
 
     def t(self) -> Packed:
         """The transpose, which shares the memory."""
@@ -37,6 +37,8 @@ class Packed:
         """``activation(x @ W.T + bias)`` for ``x`` of shape ``[..., cols]``."""
         if self.dtype is torch.int8:
             return self._of_integers(x, bias)
+        if self.dtype in _ops.FLOAT8:
+            raise NotImplementedError(f"a GEMM with a 2:4 matrix of {self.dtype} requires scales; please use `torch._scaled_mm` instead")
         if self.forward is not None:
             if bias is None:
                 if activation == 0:
@@ -155,8 +157,13 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
         # Packed in the host's memory.
         return pack_sparse(dense.cpu()).to(device=dense.device)
     # The two largest magnitudes of each group are all that a 2:4 matrix has.
-    weight, _ = pack_by_rule(dense, "magnitude", transpose=False)
-    lost = weight.to_dense() != dense
+    if dense.dtype in _ops.FLOAT8:
+        number, dense = _ops.FLOAT8[dense.dtype], dense.half()
+        weight = Packed(rows, cols, _ops.pack(dense, _ops.rule_number("magnitude"), 1.0, False, True, number)[0])
+        lost = weight.to_dense().half() != dense
+    else:
+        weight, _ = pack_by_rule(dense, "magnitude", transpose=False)
+        lost = weight.to_dense() != dense
     if lost.any():
         row, col = lost.nonzero()[0].tolist()
         nonzeros = int((dense[row, col // 4 * 4 : col // 4 * 4 + 4] != 0).sum())

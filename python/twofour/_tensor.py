@@ -11,9 +11,11 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _layouts, _ops
 from ._autograd import differentiable_linear
+from ._float8 import FLOAT8, saturated, scaled_product
 from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
 
 _TORCH = torch.sparse.SparseSemiStructuredTensor
+_PLAIN = torch._C._disabled_torch_function_impl
 _EAGER_LINEAR, _EAGER_LINEAR_BIAS = _ops.eager_linear, _ops.eager_linear_bias
 
 #: torch's names of the algorithms that choose a transposable mask, and "optimal", which only twofour has.
@@ -103,7 +105,10 @@ class SparseSemiStructuredTensor(_TORCH):
             cls, (weight.rows, weight.cols), device=some.device, dtype=some.dtype, requires_grad=requires_grad
         )
         self.packed_weight = weight
-        self.tiles = tiles
+        # Parts under names of their own, since a compiled model reads them in every call.
+        self._forward, self._transposed, self.tiles = weight.forward, weight.transposed, tiles
+        self._parts = _INNER[weight.forward is not None, weight.transposed is not None, tiles is not None]
+        self._size = (weight.rows, weight.cols)
         self.fuse_transpose_cusparselt = False
         self.alg_id_cusparselt = 0
         return self
@@ -117,27 +122,12 @@ class SparseSemiStructuredTensor(_TORCH):
     # What torch.compile and torch's functional wrappers take apart and put together.
 
     def __tensor_flatten__(self):
-        # A compiled model asks every weight in every call.
-        weight = self.packed_weight
-        return _INNER[weight.forward is not None, weight.transposed is not None, self.tiles is not None], (
-            weight.rows,
-            weight.cols,
-            self.requires_grad,
-        )
+        return self._parts, self._size
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        rows, cols, requires_grad = context
-        weight = Packed(rows, cols, inner.get("_forward"), inner.get("_transposed"))
-        return cls._of(weight, inner.get("tiles"), requires_grad)
-
-    @property
-    def _forward(self):
-        return self.packed_weight.forward
-
-    @property
-    def _transposed(self):
-        return self.packed_weight.transposed
+        rows, cols = context
+        return cls._of(Packed(rows, cols, inner.get("_forward"), inner.get("_transposed")), inner.get("tiles"))
 
     # Saving: the canonical form, which every version and device reads.
 
@@ -256,10 +246,16 @@ class SparseSemiStructuredTensor(_TORCH):
         if self.tiles is not None:
             return self.tiles
         weight = self.packed_weight
-        ones = weight.forward if weight.forward is not None else weight.transposed
+        packed = weight.forward if weight.forward is not None else weight.transposed
         rows, cols = (weight.rows, weight.cols) if weight.forward is not None else (weight.cols, weight.rows)
-        values, meta = _ops.canonical(ones, rows, cols)
-        kept = _ops.unpack(_ops.from_canonical(torch.ones_like(values), meta, cols), rows, cols).bool()
+        values, meta = _ops.canonical(packed, rows, cols)
+        ones = torch.ones_like(values)
+        if cols % 4:
+            # The last group keeps places past the last column, too.
+            group = cols // 4
+            code = meta[:, group // 8] >> (4 * (group % 8)) & 15
+            ones[:, 2 * group : 2 * group + 2] = (torch.stack((code & 3, code >> 2), 1) < cols % 4).to(ones.dtype)
+        kept = _ops.unpack(_ops.from_canonical(ones, meta, cols), rows, cols).to(torch.float32).bool()
         return _layouts.tiles_of(kept if weight.forward is not None else kept.t())
 
     def _mm(self, B: torch.Tensor, *, bias: torch.Tensor | None = None, **kwargs) -> torch.Tensor:
@@ -272,7 +268,7 @@ class SparseSemiStructuredTensor(_TORCH):
         handler = _FUNCTIONS.get(func)
         if handler is not None:
             return handler(*args, **kwargs) if kwargs else handler(*args)
-        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        return _PLAIN(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -297,7 +293,7 @@ _INNER = {
 }
 
 #: The types that GEMMs take.
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, *FLOAT8)
 
 
 class SparseSemiStructuredTensorCUTLASS(SparseSemiStructuredTensor):
@@ -425,6 +421,25 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     return y if beta == 0 else y + (input if beta == 1 else input * beta)
 
 
+def _scaled_mm(A, B, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+    a_sparse, b_sparse = (isinstance(t, SparseSemiStructuredTensor) for t in (A, B))
+    if a_sparse and b_sparse:
+        _refuse_two_sparse()
+    if A.dim() != 2 or B.dim() != 2:
+        raise RuntimeError(f"_scaled_mm: both operands must be matrices; their shapes are {tuple(A.shape)} and {tuple(B.shape)}")
+    out_dtype = A.dtype if out_dtype is None else out_dtype
+    computed = torch.float32 if scale_result is not None else out_dtype
+    if a_sparse:
+        y = scaled_product(B.t(), A.packed_weight, scale_b, scale_a, None, computed if bias is None else torch.float32).t().contiguous()
+        y = y if bias is None else y + bias.to(y.dtype)
+    else:
+        y = scaled_product(A, B.packed_weight.t(), scale_a, scale_b, bias, computed)
+    y = y if scale_result is None else y * scale_result
+    if y.dtype is out_dtype:
+        return y
+    return saturated(y, out_dtype) if out_dtype in FLOAT8 else y.to(out_dtype)
+
+
 def _t(self):
     if torch.is_grad_enabled() and self.requires_grad:
         return _Transpose.apply(self)
@@ -467,6 +482,7 @@ _FUNCTIONS = {
     torch.Tensor.bmm: _matmul,
     torch.addmm: _addmm,
     torch.Tensor.addmm: _addmm,
+    torch._scaled_mm: _scaled_mm,
     torch.t: _t,
     torch.Tensor.t: _t,
     torch.Tensor.T.__get__: _t,
@@ -519,7 +535,7 @@ def _copy_(self, source, non_blocking=False):
             weight = pack_by_mask(source.to_dense().to(self.device, self.dtype), tiles, True)
     else:
         dense = source.detach().to(device=self.device, dtype=self.dtype)
-        tiles = _layouts.tiles_of(dense != 0)
+        tiles = _layouts.tiles_of((dense.half() if dense.dtype in FLOAT8 else dense) != 0)
         if self.packed_weight.transposed is None:
             weight = pack_sparse(dense)
         else:
@@ -561,6 +577,7 @@ DISPATCH = {
     torch.ops.aten.matmul: _dispatched(_matmul),
     torch.ops.aten.addmm: _dispatched(_addmm),
     torch.ops.aten.linear: _dispatched(_linear),
+    torch.ops.aten._scaled_mm: _dispatched(_scaled_mm),
     torch.ops.aten._to_copy: _dispatched(_to_copy),
     torch.ops.aten.clone: _dispatched(_clone),
     torch.ops.aten.copy_: _dispatched(_copy_),

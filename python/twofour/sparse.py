@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from . import _integers, _layouts
+from . import _float8, _integers, _layouts
 from ._packed import pack_by_mask, pack_by_rule, pack_sparse
 from ._tensor import (
     SparseSemiStructuredTensor,
@@ -36,7 +36,8 @@ def to_sparse_semi_structured(
     """Compresses a matrix to a 2:4 tensor.
 
     Args:
-        original_tensor: the matrix, ``[rows, cols]``, of float32, bfloat16, float16 or int8, on a CPU or a GPU. Any shape.
+        original_tensor: the matrix, ``[rows, cols]``, of float32, bfloat16, float16, int8, float8_e4m3fn or float8_e5m2, on a CPU or a GPU. Any
+            shape. 8-bit floats are multiplied by ``torch._scaled_mm``, with scales.
         transposed: deprecated and without effect, as in torch.
         alg_id: accepted for torch's sake; kernels are chosen by shape.
         mask: what to keep, ``[rows, cols]`` of bool, 2:4 along rows.
@@ -83,6 +84,11 @@ def to_sparse_semi_structured(
         kept, tiles = _integers.kept(dense, mask, seed if MVUE24 else None, prune)
         sparse = cls._of(pack_sparse(kept), tiles)
         sparse = sparse if dtype in (None, torch.int8) else sparse.to(dtype)
+    elif original_tensor.dtype in _float8.FLOAT8:
+        if mask is not None:
+            _verified(mask.bool())
+        kept, tiles = _float8.kept(dense, mask, seed if MVUE24 else None, prune)
+        sparse = cls._of(_float8.pack_kept(kept, tiles is not None), tiles)
     elif mask is not None:
         sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:

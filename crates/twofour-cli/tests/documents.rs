@@ -41,15 +41,15 @@ fn compiled() -> BTreeSet<String> {
         twofour_candle::gpt,
         twofour_candle::linear,
         twofour_candle::train,
-        twofour_cuda::adamw,
         twofour_cuda::cache,
-        twofour_cuda::compress,
         twofour_cuda::dispatch,
-        twofour_cuda::gemm,
-        twofour_cuda::gemm::int4,
         twofour_cuda::layer,
         twofour_cuda::layer::SparseLinear,
-        twofour_cuda::prune,
+        twofour_cuda::raw::adamw,
+        twofour_cuda::raw::compress,
+        twofour_cuda::raw::gemm,
+        twofour_cuda::raw::gemm::int4,
+        twofour_cuda::raw::prune,
     ];
     let methods = methods![
         twofour::Compressed::<f32>::from_pruned,
@@ -86,7 +86,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// Paths such as `twofour_cuda::gemm` in a text.
+/// Paths such as `twofour_cuda::layer` in a text.
 fn named(text: &str) -> BTreeSet<String> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let words = text.split(|c| !is_path(c)).map(|word| word.trim_matches(':'));

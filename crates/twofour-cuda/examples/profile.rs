@@ -8,13 +8,16 @@ use cudarc::driver::DevicePtr as _;
 use twofour::int4::Granularity;
 use twofour_cuda::{
     DataType, Device, Stream,
-    engine::Engine,
-    gemm::{
-        Epilogue, GemmMethod, GemmProblem, Order,
-        int4::{self, Int4Gemm},
-    },
     libraries::Libraries,
     measure::{RandomInt4, Timer, Trial},
+    problem::{GemmProblem, Int4Problem, Order},
+    raw::{
+        engine::Engine,
+        gemm::{
+            Epilogue, GemmMethod,
+            int4::{self, Int4Gemm},
+        },
+    },
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -44,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weight = random.weight(stream);
     let (element, output, granularity, order) =
         (DataType::BF16, DataType::BF16, Granularity::Group, Order::TokensFirst);
-    let problem = int4::Int4Problem { element, output, granularity, features, tokens, reduction, order };
+    let problem = Int4Problem { element, output, granularity, features, tokens, reduction, order };
     for method in int4::Int4Method::all(problem, device.architecture()) {
         let decode = Int4Gemm::with(&device, problem, method)?;
         if wanted(&decode.kernel()) {

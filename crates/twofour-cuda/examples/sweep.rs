@@ -7,10 +7,10 @@ use std::{collections::HashSet, error::Error, io::Write};
 use twofour::DataType;
 use twofour_cuda::{
     Device,
-    engine::Engine,
-    gemm::{GemmMethod, GemmProblem},
     libraries::Libraries,
     measure::{Timer, Trial},
+    problem::GemmProblem,
+    raw::{engine::Engine, gemm::GemmMethod},
 };
 
 fn main() -> Result<(), Box<dyn Error>> {

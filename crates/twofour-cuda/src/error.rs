@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::{
     Architecture, DataType,
-    engine::Engine,
-    gemm::{GemmMethod, GemmProblem},
+    problem::GemmProblem,
+    raw::{engine::Engine, gemm::GemmMethod},
 };
 
 /// Every error of this crate; messages say what to do about it.
@@ -262,9 +262,9 @@ pub enum Error {
     #[error("there is no int4 kernel for {problem:?} by {method:?}: choose one of int4::Int4Method::all")]
     Int4Method {
         /// The method.
-        method: crate::gemm::int4::Int4Method,
+        method: crate::raw::gemm::int4::Int4Method,
         /// The problem.
-        problem: crate::gemm::int4::Int4Problem,
+        problem: crate::problem::Int4Problem,
     },
 
     /// A shape is larger than a launch can be.

@@ -3,20 +3,14 @@
 use sha2::{Digest, Sha256};
 
 use crate::{
-    adamw, column_sums, compress, elementwise, estimate, gemm, measure, prune, quantize, soft_threshold,
-    source::Source, unpack,
+    measure,
+    raw::{self, gemm},
+    source::Source,
 };
 
 /// Returns every source that a program can need.
 pub fn all() -> Vec<Source> {
-    let weights = prune::sources().into_iter().chain(compress::sources()).chain(adamw::sources());
-    let layers = elementwise::sources()
-        .into_iter()
-        .chain(estimate::sources())
-        .chain(column_sums::sources())
-        .chain(quantize::sources());
-    let layers = layers.chain(unpack::sources()).chain(soft_threshold::sources());
-    weights.chain(layers).chain([measure::read::source()]).chain(gemm::sources()).collect()
+    raw::sources().into_iter().chain([measure::read::source()]).collect()
 }
 
 /// Returns the first 64 bits, in hexadecimal, of the SHA-256 of the GEMM sources without comments. Timings recorded with another digest are those of other kernels.

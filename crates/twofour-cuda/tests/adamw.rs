@@ -8,7 +8,7 @@ use support::{Bench, bench, numbers::Random};
 use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
 use twofour_cuda::{
     DataType, Error,
-    adamw::{AdamW, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
+    raw::adamw::{AdamW, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
 };
 
 const SETTINGS: AdamWSettings =
@@ -134,7 +134,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let at = bench.at(&memory);
     let parameter = AdamWState { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
     let step = AdamWStep { number: StepNumber::Host(1), masked_decay: None, gradient_scale: None };
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |parameter, step| unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) };
     let masked = |tiles| AdamWStep { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };
     assert!(matches!(

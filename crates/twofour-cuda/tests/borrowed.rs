@@ -2,18 +2,19 @@
 
 mod support;
 
+use cudarc::driver::DevicePtrMut as _;
 use half::{bf16, f16};
 use support::device;
 use twofour::{
-    Arithmetic, Axis, MatrixRef, Pattern,
+    Arithmetic, Axis, Compressed, MatrixRef, Pattern,
     estimate::{self, Estimator},
     layer::{MaskRule, gradient_estimate},
     select::{self, Transposable},
 };
 use twofour_cuda::{
-    DataType, Error,
+    Activation, DataType, Error,
     layer::{
-        Activation, DeviceBuffer, LayerContext,
+        DeviceBuffer, DeviceSliceMut, LayerContext,
         borrowed::{
             self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, input_gradient, linear,
             mask_len, packed_len, remask, remask_checked, unpack,
@@ -107,6 +108,32 @@ fn packed_tensors_multiply_both_ways_as_the_pruned_matrix_does() {
                 linear(context, weight, dy.as_slice(), tokens, None, identity, dx.as_slice_mut()).unwrap();
                 close(&format!("{what}, transposed"), &dx.to_host::<bf16>().unwrap(), &expected);
             }
+        }
+    }
+}
+
+#[test]
+fn products_of_integers_are_exact() {
+    let Some(device) = device() else { return };
+    let context = &LayerContext::new(&device).unwrap();
+    for (rows, cols, tokens) in [(64, 128, 16), (100, 52, 5), (37, 30, 1), (256, 4096, 300)] {
+        let integer = |i: usize| ((i * 7919) % 256) as u8 as i8;
+        let dense: Vec<i8> = (0..rows * cols).map(|i| if i % 4 < 2 { integer(i) } else { 0 }).collect();
+        let weight = Compressed::from_dense(MatrixRef::new(rows, cols, &dense).unwrap()).unwrap();
+        let x: Vec<i8> = (0..tokens * cols).map(|i| integer(i + 3)).collect();
+        let packed = DeviceBuffer::from_host(context, &borrowed::encode(&weight).unwrap()).unwrap();
+        let there = DeviceBuffer::from_host(context, &x).unwrap();
+        let mut y = context.stream().alloc_zeros::<i32>(tokens * rows).unwrap();
+        let address = y.device_ptr_mut(context.stream()).0;
+        // SAFETY: `y` has that many elements, outlives the call, and is used on this stream alone.
+        let out = unsafe { DeviceSliceMut::from_raw(&device, address, tokens * rows, DataType::I32) };
+        let packed = PackedSlice::new(packed.as_slice(), rows, cols);
+        borrowed::exact_linear(context, packed, there.as_slice(), tokens, out).unwrap();
+        let found = context.stream().clone_dtoh(&y).unwrap();
+        for (place, found) in found.into_iter().enumerate() {
+            let (token, row) = (place / rows, place % rows);
+            let products = (0..cols).map(|i| i32::from(x[token * cols + i]) * i32::from(dense[row * cols + i]));
+            assert_eq!(found, products.sum::<i32>(), "[{rows}, {cols}], token {token}, row {row}");
         }
     }
 }

@@ -10,9 +10,9 @@ use twofour::{
     int4::{Granularity, Int4},
 };
 use twofour_cuda::{
-    DataType, Error,
+    Activation, DataType, Error,
     layer::{
-        Activation, DeviceBuffer, DeviceSlice, LayerContext,
+        DeviceBuffer, DeviceSlice, LayerContext,
         borrowed::int4::{self, Int4Slice},
     },
 };

@@ -16,8 +16,11 @@ use twofour::{
 };
 use twofour_cuda::{
     Architecture, DataType, Error,
-    compress::{CompressRule, CompressTarget, Compressor},
-    prune::{DenseWeight, MetaOrder, NO_NAN, Packed, first_nan},
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        compress::{CompressRule, CompressTarget, Compressor},
+        prune::{NO_NAN, first_nan},
+    },
 };
 
 struct Case<'a, I> {
@@ -338,7 +341,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         wrong: at,
     };
     let magnitude = CompressRule::Estimate(Estimator::Magnitude);
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |data, rows, cols, rule, to| unsafe {
         compressor.run(bench.stream(), DenseWeight { data, rows, cols }, Axis::Row, rule, to)
     };

@@ -10,9 +10,13 @@ use support::{
 use twofour::{Axis, estimate::Estimator};
 use twofour_cuda::{
     DataType, Device, Error,
-    compress::{CompressRule, CompressTarget, Compressor},
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
-    prune::{DenseWeight, NO_NAN, Packed},
+    problem::GemmProblem,
+    raw::{
+        DenseWeight, Packed,
+        compress::{CompressRule, CompressTarget, Compressor},
+        gemm::{Epilogue, Gemm, GemmOperands},
+        prune::NO_NAN,
+    },
 };
 
 const FEATURES: usize = 512;
@@ -48,7 +52,7 @@ fn results(device: Device) -> Vec<Vec<u8>> {
         let x = bench.up(&x);
         let out = bench.poisoned(tokens * FEATURES * 2, 0xFFu8);
         let operands = GemmOperands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
-        // SAFETY: as above.
+        // SAFETY: the weight was compressed above; X and the result are as long as the problem asks for; all live until the stream has been waited for.
         unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         all.push(bench.down(&out));
     }

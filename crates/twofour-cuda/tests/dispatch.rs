@@ -6,11 +6,14 @@ use half::bf16;
 use support::{Bench, hopper, numbers::result};
 use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
-    DataType, Error,
+    Activation, DataType, Error,
     cache::Cache,
     dispatch::Dispatcher,
-    engine::{Engine, KeptForm, Weight},
-    gemm::{Activation, Epilogue, GemmProblem, Order, XOrder, int4, packed_bytes},
+    problem::{GemmProblem, Int4Problem, Order, XOrder},
+    raw::{
+        engine::{Engine, KeptForm, Weight},
+        gemm::{Epilogue, int4, packed_bytes},
+    },
 };
 
 fn problem(features: usize, tokens: usize, reduction: usize) -> GemmProblem {
@@ -74,7 +77,7 @@ fn a_choice_for_four_bits_is_remembered_too() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::at(folder.path());
     for (granularity, tokens) in [(Granularity::Group, 3), (Granularity::Row, 40)] {
-        let problem = int4::Int4Problem {
+        let problem = Int4Problem {
             element: DataType::F16,
             output: DataType::F16,
             granularity,
@@ -88,7 +91,7 @@ fn a_choice_for_four_bits_is_remembered_too() {
         assert_eq!(choice.problem(), problem);
         assert!(int4::Int4Gemm::with(&bench.device, problem, choice.best().how).is_ok());
         assert_eq!(Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap(), choice);
-        let other = int4::Int4Problem { tokens: 65, ..problem };
+        let other = Int4Problem { tokens: 65, ..problem };
         let refused = Dispatcher::with_cache(&bench.device, &cache).choose_int4(other);
         assert!(matches!(refused, Err(Error::Dimension { what: "tokens", .. })));
     }

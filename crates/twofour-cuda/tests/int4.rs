@@ -17,10 +17,11 @@ use twofour::{
     layout::lanes,
 };
 use twofour_cuda::{
-    DataType, Error,
-    gemm::{
-        Activation, Epilogue, Order,
-        int4::{Int4Gemm, Int4Method, Int4Problem, Int4Weight, staged},
+    Activation, DataType, Error,
+    problem::{Int4Problem, Order},
+    raw::gemm::{
+        Epilogue,
+        int4::{Int4Gemm, Int4Method, Int4Weight, staged},
     },
 };
 
@@ -319,17 +320,11 @@ fn capture(bench: &Bench, tokens: usize) {
     let decode = Int4Gemm::new(&bench.device, problem).unwrap();
     let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), DataType::F16).0).collect();
     let x = bench.up(&x);
-    let outs: [CudaSlice<u8>; 2] = std::array::from_fn(|_| bench.poisoned(features * tokens * 2, 0xFFu8));
-    let (places, x_at, out_at) = (there.places(bench), bench.at(&x), [bench.at(&outs[0]), bench.at(&outs[1])]);
-    // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
-    let run = |out| unsafe { decode.run(bench.stream(), places, x_at, out, Epilogue::default()) }.unwrap();
-    run(out_at[0]);
-    bench.wait();
-    let graph = bench.captured(|| run(out_at[1]));
-    for _ in 0..3 {
-        graph.launch().unwrap();
-    }
-    assert_eq!(bench.down(&outs[1]), bench.down(&outs[0]), "{tokens} tokens, {}", decode.kernel());
+    let (places, x_at) = (there.places(bench), bench.at(&x));
+    bench.expect_replays_alike(&format!("{tokens} tokens, {}", decode.kernel()), features * tokens * 2, |out| {
+        // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+        unsafe { decode.run(bench.stream(), places, x_at, out, Epilogue::default()) }.unwrap();
+    });
 }
 
 #[test]
@@ -363,7 +358,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let memory = bench.poisoned(1 << 16, 0u32);
     let at = bench.at(&memory);
     let weight = Int4Weight { values: at, meta: at, scales: at };
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let run = |weight, x, out| unsafe { decode.run(bench.stream(), weight, x, out, Epilogue::default()) };
     assert!(matches!(run(weight, at + 8, at), Err(Error::Pointer { what: "X", .. })));
     assert!(matches!(run(weight, at, 0), Err(Error::Pointer { what: "result", .. })));

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use twofour::int4::Granularity;
 use twofour_cuda::{
     Architecture, DataType, Error,
-    gemm::{GemmMethod, GemmProblem, Order, XOrder, int4},
+    problem::{GemmProblem, Int4Problem, Order, XOrder},
+    raw::gemm::{GemmMethod, int4},
 };
 
 /// Multiprocessors of small and large devices, and of impossible ones.
@@ -55,7 +56,7 @@ proptest! {
     #[test]
     fn four_bits((features, _, reduction) in sizes(), tokens in 1usize..=int4::MOST_TOKENS, by_row: bool) {
         let granularity = if by_row { Granularity::Row } else { Granularity::Group };
-        let problem = int4::Int4Problem {
+        let problem = Int4Problem {
             element: DataType::F16,
             output: DataType::F32,
             granularity,

@@ -11,9 +11,11 @@ use twofour::{
 };
 use twofour_cuda::{
     DataType, Error,
-    column_sums::{ColumnSums, ColumnSumsTarget},
-    elementwise::{ElementFunction, Elementwise, FunctionGradient},
-    quantize::{Quantizer, TensorScale},
+    raw::{
+        column_sums::{ColumnSums, ColumnSumsTarget},
+        elementwise::{ElementFunction, Elementwise, FunctionGradient},
+        quantize::{Quantizer, TensorScale},
+    },
 };
 
 /// Elements behind each result, which nothing may write.
@@ -132,7 +134,7 @@ fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usi
     for function in FUNCTIONS {
         let what = format!("{function:?} of [{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
         let out = bench.poisoned(count + GUARD, T::from_f32(7.0));
-        // SAFETY: here and below, all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
         unsafe { kernels.apply(bench.stream(), function, from, bench.at(&out), count) }.unwrap();
         close(what.clone(), &bench.down(&out), &|i| value(function, x[i].to_f32()));
         for masked in [false, true] {
@@ -143,7 +145,7 @@ fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usi
                 out: bench.at(&out),
                 tiles: masked.then(|| bench.at(&tiles_there)),
             };
-            // SAFETY: as above.
+            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
             unsafe { kernels.gradient(bench.stream(), function, tensors, rows, cols) }.unwrap();
             let kept = |i: usize| {
                 let (row, col) = (i / cols, i % cols);
@@ -271,7 +273,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     }
     let kernels = Elementwise::new(&bench.device, DataType::BF16).unwrap();
     let relu = ElementFunction::Activation(Activation::Relu);
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     unsafe {
         let apply = |input, out, count| kernels.apply(bench.stream(), relu, input, out, count);
         assert!(matches!(apply(0, at, 4), Err(Error::Pointer { what: "input", .. })));

@@ -16,7 +16,10 @@ use twofour::{
 };
 use twofour_cuda::{
     Architecture, DataType, Error,
-    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch, first_nan},
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
+    },
 };
 
 /// What the CPU makes of a weight and a mask, in the output type: a weight is multiplied and rounded after its mask was chosen.
@@ -115,9 +118,9 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
     bench.wait();
     let graph = bench.captured(|| {
         let watch = Watch { flips: None, ..watch };
-        // SAFETY: as above.
+        // SAFETY: all memory is allocated above, as long as the shapes ask for, and lives until the graph has run.
         unsafe { pruner.both_ways(bench.stream(), dense, MaskChoice::Given, to, order, watch) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: weight, tiles and result are allocated above, as long as the shape asks for, and live until the graph has run.
         unsafe { pruner.apply_mask(bench.stream(), dense, tiles_at, out_at) }.unwrap();
     });
     graph.launch().unwrap();
@@ -347,7 +350,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let to = Packed { values: at, meta: at };
     let weight = |data, rows, cols| DenseWeight { data, rows, cols };
     let watch = Watch { nan: at, flips: None };
-    // SAFETY: none of these calls launches anything.
+    // SAFETY: each of these calls returns an error before it launches anything.
     let both = |weight, to| unsafe {
         let choice = MaskChoice::Rule(Transposable::Optimal);
         pruner.both_ways(bench.stream(), weight, choice, to, MetaOrder::Canonical, watch)
@@ -358,7 +361,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let meta = Packed { meta: at + 4, ..to };
     assert!(matches!(both(weight(at, 4, 4), rows(meta)), Err(Error::Pointer { what: "metadata", .. })));
     let transposed = BothWays { transposed: Some(to), ..rows(to) };
-    // SAFETY: nothing is launched.
+    // SAFETY: the call returns an error before it launches anything.
     let refused = unsafe {
         pruner.both_ways(bench.stream(), weight(at, 4, 4), MaskChoice::Rows, transposed, MetaOrder::Canonical, watch)
     };

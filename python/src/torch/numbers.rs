@@ -1,5 +1,7 @@
 //! What operators name by number ([`crate::names`]), and seeds in tensors.
 
+use std::borrow::Cow;
+
 use twofour::{
     estimate::Estimator,
     layer::{Activation, MaskRule},
@@ -51,6 +53,35 @@ pub(super) fn packed_type(number: i64, weight: ScalarType) -> Result<ScalarType>
     }
     ScalarType::of(number)
         .ok_or_else(|| Failure::not_implemented(format!("torch's scalar type {number} cannot be packed")))
+}
+
+/// The scales in a tensor of float32 in the host's memory: `len`, or none.
+///
+/// # Errors
+/// A `NotImplementedError` for another type, a `RuntimeError` for another number of elements.
+pub(super) fn scales<'a>(scales: &'a Tensor, what: &str, len: usize) -> Result<Cow<'a, [f32]>> {
+    expect_scales(scales, what, len)?;
+    scales.elements::<f32>(what, ScalarType::F32)
+}
+
+/// An error unless a tensor has `len` numbers of float32, or none.
+///
+/// # Errors
+/// Those of [`scales`].
+pub(super) fn expect_scales(scales: &Tensor, what: &str, len: usize) -> Result<()> {
+    match (scales.dtype()?, scales.numel()) {
+        (ScalarType::F32, found) if found == len || found == 0 => Ok(()),
+        (ScalarType::F32, found) => Err(Failure::runtime(format!("{what} must be {len} numbers, not {found}"))),
+        (found, _) => Err(Failure::not_implemented(format!("{what} have dtype {}; float32 is required", found.name()))),
+    }
+}
+
+/// The error for a type that products of 8-bit floats are not rounded to.
+pub(super) fn no_result(dtype: ScalarType) -> Failure {
+    let name = dtype.name();
+    Failure::not_implemented(format!(
+        "a product of 8-bit floats is float32, float16 or bfloat16, not {name}: round it afterwards"
+    ))
 }
 
 /// The number in a tensor of one int64; waits for a device that it is on.

@@ -108,6 +108,7 @@ operator!(A, B, C);
 operator!(A, B, C, D);
 operator!(A, B, C, D, E);
 operator!(A, B, C, D, E, G);
+operator!(A, B, C, D, E, G, H);
 operator!(A, B, C, D, E, G, H, I, J, K, L, M, N);
 
 /// Runs a kernel, and throws what it returns or panics with as a C++ exception.

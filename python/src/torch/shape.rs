@@ -64,6 +64,23 @@ pub(super) fn expect_packed(
     Ok(())
 }
 
+/// An error unless both operands are of 8-bit floats.
+///
+/// # Errors
+/// A `NotImplementedError`.
+pub(super) fn expect_float8(x: &Tensor, packed: &Tensor) -> Result<()> {
+    for (tensor, what) in [(x, "the input"), (packed, "the packed weight")] {
+        let found = tensor.dtype()?;
+        if !matches!(found, ScalarType::E4m3 | ScalarType::E5m2) {
+            let name = found.name();
+            return Err(Failure::not_implemented(format!(
+                "{what} has dtype {name}; float8_e4m3fn or float8_e5m2 is required"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// The same for a packed int4 weight, whose bytes are int8 for torch and go with floats of any type.
 ///
 /// # Errors

@@ -43,9 +43,7 @@ macro_rules! shim {
 }
 
 shim! {
-    aoti_torch_library_init_fragment: fn(*const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
     aoti_torch_library_init_impl: fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> i32;
-    aoti_torch_library_def: fn(*mut c_void, *const c_char) -> i32;
     aoti_torch_library_impl: fn(*mut c_void, *const c_char, Kernel) -> i32;
     aoti_torch_get_data_ptr: fn(Handle, *mut *mut c_void) -> i32;
     aoti_torch_get_dim: fn(Handle, *mut i64) -> i32;

@@ -5,15 +5,16 @@ use std::fmt;
 use super::{Dispatcher, Measured, MeasuredChoice};
 use crate::{
     Error, Result,
-    gemm::int4::{Int4Method, Int4Problem, MOST_TOKENS},
     measure::Int4Trial,
+    problem::Int4Problem,
+    raw::gemm::int4::{Int4Method, MOST_TOKENS},
 };
 
 /// The best time of one kind of methods.
 pub type Int4Measured = Measured<Int4Method>;
 
 /// The measurements of a problem with an int4 weight: the best time of each kind of methods, fastest first.
-/// [`Int4Gemm::with`](crate::gemm::int4::Int4Gemm::with) plans one of them.
+/// [`Int4Gemm::with`](crate::raw::gemm::int4::Int4Gemm::with) plans one of them.
 pub type Int4Choice = MeasuredChoice<Int4Problem, Int4Method>;
 
 impl fmt::Display for Int4Measured {

@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), twofour_cuda::Error> {
-//! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, gemm::{GemmProblem, Order, XOrder}};
+//! use twofour_cuda::{Device, DataType, dispatch::Dispatcher, problem::{GemmProblem, Order, XOrder}};
 //! let dispatcher = Dispatcher::open(&Device::open(0)?);
 //! let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 4096, 512, 4096);
 //! println!("{}", dispatcher.choose(problem)?);
@@ -28,10 +28,13 @@ use remembered::Remembered;
 use crate::{
     Device, Error, Result,
     cache::Cache,
-    engine::{Engine, KeptForm, Product, Weight},
-    gemm::{GemmProblem, int4},
     libraries::Libraries,
     measure::Trial,
+    problem::{GemmProblem, Int4Problem},
+    raw::{
+        engine::{Engine, KeptForm, Product, Weight},
+        gemm::int4,
+    },
 };
 
 pub use crate::measure::Measured;
@@ -91,7 +94,7 @@ struct Inner {
     device: Device,
     libraries: Libraries,
     choices: Remembered<GemmProblem, Engine>,
-    int4: Remembered<int4::Int4Problem, int4::Int4Method>,
+    int4: Remembered<Int4Problem, int4::Int4Method>,
 }
 
 /// The version of the cache file: it must change when the format or the measurement changes.

@@ -12,23 +12,22 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 use super::dense::{ALGORITHMS, TimedPlan, fastest, median_time};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
-    column_sums::{ColumnSums, ColumnSumsTarget},
-    compress::Compressor,
     dispatch::Dispatcher,
-    elementwise::Elementwise,
-    engine::Engine,
-    estimate::DenseEstimator,
-    gemm::{
-        Gemm, GemmProblem,
-        copies::Copies,
-        int4::{self, Int4Gemm},
-    },
     libraries::{
         Libraries,
         cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
     },
-    prune::Pruner,
-    quantize::Quantizer,
+    problem::{GemmProblem, Int4Problem},
+    raw::{
+        column_sums::{ColumnSums, ColumnSumsTarget},
+        compress::Compressor,
+        elementwise::Elementwise,
+        engine::Engine,
+        estimate::DenseEstimator,
+        gemm::{Gemm, copies::Copies, int4::Int4Gemm},
+        prune::Pruner,
+        quantize::Quantizer,
+    },
 };
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
@@ -56,7 +55,7 @@ struct Shared {
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
     quantizers: Plans<DataType, Quantizer>,
-    int4: Plans<int4::Int4Problem, Int4Gemm>,
+    int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
 }
 
@@ -331,7 +330,7 @@ impl LayerContext {
     }
 
     /// Returns the GEMM with an int4 weight for a problem.
-    pub(super) fn int4(&self, problem: int4::Int4Problem) -> Result<Int4Gemm> {
+    pub(super) fn int4(&self, problem: Int4Problem) -> Result<Int4Gemm> {
         self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
     }
 

@@ -6,8 +6,7 @@ use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
-    prune::Packed,
-    unpack::Unpacker,
+    raw::{Packed, unpack::Unpacker},
 };
 
 /// Most algorithms of the library that are timed.
@@ -37,7 +36,7 @@ pub(super) fn dense(
     let TimedPlan { plan, .. } = context.dense(problem)?;
     let mut work = context.work();
     let [workspace] = work.parts([WORKSPACE_BYTES])?;
-    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
@@ -65,7 +64,7 @@ pub(super) fn unpacked_product(
     let mut work = context.work();
     let [unpacked, workspace] = work.parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
     let stream = context.raw();
-    // SAFETY: the callers' slices have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
+    // SAFETY: the operands come from slices that have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
     // weight, and the stream is of their device.
     unsafe {
         unpacker.run(stream, packed, (rows, cols), unpacked)?;

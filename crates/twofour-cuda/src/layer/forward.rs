@@ -1,6 +1,6 @@
 //! The forward pass and the input gradient of a sparse layer.
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear,
@@ -11,11 +11,14 @@ use super::{
     weight::PackedBuffer,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
-    elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
+    Activation, DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    prune::Packed,
+    problem::GemmProblem,
+    raw::{
+        Packed,
+        elementwise::{ElementFunction, FunctionGradient},
+        gemm::{Epilogue, Gemm, GemmOperands},
+    },
 };
 
 /// The epilogue of a forward pass, and the tensors that it stores besides the output.
@@ -175,7 +178,7 @@ pub(super) fn linear(
     let gemm = context.gemm(GemmProblem { epilogue: epilogue != Epilogue::default(), ..problem })?;
     let mut work = context.work();
     let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
-    // SAFETY: the layer's slices have been found to be as long as the problem reads and writes; the stream is of the plan's device.
+    // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.
     unsafe { gemm.run(context.raw(), GemmOperands { weight, x, out, workspace }, epilogue) }
 }
 

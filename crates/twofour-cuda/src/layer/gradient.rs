@@ -11,11 +11,14 @@ use super::{
 };
 use crate::{
     DataType, DevicePtr, Error, Result,
-    column_sums::ColumnSumsTarget,
-    compress::{CompressRule, CompressTarget},
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem, Order, XOrder, packed_bytes},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    prune::{DenseWeight, Packed},
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        DenseWeight, Packed,
+        column_sums::ColumnSumsTarget,
+        compress::{CompressRule, CompressTarget},
+        gemm::{Epilogue, Gemm, GemmOperands, packed_bytes},
+    },
 };
 
 impl SparseLinear {

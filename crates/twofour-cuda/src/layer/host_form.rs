@@ -7,7 +7,7 @@ use twofour::{
 
 use crate::{
     DataType, Error, Result,
-    gemm::{packed_bytes, tile_k},
+    raw::gemm::{packed_bytes, tile_k},
 };
 
 /// Returns the bytes of values and of metadata of a weight in the GEMM kernels' order, with its padding.

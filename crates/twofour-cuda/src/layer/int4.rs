@@ -12,10 +12,11 @@ use twofour::{
 use super::{LayerContext, elements, host_form};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    gemm::{
-        Epilogue, Order,
+    problem::{Int4Problem, Order},
+    raw::gemm::{
+        Epilogue,
         copies::Rows,
-        int4::{Int4Problem, Int4Weight, MOST_TOKENS},
+        int4::{Int4Weight, MOST_TOKENS},
     },
 };
 
@@ -150,7 +151,7 @@ pub(super) fn int4_linear(
     let mut epilogue = epilogue;
     if let (Some(copies), Some(bias)) = (&copies, bias) {
         let rows_of = (pitched(bias, rows), pitched(wide_bias, features));
-        // SAFETY: the bias has `rows` elements, as the caller has checked, and its copy was allocated for `features`; the stream is of their device.
+        // SAFETY: the bias comes from a slice whose length was checked to be `rows`; its copy was allocated for `features`; the stream is of their device.
         unsafe { copies.rows(stream, rows_of, 1, rows * size, features * size) }?;
         epilogue.bias = Some(wide_bias);
     }
@@ -159,18 +160,19 @@ pub(super) fn int4_linear(
         let (mut from, to) = (x + (first * cols * size) as u64, out + (first * rows * size) as u64);
         if let (Some(copies), true) = (&copies, copy_x) {
             let rows_of = (pitched(from, cols), pitched(wide_x, reduction));
-            // SAFETY: the input has so many rows, as the caller has checked, and the workspace was allocated for their copies; the stream is of their device.
+            // SAFETY: the input comes from a slice whose length was checked to be `tokens * cols`, and `count` rows are left of it; the workspace was allocated for
+            // their copies; the stream is of their device.
             unsafe { copies.rows(stream, rows_of, count, cols * size, reduction * size) }?;
             from = wide_x;
         }
         let into = if copy_out { wide_out } else { to };
         let gemm = if count == most { &whole } else { last.as_ref().unwrap_or(&whole) };
-        // SAFETY: the weight has the bytes that its shape requires; activations and results are as long as the problem requires, by the caller's checks
-        // or as they were allocated; the stream is of their device.
+        // SAFETY: the weight has the [`bytes`] that its shape requires; input and output come from slices whose lengths were checked, or were allocated above
+        // for `most` tokens; the stream is of their device.
         unsafe { gemm.run(stream, weight, from, into, epilogue) }?;
         if let (Some(copies), true) = (&copies, copy_out) {
             let rows_of = (pitched(wide_out, features), pitched(to, rows));
-            // SAFETY: the output has so many rows, as the caller has checked; the stream is of their device.
+            // SAFETY: the output comes from a slice whose length was checked to be `tokens * rows`, and `count` rows are left of it; the stream is of their device.
             unsafe { copies.rows(stream, rows_of, count, rows * size, rows * size) }?;
         }
     }

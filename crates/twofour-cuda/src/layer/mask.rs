@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use twofour::{Element, Mask, MatrixRef};
 
 use super::LayerContext;
-use crate::{DataType, DevicePtr, Error, Result, prune::DenseWeight};
+use crate::{DataType, DevicePtr, Error, Result, raw::DenseWeight};
 
 /// A mask in device memory.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The 2:4 sparse linear layer over device memory.
 //!
 //! This module decides when a mask is chosen, what is packed and reused, and which GEMM computes which gradient; [`twofour::layer`] does so for
-//! slices on the CPU, with the same names and enums. Front ends call one of the two. The other modules of this crate take raw pointers.
+//! slices on the CPU, with the same names and enums. Front ends call one of the two. The kernels below it, over raw pointers, are in [`crate::raw`].
 //!
 //! | type | for |
 //! |---|---|
@@ -40,7 +40,7 @@ pub use packed::PackedLinear;
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
 pub use sparse_linear::{Precision, SparseLinear};
 pub use twofour::layer::{
-    Accumulate, Activation, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
+    Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,
 };
 

@@ -9,7 +9,7 @@ use twofour::{
 };
 
 use super::{
-    Activation, DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext,
+    DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext,
     dense::unpacked_product,
     elements,
     host_form::encode,
@@ -17,10 +17,7 @@ use super::{
     quantized::quantized_linear,
     weight::PackedBuffer,
 };
-use crate::{
-    DataType, Error, Result,
-    gemm::{Epilogue, GemmProblem},
-};
+use crate::{Activation, DataType, Error, Result, problem::GemmProblem, raw::gemm::Epilogue};
 
 /// A 2:4 linear layer for inference in device memory, `y = activation(x · Wᵀ + bias)`, packed once. Activations are of f16 or bf16.
 ///

@@ -5,9 +5,12 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use super::{LayerContext, forward::workspace_bytes};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    gemm::{Epilogue, GemmOperands, GemmProblem},
-    prune::{DenseWeight, Packed},
-    quantize::TensorScale,
+    problem::GemmProblem,
+    raw::{
+        DenseWeight, Packed,
+        gemm::{Epilogue, GemmOperands},
+        quantize::TensorScale,
+    },
 };
 
 /// The scale of a weight in 8-bit floats, recomputed at every step.

@@ -11,12 +11,16 @@ use super::{
     mask::TileMask, weight::PackedBuffer,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
+    Activation, DataType, DevicePtr, Error, Result,
     arguments::expect_dimension,
-    elementwise::{ElementFunction, FunctionGradient},
-    gemm::{Epilogue, GemmProblem, Order, XOrder},
     libraries::cublaslt::DenseProblem,
-    prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Watch, first_nan},
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        DenseWeight,
+        elementwise::{ElementFunction, FunctionGradient},
+        gemm::Epilogue,
+        prune::{BothWays, MaskChoice, NO_NAN, Watch, first_nan},
+    },
 };
 
 /// A trainable linear layer over a pruned input in device memory, `y = P(f(x)) · Wᵀ + bias`. `f` is the layer's [`InputActivation`], and `P` prunes
@@ -267,7 +271,7 @@ impl SparseActivationLinear {
         let masked = self.settings.input_gradient == PrunedGradient::Masked;
         let function = match self.settings.activation {
             InputActivation::Identity if !masked => return Ok(()),
-            InputActivation::Identity => ElementFunction::Activation(super::Activation::Identity),
+            InputActivation::Identity => ElementFunction::Activation(Activation::Identity),
             InputActivation::SquaredRelu => ElementFunction::SquaredRelu,
         };
         let tiles = masked.then(|| packed.mask.tiles());

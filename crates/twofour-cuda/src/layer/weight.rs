@@ -6,8 +6,10 @@ use twofour::{Compressed, Element, compressed::lengths};
 use super::{LayerContext, host_form::decode};
 use crate::{
     DataType, Error, Result,
-    gemm::{Gemm, packed_bytes},
-    prune::{MetaOrder, Packed},
+    raw::{
+        MetaOrder, Packed,
+        gemm::{Gemm, packed_bytes},
+    },
 };
 
 /// Values and metadata of a `[rows, cols]` weight in the GEMM kernels' order, with its padding.

@@ -6,7 +6,7 @@
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use libloading::Library;
@@ -14,12 +14,12 @@ use libloading::Library;
 /// Declares a library's functions, which return a status, and a constructor that looks all of them up.
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),* $(,)?);)*) => {
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
         }
 
         impl Functions {
-            fn of(library: &libloading::Library) -> Option<Self> {
+            pub(super) fn of(library: &libloading::Library) -> Option<Self> {
                 // SAFETY: the types are those of NVIDIA's header.
                 unsafe { Some(Self { $($name: *library.get($symbol).ok()?,)* }) }
             }
@@ -28,6 +28,27 @@ macro_rules! functions {
 }
 
 pub(super) use functions;
+
+/// Returns a library's functions with these bodies, for tests without the library.
+#[cfg(test)]
+macro_rules! fake_functions {
+    ($($name:ident($($argument:ty),* $(,)?) => $body:expr;)*) => {
+        Functions {$(
+            $name: {
+                unsafe extern "C" fn $name($(_: $argument),*) -> std::ffi::c_int {
+                    $body
+                }
+                $name
+            },
+        )*}
+    };
+}
+
+#[cfg(test)]
+pub(super) use fake_functions;
+
+/// A library that stays loaded, with its functions or another `T` that was looked up in it; `None` where it is not installed.
+pub(super) type Loaded<T> = OnceLock<Option<(Library, T)>>;
 
 /// Where a library is searched.
 pub(super) struct Search {
@@ -44,9 +65,23 @@ pub(super) struct Search {
 }
 
 impl Search {
+    /// Loads the library at the first call, and returns what `look_up` finds in it.
+    pub(super) fn load_once<T>(
+        &self,
+        loaded: &'static Loaded<T>,
+        look_up: impl FnOnce(&Library) -> Option<T>,
+    ) -> Option<&'static T> {
+        let load = || {
+            let library = self.load()?;
+            let found = look_up(&library)?;
+            Some((library, found))
+        };
+        loaded.get_or_init(load).as_ref().map(|(_, found)| found)
+    }
+
     /// Loads the library from the folder that the variable names, or else by the system's loader, or else from a CUDA toolkit's or a Python
     /// environment's folders (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`, those of [`add_site_packages`], `VIRTUAL_ENV`).
-    pub(super) fn load(&self) -> Option<Library> {
+    fn load(&self) -> Option<Library> {
         let named = std::env::var_os(self.variable).map(PathBuf::from);
         named
             .and_then(|folder| self.load_from(&folder))

@@ -3,12 +3,9 @@
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     ptr,
-    sync::OnceLock,
 };
 
-use libloading::Library;
-
-use super::loader::{Search, functions};
+use super::loader::{Loaded, Search, functions};
 
 /// An opaque program of the library.
 type Handle = *mut std::ffi::c_void;
@@ -33,13 +30,8 @@ const SEARCH: Search = Search {
 };
 
 fn functions() -> Option<&'static Functions> {
-    static FOUND: OnceLock<Option<(Library, Functions)>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        let library = SEARCH.load()?;
-        let functions = Functions::of(&library)?;
-        Some((library, functions))
-    });
-    found.as_ref().map(|(_, functions)| functions)
+    static LOADED: Loaded<Functions> = Loaded::new();
+    SEARCH.load_once(&LOADED, Functions::of)
 }
 
 /// The loaded library. Its functions are thread-safe.

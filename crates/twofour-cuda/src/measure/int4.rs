@@ -7,9 +7,10 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 use super::{Contender, Measured, RandomInt4, Timer, best_of_kinds, failed, random};
 use crate::{
     Device, Result, Stream,
-    gemm::{
+    problem::Int4Problem,
+    raw::gemm::{
         Epilogue,
-        int4::{Int4Gemm, Int4Method, Int4Problem},
+        int4::{Int4Gemm, Int4Method},
     },
 };
 

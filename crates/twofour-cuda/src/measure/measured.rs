@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Engine;
+use crate::raw::engine::Engine;
 
 /// The best time of one engine, or of one kind of methods.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,12 @@ pub mod read;
 mod tensors;
 mod timer;
 
-use std::{collections::HashSet, mem::discriminant, sync::Arc};
+use std::{
+    collections::HashSet,
+    mem::discriminant,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
@@ -18,10 +23,13 @@ pub use timer::{Contender, REST, Time, Timer};
 use crate::{
     Device, Error, Result, Stream,
     arguments::expect_dimension,
-    engine::{Engine, Product, Weight},
-    gemm::{Epilogue, GemmProblem},
     libraries::Libraries,
-    prune::Packed,
+    problem::GemmProblem,
+    raw::{
+        Packed,
+        engine::{Engine, Product, Weight},
+        gemm::Epilogue,
+    },
 };
 
 /// Random tensors in device memory for one weight and up to a largest number of tokens: trials of several token counts share them.
@@ -180,9 +188,18 @@ impl Trial {
             (Engine::TwoFour(a), Engine::TwoFour(b)) => discriminant(a) == discriminant(b),
             _ => a.name() == b.name(),
         };
-        // A library may list algorithms that do not support the problem.
-        let product = |engine: &Engine| Some((*engine, self.product(*engine).ok()?));
-        let kinds = all.chunk_by(are_alike).map(|engines| Ok(engines.iter().filter_map(product).collect()));
+        let kinds = all.chunk_by(are_alike).map(|engines| {
+            let mut planned = Vec::new();
+            let begun = Instant::now();
+            for engine in engines {
+                // A library may list algorithms that do not support the problem.
+                planned.extend(self.product(*engine).ok().map(|product| (*engine, product)));
+                if begun.elapsed() > PLANNING {
+                    break;
+                }
+            }
+            Ok(planned)
+        });
         let mut best = best_of_kinds(&mut Timer::new(&self.device, self.stream())?, self, Trial::contender, kinds)?;
         // Keeps only the best of this crate's kinds.
         best.sort_by(|a, b| a.us.total_cmp(&b.us));
@@ -213,6 +230,10 @@ fn best_of_kinds<T, P, How>(
     let measured = |((how, _), time): ((How, P), Time)| Measured { how, kernel: time.kernel, us: time.us };
     Ok(best.into_iter().zip(times).map(measured).collect())
 }
+
+/// How long the algorithms of a library are planned, the library's own choice first. cuSPARSELt 0.8 takes a quarter of a second for each of its
+/// algorithms of f16, and less than a millisecond for those of other types.
+pub const PLANNING: Duration = Duration::from_millis(700);
 
 /// Rounds in which the best plans of all kinds are interleaved.
 const ROUNDS: u32 = 11;

@@ -13,7 +13,7 @@ use twofour::{
 
 use crate::{
     DataType, Error, Result,
-    gemm::{Gemm, int4},
+    raw::gemm::{Gemm, int4},
 };
 
 /// The six valid metadata codes of a group.
@@ -90,9 +90,9 @@ fn fill(part: &mut [u8], kind: DataType, seed: u64, start: usize) {
 pub struct RandomWeight {
     /// `[rows, cols]`.
     pub dense: CudaSlice<u8>,
-    /// [`crate::gemm::packed_bytes`] bytes.
+    /// [`crate::raw::gemm::packed_bytes`] bytes.
     pub values: CudaSlice<u8>,
-    /// Metadata in [`crate::gemm::Gemm::meta_order_of`] the element type.
+    /// Metadata in [`crate::raw::gemm::Gemm::meta_order_of`] the element type.
     pub meta: CudaSlice<u8>,
 }
 

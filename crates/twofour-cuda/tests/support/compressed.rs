@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, DeviceRepr};
 use half::{bf16, f16};
 use twofour::{Arithmetic, Compressed, F8E4M3, F8E5M2, Mask, layout::sm90};
-use twofour_cuda::{DataType, prune::MetaOrder};
+use twofour_cuda::{DataType, raw::MetaOrder};
 
 use super::Bench;
 
@@ -20,11 +20,13 @@ pub(crate) trait Output: Arithmetic + Pod {
     fn ordered(weight: &Compressed<Self>, tile: sm90::TileK) -> Vec<u8>;
 }
 
-fn halves<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
+/// Metadata of 16-bit elements in a product's order, as bytes.
+pub(crate) fn halves<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
     sm90::encode_16(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-fn words<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
+/// Metadata of 8-bit elements in a product's order, as bytes.
+pub(crate) fn words<T: twofour::Element>(weight: &Compressed<T>, tile: sm90::TileK) -> Vec<u8> {
     sm90::encode_8(weight, tile).unwrap().iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 

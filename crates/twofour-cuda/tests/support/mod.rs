@@ -15,8 +15,8 @@ use cudarc::driver::{
 use twofour_cuda::{
     Architecture, Device, Error, Stream,
     dispatch::Dispatcher,
-    engine::{Engine, Product, Weight},
-    gemm::GemmProblem,
+    problem::GemmProblem,
+    raw::engine::{Engine, Product, Weight},
 };
 
 /// The first device, or a message why the test is skipped. With `TWOFOUR_REQUIRE_GPU` set, as `bench/gpu_run.sh` does, a missing
@@ -86,13 +86,27 @@ impl Bench {
         engine: Engine,
         weight: Weight,
     ) -> Result<Product, Error> {
-        // SAFETY: the caller's.
+        // SAFETY: the weight is valid and 2:4 as long as `Product::new` requires, because this function requires the same.
         unsafe { Product::new(&self.device, dispatcher.libraries(), &self.stream, problem, engine, weight) }
     }
 
     /// What is launched meanwhile, as a graph.
     pub(crate) fn captured(&self, launch: impl FnOnce()) -> CudaGraph {
         captured_on(&self.stream, launch).unwrap()
+    }
+
+    /// Launches into one buffer of so many bytes, replays a graph of the same launch into another, and expects the same bytes. `launch` gets the buffer's
+    /// address.
+    pub(crate) fn expect_replays_alike(&self, what: &str, bytes: usize, launch: impl Fn(u64)) {
+        let [direct, replayed] = std::array::from_fn(|_| self.poisoned(bytes, 0xFFu8));
+        launch(self.at(&direct));
+        self.wait();
+        let at = self.at(&replayed);
+        let graph = self.captured(|| launch(at));
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        assert_eq!(self.down(&replayed), self.down(&direct), "{what}");
     }
 
     /// Waits until everything launched is done.

@@ -1,5 +1,5 @@
 //! What a sparse layer must do on every engine. `tests/layer.rs` runs it over slices on the CPU, and `twofour-cuda`'s
-//! `tests/layer.rs` over device memory.
+//! `tests/layer/main.rs` over device memory.
 
 // An engine's tests use what it has.
 #![allow(dead_code)]

@@ -2,6 +2,7 @@
 
 mod adamw_step;
 mod estimate;
+mod float8;
 mod gated_gelu;
 mod gradient;
 mod int4;
@@ -55,6 +56,10 @@ pub(super) const OPERATORS: &[Definition] = &[
         kernel!(gradient::sampled_weight_gradient),
     ),
     ("bias_gradient(Tensor dy) -> Tensor", kernel!(gradient::bias_gradient)),
+    (
+        "linear_float8(Tensor x, Tensor packed, Tensor scales, Tensor token_scales, Tensor bias, int out_features, int dtype) -> Tensor",
+        kernel!(float8::linear_float8),
+    ),
     ("quantize_rows(Tensor dense) -> (Tensor values, Tensor scales)", kernel!(quantized::quantize_rows)),
     ("linear_i8(Tensor x, Tensor packed, int out_features) -> Tensor", kernel!(quantized::linear_i8)),
     (
@@ -111,6 +116,8 @@ macro_rules! for_stored {
     ($dtype:expr, $what:expr, $function:ident::<$T:ident>($($argument:expr),*)) => {
         match $dtype {
             $crate::torch::ScalarType::I8 => $function::<i8>($($argument),*),
+            $crate::torch::ScalarType::E4m3 => $function::<twofour::F8E4M3>($($argument),*),
+            $crate::torch::ScalarType::E5m2 => $function::<twofour::F8E5M2>($($argument),*),
             dtype => $crate::torch::cpu::for_floats!(dtype, $what, $function::<$T>($($argument),*)),
         }
     };

@@ -3,13 +3,13 @@
 use twofour::layer::Activation;
 use twofour_cuda::{
     DataType,
-    layer::borrowed::{self, PackedSlice, packed_len},
+    layer::borrowed::{self, Float8Epilogue, PackedSlice, packed_len},
 };
 
-use super::{Result, ScalarType, Tensor, context, half_type, slice, slice_mut, wide};
+use super::{Result, ScalarType, Tensor, context, half_type, packable, slice, slice_mut, wide};
 use crate::torch::{
-    numbers::activation,
-    shape::{dimension, expect_packed, rows_and_last, with_last},
+    numbers::{self, activation},
+    shape::{dimension, expect_float8, expect_packed, rows_and_last, with_last},
 };
 
 /// `y = x · Wᵀ`, `x` of shape `[..., in_features]`.
@@ -101,5 +101,57 @@ fn scaled(
     let scales = slice(&context, &scales, "the scales")?;
     let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
     borrowed::scaled_linear(&context, (weight, scales), input, tokens, bias, activation, output)?;
+    Ok(y)
+}
+
+/// `y = x · Wᵀ` of integers, exact, in int32.
+pub(super) fn linear_i8(x: Tensor, packed: Tensor, out_features: i64) -> Result<Tensor> {
+    let (context, rows) = (context::of(&x)?, dimension("out_features", out_features)?);
+    let (tokens, cols) = rows_and_last(&x, "the input")?;
+    expect_packed(&packed, packed_len(DataType::I8, rows, cols)?, ScalarType::I8, (rows, cols), &x)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let mut y = with_last(&x, x.device(), out_features, ScalarType::I32)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::exact_linear(&context, weight, input, tokens, output)?;
+    Ok(y)
+}
+
+/// `y = x · Wᵀ · scales + bias` for 8-bit floats, summed in f32; `y` is of torch's type number `dtype`. `scales` has a number for each feature,
+/// `token_scales` for each token or none, `bias`, of the type of `y`, for each feature or none.
+pub(super) fn linear_float8(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    token_scales: Tensor,
+    bias: Tensor,
+    out_features: i64,
+    dtype: i64,
+) -> Result<Tensor> {
+    let (context, rows) = (context::of(&x)?, dimension("out_features", out_features)?);
+    let (tokens, cols) = rows_and_last(&x, "the input")?;
+    let dtype = numbers::packed_type(dtype, x.dtype()?)?;
+    if !matches!(dtype, ScalarType::F32 | ScalarType::F16 | ScalarType::Bf16) {
+        return Err(numbers::no_result(dtype));
+    }
+    expect_float8(&x, &packed)?;
+    expect_packed(&packed, packed_len(packable(packed.dtype()?)?, rows, cols)?, packed.dtype()?, (rows, cols), &x)?;
+    numbers::expect_scales(&scales, "the scales", rows)?;
+    numbers::expect_scales(&token_scales, "the tokens' scales", tokens)?;
+    let (x, packed) = (x.contiguous("the input")?, packed.contiguous("the packed weight")?);
+    let (scales, token_scales) = (scales.contiguous("the scales")?, token_scales.contiguous("the tokens' scales")?);
+    let bias = bias.contiguous("the bias")?;
+    let optional = |tensor: &'_ Tensor| tensor.numel() != 0;
+    let mut y = with_last(&x, x.device(), out_features, dtype)?;
+    let weight = PackedSlice::new(slice(&context, &packed, "the packed weight")?, rows, cols);
+    let epilogue = Float8Epilogue {
+        scales: optional(&scales).then(|| slice(&context, &scales, "the scales")).transpose()?,
+        token_scales: optional(&token_scales)
+            .then(|| slice(&context, &token_scales, "the tokens' scales"))
+            .transpose()?,
+        bias: optional(&bias).then(|| slice(&context, &bias, "the bias")).transpose()?,
+    };
+    let (input, output) = (slice(&context, &x, "the input")?, slice_mut(&context, &mut y, "the output")?);
+    borrowed::float8_linear(&context, weight, input, tokens, epilogue, output)?;
     Ok(y)
 }

@@ -37,6 +37,8 @@ pub(super) const KERNELS: &[Definition] = &[
     ("estimate", kernel!(pack::estimate)),
     ("sampled_weight_gradient", kernel!(gradient::sampled_weight_gradient)),
     ("bias_gradient", kernel!(gradient::bias_gradient)),
+    ("linear_float8", kernel!(linear::linear_float8)),
+    ("linear_i8", kernel!(linear::linear_i8)),
     ("linear_quantized", kernel!(linear::linear_quantized)),
     ("linear_quantized_bias", kernel!(linear::linear_quantized_bias)),
     ("pack_int4", kernel!(int4::pack)),
@@ -65,6 +67,8 @@ fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
     match tensor.dtype()? {
         // Masks: two bytes an element, whatever they mean.
         ScalarType::I16 => Ok(DataType::F16),
+        // Exact sums of integers.
+        ScalarType::I32 => Ok(DataType::I32),
         dtype => dtype.stored().element().ok_or_else(|| {
             Failure::not_implemented(format!("{what} has dtype {}, which no kernel takes", dtype.name()))
         }),
@@ -74,6 +78,15 @@ fn data_type(tensor: &Tensor, what: &str) -> Result<DataType> {
 /// The data type of a tensor of 16-bit floats.
 fn half_type(tensor: &Tensor, what: &str) -> Result<DataType> {
     half(tensor.dtype()?, what)
+}
+
+/// The data type that a weight is packed as: floats of 16 or 8 bits.
+fn packable(dtype: ScalarType) -> Result<DataType> {
+    match dtype {
+        ScalarType::E4m3 => Ok(DataType::E4M3),
+        ScalarType::E5m2 => Ok(DataType::E5M2),
+        other => half(other, "the packed weight"),
+    }
 }
 
 fn half(dtype: ScalarType, what: &str) -> Result<DataType> {

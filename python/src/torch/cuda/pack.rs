@@ -1,7 +1,7 @@
 //! Choosing masks, packing weights, and reading packed ones.
 
 use half::{bf16, f16};
-use twofour::{Compressed, Element, layer::MaskRule};
+use twofour::{Compressed, Element, F8E4M3, F8E5M2, layer::MaskRule};
 use twofour_cuda::{
     DataType,
     layer::{
@@ -10,7 +10,7 @@ use twofour_cuda::{
     },
 };
 
-use super::{Failure, Result, ScalarType, Tensor, context, half, half_type, slice, slice_mut, wide};
+use super::{Failure, Result, ScalarType, Tensor, context, half_type, packable, slice, slice_mut, wide};
 use crate::torch::{numbers, shape::dimension, tensor::Device};
 
 /// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor), as `dtype` where that is
@@ -52,7 +52,7 @@ fn new_mask(device: Device, rows: usize, cols: usize) -> Result<Tensor> {
 }
 
 fn new_packed(device: Device, dtype: ScalarType, rows: usize, cols: usize) -> Result<Tensor> {
-    Tensor::empty_on(device, &[packed_len(half(dtype, "the weight")?, rows, cols)? as i64], dtype)
+    Tensor::empty_on(device, &[packed_len(packable(dtype)?, rows, cols)? as i64], dtype)
 }
 
 fn packed_by(
@@ -68,7 +68,7 @@ fn packed_by(
     if dtype == ScalarType::F32 && wide::is_wide(&weight)? {
         return wide::packed_by(&weight, rule, scale, mask, transpose, check);
     }
-    let (of, context, device) = (half(dtype, "the packed weight")?, context::of(&weight)?, weight.device());
+    let (of, context, device) = (packable(dtype)?, context::of(&weight)?, weight.device());
     let (rows, cols) = weight.matrix("the weight")?;
     let mut packed = new_packed(device, dtype, rows, cols)?;
     let mut packed_t = match transpose {
@@ -165,7 +165,7 @@ pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
     match packed.dtype()? {
         ScalarType::F32 => return wide::unpack(&packed, shape.0, shape.1),
         ScalarType::I8 => {}
-        _ => drop(half_type(&packed, "the packed weight")?),
+        other => drop(packable(other)?),
     }
     let context = context::of(&packed)?;
     let packed = packed.contiguous("the packed weight")?;
@@ -179,6 +179,8 @@ pub(super) fn unpack(packed: Tensor, rows: i64, cols: i64) -> Result<Tensor> {
 pub(super) fn canonical(packed: Tensor, rows: i64, cols: i64) -> Result<(Tensor, Tensor)> {
     match packed.dtype()? {
         ScalarType::I8 => return parts::<i8>(&packed, rows, cols),
+        ScalarType::E4m3 => return parts::<F8E4M3>(&packed, rows, cols),
+        ScalarType::E5m2 => return parts::<F8E5M2>(&packed, rows, cols),
         ScalarType::F32 => {
             let shape = (dimension("rows", rows)?, dimension("cols", cols)?);
             return canonical_parts(&wide::compressed(&packed, shape.0, shape.1)?, ScalarType::F32, packed.device());
@@ -212,6 +214,8 @@ fn canonical_parts<T: Element>(weight: &Compressed<T>, dtype: ScalarType, device
 pub(super) fn from_canonical(values: Tensor, meta: Tensor, cols: i64) -> Result<Tensor> {
     match values.dtype()? {
         ScalarType::I8 => return from_parts::<i8>(&values, &meta, cols, borrowed::encode),
+        ScalarType::E4m3 => return from_parts::<F8E4M3>(&values, &meta, cols, borrowed::encode),
+        ScalarType::E5m2 => return from_parts::<F8E5M2>(&values, &meta, cols, borrowed::encode),
         ScalarType::F32 => return from_parts::<f32>(&values, &meta, cols, |weight| Ok(weight.to_dense())),
         _ => {}
     }

@@ -7,12 +7,9 @@ use twofour::int4::Granularity;
 use twofour_cuda::{
     DataType, Device,
     dispatch::Dispatcher,
-    engine::Engine,
-    gemm::{
-        GemmProblem, Order,
-        int4::{self, Int4Gemm},
-    },
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Timer, Trial},
+    problem::{GemmProblem, Int4Problem, Order},
+    raw::{engine::Engine, gemm::int4::Int4Gemm},
 };
 
 use super::{
@@ -147,7 +144,7 @@ impl Bench<'_> {
     fn four_bits(&self, shape: Shape, tokens: usize) -> Result<Timing> {
         let element = DataType::BF16;
         let dense = self.trial(problem(element, shape, tokens))?;
-        let problem = int4::Int4Problem {
+        let problem = Int4Problem {
             element,
             output: element,
             granularity: Granularity::Group,

@@ -9,13 +9,13 @@ use twofour::int4::Granularity;
 use twofour_cuda::{
     DataType, Device, Stream,
     dispatch::Dispatcher,
-    engine::{Engine, dense_output},
-    gemm::{
-        GemmProblem, Order,
-        int4::{self, Int4Gemm},
-    },
     libraries::{cublaslt::CublasLt, cusparselt::CusparseLt},
     measure::{Contender, Int4Trial, RandomInt4, RandomWeight, Time, Timer, Trial, read::Reader},
+    problem::{GemmProblem, Int4Problem, Order},
+    raw::{
+        engine::{Engine, dense_output},
+        gemm::int4::Int4Gemm,
+    },
 };
 
 use super::sample::read;
@@ -146,7 +146,7 @@ impl<'a> Layer<'a> {
         let chosen = trial.product(choice.best().how)?;
         // Our best method, as the dispatcher measured or cached it.
         let (granularity, order) = (Granularity::Group, Order::TokensFirst);
-        let four_bits = int4::Int4Problem { element, output, granularity, features, tokens, reduction, order };
+        let four_bits = Int4Problem { element, output, granularity, features, tokens, reduction, order };
         let int4 = int4.as_ref().map(|weight| Int4Trial::with_weight(device, four_bits, stream, weight.clone()));
         let int4 = int4.transpose()?;
         let decode = match &int4 {

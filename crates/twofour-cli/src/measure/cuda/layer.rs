@@ -7,13 +7,13 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, DevicePtr as Address, Stream,
-    engine::HEURISTICS,
     layer::{
         Accumulate, DeviceSlice, DeviceSliceMut, Forward, InputGradient, LayerContext, MaskRule, SparseLinear,
         SparseLinearSettings, WeightGradient, bias_gradient,
     },
     libraries::cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums, WORKSPACE_BYTES},
     measure::{Contender, Time, Timer, random},
+    raw::engine::HEURISTICS,
 };
 
 use super::{gemm::Libraries, train::TrainRow};

@@ -8,10 +8,14 @@ use serde::Serialize;
 use twofour::select::Transposable;
 use twofour_cuda::{
     DataType, Device, Stream,
-    gemm::{Epilogue, Gemm, GemmOperands, GemmProblem},
     libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::RandomWeight,
-    prune::{BothWays, DenseWeight, MaskChoice, MetaOrder, NO_NAN, Packed, Pruner, Watch},
+    problem::GemmProblem,
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        gemm::{Epilogue, Gemm, GemmOperands},
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch},
+    },
 };
 
 use super::gemm::Libraries;
@@ -84,7 +88,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
         let gemm = Gemm::new(device, problem)?;
         let packed = Packed { values: at(&weight.values), meta: at(&weight.meta) };
         let operands = GemmOperands { weight: packed, x: at(&x), out: at(&out), workspace: 0 };
-        // SAFETY: here and below, all memory is allocated above, as long as the calls ask for, and lives until the stream has been waited for.
+        // SAFETY: the weight has the problem's shape, X and the result are allocated for `most` tokens, and all live until `row` has waited for the stream.
         let mut call = || Ok(unsafe { gemm.run(raw, operands, Epilogue::default()) }?);
         row(tokens, "twofour", gemm.kernel(), &mut call)?;
 
@@ -101,17 +105,18 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
         };
         let plans = libraries.dense.plans(dense, PartialSums::Any, 1)?;
         let plan = plans.first().context("cuBLASLt has no algorithm for a small GEMM")?;
-        // SAFETY: as above.
+        // SAFETY: the weight has the problem's shape, X and the result are allocated for `most` tokens, and all live until `row` has waited for the stream.
         let mut call = || Ok(unsafe { plan.run(raw, at(&weight.dense), at(&x), at(&out), at(&workspace)) }?);
         row(tokens, "cublaslt", "heuristic 0".into(), &mut call)?;
 
         let mut plan = libraries.sparse.plan(problem, None)?;
         let (bytes, scratch) = plan.compressed_bytes();
         let (compressed, scratch) = (memory(bytes)?, memory(scratch.max(16))?);
-        // SAFETY: as above.
+        // SAFETY: the weight is 2:4, both buffers have the plan's sizes, and all live until `row` has waited for the stream.
         unsafe { plan.compress(raw, at(&weight.dense), at(&compressed), at(&scratch)) }?;
         let workspace = memory(plan.workspace_bytes().max(16))?;
-        // SAFETY: as above.
+        // SAFETY: the weight was compressed by this plan, X and the result are allocated for `most` tokens, the workspace as the plan asks, and all live
+        // until `row` has waited for the stream.
         let mut call = || Ok(unsafe { plan.run(raw, at(&compressed), at(&x), at(&out), at(&workspace)) }?);
         row(tokens, "cusparselt", "default algorithm".into(), &mut call)?;
     }
@@ -122,7 +127,7 @@ pub(crate) fn overhead(device: &Device, libraries: &Libraries, rounds: u32) -> R
     let to = BothWays { packed: Some(packed), ..BothWays::default() };
     let watch = Watch { nan: nan.device_ptr(&stream).0, flips: None };
     let rule = Transposable::GreedyAbs;
-    // SAFETY: as above.
+    // SAFETY: the weight, its packed form and the counter are allocated above for `[features, reduction]`, and live until `row` has waited for the stream.
     let mut call =
         || unsafe { Ok(pruner.both_ways(raw, weight_there, MaskChoice::Rule(rule), to, MetaOrder::Canonical, watch)?) };
     row(0, "twofour", format!("prune, {}", rule.name()), &mut call)?;

@@ -6,12 +6,16 @@ use serde::Serialize;
 use twofour::{Axis, estimate::Estimator, select::Transposable};
 use twofour_cuda::{
     DataType, Device, Stream,
-    compress::{CompressRule, CompressTarget, Compressor},
-    engine,
-    gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, GemmProblem, Order, XOrder},
     libraries::cublaslt::{self, DenseProblem, PartialSums},
     measure::{Contender, Time, Timer, random},
-    prune::{BothWays, DenseWeight, MaskChoice, NO_NAN, Packed, Pruner, Watch, first_nan},
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        DenseWeight, Packed,
+        compress::{CompressRule, CompressTarget, Compressor},
+        engine,
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands},
+        prune::{BothWays, MaskChoice, NO_NAN, Pruner, Watch, first_nan},
+    },
 };
 
 use super::gemm::Libraries;
@@ -84,7 +88,7 @@ pub(crate) fn train_linear(
     };
     let mut dense_part = |dense: DenseProblem, a, b, d| -> Result<(cublaslt::CublasLtPlan, String)> {
         let plans = libraries.dense.plans(dense, PartialSums::Any, engine::HEURISTICS)?;
-        // SAFETY: here and below, all memory is allocated above, as long as the GEMMs require, and lives until the stream has been waited for.
+        // SAFETY: `a`, `b` and `d` are tensors allocated above with the shapes that `dense` describes, and live until the stream has been waited for.
         let run = |plan: &cublaslt::CublasLtPlan| unsafe { plan.run(raw, a, b, d, workspace) };
         let all = plans.iter().map(|plan| Contender::new("cublaslt", "", move || run(plan))).collect();
         let (which, _) = timer.fastest(all)?.context("cuBLASLt has no algorithm for a training step")?;
@@ -99,7 +103,7 @@ pub(crate) fn train_linear(
             .into_iter()
             .map(|method| Ok(Gemm::with(device, problem, method)?));
         let plans = plans.collect::<Result<Vec<_>>>()?;
-        // SAFETY: as above.
+        // SAFETY: `weight` is 2:4 and packed in the order of GEMMs; `x` and `out` have the problem's shapes; all live until the stream has been waited for.
         let run =
             |plan: &Gemm| unsafe { plan.run(raw, GemmOperands { weight, x, out, workspace: 0 }, Epilogue::default()) };
         let all = plans.iter().map(|plan| Contender::new("twofour", plan.kernel(), move || run(plan))).collect();
@@ -113,7 +117,7 @@ pub(crate) fn train_linear(
     // The order of metadata depends on the element type only, not on the tile.
     let order = Gemm::meta_order_of(element);
     let rule = Transposable::GreedyAbs;
-    // SAFETY: as above.
+    // SAFETY: the weight, its packed forms and the counter are allocated above for `[outputs, inputs]`, and live until the stream has been waited for.
     let prune = || unsafe { pruner.both_ways(raw, weight_there, MaskChoice::Rule(rule), to, order, watch) };
     prune()?;
     let product = |features, reduction| GemmProblem::plain(element, element, features, tokens, reduction);
@@ -124,7 +128,7 @@ pub(crate) fn train_linear(
     let estimator = Estimator::Mvue { seed: 1 };
     let gradient = DenseWeight { data: dy, rows: tokens, cols: outputs };
     let to = CompressTarget { packed: estimate, order, factor: None, seed: None, wrong: nan.device_ptr(&stream).0 };
-    // SAFETY: as above.
+    // SAFETY: the gradient is `[tokens, outputs]`, the estimate is allocated for its padded transpose, and both live until the stream has been waited for.
     let estimate_gradient =
         || unsafe { compressor.run(raw, gradient, Axis::Column, CompressRule::Estimate(estimator), to) };
     estimate_gradient()?;
@@ -137,11 +141,11 @@ pub(crate) fn train_linear(
     let sparse_weight = sparse_part(weight_gradient, estimate, x, dw)?;
 
     let run_dense = |part: &cublaslt::CublasLtPlan, a, b, d| -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: each part is called with the tensors that it was planned with, which live until the stream has been waited for.
         Ok(unsafe { part.run(raw, a, b, d, workspace) }?)
     };
     let run_sparse = |part: &Gemm, weight, x, out| -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: each part is called with the tensors that it was planned with, which live until the stream has been waited for.
         Ok(unsafe { part.run(raw, GemmOperands { weight, x, out, workspace: 0 }, Epilogue::default()) }?)
     };
     let d_forward = || run_dense(&forward.0, w, x, y);

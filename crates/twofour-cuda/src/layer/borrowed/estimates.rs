@@ -5,16 +5,18 @@ use twofour::{Axis, estimate::Estimator};
 use super::MasterSlice;
 use crate::{
     DataType, DevicePtr, Result,
-    compress::{CompressRule, CompressTarget},
-    estimate::EstimateTarget,
-    gemm::{Epilogue, Gemm, GemmOperands, packed_bytes},
     layer::{
         Accumulate, DeviceSlice, DeviceSliceMut, LayerContext, elements,
         forward::workspace_bytes,
         gradient::{expect_gradient, sampled_problem, zero},
     },
-    prune::Packed,
-    soft_threshold::SoftThresholdScale,
+    raw::{
+        Packed,
+        compress::{CompressRule, CompressTarget},
+        estimate::EstimateTarget,
+        gemm::{Epilogue, Gemm, GemmOperands, packed_bytes},
+        soft_threshold::SoftThresholdScale,
+    },
 };
 
 /// Launches the scale of the soft threshold for a master weight into one f32 (S-STE, Hu et al., NeurIPS 2024):

@@ -1,15 +1,12 @@
 //! The same for int4 weights ([`twofour::int4`]): one run of bytes with values, metadata and scales.
 
-use twofour::{
-    int4::{Granularity, Int4},
-    layer::Activation,
-};
+use twofour::int4::{Granularity, Int4};
 
 use super::super::{
     DeviceSlice, DeviceSliceMut, LayerContext, elements,
     int4::{self, Int4Place, int4_linear},
 };
-use crate::{DataType, Result, gemm::Epilogue};
+use crate::{Activation, DataType, Result, raw::gemm::Epilogue};
 
 /// Returns the bytes that a packed int4 weight `[rows, cols]` of any shape takes, padding included.
 ///

@@ -6,10 +6,13 @@ use twofour::{Axis, estimate::Estimator};
 use super::{MaskSlice, PackedSliceMut};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    compress::{CompressRule, CompressTarget},
-    gemm::Gemm,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext, MaskRule, elements},
-    prune::{BothWays, DenseWeight, MaskChoice, Watch, first_nan},
+    raw::{
+        DenseWeight,
+        compress::{CompressRule, CompressTarget},
+        gemm::Gemm,
+        prune::{BothWays, MaskChoice, Watch, first_nan},
+    },
 };
 
 /// The destinations of a pass over a master weight.

@@ -1,24 +1,27 @@
 //! The layer's passes over packed weights in borrowed device memory, such as another framework's tensors.
 //!
-//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::prune::BothWays::tiles)). The functions are those
+//! A packed weight is one run of memory here: values, then metadata. A mask is a u16 for each 4x4 tile ([`BothWays::tiles`](crate::raw::prune::BothWays::tiles)). The functions are those
 //! that [`super::SparseLinear`] is made of, for front ends whose tensors own all state.
 
 mod estimates;
 pub mod int4;
 mod masters;
 
-use twofour::{Compressed, Element, compressed::lengths, layer::Activation};
+use twofour::{Compressed, Element, compressed::lengths};
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, dense::unpacked_product, elements, forward::linear as launch_linear,
     host_form, quantized::quantized_linear,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
-    elementwise::ElementFunction,
-    gemm::{Epilogue, GemmProblem, packed_bytes},
-    prune::Packed,
-    unpack::Unpacker,
+    Activation, DataType, DevicePtr, Error, Result,
+    problem::GemmProblem,
+    raw::{
+        Packed,
+        elementwise::ElementFunction,
+        gemm::{Epilogue, packed_bytes},
+        unpack::Unpacker,
+    },
 };
 
 pub use estimates::{Sampling, estimate, sampled_weight_gradient, soft_threshold_scale};
@@ -152,6 +155,67 @@ pub fn scaled_linear(
     let problem = GemmProblem::plain(of, dtype, rows, tokens, cols);
     let epilogue = Epilogue { bias, activation, feature_scales: Some(scales), ..Epilogue::default() };
     quantized_linear(context, problem, packed, (x, dtype), epilogue, y)
+}
+
+/// Launches `y = x · Wᵀ` of 8-bit integers, exact in i32, for `x` `[tokens, cols]` of i8 and `y` `[tokens, rows]` of i32.
+///
+/// # Errors
+/// Those of [`linear`].
+pub fn exact_linear(
+    context: &LayerContext,
+    weight: PackedSlice<'_>,
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (rows, cols) = weight.shape;
+    let packed = weight.expect(context, DataType::I8)?;
+    let x = x.expect("the input", context, DataType::I8, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, DataType::I32, elements(tokens, rows)?)?;
+    let problem = GemmProblem::plain(DataType::I8, DataType::I32, rows, tokens, cols);
+    launch_linear(context, problem, packed, x, Epilogue::default(), y)
+}
+
+/// The scales and the bias of [`float8_linear`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Float8Epilogue<'a> {
+    /// A scale of each feature, f32.
+    pub scales: Option<DeviceSlice<'a>>,
+    /// A scale of each token, f32.
+    pub token_scales: Option<DeviceSlice<'a>>,
+    /// A bias of each feature, of the result's type; added after the scales.
+    pub bias: Option<DeviceSlice<'a>>,
+}
+
+/// Launches `y = x · Wᵀ · scales + bias` of 8-bit floats for `x` `[tokens, cols]` of e4m3 or e5m2, quantized already, and `y` `[tokens, rows]` of f16,
+/// bf16 or f32. Weight and activations may be of different types.
+///
+/// # Errors
+/// [`Error::Unsupported`] before compute capability 8.9; those of [`linear`].
+pub fn float8_linear(
+    context: &LayerContext,
+    weight: PackedSlice<'_>,
+    x: DeviceSlice<'_>,
+    tokens: usize,
+    epilogue: Float8Epilogue<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (of, x_dtype, dtype, (rows, cols)) = (weight.memory.dtype(), x.dtype(), y.dtype(), weight.shape);
+    let packed = weight.expect(context, of)?;
+    let x = x.expect("the input", context, x_dtype, elements(tokens, cols)?)?;
+    let y = y.expect("the output", context, dtype, elements(tokens, rows)?)?;
+    let Float8Epilogue { scales, token_scales, bias } = epilogue;
+    let expect = |slice: Option<DeviceSlice<'_>>, what, dtype, len| {
+        slice.map(|slice| slice.expect(what, context, dtype, len)).transpose()
+    };
+    let epilogue = Epilogue {
+        feature_scales: expect(scales, "the scales", DataType::F32, rows)?,
+        token_scales: expect(token_scales, "the tokens' scales", DataType::F32, tokens)?,
+        bias: expect(bias, "the bias", dtype, rows)?,
+        ..Epilogue::default()
+    };
+    let problem = GemmProblem { x_element: x_dtype, ..GemmProblem::plain(of, dtype, rows, tokens, cols) };
+    launch_linear(context, problem, packed, x, epilogue, y)
 }
 
 /// Launches `dx = dy · W` for `dy` `[tokens, rows]` and `dx` `[tokens, cols]`: a dense GEMM with the weight, which every call unpacks. A weight whose mask

@@ -4,7 +4,7 @@ use crate::{
     Device, DevicePtr, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
-    headers,
+    raw::headers,
     source::{File, Source, Support},
 };
 

@@ -14,10 +14,12 @@ use cudarc::driver::CudaStream;
 use rayon::prelude::*;
 use twofour_cuda::{
     Device, Error,
-    engine::{Engine, Product, dense_output},
-    gemm::{Gemm, GemmMethod},
     libraries::Libraries,
-    measure::{Contender, REST, Time, Timer, Trial, TrialTensors},
+    measure::{Contender, PLANNING, REST, Time, Timer, Trial, TrialTensors},
+    raw::{
+        engine::{Engine, Product, dense_output},
+        gemm::{Gemm, GemmMethod},
+    },
 };
 
 use super::{
@@ -166,7 +168,7 @@ impl<'a> GridTimer<'a> {
         Ok(CellTimes { rows, faults })
     }
 
-    /// Returns the fastest kernels of a contender. Algorithms that a library rejects are left out.
+    /// Returns the fastest kernels of a contender. Algorithms that a library rejects are left out, and those that are left when [`PLANNING`] is over.
     fn fastest(
         &mut self,
         trial: &Trial,
@@ -174,7 +176,11 @@ impl<'a> GridTimer<'a> {
         kept: Kept,
     ) -> Result<Vec<Candidate>, Error> {
         let mut candidates = Vec::new();
+        let begun = Instant::now();
         for engine in engines {
+            if begun.elapsed() > PLANNING {
+                break;
+            }
             let tried = trial.product(engine).and_then(|product| {
                 let us = self.first_launches(trial, &product)?;
                 Ok(Candidate { engine, product, us })

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use twofour_cuda::{DataType, gemm::GemmProblem};
+use twofour_cuda::{DataType, problem::GemmProblem};
 
 /// A weight, and the layers of models that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]

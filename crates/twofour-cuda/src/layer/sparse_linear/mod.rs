@@ -1,0 +1,341 @@
+//! The layer that trains a 2:4 weight.
+
+mod state;
+mod status;
+
+use cudarc::driver::{CudaSlice, DevicePtr as _};
+use twofour::{
+    Axis,
+    estimate::Estimator,
+    layer::{Accumulate, InputGradient, MaskRule, SparseLinearSettings},
+};
+
+use status::Status;
+
+use super::{
+    DeviceSlice, LayerContext, forward,
+    mask::{TileMask, tiles_of_nonzeros},
+    quantized::WeightScale,
+    weight::PackedBuffer,
+};
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    arguments::expect_dimension,
+    raw::{
+        DenseWeight,
+        compress::{CompressRule, CompressTarget, Compressor},
+        prune::{BothWays, MaskChoice, Pruner, Watch, first_nan},
+        soft_threshold::SoftThresholdScale,
+        unpack::Unpacker,
+    },
+};
+
+/// The data type of the packed weight and of the other operand of a layer's sparse GEMMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Precision {
+    /// The activations' type, f16 or bf16.
+    #[default]
+    Activations,
+    /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2. Each tensor has one scale from its largest magnitude, computed at every
+    /// call on the device. Weight gradients stay in the activations' type. Requires a packed transpose and compute capability 8.9.
+    Float8,
+}
+
+/// A trainable 2:4 linear layer in device memory, `y = activation(x · (mask ⊙ W)ᵀ + bias)`, for activations of f16 or bf16.
+///
+/// The caller owns `W`, the dense master weight `[out_features, in_features]`, of f32 or of the activations' type. The layer holds the mask and the
+/// packed weight. They change by [`SparseLinear::remask`], once per optimizer step, or by [`SparseLinear::repack`] on steps that keep the mask.
+///
+/// Methods that launch work neither synchronize nor, once [`SparseLinear::prepare`] has run for the number of tokens, allocate; a CUDA graph can
+/// capture them. A NaN in the master weight is therefore not an error of the launch: [`SparseLinear::check`] reports it.
+#[derive(Debug)]
+pub struct SparseLinear {
+    pub(super) context: LayerContext,
+    pub(super) settings: SparseLinearSettings,
+    pub(super) dtype: DataType,
+    pub(super) master: DataType,
+    pub(super) out_features: usize,
+    pub(super) in_features: usize,
+    pub(super) mask: TileMask,
+    pub(super) packed: PackedBuffer,
+    pub(super) transposed: Option<PackedBuffer>,
+    /// The unpacked weight, for the input gradient of masks that are 2:4 along rows only.
+    pub(super) unpacked: Option<(CudaSlice<u8>, DevicePtr)>,
+    pub(super) compressor: Compressor,
+    pruner: Pruner,
+    unpacker: Unpacker,
+    status: Status,
+    /// The scale of the soft threshold, an f32.
+    scale: Option<(CudaSlice<u8>, DevicePtr)>,
+    /// The scale of a weight in 8-bit floats.
+    pub(super) float8: Option<WeightScale>,
+}
+
+/// The mask that a weight is packed with.
+#[derive(Clone, Copy, PartialEq)]
+enum Selection {
+    /// The mask that the rule selects.
+    Rule,
+    /// The current mask.
+    Mask,
+}
+
+impl SparseLinear {
+    /// Selects the mask of a master weight `[out_features, in_features]` and packs the kept elements as `dtype`, f16 or bf16. With
+    /// [`MaskRule::Given`] the mask is that of the master's nonzeros until [`SparseLinear::set_mask`] sets another. Returns after the packing is
+    /// complete.
+    ///
+    /// # Errors
+    /// [`Error::Core`] for settings that contradict each other and for a mask that is not 2:4, [`Error::NotANumber`] with the index of the first NaN
+    /// (with [`MaskRule::SoftThreshold`] of the first NaN or infinity), [`Error::Types`] for types that cannot be packed, [`Error::Length`],
+    /// [`Error::Dimension`] for a weight without elements, [`Error::OutOfMemory`]; those of compiling and loading kernels.
+    pub fn new(
+        context: &LayerContext,
+        master: DeviceSlice<'_>,
+        shape: (usize, usize),
+        dtype: DataType,
+        settings: SparseLinearSettings,
+    ) -> Result<Self> {
+        Self::with_precision(context, master, shape, dtype, Precision::Activations, settings)
+    }
+
+    /// Creates a layer as [`SparseLinear::new`] does, with a given precision of the sparse GEMMs; `dtype` is the activations' type.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::new`]; [`Error::NoMethod`] for [`Precision::Float8`] with a mask that is 2:4 along rows only, [`Error::Unsupported`]
+    /// before compute capability 8.9.
+    pub fn with_precision(
+        context: &LayerContext,
+        master: DeviceSlice<'_>,
+        (out_features, in_features): (usize, usize),
+        dtype: DataType,
+        precision: Precision,
+        settings: SparseLinearSettings,
+    ) -> Result<Self> {
+        settings.check()?;
+        if !matches!(dtype, DataType::F16 | DataType::BF16) {
+            let operation = "a trainable 2:4 layer";
+            return Err(Error::DataType { operation, dtype, supported: "f16, bf16" });
+        }
+        expect_dimension("out_features", out_features, i32::MAX as usize)?;
+        expect_dimension("in_features", in_features, i32::MAX as usize)?;
+        let elements = out_features.checked_mul(in_features);
+        let elements = elements.ok_or(Error::TooLarge { rows: out_features, cols: in_features })?;
+        let weight = DenseWeight {
+            data: master.expect("the master weight", context, master.dtype(), elements)?,
+            rows: out_features,
+            cols: in_features,
+        };
+        let device = context.device();
+        let is_transposable = matches!(settings.rule, MaskRule::Transposable(_));
+        let keeps_transpose = is_transposable || settings.input_gradient == InputGradient::PackedTranspose;
+        let is_float8 = precision == Precision::Float8;
+        if is_float8 && !keeps_transpose {
+            let what = "a layer of 8-bit floats whose mask is 2:4 along rows alone (a transposable rule has kernels)";
+            return Err(Error::NoMethod { what: what.into() });
+        }
+        let of = if is_float8 { DataType::E4M3 } else { dtype };
+        let buffer = |bytes: usize| -> Result<(CudaSlice<u8>, DevicePtr)> {
+            let memory = context.allocate(bytes)?;
+            let address = memory.device_ptr(context.stream()).0;
+            Ok((memory, address))
+        };
+        let mut layer = Self {
+            settings,
+            dtype,
+            master: master.dtype(),
+            out_features,
+            in_features,
+            mask: TileMask::new(context, out_features, in_features)?,
+            packed: PackedBuffer::new(context, of, out_features, in_features)?,
+            transposed: match keeps_transpose {
+                true => Some(PackedBuffer::new(context, of, in_features, out_features)?),
+                false => None,
+            },
+            unpacked: if keeps_transpose { None } else { Some(buffer(elements * dtype.bytes())?) },
+            // The gradient of the output is compressed, too.
+            compressor: Compressor::new(device, dtype, dtype)?,
+            pruner: context.pruner(master.dtype(), of)?,
+            unpacker: Unpacker::new(device, dtype)?,
+            status: Status::new(context)?,
+            scale: match settings.rule {
+                MaskRule::SoftThreshold => Some(buffer(4)?),
+                _ => None,
+            },
+            float8: match is_float8 {
+                true => Some(WeightScale::new(context, out_features.max(in_features), of)?),
+                false => None,
+            },
+            context: context.clone(),
+        };
+        if let Some((_, scale)) = layer.scale {
+            let [workspace] = context.work().parts([SoftThresholdScale::WORKSPACE_BYTES])?;
+            let kernel = SoftThresholdScale::new(device, master.dtype())?;
+            // SAFETY: the weight is valid for its shape, scale and workspace were allocated above, and the stream is of their device.
+            unsafe { kernel.run(context.raw(), weight, scale, workspace) }?;
+        }
+        if settings.rule == MaskRule::Given {
+            let mask = tiles_of_nonzeros(context, weight, master.dtype())?;
+            layer.set_mask(master, &mask)?;
+        } else {
+            layer.pack(weight, Selection::Rule)?;
+        }
+        layer.check()?;
+        // There was no mask before.
+        layer.status.reset(context)?;
+        Ok(layer)
+    }
+
+    /// Launches the selection of the master weight's mask and the packing of the kept elements. To be called once per optimizer step. With
+    /// [`MaskRule::Given`] the mask stays, as in [`SparseLinear::repack`].
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight of another length, type or device, [`Error::Driver`].
+    pub fn remask(&mut self, master: DeviceSlice<'_>) -> Result<()> {
+        let weight = self.weight(master)?;
+        self.pack(weight, Selection::Rule)
+    }
+
+    /// Launches the packing of the master weight's values under the current mask. With [`MaskRule::SoftThreshold`], whose mask depends on the values,
+    /// this is [`SparseLinear::remask`].
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::remask`].
+    pub fn repack(&mut self, master: DeviceSlice<'_>) -> Result<()> {
+        let weight = self.weight(master)?;
+        self.pack(weight, Selection::Mask)
+    }
+
+    fn weight(&self, master: DeviceSlice<'_>) -> Result<DenseWeight> {
+        let (rows, cols) = (self.out_features, self.in_features);
+        Ok(DenseWeight {
+            data: master.expect("the master weight", &self.context, self.master, rows * cols)?,
+            rows,
+            cols,
+        })
+    }
+
+    fn pack(&mut self, weight: DenseWeight, selection: Selection) -> Result<()> {
+        let choice = match self.settings.rule {
+            MaskRule::Transposable(rule) if selection == Selection::Rule => MaskChoice::Rule(rule),
+            MaskRule::Magnitude if selection == Selection::Rule => MaskChoice::Rows,
+            MaskRule::SoftThreshold => MaskChoice::Rows,
+            _ => MaskChoice::Given,
+        };
+        let chooses = choice != MaskChoice::Given;
+        if chooses || selection == Selection::Rule {
+            self.status.reset(&self.context)?;
+        }
+        self.launch(weight, choice)
+    }
+
+    /// Launches a pass over the weight and the passes that depend on it. A selected mask is compared with the one before it.
+    fn launch(&mut self, weight: DenseWeight, choice: MaskChoice) -> Result<()> {
+        let (context, status) = (&self.context, &self.status);
+        let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
+            (MaskRule::SoftThreshold, Some((_, scale)), MaskChoice::Rows) => Some(*scale),
+            _ => None,
+        };
+        let to = BothWays {
+            packed: if soft.is_some() { None } else { Some(self.packed.packed()) },
+            transposed: self.transposed.as_ref().map(PackedBuffer::packed),
+            tiles: Some(self.mask.tiles()),
+            factor: self.float8.as_ref().map(WeightScale::inverse),
+        };
+        if let Some(scale) = &self.float8 {
+            scale.update(context, weight, self.master)?;
+        }
+        let watch = Watch {
+            nan: status.wrong,
+            flips: (choice != MaskChoice::Given).then(|| (self.mask.tiles(), status.flips)),
+        };
+        let order = self.packed.order();
+        // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
+        unsafe { self.pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
+        if let Some(scale) = soft {
+            let rule = CompressRule::Estimate(Estimator::SoftThreshold);
+            let to = CompressTarget {
+                packed: self.packed.packed(),
+                order,
+                factor: Some(scale),
+                seed: None,
+                wrong: status.wrong,
+            };
+            let compressor = Compressor::new(context.device(), self.master, self.dtype)?;
+            // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
+            unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
+        }
+        if let Some((_, dense)) = self.unpacked {
+            let shape = self.packed.shape();
+            // SAFETY: both forms of the weight were allocated with the layer, and the stream is of their device.
+            unsafe { self.unpacker.run(context.raw(), self.packed.packed(), shape, dense) }?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the last mask is selected, and reports a NaN in the master weight that it was selected from.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`], [`Error::Driver`].
+    pub fn check(&self) -> Result<()> {
+        first_nan(self.status.read(&self.context)?[0], self.in_features)
+    }
+
+    /// Returns the address of the seed of the next MVUE.
+    pub(super) fn seed_at(&self) -> DevicePtr {
+        self.status.seed
+    }
+
+    /// Returns the address for the index of an unsupported number.
+    pub(super) fn wrong_at(&self) -> DevicePtr {
+        self.status.wrong
+    }
+
+    /// Returns the number of output features.
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Returns the number of input features.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// Returns the precision of the sparse GEMMs.
+    pub fn precision(&self) -> Precision {
+        if self.float8.is_some() { Precision::Float8 } else { Precision::Activations }
+    }
+
+    /// Returns the data type of activations.
+    pub fn dtype(&self) -> DataType {
+        self.dtype
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> SparseLinearSettings {
+        self.settings
+    }
+
+    /// Returns the context.
+    pub fn context(&self) -> &LayerContext {
+        &self.context
+    }
+
+    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose or unpacked weight, and mask.
+    pub fn bytes(&self) -> usize {
+        let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
+        let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
+        let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
+        self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
+    }
+
+    /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace. Afterwards a graph can capture them.
+    ///
+    /// # Errors
+    /// Those of the calls themselves.
+    pub fn prepare(&self, tokens: usize, gradients: DataType) -> Result<()> {
+        forward::prepare(self, tokens)?;
+        super::gradient::prepare(self, tokens, Accumulate::Overwrite, gradients)?;
+        super::gradient::prepare(self, tokens, Accumulate::Add, gradients)
+    }
+}

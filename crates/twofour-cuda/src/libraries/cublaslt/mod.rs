@@ -1,0 +1,148 @@
+//! cuBLASLt: GEMM with dense weights.
+
+mod descriptors;
+mod functions;
+mod plan;
+mod problem;
+
+use std::{ffi::c_int, fmt, ptr, sync::Arc};
+
+use descriptors::{Owned, Parts};
+use functions::{
+    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned,
+    functions, succeed,
+};
+
+use crate::{DataType, Device, DevicePtr, Error, Result};
+
+pub use plan::{CublasLtPlan, WORKSPACE_BYTES};
+pub use problem::{DenseEpilogue, DenseProblem, PartialSums};
+
+/// The error where the library is not installed.
+pub(crate) const MISSING: Error = Error::NoLibrary { library: "cuBLASLt", variable: "TWOFOUR_CUBLASLT" };
+
+/// The library, with a handle for one device.
+#[derive(Clone)]
+pub struct CublasLt(Arc<Inner>);
+
+struct Inner {
+    functions: &'static Functions,
+    version: usize,
+    handle: Object,
+    device: Device,
+}
+
+// SAFETY: NVIDIA documents the handle as safe for use from several threads.
+unsafe impl Send for Inner {}
+// SAFETY: NVIDIA documents the handle as safe for use from several threads.
+unsafe impl Sync for Inner {}
+
+impl fmt::Debug for CublasLt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CublasLt").field("device", &self.0.device).finish()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: the library created the handle, and its only owner is gone. A failure cannot be reported.
+        let _ = unsafe { (self.functions.close)(self.handle) };
+    }
+}
+
+impl CublasLt {
+    /// Loads the library from the system's library path, or from a CUDA toolkit's or Python environment's folders.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`], or [`Error::Vendor`].
+    pub fn open(device: &Device) -> Result<Self> {
+        let Versioned { functions, version } = functions().ok_or(MISSING)?;
+        device.bind()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is that of a local variable.
+        succeed("opening", unsafe { (functions.open)(&mut handle) })?;
+        Ok(Self(Arc::new(Inner { functions, version: *version, handle, device: device.clone() })))
+    }
+
+    /// Returns the library's version, as in (13, 1, 0).
+    pub fn version(&self) -> (usize, usize, usize) {
+        let version = self.0.version;
+        (version / 10_000, version % 10_000 / 100, version % 100)
+    }
+
+    /// Plans a GEMM with each of the algorithms that the library's heuristics rank best, at most `most`, best first.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for a problem that the library does not support.
+    pub fn plans(&self, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
+        let parts = Parts::new(self.0.functions, dense)?;
+        self.plans_of(parts, dense, sums, most)
+    }
+
+    /// Plans a GEMM with an epilogue, as [`CublasLt::plans`] does. Every call reads or writes the vector.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for a problem that the library does not support.
+    ///
+    /// # Safety
+    /// The vector is valid until the streams of all calls have passed them.
+    pub unsafe fn plans_with(
+        &self,
+        dense: DenseProblem,
+        epilogue: DenseEpilogue,
+        vector: DevicePtr,
+        sums: PartialSums,
+        most: usize,
+    ) -> Result<Vec<CublasLtPlan>> {
+        let parts = Parts::new(self.0.functions, dense)?;
+        parts.set(self.0.functions, EPILOGUE, &epilogue.number())?;
+        parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
+        self.plans_of(parts, dense, sums, most)
+    }
+
+    fn plans_of(&self, parts: Parts, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
+        self.0.device.bind()?;
+        let Inner { functions, handle, .. } = *self.0;
+        let parts = Arc::new(parts);
+        let preference =
+            // SAFETY: the pointer is that of a local variable.
+            Owned::new("planning", functions.destroy_preference, |to| unsafe { (functions.create_preference)(to) })?;
+        let workspace = WORKSPACE_BYTES;
+        let value = ptr::from_ref(&workspace).cast();
+        // SAFETY: the preference is valid, and the attribute is a usize.
+        let set = unsafe { (functions.set_preference)(preference.object, MOST_WORKSPACE, value, size_of::<usize>()) };
+        succeed("planning", set)?;
+        let mask = sums.mask();
+        let value = ptr::from_ref(&mask).cast();
+        // SAFETY: the preference is valid, and the attribute is a u32.
+        let set = unsafe { (functions.set_preference)(preference.object, REDUCTION_SCHEMES, value, size_of::<u32>()) };
+        succeed("planning", set)?;
+        let mut found = vec![NOTHING_FOUND; most];
+        let mut count = 0;
+        let Parts { product, a, b, d } = &*parts;
+        // SAFETY: all descriptions are valid, and there is room for as many results.
+        let asked = unsafe {
+            (functions.heuristics)(
+                handle,
+                product.object,
+                a.object,
+                b.object,
+                d.object,
+                d.object,
+                preference.object,
+                most as c_int,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        succeed("planning", asked)?;
+        let plan = |found: &Found| CublasLtPlan {
+            library: self.clone(),
+            parts: parts.clone(),
+            algorithm: found.algorithm,
+            i32_sums: dense.element == DataType::I8,
+            accumulate: dense.accumulate,
+        };
+        Ok(found.iter().take(count as usize).map(plan).collect())
+    }
+}

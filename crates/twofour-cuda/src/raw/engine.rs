@@ -1,0 +1,376 @@
+//! GEMM engines (this crate's kernels, cuSPARSELt, cuBLASLt), and GEMMs planned with one of them.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
+use serde::{Deserialize, Serialize};
+use twofour::{Axis, estimate::Estimator};
+
+use crate::{
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::expect_pointers,
+    libraries::{
+        Libraries,
+        cublaslt::{self, DenseProblem, PartialSums},
+        cusparselt,
+    },
+    problem::{GemmProblem, Order, XOrder},
+    raw::{
+        DenseWeight, Packed,
+        compress::{CompressRule, CompressTarget, Compressor},
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, expect_epilogue, finish::Finish, packed_bytes},
+        prune::NO_NAN,
+    },
+};
+
+/// A GEMM implementation: a library, and which of its kernels or algorithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// This crate's kernels.
+    TwoFour(GemmMethod),
+    /// cuSPARSELt, with the algorithm of this number.
+    CusparseLt(i32),
+    /// cuBLASLt with the dense weight, with the heuristics' choice of this number.
+    CublasLt(usize),
+}
+
+impl Engine {
+    /// Returns the engine's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::TwoFour(_) => "twofour",
+            Engine::CusparseLt(_) => "cusparselt",
+            Engine::CublasLt(_) => "cublaslt",
+        }
+    }
+
+    /// Returns whether calls read the dense weight instead of a compressed one.
+    pub fn reads_dense(self) -> bool {
+        matches!(self, Engine::CublasLt(_))
+    }
+}
+
+/// Most choices requested from cuBLASLt's heuristics.
+pub const HEURISTICS: usize = 16;
+
+impl Libraries {
+    /// Returns every engine that computes a problem. This crate's kernels compute any problem, cuBLASLt any whose W and X have the same data type,
+    /// and cuSPARSELt those of [`GemmProblem::plain`].
+    pub fn engines(&self, device: &Device, problem: GemmProblem) -> Vec<Engine> {
+        let ours = GemmMethod::likely(problem, device.architecture()).into_iter().map(Engine::TwoFour);
+        let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
+        let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
+        let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
+        let dense = dense
+            .map_or(0, |dense| dense.plans(dense_of(problem), PartialSums::Any, HEURISTICS).map_or(0, |p| p.len()));
+        ours.chain((0..sparse).map(Engine::CusparseLt)).chain((0..dense).map(Engine::CublasLt)).collect()
+    }
+}
+
+/// Returns whether a problem is one of [`GemmProblem::plain`], the only ones that are given to cuSPARSELt.
+fn is_plain(problem: GemmProblem) -> bool {
+    let GemmProblem { element, output, features, tokens, reduction, .. } = problem;
+    problem == GemmProblem::plain(element, output, features, tokens, reduction)
+}
+
+/// Returns the problem in cuBLASLt's column-major terms: column-major `[features, tokens]` is row-major `[tokens, features]`. For a row-major
+/// `[features, tokens]` result the operands are exchanged.
+fn dense_of(problem: GemmProblem) -> DenseProblem {
+    let GemmProblem { element, features, tokens, reduction, x, order, .. } = problem;
+    let across = x == XOrder::ReductionFirst;
+    let (rows, cols, a_transposed, b_transposed) = match order {
+        Order::TokensFirst => (features, tokens, true, across),
+        Order::FeaturesFirst => (tokens, features, !across, false),
+    };
+    let accumulate = problem.accumulate && !needs_finish(problem);
+    DenseProblem { element, output: dense_sums(problem), rows, cols, reduction, a_transposed, b_transposed, accumulate }
+}
+
+/// Returns the data type of cuBLASLt's result: i32 for i8, because cuBLASLt has no 16-bit results of integers.
+fn dense_sums(problem: GemmProblem) -> DataType {
+    if problem.element == DataType::I8 { DataType::I32 } else { problem.output }
+}
+
+/// Returns whether [`Finish`] must follow cuBLASLt's GEMM: the problem has an epilogue, or another output type than cuBLASLt's result.
+fn needs_finish(problem: GemmProblem) -> bool {
+    problem.epilogue || dense_sums(problem) != problem.output
+}
+
+/// Returns the bytes of a buffer for cuBLASLt's result, or 0 where cuBLASLt writes straight to the problem's output.
+fn sums_bytes(problem: GemmProblem) -> usize {
+    let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
+    if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
+}
+
+/// Returns the data type of the output of a GEMM by cuBLASLt: the problem's.
+pub fn dense_output(problem: GemmProblem) -> DataType {
+    problem.output
+}
+
+/// A 2:4 weight in device memory, pruned along its rows, in one or both of its forms.
+#[derive(Debug, Clone, Copy)]
+pub struct Weight {
+    /// The dense form, `[features, reduction]`. Engines that compress it read it once, when a GEMM is planned; cuBLASLt reads it at every call.
+    /// Without it only this crate's kernels can be used.
+    pub dense: Option<DevicePtr>,
+    /// The compressed form, with metadata in [`Gemm::meta_order_of`] and padding ([`crate::raw::gemm::packed_bytes`]). This crate's kernels read it at
+    /// every call. Without it they compress the dense form when a GEMM is planned.
+    pub packed: Option<Packed>,
+}
+
+/// Which forms of a weight stay in memory after a GEMM is planned. Both together take 1.5625 times (16-bit elements) or 1.625 times (8-bit elements)
+/// the bytes of the dense form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeptForm {
+    /// The form that the fastest engine reads; the caller keeps the forms it has.
+    Any,
+    /// The compressed form only. This excludes cuBLASLt, which reads the dense weight at every call.
+    Compressed,
+    /// The dense form only. This excludes engines that read a compressed weight.
+    Dense,
+}
+
+impl KeptForm {
+    /// Returns whether an engine's calls read no other form.
+    pub fn allows(self, engine: Engine) -> bool {
+        match self {
+            KeptForm::Any => true,
+            KeptForm::Compressed => !engine.reads_dense(),
+            KeptForm::Dense => engine.reads_dense(),
+        }
+    }
+}
+
+/// Bytes of device memory that a planned GEMM holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProductBytes {
+    /// Bytes of the engine's own form of the weight; 0 where it reads one of the caller's.
+    pub weight: usize,
+    /// Bytes of workspace.
+    pub workspace: usize,
+}
+
+/// A GEMM planned with one engine, and the weight in the form that the engine reads.
+pub struct Product {
+    problem: GemmProblem,
+    engine: Engine,
+    plan: ProductPlan,
+    bytes: ProductBytes,
+}
+
+enum ProductPlan {
+    TwoFour {
+        gemm: Box<Gemm>,
+        packed: Packed,
+        workspace: DevicePtr,
+        _memory: Vec<CudaSlice<u8>>,
+    },
+    // cuSPARSELt's C API takes a mutable plan at every call, but does not change it.
+    CusparseLt {
+        plan: Mutex<cusparselt::CusparseLtPlan>,
+        compressed: DevicePtr,
+        workspace: DevicePtr,
+        _memory: Vec<CudaSlice<u8>>,
+    },
+    CublasLt {
+        plan: cublaslt::CublasLtPlan,
+        weight: DevicePtr,
+        workspace: DevicePtr,
+        finish: Option<Finish>,
+        /// Buffer for cuBLASLt's result, where it does not go straight to the output.
+        sums: Option<DevicePtr>,
+        _memory: Vec<CudaSlice<u8>>,
+    },
+}
+
+impl fmt::Debug for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Product").field("problem", &self.problem).field("engine", &self.engine).finish()
+    }
+}
+
+fn failed(error: cudarc::driver::DriverError) -> Error {
+    Error::driver("planning a GEMM", error)
+}
+
+impl Product {
+    /// Plans the GEMM, allocates the engine's memory, and compresses the weight where the engine has its own form. Returns after the compression is complete.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`], [`Error::Vendor`]; those of [`Gemm::with`]; [`Error::Types`] where this crate's kernels would have to compress 8-bit
+    /// elements; [`Error::NoForm`] for a weight without the form that the engine reads; [`Error::NotComputed`] for a problem that the engine does not
+    /// compute; [`Error::OutOfMemory`].
+    ///
+    /// # Safety
+    /// The weight is valid and 2:4 until this function returns. The form that calls read, as [`Weight`] says, stays valid until the last call is complete.
+    pub unsafe fn new(
+        device: &Device,
+        libraries: &Libraries,
+        stream: &Arc<CudaStream>,
+        problem: GemmProblem,
+        engine: Engine,
+        weight: Weight,
+    ) -> Result<Self> {
+        let memory = |bytes: usize| stream.alloc_zeros::<u8>(bytes.max(16)).map_err(failed);
+        let at = |memory: &CudaSlice<u8>| memory.device_ptr(stream).0;
+        let raw = Stream(stream.cu_stream());
+        let GemmProblem { features, reduction, element, .. } = problem;
+        let dense = || weight.dense.ok_or(Error::NoForm { engine });
+        let mut weight_bytes = 0;
+        let workspace_bytes;
+        let plan = match engine {
+            Engine::TwoFour(method) => {
+                let gemm = Gemm::with(device, problem, method)?;
+                workspace_bytes = gemm.workspace_bytes();
+                let mut held = vec![memory(workspace_bytes)?];
+                let workspace = at(&held[0]);
+                let packed = match weight.packed {
+                    Some(packed) => packed,
+                    None => {
+                        let compressor = Compressor::new(device, element, element)?;
+                        let bytes = packed_bytes(element, features, reduction);
+                        weight_bytes = bytes.total();
+                        held.extend([memory(bytes.values)?, memory(bytes.meta)?]);
+                        let packed = Packed { values: at(&held[1]), meta: at(&held[2]) };
+                        let dense = DenseWeight { data: dense()?, rows: features, cols: reduction };
+                        let nan = stream.clone_htod(&[NO_NAN]).map_err(failed)?;
+                        let wrong = nan.device_ptr(stream).0;
+                        let to = CompressTarget { packed, order: gemm.meta_order(), factor: None, seed: None, wrong };
+                        // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
+                        unsafe {
+                            compressor.run(raw, dense, Axis::Row, CompressRule::Estimate(Estimator::Magnitude), to)
+                        }?;
+                        stream.synchronize().map_err(failed)?;
+                        packed
+                    }
+                };
+                ProductPlan::TwoFour { gemm: Box::new(gemm), packed, workspace, _memory: held }
+            }
+            Engine::CusparseLt(algorithm) => {
+                if !is_plain(problem) {
+                    return Err(Error::NotComputed { engine, problem });
+                }
+                let library = libraries.sparse.as_ref().ok_or(cusparselt::MISSING)?;
+                let mut plan = library.plan(problem, Some(algorithm))?;
+                let (bytes, scratch) = plan.compressed_bytes();
+                weight_bytes = bytes;
+                workspace_bytes = plan.workspace_bytes();
+                let (compressed, scratch, workspace) = (memory(bytes)?, memory(scratch)?, memory(workspace_bytes)?);
+                // SAFETY: the weight is valid, as this function requires; the rest was allocated above.
+                unsafe { plan.compress(raw, dense()?, at(&compressed), at(&scratch)) }?;
+                stream.synchronize().map_err(failed)?;
+                let (compressed_at, workspace_at) = (at(&compressed), at(&workspace));
+                let held = vec![compressed, workspace];
+                let plan = Mutex::new(plan);
+                ProductPlan::CusparseLt { plan, compressed: compressed_at, workspace: workspace_at, _memory: held }
+            }
+            Engine::CublasLt(which) => {
+                if problem.is_mixed() {
+                    return Err(Error::NotComputed { engine, problem });
+                }
+                let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
+                let mut plans = library.plans(dense_of(problem), PartialSums::Any, HEURISTICS)?;
+                if which >= plans.len() {
+                    let action = "choosing a heuristic that does not exist";
+                    return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });
+                }
+                let sums_bytes = sums_bytes(problem);
+                workspace_bytes = cublaslt::WORKSPACE_BYTES + sums_bytes;
+                let held = vec![memory(cublaslt::WORKSPACE_BYTES)?, memory(sums_bytes)?];
+                ProductPlan::CublasLt {
+                    plan: plans.swap_remove(which),
+                    weight: dense()?,
+                    workspace: at(&held[0]),
+                    finish: needs_finish(problem).then(|| Finish::new(device)).transpose()?,
+                    sums: (sums_bytes > 0).then(|| at(&held[1])),
+                    _memory: held,
+                }
+            }
+        };
+        let bytes = ProductBytes { weight: weight_bytes, workspace: workspace_bytes };
+        Ok(Self { problem, engine, plan, bytes })
+    }
+
+    /// Returns the bytes of device memory that the GEMM holds, besides the caller's forms of the weight.
+    pub fn bytes(&self) -> ProductBytes {
+        self.bytes
+    }
+
+    /// Launches the GEMM without an epilogue. It neither allocates nor synchronizes.
+    ///
+    /// # Errors
+    /// Those of [`Product::run_with`].
+    ///
+    /// # Safety
+    /// That of [`Product::run_with`].
+    pub unsafe fn run(&self, stream: Stream, x: DevicePtr, out: DevicePtr) -> Result<()> {
+        // SAFETY: X and the result are valid, and the stream is of the device, as this function requires.
+        unsafe { self.run_with(stream, x, out, Epilogue::default()) }
+    }
+
+    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. Where a library lacks the epilogue or the output type, a kernel of
+    /// this crate runs after its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the
+    /// result is added to the output.
+    ///
+    /// # Errors
+    /// Those of [`Gemm::run`], except that X and the result must be aligned to 16 bytes; [`Error::Vendor`].
+    ///
+    /// # Safety
+    /// That of [`Gemm::run`]. Calls that may run concurrently on several streams need one [`Product`] each, because its workspace is shared between calls.
+    pub unsafe fn run_with(&self, stream: Stream, x: DevicePtr, out: DevicePtr, epilogue: Epilogue) -> Result<()> {
+        expect_pointers(&[("X", x, 16), ("result", out, 16)])?;
+        let problem = self.problem;
+        if !problem.epilogue && epilogue != Epilogue::default() {
+            return Err(Error::Epilogue);
+        }
+        match &self.plan {
+            ProductPlan::TwoFour { gemm, packed, workspace, .. } => {
+                let operands = GemmOperands { weight: *packed, x, out, workspace: *workspace };
+                // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+                unsafe { gemm.run(stream, operands, epilogue) }
+            }
+            ProductPlan::CusparseLt { plan, compressed, workspace, .. } => {
+                let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
+                // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
+                unsafe { plan.run(stream, *compressed, x, out, *workspace) }
+            }
+            ProductPlan::CublasLt { plan, weight, workspace, finish, sums, .. } => {
+                let to = sums.unwrap_or(out);
+                let (a, b) = match problem.order {
+                    Order::TokensFirst => (*weight, x),
+                    Order::FeaturesFirst => (x, *weight),
+                };
+                // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
+                unsafe { plan.run(stream, a, b, to, *workspace) }?;
+                let Some(finish) = finish else { return Ok(()) };
+                expect_epilogue(epilogue, problem.output)?;
+                // SAFETY: `to` is the plan's buffer or the result, which is valid, as this function requires.
+                unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
+            }
+        }
+    }
+
+    /// Returns the engine.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Returns the problem.
+    pub fn problem(&self) -> GemmProblem {
+        self.problem
+    }
+
+    /// Returns the kernel's name: for the libraries, the number of the algorithm or heuristic.
+    pub fn kernel(&self) -> String {
+        match (&self.plan, self.engine) {
+            (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),
+            (_, Engine::CusparseLt(id)) => format!("algorithm {id}"),
+            (_, Engine::CublasLt(which)) => format!("heuristic {which}"),
+            (_, Engine::TwoFour(_)) => String::new(),
+        }
+    }
+}

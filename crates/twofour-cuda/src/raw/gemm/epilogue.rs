@@ -1,0 +1,110 @@
+//! The epilogue of a GEMM: scales, bias and activation.
+
+use crate::{
+    Activation, DataType, DevicePtr, Result,
+    arguments::expect_pointers,
+    problem::{GemmProblem, Order},
+};
+
+/// The operations on accumulators before they are stored: scales, then biases, then an activation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epilogue {
+    /// Scale of all results.
+    pub alpha: f32,
+    /// Scale of each feature, f32.
+    pub feature_scales: Option<DevicePtr>,
+    /// Scale of each token, f32.
+    pub token_scales: Option<DevicePtr>,
+    /// Bias of each feature, of the result's type; added after the scales.
+    pub bias: Option<DevicePtr>,
+    /// Bias of each token, of the result's type; added after the scales. It is the bias of a layer whose operands are exchanged.
+    pub token_bias: Option<DevicePtr>,
+    /// Activation; applied after the biases.
+    pub activation: Activation,
+}
+
+impl Default for Epilogue {
+    /// Returns the identity epilogue.
+    fn default() -> Self {
+        Self {
+            alpha: 1.0,
+            feature_scales: None,
+            token_scales: None,
+            bias: None,
+            token_bias: None,
+            activation: Activation::Identity,
+        }
+    }
+}
+
+/// The output pointer and the epilogue, in the kernels' memory layout.
+#[repr(C)]
+pub(super) struct RawOutput {
+    data: DevicePtr,
+    bias: DevicePtr,
+    feature_scales: DevicePtr,
+    token_scales: DevicePtr,
+    stride_feature: u64,
+    stride_token: u64,
+    alpha: f32,
+    activation: u32,
+    plain: u32,
+    token_bias: DevicePtr,
+    accumulate: u32,
+}
+
+impl RawOutput {
+    /// Returns the output of a problem.
+    pub(super) fn of(problem: GemmProblem, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let GemmProblem { features, tokens, order, accumulate, .. } = problem;
+        let mut output = Self::new((features, tokens), order, data, epilogue);
+        output.accumulate = u32::from(accumulate);
+        // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a multiple of 16 bytes.
+        if output.plain != 0 && (accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16)) {
+            output.plain = 2;
+        }
+        output
+    }
+
+    /// Returns an output that begins at a multiple of 16 bytes, and whose tokens have a multiple of eight features each.
+    pub(super) fn new((features, tokens): (usize, usize), order: Order, data: DevicePtr, epilogue: Epilogue) -> Self {
+        let (stride_feature, stride_token) = match order {
+            Order::TokensFirst => (1, features as u64),
+            Order::FeaturesFirst => (tokens as u64, 1),
+        };
+        Self {
+            data,
+            bias: epilogue.bias.unwrap_or(0),
+            feature_scales: epilogue.feature_scales.unwrap_or(0),
+            token_scales: epilogue.token_scales.unwrap_or(0),
+            stride_feature,
+            stride_token,
+            alpha: epilogue.alpha,
+            activation: match epilogue.activation {
+                Activation::Identity => 0,
+                Activation::Relu => 1,
+                Activation::Gelu => 2,
+                Activation::Silu => 3,
+            },
+            plain: u32::from(epilogue == Epilogue::default()),
+            token_bias: epilogue.token_bias.unwrap_or(0),
+            accumulate: 0,
+        }
+    }
+}
+
+/// Returns an error for a pointer of an epilogue that is not aligned to its elements.
+pub(crate) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
+    let optional = [
+        ("scales of features", epilogue.feature_scales, 4),
+        ("scales of tokens", epilogue.token_scales, 4),
+        ("bias", epilogue.bias, output.bytes() as u64),
+        ("bias of tokens", epilogue.token_bias, output.bytes() as u64),
+    ];
+    for (what, pointer, alignment) in optional {
+        if let Some(pointer) = pointer {
+            expect_pointers(&[(what, pointer, alignment)])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The kernels' sources: preprocessor definitions and files.
+
+use super::{Sm90Kernel, Sm90Store, Sm90Tile, WARPGROUPS};
+use crate::{
+    problem::XOrder,
+    raw::{
+        gemm::wgmma::{self, Weights},
+        headers,
+    },
+    source::{File, Source, Support},
+};
+
+impl Sm90Kernel {
+    pub(in crate::raw::gemm) fn source(&self) -> Source {
+        let products = wgmma::products((self.element, self.x_element), self.tile.tokens, self.x, Weights::Shared);
+        let kernel = File::new("gemm/sm90/kernel.cu", include_str!("kernel.cu"));
+        Source::new(format!("gemm-sm90-{}", self.name()), Support::Only((9, 0))).define(self.definitions()).with([
+            headers::COMMON,
+            headers::HOPPER,
+            products,
+            headers::EPILOGUE,
+            headers::PANELS,
+            kernel,
+        ])
+    }
+
+    /// Returns the source's preprocessor definitions.
+    pub(crate) fn definitions(&self) -> String {
+        let Sm90Tile { features, tokens, stages, atoms, cluster, .. } = self.tile;
+        let split_k = u32::from(self.tile.split.is_some());
+        let blocks = features / 64 / WARPGROUPS;
+        // Registers of the producer warpgroup, and of the consumers. The producer needs at least this many; consumers need more of them where a
+        // warpgroup has two 64-row accumulators.
+        let (left, taken) = if blocks == 2 { (24, 240) } else { (40, 232) };
+        let store = match self.store {
+            Sm90Store::Tiles => 0,
+            Sm90Store::OneByOne => 1,
+            Sm90Store::Across => 2,
+        };
+        format!(
+            "#define ELEMENT {}\n#define OUTPUT {}\n#define BLOCKS {blocks}\n#define TOKENS {tokens}\n#define STAGES {stages}\n\
+             #define ATOMS {atoms}\n#define SPLIT_K {split_k}\n#define CLUSTER {cluster}\n#define CHUNK {}\n#define STORE_TILES 0\n#define STORE_ONE_BY_ONE 1\n\
+             #define STORE_ACROSS 2\n#define STORE {store}\n#define X_ACROSS {}\n#define EPILOGUE {}\n#define ACCUMULATE {}\n\
+             #define REGISTERS_LEFT {left}\n#define REGISTERS_TAKEN {taken}\n#define SHARED_BYTES_ASKED {}\n",
+            self.element.definition(),
+            self.output.definition(),
+            self.chunk(),
+            u32::from(self.x == XOrder::ReductionFirst),
+            u32::from(self.epilogue),
+            u32::from(self.accumulate),
+            self.shared_bytes(self.chunk()),
+        )
+    }
+}

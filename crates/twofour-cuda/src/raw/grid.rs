@@ -1,0 +1,28 @@
+//! Grids of kernels whose threads each handle a part of a matrix.
+
+use super::DenseWeight;
+use crate::{Error, Result};
+
+/// Most CTAs along a grid's second axis.
+pub(crate) const MOST_GRID_ROWS: usize = 65_535;
+
+/// Elements along a side of the largest square that a CTA handles.
+pub(crate) const SIDE: usize = 128;
+
+/// Threads of a CTA.
+pub(crate) const BLOCK: u32 = 256;
+
+/// Returns the rows and columns of a matrix as kernels take them.
+pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
+    let too_large = || Error::TooLarge { rows: weight.rows, cols: weight.cols };
+    // Kernels round up to multiples of the square's side.
+    let side = |n: usize| u32::try_from(n).ok().filter(|n| *n <= u32::MAX - SIDE as u32).ok_or_else(too_large);
+    Ok((side(weight.rows)?, side(weight.cols)?))
+}
+
+/// Returns the CTAs of a grid with this many threads.
+pub(crate) fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
+    let blocks = threads.div_ceil(u64::from(BLOCK));
+    let most = i32::MAX as u64;
+    if blocks <= most { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: weight.rows, cols: weight.cols }) }
+}

@@ -1,0 +1,51 @@
+//! Kernels and GEMM engines over raw device pointers.
+//!
+//! Calls take device pointers ([`DevicePtr`](crate::DevicePtr)) and a stream, so that any framework can call them. They are `unsafe`: a pointer is
+//! checked for null and alignment, but not for the length of the memory that it points to, nor for its device. Each call's `# Safety` section says what
+//! must hold. [`crate::layer`] makes the same calls over length-checked device memory.
+//!
+//! | task | module |
+//! |---|---|
+//! | a weight in device memory, dense or compressed | [`DenseWeight`], [`Packed`], [`MetaOrder`] |
+//! | pruning a weight: mask, compressed weight and compressed transpose | [`prune`] |
+//! | compressing a tensor along one axis | [`compress`] |
+//! | decompressing a packed weight | [`unpack`] |
+//! | the scale of a soft threshold | [`soft_threshold`] |
+//! | 2:4 estimates as dense matrices | [`estimate`] |
+//! | quantization to 8 bits | [`quantize`] |
+//! | GEMM with a compressed weight | [`gemm`] |
+//! | a GEMM by a given engine: these kernels, cuSPARSELt or cuBLASLt | [`engine`] |
+//! | element-wise activations and their gradients | [`elementwise`] |
+//! | column sums: bias gradients | [`column_sums`] |
+//! | an AdamW step | [`adamw`] |
+//!
+//! Each kernel's CUDA source is beside its module. Loading a kernel compiles it, or reads its machine code from the cache; a call launches it and
+//! returns.
+
+pub mod adamw;
+pub mod column_sums;
+pub mod compress;
+pub mod elementwise;
+pub mod engine;
+pub mod estimate;
+mod float_types;
+pub mod gemm;
+pub(crate) mod grid;
+pub(crate) mod headers;
+pub mod prune;
+pub mod quantize;
+pub mod soft_threshold;
+pub mod unpack;
+mod weight;
+
+use crate::source::Source;
+
+pub use weight::{DenseWeight, MetaOrder, Packed};
+
+/// Returns the source of every kernel.
+pub(crate) fn sources() -> Vec<Source> {
+    let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
+    let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
+    let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
+    weights.chain(scales).chain(layers).chain(gemm::sources()).collect()
+}

@@ -1,0 +1,293 @@
+//! Prunes dense weights on the device: masks and compressed weights that are those of the `twofour` crate, bit for bit.
+//!
+//! | result | call |
+//! |---|---|
+//! | 2:4 along rows or along columns, by magnitude or by an estimator | [`crate::raw::compress`] |
+//! | a transposable mask, or one along rows, with compressed `W` and `Wᵀ`, from one read of `W` | [`Pruner::both_ways`] |
+//! | compressed `W` and `Wᵀ` under an existing mask | [`Pruner::both_ways`] with [`MaskChoice::Given`] |
+//! | a dense tensor with zeros where a mask prunes | [`Pruner::apply_mask`] |
+//!
+//! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A NaN is therefore not an error of the call:
+//! its index is written to device memory ([`Watch::nan`]), and [`first_nan`] makes an error of it.
+
+mod types;
+mod watch;
+
+use twofour::select::Transposable;
+
+use crate::{
+    DataType, Device, DevicePtr, Error, Result, Stream,
+    arguments::expect_pointers,
+    device::{Kernel, Launch},
+    raw::{
+        DenseWeight, MetaOrder, Packed,
+        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
+        headers,
+        weight::RawMeta,
+    },
+    source::{File, Source},
+};
+
+pub(crate) use types::{TYPES, expect_types, types};
+pub use watch::{NO_NAN, Watch, first_nan};
+
+/// Where the mask comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MaskChoice {
+    /// A rule for transposable masks.
+    Rule(Transposable),
+    /// [`BothWays::tiles`] is read. It must be 2:4 along rows, and along columns, too, where the transpose is compressed: surplus elements are lost.
+    Given,
+    /// The two largest magnitudes of each group of four along a row, ties to the lower index: [`twofour::select::magnitude`] along rows. Such a mask
+    /// has no compressed transpose, so [`BothWays::transposed`] must be `None`.
+    Rows,
+}
+
+/// The destinations of [`Pruner::both_ways`]; those that are `None` are not computed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BothWays {
+    /// `W`, compressed.
+    pub packed: Option<Packed>,
+    /// `Wᵀ`, compressed: of shape `[cols, rows]`.
+    pub transposed: Option<Packed>,
+    /// The mask: a u16 for each 4x4 tile, `[ceil(rows / 4), ceil(cols / 4)]`, with bit `4 * row + col` set where the tile keeps the element. In a
+    /// tile at the weight's edge the bits of elements outside the weight are 0. It is written, but [`MaskChoice::Given`] reads it.
+    pub tiles: Option<DevicePtr>,
+    /// An f32 scale that values are multiplied by before they are rounded to 8-bit floats, such as the largest finite 8-bit float divided by the
+    /// weight's largest magnitude. The mask does not depend on it; 16-bit values have none.
+    pub factor: Option<DevicePtr>,
+}
+
+fn source(input: DataType, output: DataType) -> Source {
+    let name = if input == output { format!("prune-{input}") } else { format!("prune-{input}-{output}") };
+    let (definitions, support) = types(input, output);
+    let rules = File::new("prune/rules.cuh", include_str!("rules.cuh"));
+    let kernel = File::new("prune/kernel.cu", include_str!("kernel.cu"));
+    Source::new(name, support).define(definitions).with([
+        headers::COMMON,
+        headers::CODES,
+        headers::PAIRS,
+        rules,
+        kernel,
+    ])
+}
+
+/// Returns every source.
+pub(crate) fn sources() -> Vec<Source> {
+    TYPES.into_iter().map(|(input, output)| source(input, output)).collect()
+}
+
+/// The kernels that prune and compress weights of one data type to values of another, on one device.
+#[derive(Debug, Clone)]
+pub struct Pruner {
+    input: DataType,
+    output: DataType,
+    /// One for each rule, for shapes and addresses that allow vector loads of whole tiles.
+    rules: [Kernel; 6],
+    /// For every rule, shape and address.
+    any: Kernel,
+    /// For rows of whole tiles, and for every shape.
+    apply_mask: [Kernel; 2],
+}
+
+/// The kernels' parameters, in their memory layout.
+#[repr(C)]
+struct RawBothWays {
+    weight: DevicePtr,
+    values: DevicePtr,
+    meta: RawMeta,
+    values_transposed: DevicePtr,
+    meta_transposed: RawMeta,
+    tiles: DevicePtr,
+    tiles_before: DevicePtr,
+    flips: DevicePtr,
+    nan: DevicePtr,
+    rows: u32,
+    cols: u32,
+    factor: DevicePtr,
+    along: RawPadded,
+    across: RawPadded,
+    rule: u32,
+}
+
+/// Lines and groups of a compressed form, padding included, and the number of groups with metadata.
+#[repr(C)]
+struct RawPadded {
+    lines: u32,
+    groups: u32,
+    coded: u32,
+}
+
+impl RawPadded {
+    fn new(order: MetaOrder, rows: usize, cols: usize) -> Self {
+        let (lines, length) = order.padded(rows, cols);
+        let groups = length.div_ceil(4) as u32;
+        Self { lines: lines as u32, groups, coded: groups }
+    }
+}
+
+#[repr(C)]
+struct RawMasked {
+    dense: DevicePtr,
+    out: DevicePtr,
+    tiles: DevicePtr,
+    rows: u32,
+    cols: u32,
+}
+
+impl Pruner {
+    /// Loads the kernels that prune weights of `input` to values of `output`: f16 or bf16 to themselves, f32 to one of them, all three to 8-bit
+    /// floats (from compute capability 8.9 on). Values are rounded to nearest, ties to even, after the mask is selected; 8-bit floats saturate.
+    ///
+    /// # Errors
+    /// [`Error::Types`] for other types, [`Error::Unsupported`]; those of compiling and loading.
+    pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
+        let source = source(input, output);
+        expect_types(device, input, output, &source)?;
+        let kernel = |name| device.kernel(&source, name);
+        Ok(Self {
+            input,
+            output,
+            rules: [
+                kernel("both_ways_greedy")?,
+                kernel("both_ways_greedy_signed")?,
+                kernel("both_ways_causal1122")?,
+                kernel("both_ways_optimal")?,
+                kernel("both_ways_given")?,
+                kernel("both_ways_rows")?,
+            ],
+            any: kernel("both_ways_any")?,
+            apply_mask: [kernel("apply_mask_of_tiles")?, kernel("apply_mask_of_tiles_any")?],
+        })
+    }
+
+    /// Selects a transposable mask ([`twofour::select::transposable`]) or one along rows, or reads a given one, and compresses `W` and `Wᵀ` from one
+    /// read of `W`. Every shape is supported, and every address that is aligned to an element. In the GEMM's order both compressed forms are padded
+    /// ([`MetaOrder::Sm90`]), and the padding is written. Shapes that are not multiples of 4, forms with padding, and weights that are not aligned to
+    /// four elements run on kernels that load element by element.
+    ///
+    /// # Errors
+    /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the weight: to its elements; `nan`: 8;
+    /// scale: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose,
+    /// [`Error::TooLarge`], [`Error::Driver`].
+    ///
+    /// # Safety
+    /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
+    pub unsafe fn both_ways(
+        &self,
+        stream: Stream,
+        weight: DenseWeight,
+        choice: MaskChoice,
+        to: BothWays,
+        order: MetaOrder,
+        watch: Watch,
+    ) -> Result<()> {
+        let (rows, cols) = shape(weight)?;
+        if choice == MaskChoice::Rows && to.transposed.is_some() {
+            return Err(Error::NoTranspose);
+        }
+        if to.factor.is_some() && self.output.bytes() > 1 {
+            return Err(Error::Factor { output: self.output });
+        }
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        expect_pointers(&[("weight", weight.data, self.input.bytes() as u64), ("NaN's place", watch.nan, 8)])?;
+        if let Some(factor) = to.factor {
+            expect_pointers(&[("factor", factor, 4)])?;
+        }
+        for packed in [to.packed, to.transposed].into_iter().flatten() {
+            expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
+        }
+        if let (MaskChoice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
+            expect_pointers(&[("mask of tiles", to.tiles.unwrap_or(0), 2)])?;
+        }
+        if let Some((before, flips)) = watch.flips {
+            expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
+        }
+        let raw = |packed: Option<Packed>| match packed {
+            Some(packed) => (packed.values, RawMeta::new(packed.meta, order)),
+            None => (0, RawMeta::NONE),
+        };
+        let ((values, meta), (values_transposed, meta_transposed)) = (raw(to.packed), raw(to.transposed));
+        let (tiles_before, flips) = watch.flips.unwrap_or((0, 0));
+        let rule = match choice {
+            MaskChoice::Rule(Transposable::GreedyAbs) => 0,
+            MaskChoice::Rule(Transposable::GreedySigned) => 1,
+            MaskChoice::Rule(Transposable::Causal1122) => 2,
+            MaskChoice::Rule(Transposable::Optimal) => 3,
+            MaskChoice::Given => 4,
+            MaskChoice::Rows => 5,
+        };
+        let parameter = RawBothWays {
+            weight: weight.data,
+            values,
+            meta,
+            values_transposed,
+            meta_transposed,
+            tiles: to.tiles.unwrap_or(0),
+            tiles_before,
+            flips,
+            nan: watch.nan,
+            rows,
+            cols,
+            factor: to.factor.unwrap_or(0),
+            along: RawPadded::new(order, weight.rows, weight.cols),
+            across: RawPadded::new(order, weight.cols, weight.rows),
+            rule,
+        };
+        let is_whole =
+            |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);
+        let whole = weight.is_aligned(self.input, 4)
+            && weight.rows.is_multiple_of(4)
+            && is_whole(to.packed, weight.rows, weight.cols)
+            && is_whole(to.transposed, weight.cols, weight.rows);
+        let kernel = if whole { &self.rules[rule as usize] } else { &self.any };
+        let grid_rows = weight.rows.div_ceil(SIDE);
+        if grid_rows > MOST_GRID_ROWS {
+            return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
+        }
+        let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameter) }
+    }
+
+    /// Copies a dense tensor, of the weight's shape and of this pruner's input type, with zeros where the mask prunes; `out` may be the tensor
+    /// itself. Every shape is supported, and every address that is aligned to an element.
+    ///
+    /// # Errors
+    /// Those of [`Pruner::both_ways`].
+    ///
+    /// # Safety
+    /// That of [`Pruner::both_ways`].
+    pub unsafe fn apply_mask(
+        &self,
+        stream: Stream,
+        dense: DenseWeight,
+        tiles: DevicePtr,
+        out: DevicePtr,
+    ) -> Result<()> {
+        let (rows, cols) = shape(dense)?;
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
+        let width = self.input.bytes() as u64;
+        expect_pointers(&[("tensor", dense.data, width), ("mask of tiles", tiles, 2), ("masked tensor", out, width)])?;
+        let parameter = RawMasked { dense: dense.data, out, tiles, rows, cols };
+        let whole = dense.is_aligned(self.input, 4) && out.is_multiple_of(4 * width);
+        let threads = dense.rows as u64 * dense.cols.div_ceil(4) as u64;
+        let kernel = &self.apply_mask[usize::from(!whole)];
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { kernel.launch(stream, Launch::simple((blocks(threads, dense)?, 1), BLOCK), &parameter) }
+    }
+
+    /// Returns the data type of the weights.
+    pub fn input(&self) -> DataType {
+        self.input
+    }
+
+    /// Returns the data type of the compressed values.
+    pub fn output(&self) -> DataType {
+        self.output
+    }
+}

@@ -1,0 +1,77 @@
+//! Calls: captured in a graph, and refused.
+
+use half::bf16;
+use twofour_cuda::{
+    DataType, Error,
+    problem::GemmProblem,
+    raw::{
+        Packed,
+        gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, stream},
+    },
+};
+
+use crate::{
+    given::planned,
+    number::{Number, bytes_of, weight},
+    support::{hopper, numbers::Random},
+};
+
+/// One or two, few and many tokens, captured once and replayed.
+#[test]
+fn calls_can_be_captured_in_a_graph() {
+    let Some(bench) = hopper() else { return };
+    let mut random = Random(11);
+    let (features, reduction) = (512, 1408);
+    let w = weight::<bf16>(&mut random, features, reduction);
+    let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
+    let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
+    let streamed =
+        GemmMethod::Streamed(stream::StreamShape { tile: stream::StreamTile { features: 224, tokens: 64 }, split: 2 });
+    for (tokens, method) in [(2, None), (5, None), (40, None), (40, Some(streamed)), (400, None)] {
+        let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
+        let gemm = planned(&bench, problem, method);
+        let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
+        let x = bench.up(&bytes_of(&x));
+        let x_place = bench.at(&x);
+        bench.expect_replays_alike(&format!("{tokens} tokens, {}", gemm.kernel()), features * tokens * 2, |out| {
+            let operands = GemmOperands { weight: packed, x: x_place, out, workspace: 0 };
+            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+            unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_launched() {
+    let Some(bench) = hopper() else { return };
+    let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, 64, 8, 64);
+    let plan = |problem| Gemm::new(&bench.device, problem);
+    let few = GemmMethod::all(problem, bench.device.architecture())[0];
+    assert!(matches!(
+        Gemm::with(&bench.device, GemmProblem { tokens: 9, ..problem }, few),
+        Err(Error::GemmMethod { .. })
+    ));
+    assert!(matches!(plan(GemmProblem { output: DataType::F16, ..problem }), Err(Error::Product { .. })));
+    assert!(matches!(plan(GemmProblem { tokens: 0, ..problem }), Err(Error::Dimension { what: "tokens", .. })));
+    assert!(matches!(
+        plan(GemmProblem { tokens: usize::MAX, ..problem }),
+        Err(Error::Dimension { what: "tokens", .. })
+    ));
+    let mixed = GemmProblem { x_element: DataType::F16, ..problem };
+    assert!(matches!(plan(mixed), Err(Error::MixedElements { element: DataType::BF16, x_element: DataType::F16 })));
+    let gemm = plan(problem).unwrap();
+    let memory = bench.poisoned(1 << 16, 0u32);
+    let at = bench.at(&memory);
+    let operands = GemmOperands { weight: Packed { values: at, meta: at }, x: at, out: at, workspace: 0 };
+    // SAFETY: each of these calls returns an error before it launches anything.
+    let run = |operands, epilogue| unsafe { gemm.run(bench.stream(), operands, epilogue) };
+    let plain = Epilogue::default();
+    assert!(matches!(run(GemmOperands { x: at + 1, ..operands }, plain), Err(Error::Pointer { what: "X", .. })));
+    // What would have to be copied has nowhere to go.
+    assert_eq!(gemm.workspace_bytes(), 0);
+    for unaligned in [GemmOperands { x: at + 2, ..operands }, GemmOperands { x: at + 8, ..operands }] {
+        assert!(matches!(run(unaligned, plain), Err(Error::Pointer { what: "workspace", .. })));
+    }
+    assert!(matches!(run(GemmOperands { out: 0, ..operands }, plain), Err(Error::Pointer { what: "result", .. })));
+    assert!(matches!(run(operands, Epilogue { alpha: 2.0, ..plain }), Err(Error::Epilogue)));
+}
