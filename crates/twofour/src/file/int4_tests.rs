@@ -109,14 +109,6 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn false_entries_are_named() {
     let bytes = written();
-    let damage = |from: &str, to: &str| {
-        let (from, to) = (from.replace('"', "\\\""), to.replace('"', "\\\""));
-        assert_eq!(from.len(), to.len());
-        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
-        let mut damaged = bytes.clone();
-        damaged[at..at + from.len()].copy_from_slice(to.as_bytes());
-        Reader::from_bytes("m.safetensors", damaged).unwrap_err().to_string()
-    };
     for (from, to, expected) in [
         (r#""group_size":128"#, r#""group_size":129"#, "compressed weight `by_group`: group_size 129"),
         (r#""group_size":128"#, r#""group_size":1.5"#, "expected u64"),
@@ -125,7 +117,7 @@ fn false_entries_are_named() {
         (r#""dtype":"I4""#, r#""dtype":"I5""#, "dtype `I5` is unknown"),
         (r#""shape":[3,270]"#, r#""shape":[3,280]"#, "its tensor `by_group.values` should be U8 [3, 70]"),
     ] {
-        let message = damage(from, to);
+        let message = super::tests::refusal_of(&bytes, from, to);
         assert!(message.starts_with("m.safetensors: ") && message.contains(expected), "{from}: {message}");
     }
 }

@@ -222,18 +222,19 @@ fn impossible_plans_are_refused() {
     assert!(matches!(CompressedInfo::new("w", DataType::F32, usize::MAX, 2), Err(Error::TooLarge { .. })));
 }
 
+/// The error of a file whose manifest says `to` where it said `from`.
+pub(super) fn refusal_of(bytes: &[u8], from: &str, to: &str) -> String {
+    let [from, to] = [from, to].map(|text| text.replace('"', "\\\""));
+    assert_eq!(from.len(), to.len());
+    let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+    let mut damaged = bytes.to_vec();
+    damaged[at..at + from.len()].copy_from_slice(to.as_bytes());
+    Reader::from_bytes("m.safetensors", damaged).unwrap_err().to_string()
+}
+
 #[test]
 fn false_manifests_are_named() {
     let bytes = small_model_bytes();
-    let damage = |from: &str, to: &str| {
-        let from = from.replace('"', "\\\"");
-        let to = to.replace('"', "\\\"");
-        assert_eq!(from.len(), to.len());
-        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
-        let mut damaged = bytes.clone();
-        damaged[at..at + from.len()].copy_from_slice(to.as_bytes());
-        Reader::from_bytes("m.safetensors", damaged).unwrap_err().to_string()
-    };
     for (from, to, expected) in [
         (r#""version":1"#, r#""version":2"#, "format version 2 is newer than this program, which reads up to 1"),
         (r#""version":1"#, r#""version":0"#, "`version` is not a positive whole number"),
@@ -245,7 +246,7 @@ fn false_manifests_are_named() {
         (r#""shape":[6,10]"#, r#""shape":[0,10]"#, "has no elements"),
         (r#""up":{"#, r#""uq":{"#, "compressed weight `uq`: its tensor `uq.values` is missing"),
     ] {
-        let message = damage(from, to);
+        let message = refusal_of(&bytes, from, to);
         assert!(message.starts_with("m.safetensors: ") && message.contains(expected), "{from}: {message}");
     }
 }
