@@ -194,7 +194,7 @@ fn files_keep_the_model() -> Result<()> {
         }
     }
     let size = |name: &str| std::fs::metadata(directory.path().join(name)).map(|m| m.len());
-    assert!(size("sparse-BF16.safetensors").unwrap_or(0) < size("dense-BF16.safetensors").unwrap_or(0));
+    assert!(size("sparse-bf16.safetensors").unwrap_or(0) < size("dense-bf16.safetensors").unwrap_or(0));
     Ok(())
 }
 
