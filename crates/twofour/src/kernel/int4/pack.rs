@@ -20,7 +20,7 @@ pub(super) const OFFSET: i32 = 8;
 /// so it is no file format.
 ///
 /// # Errors
-/// [`Error::TooLarge`].
+/// [`crate::Error::TooLarge`].
 pub fn packed_bytes_int4(out_features: usize, in_features: usize, granularity: Granularity) -> Result<usize> {
     Shape { rows: out_features, cols: in_features, granularity }.total()
 }
@@ -28,7 +28,7 @@ pub fn packed_bytes_int4(out_features: usize, in_features: usize, granularity: G
 /// Packs a four-bit weight into borrowed memory of [`packed_bytes_int4`] bytes, at any address.
 ///
 /// # Errors
-/// [`Error::Length`], [`Error::TooLarge`].
+/// [`crate::Error::Length`], [`crate::Error::TooLarge`].
 pub fn pack_int4(weight: &Int4, bytes: &mut [u8]) -> Result<()> {
     let q = weight.weight();
     let shape = Shape { rows: q.rows(), cols: q.cols(), granularity: weight.granularity() };
