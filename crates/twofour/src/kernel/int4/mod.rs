@@ -61,7 +61,7 @@ impl<'a> SparseWeightInt4Ref<'a> {
     /// its result is meaningless.
     ///
     /// # Errors
-    /// [`Error::Length`] for another length than [`packed_bytes_int4`], [`Error::TooLarge`]; those of [`Engine::best`].
+    /// [`crate::Error::Length`] for another length than [`packed_bytes_int4`], [`crate::Error::TooLarge`]; those of [`Engine::best`].
     pub fn new((out_features, in_features): (usize, usize), granularity: Granularity, bytes: &'a [u8]) -> Result<Self> {
         Self::new_for((out_features, in_features), granularity, bytes, Engine::best()?)
     }
@@ -120,7 +120,7 @@ impl<'a> SparseWeightInt4Ref<'a> {
     /// `q · scale` exactly; bf16 with many tokens (96) multiplies them rounded to bf16.
     ///
     /// # Errors
-    /// [`Error::Length`] where `x`, `y` or the bias does not fit.
+    /// [`crate::Error::Length`] where `x`, `y` or the bias does not fit.
     pub fn linear<T: KernelElement>(&self, x: &[T], tokens: usize, epilogue: Epilogue<'_>, y: &mut [T]) -> Result<()> {
         let Shape { rows, cols, .. } = self.shape;
         expect_len("x", x, tokens, cols)?;
