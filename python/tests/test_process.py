@@ -182,6 +182,10 @@ ARGUMENTS = {
     "canonical_int4": [tensors(), NUMBERS, NUMBERS, GROUP_SIZES],
     "linear_int4": [tensors(), tensors(), NUMBERS, GROUP_SIZES],
     "linear_int4_bias": [tensors(), tensors(), tensors(), NUMBERS, GROUP_SIZES, NUMBERS],
+    "linear_float8": [tensors(), tensors(), tensors(), tensors(), tensors(), NUMBERS, NUMBERS],
+    "gated_gelu": [tensors()],
+    "gated_gelu_gradient": [tensors(), tensors()],
+    "adamw_step_": [tensors(), tensors(), tensors(), tensors(), tensors(), FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, NUMBERS, NUMBERS, NUMBERS],
 }
 
 

@@ -79,7 +79,10 @@ def prune(
     """Writes the pruned matrix to `out`."""
 
 def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[str]:
-    """Defines `torch.ops.twofour` in the torch whose libraries are at these paths. A second call does nothing."""
+    """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths, and returns the schemas to define. A
+    second call does
+    nothing and returns none.
+    """
 
 def verify(
     matrix: npt.NDArray[np.uint8],
