@@ -20,8 +20,9 @@ use std::{ffi::OsString, path::PathBuf};
 
 use pyo3::{exceptions::PyImportError, prelude::*};
 
-/// Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths, and returns the schemas to define. A second call does
-/// nothing and returns none.
+/// Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
+///
+/// Returns the schemas to define; a second call does nothing and returns none.
 #[pyfunction]
 #[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
 fn register_torch(libtorch_cpu: OsString, libtorch_cuda: Option<OsString>) -> PyResult<Vec<&'static str>> {

@@ -120,7 +120,7 @@ def test_ten_thousand_calls_leak_nothing_and_failing_ones_neither():
     assert resident() - before < 1 << 20
 
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.int64, torch.bool]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float64, torch.int64, torch.bool, torch.float8_e4m3fn]
 
 
 @st.composite
@@ -130,7 +130,7 @@ def tensors(draw):
     tensor = (torch.randn(shape) * 100).to(dtype)
     if tensor.dim() >= 2 and draw(st.booleans()):
         tensor = tensor.transpose(-1, -2)
-    if tensor.is_floating_point() and tensor.numel() and tensor.is_contiguous() and draw(st.booleans()):
+    if tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.numel() and tensor.is_contiguous() and draw(st.booleans()):
         tensor.view(-1)[0] = draw(st.sampled_from([float("nan"), float("inf"), -0.0]))
     return tensor
 
@@ -169,6 +169,10 @@ ARGUMENTS = {
     "estimate": [tensors(), NUMBERS, FLOAT, NUMBERS],
     "sampled_weight_gradient": [tensors(), tensors(), NUMBERS, SEEDS],
     "bias_gradient": [tensors()],
+    "gated_gelu": [tensors()],
+    "gated_gelu_gradient": [tensors(), tensors()],
+    "adamw_step_": [tensors()] * 5 + [FLOAT] * 5 + [NUMBERS] * 3,
+    "linear_float8": [tensors()] * 5 + [NUMBERS] * 2,
     "quantize_rows": [tensors()],
     "linear_i8": [tensors(), tensors(), NUMBERS],
     "linear_quantized": [tensors(), tensors(), tensors(), NUMBERS],
