@@ -79,9 +79,9 @@ def prune(
     """Writes the pruned matrix to `out`."""
 
 def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[str]:
-    """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths, and returns the schemas to define. A
-    second call does
-    nothing and returns none.
+    """Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
+
+    Returns the schemas to define; a second call does nothing and returns none.
     """
 
 def verify(
