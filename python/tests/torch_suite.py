@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import pathlib
 import re
 import sys
@@ -89,9 +90,18 @@ EXEMPTIONS = (
 )
 
 
+def _of_any_device(function):
+    """A helper of torch's that makes tensors on a GPU, whatever its argument is on, made to use the argument's device."""
+    source = inspect.getsource(function).replace('device="cuda"', f"device={next(iter(inspect.signature(function).parameters))}.device")
+    names: dict = {}
+    exec(source, function.__globals__, names)
+    return names[function.__name__]
+
+
 @contextlib.contextmanager
 def _surroundings(device: str):
     """twofour in torch's place, and what the file asks torch's test helpers and cuSPARSELt for, as where all of it is there."""
+    from torch.sparse import _semi_structured_conversions as conversions
     from torch.testing._internal import common_cuda, inductor_utils
 
     # Named otherwise, or absent, in other versions of torch.
@@ -100,8 +110,10 @@ def _surroundings(device: str):
     with contextlib.suppress(ImportError):
         importlib.import_module(helpers.__name__)
     sys.modules.setdefault(helpers.__name__, helpers)
+    bitmask = _of_any_device(conversions._compute_compressed_swizzled_bitmask)
     with contextlib.ExitStack() as stack:
         stack.enter_context(twofour.install())
+        stack.enter_context(mock.patch.object(conversions, bitmask.__name__, bitmask))
         stack.enter_context(mock.patch.object(common_cuda, "PLATFORM_SUPPORTS_FP8_SPARSE", True, create=True))
         if device == "cpu":
             stack.enter_context(mock.patch.object(common_cuda, "PLATFORM_SUPPORTS_FP8", True))

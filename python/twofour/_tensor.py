@@ -229,6 +229,8 @@ class SparseSemiStructuredTensor(_TORCH):
             RuntimeError: for an unknown algorithm, another rank or an unsupported type.
             ValueError: for a NaN; the message names its place.
         """
+        if is_dynamo_compiling():
+            return _pruned_in_graph(cls.BACKEND, original_tensor, algorithm)
         cls._validate_device_dim_dtype_shape(original_tensor)
         weight, tiles = pack_by_rule(original_tensor.detach(), rule_of_algorithm(algorithm))
         return cls._of(weight, tiles)
@@ -452,7 +454,20 @@ def _scaled_mm(A, B, scale_a, scale_b, bias=None, scale_result=None, out_dtype=N
     return saturated(y, out_dtype) if out_dtype in FLOAT8 else y.to(out_dtype)
 
 
+@torch.compiler.allow_in_graph
+def _pruned_in_graph(backend: str, original_tensor: torch.Tensor, algorithm: str) -> SparseSemiStructuredTensor:
+    """:meth:`SparseSemiStructuredTensor.prune_dense_static_sort` as one call of a graph, since no graph makes a tensor subclass by itself."""
+    return SparseSemiStructuredTensor._CLASSES[backend].prune_dense_static_sort(original_tensor, algorithm)
+
+
+@torch.compiler.allow_in_graph
+def _transposed_in_graph(self):
+    return _t(self)
+
+
 def _t(self):
+    if is_dynamo_compiling():
+        return _transposed_in_graph(self)
     if torch.is_grad_enabled() and self.requires_grad:
         return _Transpose.apply(self)
     return _transposed(self)
