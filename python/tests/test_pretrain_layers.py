@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close
+from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
 
-from twofour.pretrain import SparseLinear, SparseLinearTranspose, TransposableSparse, masked_decay_, soft_threshold24
+from twofour.pretrain import MVUE24_approx, SparseLinear, SparseLinearTranspose, TransposableSparse, masked_decay_, soft_threshold24
 
 LAYERS = [SparseLinear, SparseLinearTranspose]
 
@@ -209,10 +210,8 @@ def test_the_mask_is_the_transposable_one(device):
 
 
 @pytest.fixture(params=["aot_eager", "inductor"])
-def counted(request, monkeypatch):
+def counted(request):
     """Compiles in one graph; ``graphs`` counts how often."""
-    # Inductor's own random numbers are other ones than torch's.
-    monkeypatch.setattr("torch._inductor.config.fallback_random", True)
     torch._dynamo.reset()
 
     def compiled(function):
@@ -225,7 +224,9 @@ def counted(request, monkeypatch):
         return torch.compile(function, fullgraph=True, backend=count)
 
     compiled.graphs = 0
-    return compiled
+    # Inductor's own random numbers are other ones than torch's.
+    with inductor_config.patch(fallback_random=True):
+        yield compiled
 
 
 @pytest.mark.parametrize("weight_gradient", ["dense", "mvue", "mvue-approximate"])
