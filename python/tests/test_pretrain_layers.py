@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close
+from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
 
-from twofour.pretrain import SparseLinear, SparseLinearTranspose, TransposableSparse, masked_decay_, soft_threshold24
+from twofour.pretrain import MVUE24_approx, SparseLinear, SparseLinearTranspose, TransposableSparse, masked_decay_, soft_threshold24
 
 LAYERS = [SparseLinear, SparseLinearTranspose]
 
@@ -208,16 +209,81 @@ def test_the_mask_is_the_transposable_one(device):
     assert torch.equal(layer.mask, TransposableSparse()(layer.weight)[1])
 
 
-def test_the_soft_threshold_compiles(device):
-    layer = SparseLinear(32, 16, device=device, weight_gradient="dense")
-    x = torch.randn(8, 32, device=device)
-    layer(x)
+@pytest.fixture(params=["aot_eager", "inductor"])
+def counted(request):
+    """Compiles in one graph; ``graphs`` counts how often."""
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    y = compiled(x)
-    close(y.detach(), F.linear(x.double(), kept(layer), layer.bias.double()).detach())
-    y.sum().backward()
-    close(layer.weight.grad, x.double().sum(0).expand(16, -1))
+
+    def compiled(function):
+        backend = torch._dynamo.lookup_backend(request.param)
+
+        def count(*args):
+            compiled.graphs += 1
+            return backend(*args)
+
+        return torch.compile(function, fullgraph=True, backend=count)
+
+    compiled.graphs = 0
+    # Inductor's own random numbers are other ones than torch's.
+    with inductor_config.patch(fallback_random=True):
+        yield compiled
+
+
+@pytest.mark.parametrize("weight_gradient", ["dense", "mvue", "mvue-approximate"])
+def test_the_soft_threshold_compiles_once(device, counted, weight_gradient):
+    layer = SparseLinear(64, 48, device=device, weight_gradient=weight_gradient)
+    eager, compiled = copy.deepcopy(layer), counted(layer)
+    for step in range(5):
+        x = torch.randn(32, 64, device=device)
+        found = []
+        for model, call in ((eager, eager), (layer, compiled)):
+            torch.manual_seed(step)
+            y = call(x)
+            # Not all alike, so that the estimate is a matter of chance.
+            (y * torch.arange(48, device=device)).square().sum().backward()
+            with torch.no_grad():
+                model.weight -= 1e-6 * model.weight.grad
+            found.append((y, model.weight.grad.clone(), model.scale))
+            model.weight.grad = None
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+    # With the first call, which computes the scale, and without.
+    assert counted.graphs == 2
+
+
+def test_a_loaded_layer_is_compiled_once_alone(counted):
+    layer = SparseLinear(64, 48)
+    layer.init_scale()
+    compiled = counted(layer)
+    for _ in range(3):
+        compiled(torch.randn(32, 64)).sum().backward()
+    assert counted.graphs == 1
+
+
+def test_the_estimate_of_a_seed_compiles_once(device, counted):
+    compiled = counted(MVUE24_approx)
+    dense = torch.randn(8, 64, device=device)
+    for seed in (0, 1, 2**61, -1):
+        seed = torch.tensor(seed, device=device)
+        assert torch.equal(compiled(dense, seed), MVUE24_approx(dense, seed))
+        assert torch.equal(MVUE24_approx(dense, seed), MVUE24_approx(dense, int(seed)))
+    assert counted.graphs == 1
+    drawn = counted(lambda dense: MVUE24_approx(dense))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = MVUE24_approx(dense)
+        torch.manual_seed(seed)
+        assert torch.equal(drawn(dense), expected)
+        assert not torch.equal(drawn(dense), expected)
+    assert counted.graphs == 2
+
+
+def test_bad_seeds_are_exceptions():
+    dense = torch.randn(8, 64)
+    with pytest.raises(RuntimeError, match="the seed must be one number, not 2"):
+        MVUE24_approx(dense, torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(NotImplementedError, match="the seed has dtype float32"):
+        MVUE24_approx(dense, torch.zeros(()))
 
 
 def test_bad_input_is_an_exception():

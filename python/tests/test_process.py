@@ -166,7 +166,7 @@ ARGUMENTS = {
     "from_canonical": [tensors(), tensors(), NUMBERS],
     "select": [tensors(), NUMBERS],
     "soft_threshold_scale": [tensors()],
-    "estimate": [tensors(), NUMBERS, FLOAT, NUMBERS],
+    "estimate": [tensors(), NUMBERS, FLOAT, SEEDS],
     "sampled_weight_gradient": [tensors(), tensors(), NUMBERS, SEEDS],
     "bias_gradient": [tensors()],
     "gated_gelu": [tensors()],

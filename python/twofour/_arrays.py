@@ -48,6 +48,11 @@ class Bytes:
         return self.shape[0], self.shape[1]
 
 
+def on_gpu(value: Any) -> bool:
+    """Whether the value is a torch tensor on a GPU."""
+    return is_tensor(value) and value.device.type == "cuda"
+
+
 def bytes_of(value: Any, dtype: str | None = None) -> Bytes:
     """The bytes of a numpy array, of what numpy can make one of, or of a torch tensor.
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _native
-from ._arrays import bytes_of, empty, is_tensor, returned, writable_bytes
+from ._arrays import bytes_of, dtype_name, empty, is_tensor, on_gpu, returned, writable_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def empty_parts(rows: int, cols: int, dtype: str, torch_tensor: bool):
 def compress(matrix: Any, *, prune: bool = False, dtype: str | None = None) -> Compressed:
     """Compresses a matrix that is 2:4 along its rows. -0.0 is stored as +0.0.
 
-    It is compressed in the host's memory; a tensor on a GPU is copied there and back.
+    An array is compressed in the host's memory, a tensor where it is.
 
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
@@ -77,6 +77,13 @@ def compress(matrix: Any, *, prune: bool = False, dtype: str | None = None) -> C
 
 def compress_named(name: str, matrix: Any, prune: bool = False, dtype: str | None = None) -> Compressed:
     """As :func:`compress`, with the tensor's name in errors."""
+    if dtype is None and on_gpu(matrix):
+        from . import _on_device
+
+        dense = _on_device.of(matrix)
+        parts = None if dense is None else _on_device.compressed(dense, prune)
+        if parts is not None:
+            return Compressed(*parts, tuple(matrix.shape), dtype_name(matrix.dtype))
     source = bytes_of(matrix, dtype)
     rows, cols = source.matrix()
     values, meta = empty_parts(rows, cols, source.dtype, is_tensor(matrix))

@@ -14,7 +14,7 @@ FLOAT8 = _ops.FLOAT8
 _RESULTS = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
 
-def kept(dense: torch.Tensor, mask: torch.Tensor | None, seed: int | None, prune: bool | str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def kept(dense: torch.Tensor, mask: torch.Tensor | None, seed: int | torch.Tensor | None, prune: bool | str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What a mask, an unbiased estimate or a mask rule keeps of a matrix of 8-bit floats, with zeros elsewhere.
 
     Args:
@@ -34,7 +34,7 @@ def kept(dense: torch.Tensor, mask: torch.Tensor | None, seed: int | None, prune
     if mask is not None:
         return half.masked_fill(~mask.bool(), 0).to(dense.dtype), None
     if seed is not None:
-        return saturated(_ops.estimate(half.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed), dense.dtype), None
+        return saturated(_ops.estimate(half.contiguous(), _ops.ESTIMATORS["mvue"], seed), dense.dtype), None
     rule = "magnitude" if prune is True else prune
     weight, tiles = pack_by_rule(half, rule, transpose=False)
     return weight.to_dense().to(dense.dtype), None if rule == "magnitude" else tiles

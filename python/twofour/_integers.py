@@ -25,7 +25,7 @@ def cast(dense: torch.Tensor) -> torch.Tensor:
 
 
 def kept(
-    dense: torch.Tensor, mask: torch.Tensor | None, seed: int | None, prune: bool | str
+    dense: torch.Tensor, mask: torch.Tensor | None, seed: int | torch.Tensor | None, prune: bool | str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What a mask, an unbiased estimate or a mask rule keeps of a matrix, in int8.
 
@@ -46,7 +46,7 @@ def kept(
     # float16 has all numbers of int8.
     floats = dense if dense.is_floating_point() else dense.half()
     if seed is not None:
-        return cast(_rounded(_ops.estimate(floats.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed), seed)), None
+        return cast(_rounded(_ops.estimate(floats.contiguous(), _ops.ESTIMATORS["mvue"], seed), int(seed))), None
     rule = "magnitude" if prune is True else prune
     weight, tiles = pack_by_rule(floats, rule, transpose=False)
     return cast(weight.to_dense()), None if rule == "magnitude" else tiles

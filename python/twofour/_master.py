@@ -82,8 +82,7 @@ def estimated_weight_gradient(dy: torch.Tensor, x: torch.Tensor, estimator: int)
     The estimate's seed is drawn from torch's default generator of the device, and stays there.
     """
     dy, x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-    seed = torch.randint(2**62, (1,), dtype=torch.int64, device=dy.device)
-    return _ops.sampled_weight_gradient(dy, x, estimator, seed)
+    return _ops.sampled_weight_gradient(dy, x, estimator, _ops.new_seed(dy.device))
 
 
 class MasterLinear(torch.autograd.Function):

@@ -88,7 +88,7 @@ canonical = _raising(_OPS.canonical.default)
 from_canonical = _raising(_OPS.from_canonical.default)
 select = _raising(_OPS.select.default)
 soft_threshold_scale = _raising(_OPS.soft_threshold_scale.default)
-estimate = _raising(_OPS.estimate.default)
+_estimate = _raising(_OPS.estimate.default)
 sampled_weight_gradient = _raising(_OPS.sampled_weight_gradient.default)
 bias_gradient = _raising(_OPS.bias_gradient.default)
 linear_float8 = _raising(_OPS.linear_float8.default)
@@ -116,6 +116,22 @@ def rule_number(rule: str) -> int:
         return RULES[rule]
     except KeyError:
         raise ValueError(f"unknown mask rule {rule!r}; known are {', '.join(RULES)}") from None
+
+
+def estimate(dense: torch.Tensor, estimator: int, seed: int | torch.Tensor = 0) -> torch.Tensor:
+    """The 2:4 stand-in of a matrix along its rows, dense with zeros. A seed in a tensor is read when the kernel runs, and is no constant of a
+    compiled graph."""
+    return _estimate(dense, estimator, 1.0, as_seed(seed))
+
+
+def as_seed(seed: int | torch.Tensor) -> torch.Tensor:
+    """A seed as a tensor of one int64."""
+    return seed if isinstance(seed, torch.Tensor) else torch.full((), seed, dtype=torch.int64)
+
+
+def new_seed(device: torch.device) -> torch.Tensor:
+    """A seed from torch's default generator of a device, which it stays on."""
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
 
 
 # Shapes and types of the results, for torch.compile.
@@ -211,6 +227,11 @@ def _(values, meta, cols):
 @torch.library.register_fake("twofour::select")
 def _(dense, rule):
     return _tiles(dense)
+
+
+@torch.library.register_fake("twofour::soft_threshold_scale")
+def _(dense):
+    return dense.new_empty((), dtype=torch.float32)
 
 
 @torch.library.register_fake("twofour::estimate")

@@ -38,7 +38,10 @@ class Packed:
         if self.dtype is torch.int8:
             return self._of_integers(x, bias)
         if self.dtype in _ops.FLOAT8:
-            raise NotImplementedError(f"a GEMM with a 2:4 matrix of {self.dtype} requires scales; please use `torch._scaled_mm` instead")
+            raise NotImplementedError(
+                f"`SparseSemiStructuredTensor` matmul: a GEMM with a 2:4 matrix of {self.dtype} requires scales; please use `torch._scaled_mm` "
+                "instead"
+            )
         if self.forward is not None:
             if bias is None:
                 if activation == 0:
@@ -52,10 +55,21 @@ class Packed:
 
     def _of_integers(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x @ W.T + bias`` of integers: exact sums, whose low eight bits are the result, as in torch's dense GEMMs of int8."""
-        if self.forward is None:
-            raise NotImplementedError("an int8 matrix that is packed along its columns alone has no GEMM along its rows; pack it again")
+        self.check_integers()
         y = _ops.linear_i8(x, self.forward, self.rows)
         return (y if bias is None else y + bias).to(torch.int8)
+
+    def check_integers(self) -> None:
+        """Refuses an int8 matrix that has no GEMM along its rows.
+
+        Raises:
+            NotImplementedError: where it is packed along its columns alone.
+        """
+        if self.forward is None:
+            raise NotImplementedError(
+                "`SparseSemiStructuredTensor` matmul: operation is not supported: an int8 matrix that is packed along its columns alone has no GEMM "
+                "along its rows; pack it again"
+            )
 
     def times(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W`` for ``x`` of shape ``[..., rows]``."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from . import _native
-from ._arrays import bytes_of, empty_like, matrix_axis, returned, writable_bytes
+from ._arrays import bytes_of, empty_like, matrix_axis, on_gpu, returned, writable_bytes
 
 
 def prune(matrix: Any, method: str = "magnitude", axis: int = -1, *, pattern: str = "2:4", dtype: str | None = None):
     """The matrix with +0.0 in the place of what a rule does not keep.
 
-    It is pruned in the host's memory; a tensor on a GPU is copied there and back. :func:`twofour.sparse.to_sparse_semi_structured` prunes and
-    packs on the device.
+    An array is pruned in the host's memory, a tensor where it is; one on a GPU by another pattern than 2:4 is copied to the host and back.
 
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2. It is not
@@ -33,8 +32,16 @@ def prune(matrix: Any, method: str = "magnitude", axis: int = -1, *, pattern: st
         ValueError: for a NaN, with its row and column; for another rank; for an unknown method, pattern or axis.
         TypeError: for another dtype.
     """
+    axis = matrix_axis(axis)
+    if dtype is None and on_gpu(matrix):
+        from . import _on_device
+
+        dense = _on_device.of(matrix)
+        on_device = None if dense is None else _on_device.pruned(dense, pattern, axis, method)
+        if on_device is not None:
+            return on_device
     source = bytes_of(matrix, dtype)
     rows, cols = source.matrix()
     pruned = empty_like(source)
-    _native.prune(source.data, source.dtype, rows, cols, pattern, matrix_axis(axis), method, writable_bytes(pruned))
+    _native.prune(source.data, source.dtype, rows, cols, pattern, axis, method, writable_bytes(pruned))
     return returned(pruned, source)

@@ -54,6 +54,8 @@ class SparseSemiStructuredTensor(_TORCH):
     _DEFAULT_ALG_ID = 0
     _PROTOTYPE_WARNING_SHOWN = True
     _CLASSES: dict[str, type] = {}
+    #: The smallest shapes of torch's own kernels, by type: of those that have a tensor in torch's layouts. GEMMs take any shape.
+    _DTYPE_SHAPE_CONSTRAINTS: dict[torch.dtype, tuple] = {}
 
     packed_weight: Packed
     tiles: torch.Tensor | None
@@ -71,27 +73,27 @@ class SparseSemiStructuredTensor(_TORCH):
         alg_id_cusparselt=0,
         requires_grad=False,
     ):
-        """From the values and metadata of torch's CUTLASS layout.
+        """From the values and metadata of torch's CUTLASS layout, or from what ``torch._cslt_compress`` made, which has no metadata of its own.
 
         Raises:
             ValueError: where neither ``packed`` nor ``packed_t`` is given.
-            NotImplementedError: for the opaque layout of cuSPARSELt, which has no ``meta``.
+            RuntimeError: for tensors that do not have the shape.
         """
         if packed is None and packed_t is None:
             raise ValueError("At least one of packed or packed_t must be provided")
         rows, cols = shape
 
-        def packed_of(values, meta, cols):
+        def packed_of(values, meta, rows, cols):
             if values is None:
                 return None
-            if meta is None:
-                raise NotImplementedError(
-                    "a packed tensor without meta has cuSPARSELt's layout, which no other library reads; make the tensor with from_dense"
-                )
+            if meta is None or not meta.numel():
+                from ._torch_operators import of_cusparselt
+
+                return of_cusparselt(values, rows, cols)
             return _ops.from_canonical(values.contiguous(), _layouts.meta_from_torch(meta), cols)
 
         tiles = None if compressed_swizzled_bitmask is None else _layouts.bitmask_from_torch(compressed_swizzled_bitmask)
-        weight = Packed(rows, cols, packed_of(packed, meta, cols), packed_of(packed_t, meta_t, rows))
+        weight = Packed(rows, cols, packed_of(packed, meta, rows, cols), packed_of(packed_t, meta_t, cols, rows))
         self = cls._of(weight, tiles, requires_grad)
         self.fuse_transpose_cusparselt = fuse_transpose_cusparselt
         self.alg_id_cusparselt = alg_id_cusparselt
@@ -227,6 +229,8 @@ class SparseSemiStructuredTensor(_TORCH):
             RuntimeError: for an unknown algorithm, another rank or an unsupported type.
             ValueError: for a NaN; the message names its place.
         """
+        if is_dynamo_compiling():
+            return _pruned_in_graph(cls.BACKEND, original_tensor, algorithm)
         cls._validate_device_dim_dtype_shape(original_tensor)
         weight, tiles = pack_by_rule(original_tensor.detach(), rule_of_algorithm(algorithm))
         return cls._of(weight, tiles)
@@ -292,6 +296,11 @@ _INNER = {
     for there in itertools.product((False, True), repeat=3)
 }
 
+_CUTLASS_SHAPES = torch.sparse.SparseSemiStructuredTensorCUTLASS._DTYPE_SHAPE_CONSTRAINTS
+_CUSPARSELT_SHAPES = torch.sparse.SparseSemiStructuredTensorCUSPARSELT._DTYPE_SHAPE_CONSTRAINTS
+#: torch has 8-bit floats of one type only; both have one shape.
+_OTHERS_SHAPES = {dtype: _CUSPARSELT_SHAPES[torch.int8] for dtype in FLOAT8}
+
 #: The types that GEMMs take.
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, *FLOAT8)
 
@@ -300,12 +309,14 @@ class SparseSemiStructuredTensorCUTLASS(SparseSemiStructuredTensor):
     """The name that torch has for tensors whose metadata is a tensor of its own."""
 
     BACKEND = "cutlass"
+    _DTYPE_SHAPE_CONSTRAINTS = {**_OTHERS_SHAPES, **_CUSPARSELT_SHAPES, **_CUTLASS_SHAPES}
 
 
 class SparseSemiStructuredTensorCUSPARSELT(SparseSemiStructuredTensor):
     """The name that torch has for tensors of its default backend."""
 
     BACKEND = "cusparselt"
+    _DTYPE_SHAPE_CONSTRAINTS = {**_OTHERS_SHAPES, **_CUTLASS_SHAPES, **_CUSPARSELT_SHAPES}
 
 
 for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT):
@@ -397,6 +408,9 @@ def _matmul(A, B, *, out=None):
     if a_sparse and b_sparse:
         _refuse_two_sparse()
     _same_dtype(type(A if a_sparse else B).__name__, A, B)
+    if A.dtype is torch.int8:
+        # Before the shapes are compared, as torch does.
+        (A.packed_weight if a_sparse else B.packed_weight.t()).check_integers()
     if a_sparse:
         if B.dim() == 1:
             return _linear(B, A)
@@ -440,7 +454,20 @@ def _scaled_mm(A, B, scale_a, scale_b, bias=None, scale_result=None, out_dtype=N
     return saturated(y, out_dtype) if out_dtype in FLOAT8 else y.to(out_dtype)
 
 
+@torch.compiler.allow_in_graph
+def _pruned_in_graph(backend: str, original_tensor: torch.Tensor, algorithm: str) -> SparseSemiStructuredTensor:
+    """:meth:`SparseSemiStructuredTensor.prune_dense_static_sort` as one call of a graph, since no graph makes a tensor subclass by itself."""
+    return SparseSemiStructuredTensor._CLASSES[backend].prune_dense_static_sort(original_tensor, algorithm)
+
+
+@torch.compiler.allow_in_graph
+def _transposed_in_graph(self):
+    return _t(self)
+
+
 def _t(self):
+    if is_dynamo_compiling():
+        return _transposed_in_graph(self)
     if torch.is_grad_enabled() and self.requires_grad:
         return _Transpose.apply(self)
     return _transposed(self)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _native
-from ._arrays import bytes_of, matrix_axis
+from ._arrays import bytes_of, matrix_axis, on_gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Verification:
 def verify(matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8, dtype: str | None = None) -> Verification:
     """Checks a matrix against an N:M pattern. An element is nonzero unless it is +0.0 or -0.0; NaN is nonzero.
 
-    It is checked in the host's memory; a tensor on a GPU is copied there.
+    An array is checked in the host's memory, a tensor where it is.
 
     Args:
         matrix: a numpy array or a torch tensor ``[rows, cols]`` of float32, float16, bfloat16, int8, float8_e4m3fn or float8_e5m2.
@@ -69,8 +69,18 @@ def verify(matrix: Any, pattern: str = "2:4", axis: int = -1, *, places: int = 8
         ValueError: for another rank, and a pattern or axis that does not exist.
         TypeError: for another dtype.
     """
-    source = bytes_of(matrix, dtype)
-    rows, cols = source.matrix()
     axis = matrix_axis(axis)
-    groups, violating, first, zeros = _native.verify(source.data, source.dtype, rows, cols, pattern, axis, places)
+    found = None
+    if dtype is None and on_gpu(matrix):
+        from . import _on_device
+
+        dense = _on_device.of(matrix)
+        found = None if dense is None else _on_device.conformity(dense, pattern, axis, places)
+    if found is not None:
+        rows, cols = matrix.shape
+    else:
+        source = bytes_of(matrix, dtype)
+        rows, cols = source.matrix()
+        found = _native.verify(source.data, source.dtype, rows, cols, pattern, axis, places)
+    groups, violating, first, zeros = found
     return Verification(pattern, axis, groups, violating, tuple(Violation(*place) for place in first), zeros / max(rows * cols, 1))

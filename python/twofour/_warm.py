@@ -7,8 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from ._float8 import FLOAT8
 from ._int4 import Int4Linear
 from ._packed import Packed
+from .quantization import QuantizedLinear
+
+#: Layers whose weights are integers with scales.
+_INTEGERS = (Int4Linear, QuantizedLinear)
 
 
 def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False) -> int:
@@ -18,7 +23,9 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     nothing to plan, so calls are only checked.
 
     Args:
-        model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear` and :class:`twofour.Int4Linear`.
+        model: a model with weights of :mod:`twofour.sparse`, or layers such as :class:`twofour.Linear`,
+            :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`. Weights of integers meet activations of the bias's type, or
+            without a bias of bfloat16 and of float16. GEMMs of int8 tensors by int8 tensors, and ``torch._scaled_mm``, are not planned.
         tokens: the numbers of tokens, which are the products of all dimensions of an input but the last.
         gradients: whether to plan the input gradients, too.
 
@@ -34,7 +41,7 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
     layers = [(module, packed) for module in model.modules() if (packed := _packed_of(module)) is not None]
     if not layers:
         raise ValueError("the model has no sparse layer: compress its weights first")
-    devices = {(packed.packed if isinstance(packed, Int4Linear) else packed.tensors()[0]).device for _, packed in layers}
+    devices = {(packed.packed if isinstance(packed, _INTEGERS) else packed.tensors()[0]).device for _, packed in layers}
     _compute(layers, tokens, gradients)
     if any(device.type == "cuda" for device in devices):
         # A graph is captured on a stream of its own, which has a workspace of its own.
@@ -49,8 +56,8 @@ def warm(model: nn.Module, tokens: Iterable[int] = (1,), gradients: bool = False
 def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
     with torch.inference_mode():
         for module, packed in layers:
-            if isinstance(packed, Int4Linear):
-                _compute_int4(packed, tokens)
+            if isinstance(packed, _INTEGERS):
+                _compute_integers(packed, tokens)
                 continue
             some = packed.tensors()[0]
             bias = getattr(module, "bias", None)
@@ -63,7 +70,7 @@ def _compute(layers: list, tokens: list[int], gradients: bool) -> None:
                     packed.times(torch.zeros(count, packed.rows, dtype=packed.dtype, device=some.device))
 
 
-def _compute_int4(layer: Int4Linear, tokens: list[int]) -> None:
+def _compute_integers(layer: Int4Linear | QuantizedLinear, tokens: list[int]) -> None:
     # The weight does not say which activations it meets; a bias does.
     dtypes = [torch.bfloat16, torch.float16] if layer.bias is None else [layer.bias.dtype]
     for dtype in dtypes:
@@ -71,11 +78,11 @@ def _compute_int4(layer: Int4Linear, tokens: list[int]) -> None:
             layer(torch.zeros(count, layer.in_features, dtype=dtype, device=layer.packed.device))
 
 
-def _packed_of(module: nn.Module) -> Packed | Int4Linear | None:
-    """The packed weight of a layer of floats, if it has one, or a layer of 4-bit integers."""
-    if isinstance(module, Int4Linear):
+def _packed_of(module: nn.Module) -> Packed | Int4Linear | QuantizedLinear | None:
+    """The packed weight of a layer of floats, if it has one, or a layer of integers."""
+    if isinstance(module, _INTEGERS):
         return module
     packed = getattr(module, "packed_weight", None)
     if packed is None:
         packed = getattr(getattr(module, "weight", None), "packed_weight", None)
-    return packed if isinstance(packed, Packed) and packed.dtype != torch.int8 else None
+    return packed if isinstance(packed, Packed) and packed.dtype not in (torch.int8, *FLOAT8) else None

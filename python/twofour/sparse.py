@@ -31,7 +31,7 @@ def to_sparse_semi_structured(
     MVUE24: bool = False,
     dtype: torch.dtype | None = None,
     prune: bool | str = False,
-    seed: int | None = None,
+    seed: int | torch.Tensor | None = None,
 ) -> SparseSemiStructuredTensor:
     """Compresses a matrix to a 2:4 tensor.
 
@@ -42,7 +42,7 @@ def to_sparse_semi_structured(
         alg_id: accepted for torch's sake; kernels are chosen by shape.
         mask: what to keep, ``[rows, cols]`` of bool, 2:4 along rows.
         MVUE24: replaces the matrix by its unbiased 2:4 estimate of least variance, drawn
-            anew in each call from torch's generator, or from ``seed``.
+            anew in each call from torch's generator of the matrix's device, or from ``seed``, a number or a tensor of one int64.
         dtype: the type of the result; that of the matrix by default. To int8 floats are cast after it is chosen what is kept: towards zero, or, with
             ``MVUE24``, up or down at random, so that the mean is the matrix.
         prune: ``True`` keeps the two largest magnitudes of each group; or the name of a mask rule: ``"magnitude"``, ``"greedy"``,
@@ -77,7 +77,7 @@ def to_sparse_semi_structured(
     if mask is not None and mask.shape != dense.shape:
         raise RuntimeError(f"the mask has shape {tuple(mask.shape)}, the tensor {tuple(dense.shape)}: both must be the same")
     if MVUE24 and seed is None:
-        seed = int(torch.randint(1 << 62, ()))
+        seed = _ops.new_seed(dense.device)
     if to_integers:
         if mask is not None:
             _verified(mask.bool())
@@ -92,7 +92,7 @@ def to_sparse_semi_structured(
     elif mask is not None:
         sparse = cls._of(pack_by_mask(dense, _verified(mask.bool()), False), None, original_tensor.requires_grad)
     elif MVUE24:
-        estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], 1.0, seed)
+        estimate = _ops.estimate(dense.contiguous(), _ops.ESTIMATORS["mvue"], seed)
         sparse = cls.from_dense(estimate, alg_id)
     else:
         rule = "magnitude" if prune is True else prune

@@ -35,8 +35,8 @@ def as_matrix(dense: torch.Tensor) -> torch.Tensor:
     return dense.detach().reshape(-1, dense.shape[-1]).contiguous()
 
 
-def _stand_in(dense: torch.Tensor, estimator: str, seed: int = 0) -> torch.Tensor:
-    return _ops.estimate(as_matrix(dense), _ops.ESTIMATORS[estimator], 1.0, seed).view(dense.shape)
+def _stand_in(dense: torch.Tensor, estimator: str, seed: int | torch.Tensor = 0) -> torch.Tensor:
+    return _ops.estimate(as_matrix(dense), _ops.ESTIMATORS[estimator], seed).view(dense.shape)
 
 
 def _two_largest(dense: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def soft_threshold24(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return straight_through(dense, _stand_in(dense, "soft-threshold")), _two_largest(dense)
 
 
-def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
+def MVUE24_approx(dense: torch.Tensor, seed: int | torch.Tensor | None = None) -> torch.Tensor:
     """Draws two elements of each group of four, in proportion to magnitudes, and enlarges them so that the mean is the group.
 
     Its variance is about 6 % above the least one. (Chmiel et al., "Minimum Variance Unbiased N:M Sparsity for the Neural Gradients", ICLR
@@ -90,7 +90,8 @@ def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
 
     Args:
         dense: ``[..., cols]`` of float32, bfloat16 or float16.
-        seed: what the random numbers depend on, with a group's place; drawn from torch's default generator of the CPU by default.
+        seed: what the random numbers depend on, with a group's place: a number, or a tensor of one int64, which ``torch.compile`` does not compile
+            anew for. By default it is drawn from torch's default generator of the tensor's device.
 
     Returns:
         the estimate, dense with zeros, without a gradient.
@@ -100,5 +101,5 @@ def MVUE24_approx(dense: torch.Tensor, seed: int | None = None) -> torch.Tensor:
         NotImplementedError: for another type.
     """
     if seed is None:
-        seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        seed = _ops.new_seed(dense.device)
     return _stand_in(dense, "mvue-approximate", seed)

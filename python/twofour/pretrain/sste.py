@@ -22,11 +22,12 @@ class SparseLinear(nn.Linear):
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16; any ``in_features`` and ``out_features``.
 
+    ``torch.compile(fullgraph=True)`` takes it: once with the first call, which computes the scale, once without, and never again.
+
     Args:
         weight_gradient: ``"mvue"`` replaces the output gradient by its unbiased 2:4 estimate of least variance along tokens, so that the
             weight gradient is a sparse GEMM, too; ``"mvue-approximate"`` by the estimate of :func:`twofour.pretrain.MVUE24_approx`;
-            ``"dense"`` by nothing. Only ``"dense"`` compiles with ``torch.compile(fullgraph=True)``, once the scale is there. The toolkit's layer computes the input
-            gradient from an estimate of the weight, which the paper found harmful.
+            ``"dense"`` by nothing. The toolkit's layer computes the input gradient from an estimate of the weight, which the paper found harmful.
 
     Attributes:
         scale: a tensor of float32 without dimensions; 0 until it is computed. It is part of ``state_dict()``.
@@ -60,7 +61,7 @@ class SparseLinear(nn.Linear):
 
         The first forward pass does it unless it was done. The scale of every step makes masks flip without end, so it is kept.
         """
-        self.scale.fill_(_ops.soft_threshold_scale(self.weight.detach()))
+        self.scale.copy_(_ops.soft_threshold_scale(self.weight.detach()))
         self._has_scale = True
 
     @torch.no_grad()
@@ -69,7 +70,7 @@ class SparseLinear(nn.Linear):
         if not self._has_scale:
             self.init_scale()
         scaled = self._scaled(self.weight)
-        return _ops.estimate(scaled, _ops.ESTIMATORS["soft-threshold"], 1.0, 0)
+        return _ops.estimate(scaled, _ops.ESTIMATORS["soft-threshold"])
 
     def _scaled(self, weight: torch.Tensor) -> torch.Tensor:
         # S(scale * W) is scale * S(W), and the scale stays on the device.

@@ -5,27 +5,29 @@ use twofour::{
     estimate::{self, Estimator},
 };
 
-use crate::torch::numbers;
+use crate::torch::{numbers, scalar_type::ScalarType};
 
 use super::{Float, Result, Tensor, for_floats, on_pool};
 
-/// The scale of the soft threshold for a weight.
-pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<f64> {
+/// The scale of the soft threshold for a weight, one number of float32.
+pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<Tensor> {
     let dtype = dense.dtype()?;
     for_floats!(dtype, "the weight", scale_of::<T>(&dense))
 }
 
-fn scale_of<T: Float>(dense: &Tensor) -> Result<f64> {
+fn scale_of<T: Float>(dense: &Tensor) -> Result<Tensor> {
     let (rows, cols) = dense.matrix("the weight")?;
     let values = dense.elements::<T>("the weight", T::SCALAR)?;
     let matrix = MatrixRef::new(rows, cols, &values)?;
-    Ok(f64::from(on_pool(|| estimate::soft_threshold_scale(matrix))??))
+    let mut scale = Tensor::empty(&[], ScalarType::F32)?;
+    scale.elements_mut::<f32>()?[0] = on_pool(|| estimate::soft_threshold_scale(matrix))??;
+    Ok(scale)
 }
 
 /// The 2:4 stand-in for a matrix along its rows, as a dense matrix with zeros.
-pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> Result<Tensor> {
+pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: Tensor) -> Result<Tensor> {
     let dtype = dense.dtype()?;
-    let estimator = numbers::estimator(estimator, seed)?;
+    let estimator = numbers::estimator(estimator, numbers::seed(&seed)?)?;
     for_floats!(dtype, "the matrix", estimated::<T>(&dense, estimator, scale as f32))
 }
 

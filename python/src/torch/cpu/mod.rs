@@ -49,8 +49,8 @@ pub(super) const OPERATORS: &[Definition] = &[
     ("canonical(Tensor packed, int rows, int cols) -> (Tensor values, Tensor meta)", kernel!(pack::canonical)),
     ("from_canonical(Tensor values, Tensor meta, int cols) -> Tensor", kernel!(pack::from_canonical)),
     ("select(Tensor dense, int rule) -> Tensor", kernel!(select::select)),
-    ("soft_threshold_scale(Tensor dense) -> float", kernel!(estimate::soft_threshold_scale)),
-    ("estimate(Tensor dense, int estimator, float scale, int seed) -> Tensor", kernel!(estimate::estimate)),
+    ("soft_threshold_scale(Tensor dense) -> Tensor", kernel!(estimate::soft_threshold_scale)),
+    ("estimate(Tensor dense, int estimator, float scale, Tensor seed) -> Tensor", kernel!(estimate::estimate)),
     (
         "sampled_weight_gradient(Tensor dy, Tensor x, int estimator, Tensor seed) -> Tensor",
         kernel!(gradient::sampled_weight_gradient),

@@ -15,12 +15,8 @@ use crate::torch::{numbers, shape::rows_and_last};
 /// `dyᵀ · x` with the 2:4 estimate of `dyᵀ` along tokens, for `dy` `[tokens, out_features]` and `x` `[tokens, in_features]` of one type. A seed on the
 /// device is read when the kernel runs.
 pub(super) fn sampled_weight_gradient(dy: Tensor, x: Tensor, estimator: i64, seed: Tensor) -> Result<Tensor> {
-    numbers::expect_seed(&seed)?;
-    let on_host = if seed.device().is_cuda() { 0 } else { numbers::seed(&seed)? };
-    let estimator = numbers::estimator(estimator, on_host)?;
     let context = context::of(&dy)?;
-    let seed = if seed.device().is_cuda() { Some(seed_slice(&context, &seed)?) } else { None };
-    let sampling = Sampling { estimator, seed };
+    let sampling = sampling(&context, estimator, &seed)?;
     let ((tokens, rows), (x_tokens, cols)) = (dy.matrix("the output gradient")?, x.matrix("the input")?);
     numbers::expect_tokens(tokens, x_tokens)?;
     let (dy, x) = (dy.contiguous("the output gradient")?, x.contiguous("the input")?);
@@ -42,6 +38,15 @@ pub(super) fn sampled_weight_gradient(dy: Tensor, x: Tensor, estimator: i64, see
     let out = slice_mut(&context, &mut dw, "the weight gradient")?;
     borrowed::sampled_weight_gradient(&context, operands, sampling, out)?;
     Ok(dw)
+}
+
+/// The estimator of that number, with a seed in the host's memory or on the device.
+pub(super) fn sampling<'a>(context: &LayerContext, estimator: i64, seed: &'a Tensor) -> Result<Sampling<'a>> {
+    numbers::expect_seed(seed)?;
+    if seed.device().is_cuda() {
+        return Ok(Sampling { estimator: numbers::estimator(estimator, 0)?, seed: Some(seed_slice(context, seed)?) });
+    }
+    Ok(Sampling { estimator: numbers::estimator(estimator, numbers::seed(seed)?)?, seed: None })
 }
 
 /// The bytes of one int64.

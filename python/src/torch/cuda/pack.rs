@@ -6,11 +6,11 @@ use twofour_cuda::{
     DataType,
     layer::{
         LayerContext,
-        borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, Sampling, packed_len},
+        borrowed::{self, MaskSlice, MasterSlice, PackTarget, PackedSlice, PackedSliceMut, packed_len},
     },
 };
 
-use super::{Failure, Result, ScalarType, Tensor, context, half_type, packable, slice, slice_mut, wide};
+use super::{Failure, Result, ScalarType, Tensor, context, gradient, half_type, packable, slice, slice_mut, wide};
 use crate::torch::{numbers, shape::dimension, tensor::Device};
 
 /// Chooses the mask of a weight by a rule and packs what it keeps, and its transpose where asked (otherwise an empty tensor), as `dtype` where that is
@@ -132,30 +132,28 @@ pub(super) fn select_into(
     Ok(pass(context, matrix, rule, None, dtype, to)?)
 }
 
-/// The scale of the soft threshold for a weight; waits for the device.
-pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<f64> {
+/// The scale of the soft threshold for a weight, one number of float32.
+pub(super) fn soft_threshold_scale(dense: Tensor) -> Result<Tensor> {
     let context = context::of(&dense)?;
     let (rows, cols) = dense.matrix("the weight")?;
     let dense = dense.contiguous("the weight")?;
-    let mut scale = Tensor::empty_on(dense.device(), &[1], ScalarType::F32)?;
+    let mut scale = Tensor::empty_on(dense.device(), &[], ScalarType::F32)?;
     let master = MasterSlice { data: slice(&context, &dense, "the weight")?, rows, cols };
     borrowed::soft_threshold_scale(&context, master, slice_mut(&context, &mut scale, "the scale")?)?;
-    let host = scale.copied_to(Device::HOST, "the scale")?;
-    Ok(f64::from(host.elements::<f32>("the scale", ScalarType::F32)?[0]))
+    Ok(scale)
 }
 
-/// The 2:4 stand-in for a matrix along its rows, as a dense matrix with zeros.
-pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: i64) -> Result<Tensor> {
-    let estimator = numbers::estimator(estimator, seed)?;
+/// The 2:4 stand-in for a matrix along its rows, as a dense matrix with zeros. A seed on the device is read when the kernel runs.
+pub(super) fn estimate(dense: Tensor, estimator: i64, scale: f64, seed: Tensor) -> Result<Tensor> {
     let context = context::of(&dense)?;
+    let sampling = gradient::sampling(&context, estimator, &seed)?;
     let (rows, cols) = dense.matrix("the matrix")?;
     let dense = dense.contiguous("the matrix")?;
     let mut out = Tensor::empty_on(dense.device(), dense.sizes(), dense.dtype()?)?;
-    let scale = number(dense.device(), scale as f32)?;
+    let scale = (scale != 1.0).then(|| number(dense.device(), scale as f32)).transpose()?;
     let master = MasterSlice { data: slice(&context, &dense, "the matrix")?, rows, cols };
-    let factor = slice(&context, &scale, "the scale")?;
-    let sampling = Sampling { estimator, seed: None };
-    borrowed::estimate(&context, master, sampling, Some(factor), slice_mut(&context, &mut out, "the estimate")?)?;
+    let factor = scale.as_ref().map(|scale| slice(&context, scale, "the scale")).transpose()?;
+    borrowed::estimate(&context, master, sampling, factor, slice_mut(&context, &mut out, "the estimate")?)?;
     Ok(out)
 }
 
