@@ -1,0 +1,39 @@
+//! The model of a recipe.
+
+use serde::{Deserialize, Serialize};
+
+/// The architecture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ModelKind {
+    /// A decoder with layer norms, rotary positions and a GELU feed-forward block.
+    #[default]
+    Gpt,
+}
+
+/// The sizes of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSettings {
+    /// The architecture.
+    #[serde(default)]
+    pub kind: ModelKind,
+    /// Number of layers, each an attention block and a feed-forward block.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// The longest sequence, in tokens.
+    pub context: usize,
+    /// Width of the feed-forward block's hidden layer; four times the width if absent.
+    pub feed_forward: Option<usize>,
+}
+
+impl ModelSettings {
+    /// Width of the feed-forward block's hidden layer.
+    pub fn feed_forward(&self) -> usize {
+        self.feed_forward.unwrap_or(4 * self.width)
+    }
+}

@@ -1,0 +1,99 @@
+//! The loop and the optimizer of a recipe.
+
+use serde::{Deserialize, Serialize};
+
+/// The data type of activations and of GEMMs. Master weights, moments and gradients of parameters are f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// f32 on a CPU, bf16 on a GPU.
+    #[default]
+    Automatic,
+    /// 32-bit.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit, with dynamic loss scaling.
+    F16,
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// Half a cosine down to the final rate.
+    #[default]
+    Cosine,
+    /// Constant, then linear down to the final rate over the last `decay_steps` steps (warm-up, stable, decay).
+    Wsd,
+}
+
+/// The loop and the optimizer, AdamW.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSettings {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Sequences in an optimizer step.
+    pub batch: usize,
+    /// Sequences in a forward pass; `batch` must be a multiple of it. Gradients of the passes of a step are added. All of them if absent.
+    pub micro_batch: Option<usize>,
+    /// The learning rate after the warm-up.
+    pub learning_rate: f64,
+    /// The learning rate at the last step.
+    pub final_learning_rate: f64,
+    /// Steps over which the learning rate rises linearly.
+    pub warm_up: u64,
+    /// How it falls.
+    pub schedule: ScheduleKind,
+    /// Steps of the fall of the schedule `wsd`; a fifth of all steps if absent.
+    pub decay_steps: Option<u64>,
+    /// Decoupled weight decay of matrices; biases and norms have none.
+    pub weight_decay: f64,
+    /// Decay rate of the first moment.
+    pub beta1: f64,
+    /// Decay rate of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Gradients are scaled down to this global norm where theirs is larger; no limit if 0.
+    pub clip_norm: f64,
+    /// The data type of activations and of GEMMs.
+    pub precision: Precision,
+    /// Decides initial weights, batches and random estimates.
+    pub seed: u64,
+    /// Steps between two evaluations of the validation loss; only at the end if 0.
+    pub validate_every: u64,
+    /// Sequences of an evaluation.
+    pub validation_sequences: usize,
+    /// Steps between two checkpoints; only at the end if 0.
+    pub checkpoint_every: u64,
+    /// Checkpoints to keep beside the best one.
+    pub keep_checkpoints: usize,
+}
+
+impl Default for TrainingSettings {
+    fn default() -> Self {
+        Self {
+            steps: 1000,
+            batch: 16,
+            micro_batch: None,
+            learning_rate: 1e-3,
+            final_learning_rate: 1e-4,
+            warm_up: 50,
+            schedule: ScheduleKind::Cosine,
+            decay_steps: None,
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            clip_norm: 1.0,
+            precision: Precision::Automatic,
+            seed: 0,
+            validate_every: 100,
+            validation_sequences: 64,
+            checkpoint_every: 100,
+            keep_checkpoints: 1,
+        }
+    }
+}
