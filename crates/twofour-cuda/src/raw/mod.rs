@@ -23,6 +23,7 @@
 //! returns.
 
 pub mod adamw;
+pub(crate) mod attention;
 pub mod column_sums;
 pub mod compress;
 pub(crate) mod cross_entropy;
@@ -53,7 +54,7 @@ pub use weight::{DenseWeight, MetaOrder, Packed};
 /// Returns the sources of [`crate::transformer`]'s kernels.
 fn transformer_sources() -> impl Iterator<Item = Source> {
     let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
-    let heads = heads::sources().into_iter().chain(softmax::sources());
+    let heads = heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources());
     let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source()]);
     rows.chain(heads).chain(elements)
 }

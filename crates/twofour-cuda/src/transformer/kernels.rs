@@ -4,7 +4,7 @@ use crate::{
     DataType, Result,
     layer::{LayerContext, Plans},
     raw::{
-        adamw::AdamW, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated, gradient_norm::GradientNorm,
+        adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated, gradient_norm::GradientNorm,
         heads::Heads, norm::Norms, pointwise::Pointwise, softmax::Softmax,
     },
 };
@@ -16,6 +16,7 @@ macro_rules! kernels {
         pub(crate) struct TransformerKernels {
             $($name: Plans<DataType, $kernels>,)*
             gradient_norm: Plans<(), GradientNorm>,
+            fused_attention: Plans<(DataType, usize), FusedAttention>,
         }
 
         impl LayerContext {
@@ -41,6 +42,12 @@ kernels! {
 }
 
 impl LayerContext {
+    /// Returns the kernels of attention without scores in memory.
+    pub(super) fn fused_attention(&self, dtype: DataType, head_dim: usize) -> Result<FusedAttention> {
+        let load = || self.load(|device| FusedAttention::new(device, dtype, head_dim));
+        self.transformer().fused_attention.of((dtype, head_dim), load)
+    }
+
     /// Returns the kernels of the gradient norm.
     pub(super) fn gradient_norm(&self) -> Result<GradientNorm> {
         self.transformer().gradient_norm.of((), || self.load(GradientNorm::new))

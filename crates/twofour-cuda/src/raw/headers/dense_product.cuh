@@ -44,3 +44,10 @@ template <int E> __device__ __forceinline__ u32 narrow_pair(float first, float s
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
     return bits;
 }
+
+// Returns 2 to the power of x; 0 for -inf.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

@@ -1,6 +1,7 @@
 //! Attention, causal and full, with grouped queries.
 
 mod batched;
+mod fused;
 
 use super::{
     heads::{SplitHeads, SplitHeadsMut},
@@ -10,6 +11,7 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     arguments::expect_multiple,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+    raw::attention::FusedAttention,
 };
 
 /// Queries, keys and values.
@@ -102,6 +104,21 @@ pub enum AttentionEngine {
     Fastest,
     /// GEMMs of cuBLASLt over the heads and a softmax kernel, with scores in memory for a part of the heads at a time. Every shape and type.
     Batched,
+    /// Kernels that keep scores in registers (Dao, "FlashAttention-2", 2023): f16 and bf16, with a `head_dim` of 32, 64 or 128 and tensors aligned to 16 bytes.
+    Fused,
+}
+
+impl AttentionEngine {
+    /// Returns whether the kernels that keep scores in registers are used.
+    fn is_fused(self, shape: AttentionShape, dtype: DataType, at: &Tensors) -> bool {
+        match self {
+            AttentionEngine::Fastest => {
+                FusedAttention::computes(dtype, shape.head_dim) && fused::is_aligned(at)
+            }
+            AttentionEngine::Batched => false,
+            AttentionEngine::Fused => true,
+        }
+    }
 }
 
 /// The addresses of a call's tensors.
@@ -126,7 +143,7 @@ struct Gradients {
 /// `out` is `[batch, heads, positions, head_dim]`, of the inputs' type, and `lse` f32 `[batch, heads, positions]`.
 ///
 /// # Errors
-/// [`Error::DataType`] for other types than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor
+/// [`Error::DataType`] for other types than f32, f16 and bf16, or those that the engine computes; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor
 /// that does not fit; [`Error::Dimension`] and [`Error::Multiple`] for a shape that is none; [`Error::NoLibrary`] where cuBLASLt is missing, and
 /// [`Error::Vendor`] where it fails; those of allocating workspace; [`Error::Driver`].
 pub fn attention_forward(
@@ -141,8 +158,9 @@ pub fn attention_forward(
     if shape.query_len()? == 0 {
         return Ok(());
     }
-    match engine {
-        AttentionEngine::Fastest | AttentionEngine::Batched => batched::forward(context, shape, dtype, &tensors),
+    match engine.is_fused(shape, dtype, &tensors) {
+        true => fused::forward(context, shape, dtype, &tensors),
+        false => batched::forward(context, shape, dtype, &tensors),
     }
 }
 
@@ -168,10 +186,10 @@ pub fn attention_backward(
     if shape.query_len()? == 0 {
         return Ok(());
     }
-    match engine {
-        AttentionEngine::Fastest | AttentionEngine::Batched => {
-            batched::backward(context, shape, dtype, &tensors, &gradients)
-        }
+    let aligned = (gradients.dout | gradients.dq | gradients.dk | gradients.dv).is_multiple_of(16);
+    match engine.is_fused(shape, dtype, &tensors) && (aligned || engine == AttentionEngine::Fused) {
+        true => fused::backward(context, shape, dtype, &tensors, &gradients),
+        false => batched::backward(context, shape, dtype, &tensors, &gradients),
     }
 }
 
