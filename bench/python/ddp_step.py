@@ -1,8 +1,8 @@
 """A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs, interleaved; both with torch.compile.
 
-    python bench/python/ddp_step.py [-o FILE] [--rounds N]
+    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...]
 
-Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. One GPU alone is measured first, in the same way. A figure is the
+Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
 median over rounds of the slowest rank's median. After the last round the masks of all ranks are compared.
 """
 
@@ -71,12 +71,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs to measure; 1 and all unless told")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires GPUs")
     record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
     for batch, tokens in ((32, 257), (8, 1626)):
-        for ranks in sorted({1, torch.cuda.device_count()}):
+        for ranks in arguments.gpus or sorted({1, torch.cuda.device_count()}):
             with tempfile.TemporaryDirectory() as folder:
                 run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, folder=folder)
                 mp.start_processes(run, nprocs=ranks, start_method="spawn")

@@ -36,20 +36,18 @@ def model_of(device: str) -> nn.Module:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32), nn.Linear(32, 8))
     swap_linear_with_semi_sparse_linear(model, {"0": SemiSparseLinear, "2": SemiSparseLinear}, algo="largest_abs_values_greedy")
-    # A GPU's kernels of 2:4 weights take 16-bit types.
-    return model.to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    return model.to(device)
 
 
-def batch_of(model: nn.Module, rank: int, step: int, device: str):
+def batch_of(rank: int, step: int, device: str):
     generator = torch.Generator().manual_seed(100 * step + rank)
-    dtype = next(model.parameters()).dtype
-    return [torch.randn(16, features, generator=generator).to(device, dtype) for features in (32, 8)]
+    return [torch.randn(16, features, generator=generator).to(device) for features in (32, 8)]
 
 
 def train(model: nn.Module, rank: int, device: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(STEPS):
-        x, target = batch_of(model, rank, step, device)
+        x, target = batch_of(rank, step, device)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), target).backward()
         optimizer.step()
@@ -81,7 +79,7 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
     fully_shard(again, mesh=init_device_mesh(device.split(":")[0], (RANKS,)))
     saved = torch.load(folder / "whole.pt", weights_only=True)
     set_model_state_dict(again, saved, options=StateDictOptions(full_state_dict=True))
-    x, _ = batch_of(model, 0, 9, device)
+    x, _ = batch_of(0, 9, device)
     with torch.no_grad():
         torch.save({"equal": torch.equal(model(x), again(x))}, folder / f"{rank}.pt")
 
@@ -119,15 +117,14 @@ def test_every_rank_of_ddp_has_the_masks_of_training_on_the_whole_batch(backend)
     model = model_of(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(STEPS):
-        batches = [batch_of(model, rank, step, device) for rank in range(RANKS)]
+        batches = [batch_of(rank, step, device) for rank in range(RANKS)]
         x, target = (torch.cat(parts) for parts in zip(*batches, strict=True))
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), target).backward()
         optimizer.step()
-    tolerance = 1e-5 if backend == "gloo" else 3e-2
     for name, weight in model.state_dict().items():
         for rank in range(RANKS):
-            torch.testing.assert_close(found[rank]["weights"][name].cpu(), weight.cpu(), rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(found[rank]["weights"][name].cpu(), weight.cpu(), rtol=1e-4, atol=1e-5)
 
 
 def test_fsdp_trains_saves_and_loads(backend):
@@ -137,10 +134,9 @@ def test_fsdp_trains_saves_and_loads(backend):
         ddp = launch(with_ddp, backend, tempfile.mkdtemp(dir=folder))
     assert all(rank["equal"] for rank in found)
     # Both kinds of parallelism compute the same steps.
-    tolerance = 1e-5 if backend == "gloo" else 3e-2
     assert set(whole) == set(ddp[0]["weights"])
     for name, weight in whole.items():
-        torch.testing.assert_close(weight, ddp[0]["weights"][name].cpu(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(weight, ddp[0]["weights"][name].cpu(), rtol=1e-4, atol=1e-5)
     # The saved weights are those of a dense model, too.
     dense = copy.deepcopy(model_of("cpu"))
-    dense.load_state_dict({name: weight.float() for name, weight in whole.items()})
+    dense.load_state_dict(whole)
