@@ -1,7 +1,9 @@
-"""The tables of docs/python.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,vit_step}.py` and the tutorial's example wrote."""
+"""The tables of docs/python.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,vit_step,ddp_step,gpt_study}.py` and the tutorial's
+example wrote."""
 
 import json
 import re
+import statistics
 
 
 def read(folder, name):
@@ -76,6 +78,35 @@ def model_table(folder):
     if not body:
         return ""
     return f"**{(step or bert)['machine']}**, torch {(step or bert)['torch']}\n\n" + rows(["", "dense", "2:4", "speedup"], body)
+
+
+def parallel_table(folder):
+    """A training step of ViT-L under DistributedDataParallel, on one GPU and on several."""
+    found = read(folder, "ddp_step")
+    if found is None:
+        return ""
+    body = []
+    for name, of in found["results"].items():
+        dense, sparse = of["dense"], of["2:4"]
+        masks = "equal" if of["masks_equal"] else "**differ**"
+        body.append([name, f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x", masks])
+    return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(["training step", "dense", "2:4", "speedup", "masks of the ranks"], body)
+
+
+def study_table(folder):
+    """Held-out loss of a small GPT by method, over seeds."""
+    found = read(folder, "gpt_study")
+    if found is None:
+        return ""
+    losses = {}
+    for run in found["runs"]:
+        losses.setdefault(run["method"], []).append(run["held_out_loss"])
+    dense = statistics.mean(losses["dense"])
+    body = [
+        [method, len(of), f"{statistics.mean(of):.4f}", f"{min(of):.4f} to {max(of):.4f}", f"{100 * (statistics.mean(of) / dense - 1):+.2f} %"]
+        for method, of in losses.items()
+    ]
+    return rows(["method", "seeds", "held-out loss, nats a byte", "least to largest", "mean over dense"], body)
 
 
 def tables(of):
