@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use twofour::{
     Arithmetic, Compressed, DataType, MatrixRef,
     estimate::{Estimator, estimate},
-    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, ValueFormat, Writer},
     layer::MaskRule,
 };
 
@@ -71,20 +71,24 @@ impl<E: Engine> Gpt<E> {
     /// # Errors
     /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
     pub fn load(engine: &E, path: impl AsRef<Path>) -> Result<Self> {
-        let reader = &Reader::open(path)?;
+        Self::from_reader(engine, &Reader::open(path)?)
+    }
+
+    /// [`Gpt::load`], from a file that is open already.
+    ///
+    /// # Errors
+    /// As for [`Gpt::load`].
+    pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
         let config = config_of(reader)?;
-        Gpt::build(engine, &config, |name, shape| {
-            if reader.compressed_weights().any(|info| info.name == name) {
-                decompressed(reader, name, shape)
-            } else {
-                plain(reader, name, shape)
-            }
+        Gpt::build(engine, &config, |name, shape| match *shape {
+            [rows, cols] if is_compressed(reader, name) => decompressed(reader, name, [rows, cols]),
+            _ => plain(reader, name, shape),
         })
     }
 }
 
 /// What a 2:4 layer computes with.
-fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E>) -> Result<Compressed<T>> {
+pub(super) fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E>) -> Result<Compressed<T>> {
     let (rows, cols) = (linear.out_features(), linear.in_features());
     let master = engine.read(linear.weight().master())?;
     let matrix = MatrixRef::new(rows, cols, &master)?;
@@ -99,7 +103,7 @@ fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E>) -> Resul
     Ok(Compressed::from_dense(MatrixRef::new(rows, cols, &kept)?)?)
 }
 
-fn config_of(reader: &Reader) -> Result<GptConfig> {
+pub(super) fn config_of(reader: &Reader) -> Result<GptConfig> {
     let fault = |reason: String| twofour::Error::Format { path: reader.path().to_owned(), reason };
     let Some(text) = reader.metadata().get(CONFIG_KEY) else {
         let reason = format!("its metadata has no `{CONFIG_KEY}`, so it is no model that this program trained");
@@ -125,7 +129,7 @@ fn expect_shape(reader: &Reader, name: &str, expected: &[usize], found: &[usize]
 }
 
 /// A tensor stored as floats, as f32.
-fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+pub(super) fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     let view = reader.tensor(name)?;
     expect_shape(reader, name, shape, &view.info.shape)?;
     fn widened<T: Arithmetic + StoredElement>(view: &twofour::file::TensorView<'_>) -> Result<Vec<f32>> {
@@ -138,14 +142,44 @@ fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     }
 }
 
-/// A compressed weight of floats, dense.
-fn decompressed(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+/// Whether the file has a compressed weight of that name.
+pub(super) fn is_compressed(reader: &Reader, name: &str) -> bool {
+    reader.compressed_weights().any(|info| info.name == name)
+}
+
+/// How the values of a compressed weight of that shape are stored.
+pub(super) fn compressed_format(reader: &Reader, name: &str, shape: [usize; 2]) -> Result<ValueFormat> {
     let info = reader.compressed_info(name)?;
-    expect_shape(reader, name, shape, &[info.rows, info.cols])?;
-    let widen = |values: Vec<half::bf16>| values.into_iter().map(bf16::to_f32).collect();
-    match info.format.dense() {
-        DataType::BF16 => Ok(widen(reader.compressed::<bf16>(name)?.to_dense())),
-        DataType::F16 => Ok(reader.compressed::<f16>(name)?.to_dense().into_iter().map(f16::to_f32).collect()),
-        _ => Ok(reader.compressed::<f32>(name)?.to_dense()),
+    expect_shape(reader, name, &shape, &[info.rows, info.cols])?;
+    Ok(info.format)
+}
+
+/// The error for a compressed weight whose values are no weights of a model.
+pub(super) fn unsupported(reader: &Reader, name: &str, format: ValueFormat) -> Error {
+    if format == ValueFormat::Plain(DataType::I8) {
+        let reason = format!("`{name}` is I8 without `{name}.scales`, so its values have no meaning as weights");
+        return twofour::Error::Format { path: reader.path().to_owned(), reason }.into();
     }
+    let supported = "f32, f16, bf16, i8 with scales, int4";
+    twofour::Error::UnsupportedDType { operation: "reading a model", dtype: format.dense(), supported }.into()
+}
+
+/// A compressed weight, dense.
+fn decompressed(reader: &Reader, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+    fn widened<T: Arithmetic>(values: Vec<T>) -> Vec<f32> {
+        values.into_iter().map(|value| value.to_f32()).collect()
+    }
+    Ok(match compressed_format(reader, name, shape)? {
+        ValueFormat::Plain(DataType::F32) => reader.compressed::<f32>(name)?.to_dense(),
+        ValueFormat::Plain(DataType::BF16) => widened(reader.compressed::<bf16>(name)?.to_dense()),
+        ValueFormat::Plain(DataType::F16) => widened(reader.compressed::<f16>(name)?.to_dense()),
+        ValueFormat::ScaledI8 => {
+            let (values, scales) =
+                (reader.compressed::<i8>(name)?.to_dense(), reader.scales(name)?.unwrap_or_default());
+            let rows = values.chunks(shape[1].max(1)).zip(&scales);
+            rows.flat_map(|(row, scale)| row.iter().map(move |value| f32::from(*value) * scale)).collect()
+        }
+        ValueFormat::Int4(_) => widened(reader.int4(name)?.dequantize().to_dense()),
+        other => return Err(unsupported(reader, name, other)),
+    })
 }

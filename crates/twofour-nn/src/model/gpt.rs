@@ -92,9 +92,9 @@ impl<E: Engine> Gpt<E> {
         };
         let linear = |name: &str, out: usize, inputs: usize| -> Result<Linear<E>> {
             let weight = parameter(&format!("{name}.weight"), &[out, inputs], true)?;
-            let bias = match name {
-                "head" => None,
-                _ => Some(parameter(&format!("{name}.bias"), &[out], true)?),
+            let bias = match has_bias(name) {
+                false => None,
+                true => Some(parameter(&format!("{name}.bias"), &[out], true)?),
             };
             Linear::new(name, weight, bias)
         };
@@ -334,6 +334,11 @@ impl<E: Engine> Gpt<E> {
         workspace.give([dx, ids]);
         Ok(())
     }
+}
+
+/// Whether the linear layer of that name has a bias.
+pub(super) fn has_bias(name: &str) -> bool {
+    name != "head"
 }
 
 /// An error for tokens that do not fit the shape or are no bytes.
