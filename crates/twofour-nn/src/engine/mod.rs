@@ -6,6 +6,7 @@
 //! | [`Buffer`], [`Kind`] | the engine's memory |
 //! | [`SparseLayer`] | a trainable 2:4 weight: mask, packed weight and its GEMMs |
 //! | [`cpu::CpuEngine`] | f32 on the CPU |
+//! | `cuda::CudaEngine` | f32, f16 or bf16 on an NVIDIA GPU (feature `cuda`) |
 //!
 //! Conventions of all operations:
 //!
@@ -18,6 +19,8 @@
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod sparse;
 
 use std::fmt::Debug;
