@@ -1,7 +1,7 @@
 //! What training a transformer needs beside the sparse layer: normalization, embedding, attention, gated activations, dense linear layers, the loss and the
 //! optimizer, over device memory.
 //!
-//! Functions launch work on the stream of a [`LayerContext`] and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
+//! Functions launch work on the stream of a [`LayerContext`](crate::layer::LayerContext) and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
 //! all tensors of a call are of one type, unless it says otherwise. Statistics, gradients of parameters and losses are f32. Ids and targets are u32, held as
 //! elements of [`DataType::I32`](crate::DataType::I32) ([`DeviceBuffer::from_ids`](crate::layer::DeviceBuffer::from_ids)). Matrices are row-major, and
 //! `tokens` is `batch * positions`.
@@ -40,7 +40,9 @@ pub use attention::{
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
-pub use heads::{Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient};
+pub use heads::{
+    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient,
+};
 pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;

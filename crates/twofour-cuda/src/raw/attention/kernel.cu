@@ -203,6 +203,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_cons
 template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p) {
     __shared__ float lses[2][SOME], deltas[2][SOME];
     constexpr u32 BYTES = SOME * DIM * 2;
+    // Steps that are unrolled: with all of them, addresses take more registers than two gradients of 128 columns leave.
+    constexpr u32 AT_ONCE = KEYS && DIM > 64 ? 1 : STEPS;
     const u32 all = p.batch * (KEYS ? p.kv_heads : p.heads), tiles = gridDim.x / all, group = p.heads / p.kv_heads;
     // Under a causal mask, the first keys and the last queries have the most work.
     const u32 head = blockIdx.x % all, turn = blockIdx.x / all, first = (KEYS ? turn : tiles - 1 - turn) * ROWS;
@@ -257,7 +259,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         const u32 stage = stages + tile % 2 * (2 * BYTES);
         const u32 column = (begin + tile % of_head) * SOME + lane % 4 * 2;
         float scores[SOME / 8][4] = {}, gradients[SOME / 8][4] = {};
-        #pragma unroll
+        #pragma unroll AT_ONCE
         for (u32 step = 0; step < STEPS; step++) {
             u32 rows[4];
             load_rows(rows, x_tile, 16 * warp, step);
