@@ -14,15 +14,17 @@
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
 //! | attention | [`attention_forward`], [`attention_backward`] |
+//! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
-//! | sums, conversions, constants | [`add`], [`convert`], [`fill`] |
+//! | sums, copies, conversions, constants | [`add`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
 //! graph can capture it.
 
+mod activation;
 mod attention;
 mod embedding;
 mod gated;
@@ -35,6 +37,8 @@ mod optimizer;
 mod pointwise;
 mod shape;
 
+pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
+pub use activation::{activation_backward, activation_forward};
 pub use attention::{
     AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
 };
@@ -49,4 +53,4 @@ pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
-pub use pointwise::{add, convert, fill};
+pub use pointwise::{add, convert, copy, fill};

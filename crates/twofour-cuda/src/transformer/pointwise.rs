@@ -50,6 +50,24 @@ pub fn convert(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut
     unsafe { kernels.run(context.raw(), operation, &parameters) }
 }
 
+/// Copies a tensor of any type.
+///
+/// # Errors
+/// Those of [`add`], but for no type.
+pub fn copy(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (from.dtype(), from.len());
+    let source = from.at("the tensor to be copied", context, dtype, len)?;
+    let target = to.at("the copy", context, dtype, len)?;
+    if len == 0 {
+        return Ok(());
+    }
+    context.device().bind()?;
+    let stream = context.stream().cu_stream();
+    // SAFETY: the slices have been found to be equally long, and the stream is of their device.
+    let copied = unsafe { cudarc::driver::result::memcpy_dtod_async(target, source, len * dtype.bytes(), stream) };
+    copied.map_err(|error| Error::driver("copying a tensor", error))
+}
+
 /// Writes a value, rounded to the tensor's type, to every element of a tensor of f32, f16 or bf16.
 ///
 /// # Errors
