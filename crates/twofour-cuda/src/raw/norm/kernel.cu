@@ -170,8 +170,8 @@ template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const No
 }
 
 #define NORM(name, CENTERED)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(1024) name##_forward(const __grid_constant__ Norm p) { forward<CENTERED>(p); }                \
-    extern "C" __global__ void __launch_bounds__(1024) name##_backward(const __grid_constant__ Norm p) { backward<CENTERED>(p); }              \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_forward(const __grid_constant__ Norm p) { forward<CENTERED>(p); }                \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_backward(const __grid_constant__ Norm p) { backward<CENTERED>(p); }              \
     extern "C" __global__ void __launch_bounds__(256) name##_parameters(const __grid_constant__ Norm p) { sum_parameters<CENTERED>(p); }
 NORM(layer, true)
 NORM(rms, false)
