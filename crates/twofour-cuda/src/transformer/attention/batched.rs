@@ -103,6 +103,18 @@ impl Parts {
     }
 }
 
+/// Plans the GEMMs and loads the kernels of both passes, and allocates their workspace.
+pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: DataType) -> Result<()> {
+    let parts = Parts::new(context, shape, dtype);
+    parts.scores()?;
+    parts.weighted()?;
+    parts.gathered()?;
+    context.softmax(dtype)?;
+    let (scores, probabilities) = parts.bytes();
+    context.work().parts([scores, probabilities, parts.steps().2 as usize, WORKSPACE_BYTES])?;
+    Ok(())
+}
+
 /// Launches attention.
 pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: DataType, at: &Tensors) -> Result<()> {
     let parts = Parts::new(context, shape, dtype);
