@@ -132,7 +132,7 @@ fn micro_batches_add_up_to_the_batch() {
 }
 
 #[test]
-fn mvue_estimates_differ_between_micro_batches_and_layers_and_average_to_the_gradient() {
+fn mvue_takes_a_seed_for_each_micro_batch_and_layers_have_seeds_far_apart() {
     let plan =
         SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
     let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
