@@ -26,6 +26,25 @@ pub fn add(context: &LayerContext, a: DeviceSlice<'_>, b: DeviceSlice<'_>, out: 
     unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
 }
 
+/// Computes `y ← y + x` for tensors of one length and type: f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn add_in_place(context: &LayerContext, x: DeviceSlice<'_>, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let sum = y.at("the sum", context, dtype, len)?;
+    let parameters = PointwiseParameters {
+        a: x.at("the addend", context, dtype, len)?,
+        b: sum,
+        out: sum,
+        count: len as u64,
+        value: 0.0,
+    };
+    let kernels = context.pointwise(dtype)?;
+    // SAFETY: the slices have been found to be equally long, an element of the sum is written by the thread that read it, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
+}
+
 /// Converts f32 to f32, f16 or bf16, rounding to nearest even, or one of these to f32.
 ///
 /// # Errors
@@ -48,6 +67,24 @@ pub fn convert(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut
     let kernels = context.pointwise(dtype)?;
     // SAFETY: the slices have been found to be equally long, and the stream is of their device.
     unsafe { kernels.run(context.raw(), operation, &parameters) }
+}
+
+/// Copies a tensor of any type.
+///
+/// # Errors
+/// Those of [`add`], but for no type.
+pub fn copy(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (from.dtype(), from.len());
+    let source = from.at("the tensor to be copied", context, dtype, len)?;
+    let target = to.at("the copy", context, dtype, len)?;
+    if len == 0 {
+        return Ok(());
+    }
+    context.device().bind()?;
+    let stream = context.stream().cu_stream();
+    // SAFETY: the slices have been found to be equally long, and the stream is of their device.
+    let copied = unsafe { cudarc::driver::result::memcpy_dtod_async(target, source, len * dtype.bytes(), stream) };
+    copied.map_err(|error| Error::driver("copying a tensor", error))
 }
 
 /// Writes a value, rounded to the tensor's type, to every element of a tensor of f32, f16 or bf16.

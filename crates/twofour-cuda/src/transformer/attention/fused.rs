@@ -27,7 +27,19 @@ pub(super) fn is_aligned(at: &Tensors) -> bool {
 }
 
 fn expect_aligned(at: &Tensors) -> Result<()> {
-    expect_pointers(&[("the queries", at.q, 16), ("the keys", at.k, 16), ("the values", at.v, 16), ("the result", at.out, 16)])
+    expect_pointers(&[
+        ("the queries", at.q, 16),
+        ("the keys", at.k, 16),
+        ("the values", at.v, 16),
+        ("the result", at.out, 16),
+    ])
+}
+
+/// Loads the kernels of both passes, and allocates their workspace.
+pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: DataType) -> Result<()> {
+    context.fused_attention(dtype, shape.head_dim)?;
+    context.work().parts([4 * shape.lse_len()?])?;
+    Ok(())
 }
 
 /// Launches attention.
