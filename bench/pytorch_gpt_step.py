@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Median time of a training step of a small GPT in PyTorch eager, f32, on the CPU.
 
-The same architecture as twofour_candle::gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm
+The same architecture as twofour_nn::model::Gpt: byte embedding, pre-norm causal attention with rotary positions, pre-norm
 feed-forward with exact GELU, final norm, untied head; AdamW with decay for matrices, clipping to norm 1, cosine schedule
 left out (it costs nothing). Attention is scaled_dot_product_attention; the optimizer is whichever of PyTorch's foreach and
 fused AdamW is faster here.
 
     python bench/pytorch_gpt_step.py [--steps 8] [--batch 4] [--threads 2]
 
-Prints one JSON object. The other side: cargo run --release -p twofour-candle --example train_step.
+Prints one JSON object. The other side: cargo run --release -p twofour-nn --example train_step.
 """
 
 import argparse

@@ -7,41 +7,35 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use candle_core::Device;
 use libfuzzer_sys::fuzz_target;
 use twofour::file::Reader;
-use twofour_candle::{
-    gpt::{Config, Gpt},
-    linear::HasLinears,
-    linear::SparseSettings,
-    train::{CHECKPOINT_FILE, Corpus, TrainConfig, Trainer},
-};
 use twofour_fuzz::damaged_file;
+use twofour_nn::{
+    engine::{Engine as _, cpu::CpuEngine},
+    recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
+    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
+};
 
-fn trainer() -> Trainer {
-    let config = Config { layers: 1, width: 8, heads: 1, context: 4, feed_forward: 8 };
-    let mut model = Gpt::new(&config, 1, &Device::Cpu).expect("the sizes are valid");
-    model
-        .visit_linears(&mut |name, linear| {
-            if name != "head" {
-                *linear = linear.sparse(SparseSettings::default())?;
-            }
-            Ok(())
-        })
-        .expect("every layer can be sparse");
+fn trainer() -> Trainer<CpuEngine> {
+    let kind = ModelKind::Gpt;
+    let model = ModelSettings { kind, layers: 1, width: 8, heads: 1, context: 4, feed_forward: Some(8) };
+    let training = TrainingSettings { batch: 1, steps: 1 << 40, warm_up: 1, ..Default::default() };
+    let layers = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"].map(|part| format!("blocks.0.{part}")).to_vec();
+    let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
     let corpus = Corpus::new(b"Two of every four weights are kept. ".repeat(8), 0.1).expect("the text is long enough");
-    let settings = TrainConfig { batch: 1, steps: 1 << 40, warm_up: 1, ..Default::default() };
-    Trainer::new(model, Arc::new(corpus), settings).expect("the settings are valid")
+    Trainer::new(CpuEngine, &model, &training, plan, Arc::new(corpus)).expect("the settings are valid")
 }
 
 /// The parameters' bits.
-fn bits(trainer: &Trainer) -> BTreeMap<String, Vec<u32>> {
-    let variables = trainer.model().variables().expect("the model has variables");
-    let bits = |tensor: &candle_core::Tensor| {
-        let values = tensor.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("parameters are f32");
-        values.into_iter().map(f32::to_bits).collect()
-    };
-    variables.into_iter().map(|(name, variable)| (name, bits(&variable))).collect()
+fn bits(trainer: &Trainer<CpuEngine>) -> BTreeMap<String, Vec<u32>> {
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    let parameters = trainer.model().parameters().into_iter();
+    parameters
+        .map(|parameter| {
+            let values = CpuEngine.read(parameter.master()).expect("masters are f32");
+            (parameter.name().to_owned(), bits(values))
+        })
+        .collect()
 }
 
 static VALID: LazyLock<Vec<u8>> = LazyLock::new(|| {

@@ -4,23 +4,25 @@
 
 use std::{ops::ControlFlow, sync::LazyLock};
 
-use candle_core::Device;
 use half::bf16;
 use libfuzzer_sys::fuzz_target;
 use twofour::{
     DataType,
     file::{self, CompressOptions, NotSparse, Overwrite, Reader},
 };
-use twofour_candle::gpt::{Config, Gpt, Inference, Sampling};
 use twofour_fuzz::damaged_file;
+use twofour_nn::{
+    engine::cpu::CpuEngine,
+    model::{Gpt, GptConfig, Inference, Sampling},
+};
 
 /// A small model's file, dense and with compressed layers.
 static VALID: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     let [dense, small] = ["dense", "small"].map(|name| folder.path().join(name));
-    let config = Config { layers: 1, width: 8, heads: 1, context: 4, feed_forward: 8 };
-    let model = Gpt::new(&config, 1, &Device::Cpu).expect("the sizes are valid");
-    model.save(&dense, Overwrite::No, DataType::F32).expect("the folder is writable");
+    let config = GptConfig { layers: 1, width: 8, heads: 1, context: 4, feed_forward: 8 };
+    let model = Gpt::new(&CpuEngine, &config, 1).expect("the sizes are valid");
+    model.save(&CpuEngine, &dense, Overwrite::No, DataType::F32).expect("the folder is writable");
     let which = |tensor: &file::TensorInfo| tensor.name.ends_with("up.weight") || tensor.name.ends_with("down.weight");
     let options = CompressOptions { which: &which, not_sparse: NotSparse::Prune, ..Default::default() };
     file::compress(&dense, &small, Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).expect("it is finite");
@@ -33,13 +35,14 @@ fuzz_target!(init: {
     let Some((kind, input)) = input.split_first() else { return };
     let file = damaged_file(&VALID[usize::from(kind % 2)], "twofour.gpt", input);
     let Ok(reader) = Reader::from_bytes("model", file) else { return };
-    let Ok(model) = Gpt::from_reader(&reader) else { return };
-    let config = model.config();
+    let inference = Inference::<bf16>::from_reader(&reader);
+    assert_eq!(inference.is_ok(), Gpt::from_reader(&CpuEngine, &reader).is_ok(), "one takes what the other refuses");
+    let Ok(inference) = inference else { return };
+    let config = inference.config();
     config.validate().expect("it was validated");
     // A longer context is no damage, but its cache is large.
     if config.context <= 4096 {
         let mut text = Vec::new();
-        let inference = Inference::<bf16>::new(&model).expect("an accepted model can be packed");
         let generated = inference.generate(b"ab", 1, Sampling::default(), |byte| {
             text.push(byte);
             ControlFlow::Continue(())

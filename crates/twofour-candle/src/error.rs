@@ -14,6 +14,10 @@ pub enum Error {
     #[error(transparent)]
     TwoFour(#[from] twofour::Error),
 
+    /// An operation on slices was refused.
+    #[error(transparent)]
+    Operation(twofour_nn::Error),
+
     /// An error inside one named layer of a model.
     #[error("layer `{name}`: {source}")]
     InLayer {
@@ -150,6 +154,16 @@ impl Error {
     #[must_use]
     pub fn in_layer(self, name: impl Into<String>) -> Self {
         Error::InLayer { name: name.into(), source: Box::new(self) }
+    }
+}
+
+impl From<twofour_nn::Error> for Error {
+    fn from(error: twofour_nn::Error) -> Self {
+        match error {
+            twofour_nn::Error::Core(error) => Error::TwoFour(error),
+            twofour_nn::Error::Setting { what, found, expected } => Error::Setting { what, found, expected },
+            other => Error::Operation(other),
+        }
     }
 }
 

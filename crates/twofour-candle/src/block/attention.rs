@@ -4,17 +4,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Module, Result, Shape, Tensor, bail};
 use twofour::kernel::Activation;
-
-use super::{
-    Gradients, LayerNorm,
-    causal::{self, Heads},
-    layout::{self, Shape as Sizes},
-    operand,
-    workspace::Buffer,
+use twofour_nn::{
+    cpu::{
+        attention::{self, Heads},
+        heads,
+        rope::Table,
+    },
+    engine::AttentionShape,
 };
+
+use super::{Gradients, LayerNorm, operand, workspace::Buffer};
 use crate::{
     linear::{AnyLinear, LinearOperand},
-    ops::{rope::Table, rows},
+    ops::{rope, rows},
 };
 
 /// `x + out(attention(qkv(layer_norm(x))))`, for `x: [batch, positions, width]`, f32 on the CPU.
@@ -44,18 +46,6 @@ impl AttentionBlock {
             bail!("attention: width {width} does not divide into {heads} heads of an even number of elements");
         }
         let rotary = Arc::new(Table::new(context, width / heads / 2));
-        Self::with_rotary(norm, qkv, out, heads, rotary)
-    }
-
-    /// Like [`AttentionBlock::new`], sharing the rotary table of another block.
-    pub(crate) fn with_rotary(
-        norm: LayerNorm,
-        qkv: AnyLinear,
-        out: AnyLinear,
-        heads: usize,
-        rotary: Arc<Table>,
-    ) -> Result<Self> {
-        let width = norm.gain().elem_count();
         let found = (operand::dims(&qkv)?, operand::dims(&out)?);
         if found != ((3 * width, width), (width, width)) {
             bail!(
@@ -72,7 +62,7 @@ impl AttentionBlock {
         self.heads
     }
 
-    fn sizes(&self, x: &Tensor) -> Result<Sizes> {
+    fn shape(&self, x: &Tensor) -> Result<AttentionShape> {
         let width = self.norm.gain().elem_count();
         let (batch, positions, found) = x.dims3()?;
         if found != width {
@@ -82,7 +72,8 @@ impl AttentionBlock {
         if positions > context {
             bail!("{}: {positions} positions, but the context is {context}; shorten the sequence", Operator::NAME);
         }
-        Ok(Sizes { batch, heads: self.heads, positions, dim: width / self.heads })
+        let heads = self.heads;
+        Ok(AttentionShape { batch, positions, heads, kv_heads: heads, head_dim: width / heads, causal: true })
     }
 
     /// Applies the block as one operator; the gradients of its parameters go to `gradients`.
@@ -92,7 +83,7 @@ impl AttentionBlock {
     /// backward pass.
     pub fn forward(&self, x: &Tensor, gradients: &Gradients) -> Result<Tensor> {
         let op = Operator {
-            sizes: self.sizes(x)?,
+            shape: self.shape(x)?,
             norm: self.norm.clone(),
             qkv: self.qkv.operand()?,
             out: self.out.operand()?,
@@ -108,11 +99,11 @@ impl AttentionBlock {
     /// # Errors
     /// As [`AttentionBlock::forward`].
     pub fn reference(&self, x: &Tensor) -> Result<Tensor> {
-        let Sizes { batch, heads, positions, dim } = self.sizes(x)?;
+        let AttentionShape { batch, heads, positions, head_dim: dim, .. } = self.shape(x)?;
         let qkv = self.qkv.forward(&self.norm.reference(x)?)?;
         let qkv = qkv.reshape((batch, positions, 3, heads, dim))?;
         let part = |i: usize| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
-        let (cos, sin) = self.rotary.tensors(positions)?;
+        let (cos, sin) = rope::tensors(&self.rotary, positions)?;
         let q = candle_nn::rotary_emb::rope_slow(&part(0)?, &cos, &sin)?;
         let k = candle_nn::rotary_emb::rope_slow(&part(1)?, &cos, &sin)?;
         let mask: Vec<f32> = (0..positions * positions)
@@ -127,7 +118,7 @@ impl AttentionBlock {
 }
 
 struct Operator {
-    sizes: Sizes,
+    shape: AttentionShape,
     norm: LayerNorm,
     qkv: LinearOperand,
     out: LinearOperand,
@@ -154,7 +145,8 @@ impl Operator {
     const NAME: &str = "attention block";
 
     fn heads(&self) -> Heads {
-        self.sizes.as_heads()
+        let AttentionShape { batch, heads, positions, head_dim, causal, .. } = self.shape;
+        Heads { sequences: batch * heads, positions, dim: head_dim, causal }
     }
 }
 
@@ -165,20 +157,20 @@ impl CustomOp1 for Operator {
 
     fn cpu_fwd(&self, x: &CpuStorage, x_layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = rows::slice(x, x_layout, Self::NAME)?;
-        let (sizes, workspace) = (self.sizes, self.gradients.workspace());
-        let (tokens, n) = (sizes.tokens(), sizes.elements());
+        let (shape, workspace) = (self.shape, self.gradients.workspace());
+        let (tokens, n) = (shape.tokens(), shape.tokens() * shape.width());
 
         let mut normalised = workspace.take(n);
         operand::normalise(&self.norm, x, &mut normalised)?;
         let mut qkv = workspace.take(3 * n);
         self.qkv.forward(&normalised, tokens, Activation::Identity, &mut qkv)?;
         let [mut q, mut k, mut v, mut o] = std::array::from_fn(|_| workspace.take(n));
-        layout::split(sizes, &self.rotary, &qkv, &mut q, &mut k, &mut v);
+        heads::split(shape, Some(&self.rotary), &qkv, &mut q, &mut k, &mut v);
         drop(qkv);
         let mut p = workspace.take(self.heads().probabilities());
-        causal::forward(self.heads(), &q, &k, &v, &mut p, &mut o);
+        attention::forward(self.heads(), &q, &k, &v, &mut p, &mut o);
         let mut merged = workspace.take(n);
-        layout::merge(sizes, &o, &mut merged);
+        heads::merge(shape, &o, &mut merged);
         let mut y = vec![0f32; n];
         self.out.forward(&merged, tokens, Activation::Identity, &mut y)?;
         operand::add_residual(x, &mut y);
@@ -192,18 +184,18 @@ impl CustomOp1 for Operator {
         let Some(Saved { normalised, q, k, v, p, merged }) = saved else {
             bail!("{}: a second backward pass through the same forward pass", Self::NAME);
         };
-        let (sizes, workspace) = (self.sizes, self.gradients.workspace());
-        let (tokens, n) = (sizes.tokens(), sizes.elements());
+        let (shape, workspace) = (self.shape, self.gradients.workspace());
+        let (tokens, n) = (shape.tokens(), shape.tokens() * shape.width());
         let dx = rows::with_slices(x, dy, Self::NAME, |x, dy| {
             operand::record(&self.out, dy, &merged, tokens, &self.gradients)?;
             let mut dmerged = merged;
             self.out.input_gradient(dy, tokens, &mut dmerged)?;
             let [mut d_o, mut dq, mut dk, mut dv] = std::array::from_fn(|_| workspace.take(n));
-            layout::merge_backward(sizes, &dmerged, &mut d_o);
-            let saved = causal::Saved { q: &q, k: &k, v: &v, p: &p, d_o: &d_o };
-            causal::backward(self.heads(), saved, workspace, &mut dq, &mut dk, &mut dv);
+            heads::merge_backward(shape, &dmerged, &mut d_o);
+            let saved = attention::Saved { q: &q, k: &k, v: &v, p: &p, d_o: &d_o };
+            attention::backward(self.heads(), saved, &mut dq, &mut dk, &mut dv);
             let mut dqkv = workspace.take(3 * n);
-            layout::split_backward(sizes, &self.rotary, &dq, &dk, &dv, &mut dqkv);
+            heads::split_backward(shape, Some(&self.rotary), &dq, &dk, &dv, &mut dqkv);
             operand::record(&self.qkv, &dqkv, &normalised, tokens, &self.gradients)?;
             let mut dnormalised = dmerged;
             self.qkv.input_gradient(&dqkv, tokens, &mut dnormalised)?;

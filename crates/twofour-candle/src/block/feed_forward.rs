@@ -4,11 +4,12 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Module, Result, Shape, Tensor, bail};
 use twofour::kernel::Activation;
+use twofour_nn::cpu::activation;
 
 use super::{Gradients, LayerNorm, operand, workspace::Buffer};
 use crate::{
     linear::{AnyLinear, LinearOperand},
-    ops::{activation, rows},
+    ops::rows,
 };
 
 /// `x + down(activation(up(layer_norm(x))))`, for `x: [.., width]`, f32 on the CPU.

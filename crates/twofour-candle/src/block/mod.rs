@@ -13,11 +13,8 @@
 //! [`Gradients::backward`] where it would call `loss.backward()`.
 
 mod attention;
-mod causal;
 mod feed_forward;
 mod gradients;
-mod layout;
-pub(crate) mod matmul;
 mod norm;
 mod operand;
 #[cfg(test)]

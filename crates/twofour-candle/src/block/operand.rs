@@ -1,11 +1,12 @@
 //! The parameters of a block as its operator sees them, and their gradients.
 
 use candle_core::{Result, Tensor};
+use twofour_nn::cpu::vector;
 
 use super::{Gradients, LayerNorm};
 use crate::{
     linear::{AnyLinear, LinearOperand},
-    ops::{layer_norm, rows, vector},
+    ops::{layer_norm, rows},
 };
 
 /// Output and input features of a layer.

@@ -42,6 +42,17 @@ pub(crate) fn write_as<A: Float, B: Float>(out: &mut [A], f: impl FnOnce(&mut [B
     Ok(())
 }
 
+/// Lets `f` change values in type `B`: in place where it is the same type, and otherwise widened before and rounded after.
+pub(crate) fn update_as<A: Float, B: Float>(values: &mut [A], f: impl FnOnce(&mut [B]) -> Result<()>) -> Result<()> {
+    if bytemuck_same::<A, B>() {
+        return f(bytemuck::cast_slice_mut(values));
+    }
+    let mut buffer = convert::<A, B>(values).into_owned();
+    f(&mut buffer)?;
+    write_converted(&buffer, values);
+    Ok(())
+}
+
 fn bytemuck_same<A: Float, B: Float>() -> bool {
     <A as WithDType>::DTYPE == <B as WithDType>::DTYPE
 }

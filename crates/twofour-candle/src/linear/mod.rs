@@ -19,7 +19,6 @@
 //! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
 
 mod compressed;
-mod dense_product;
 pub(crate) mod float;
 mod named;
 mod names;
@@ -45,7 +44,6 @@ pub use named::{
 pub use operand::LinearOperand;
 pub use prune_on_load::{PruneOnLoad, prune_on_load};
 pub use sparse::{Mode, Refresh, SparseLinear, SparseSettings};
-pub(crate) use state::check_masks;
 pub use state::{load_masks, masks};
 pub use twofour::layer::{InputGradient, MaskRule, WeightGradient};
 

@@ -45,14 +45,14 @@ pub fn load_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>)
 
 /// Saved masks that fit a model.
 #[derive(Debug)]
-pub(crate) struct SavedMasks(Vec<Saved>);
+struct SavedMasks(Vec<Saved>);
 
 impl SavedMasks {
     /// Puts them back into the model that they were checked for.
     ///
     /// # Errors
     /// None but those of a model that cannot show its layers.
-    pub(crate) fn put_back(self, model: &mut dyn HasLinears) -> Result<()> {
+    fn put_back(self, model: &mut dyn HasLinears) -> Result<()> {
         let mut saved = self.0.into_iter();
         model.visit_linears(&mut |_, linear| {
             if let AnyLinear::Sparse(linear) = linear {
@@ -67,7 +67,7 @@ impl SavedMasks {
 ///
 /// # Errors
 /// Those of [`load_masks`].
-pub(crate) fn check_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>) -> Result<SavedMasks> {
+fn check_masks(model: &mut dyn HasLinears, tensors: &HashMap<String, Tensor>) -> Result<SavedMasks> {
     let mut all = Vec::new();
     model.visit_linears(&mut |name, linear| {
         let AnyLinear::Sparse(linear) = linear else { return Ok(()) };

@@ -6,11 +6,9 @@ use candle_core::Tensor;
 use half::{bf16, f16};
 use twofour::kernel::Epilogue;
 use twofour::layer::{Accumulate, Forward, PackedElement, PackedLinear, SparseLinear};
+use twofour_nn::cpu::dense;
 
-use super::{
-    dense_product,
-    float::{Float, convert, expect_length, with_elements, write_as},
-};
+use super::float::{Float, convert, expect_length, with_elements, write_as};
 use crate::{Error, Result};
 
 /// A weight `[out, in]` as the products below take it.
@@ -100,7 +98,7 @@ impl Weight {
             Weight::Dense(w) => {
                 let x = convert::<T, f32>(x);
                 write_as::<T, f32>(y, |y| {
-                    with_elements("the weight", w, |w| dense_product::forward(&x, w, dims, epilogue, y))
+                    with_elements("the weight", w, |w| Ok(dense::forward(&x, w, dims, epilogue, y)?))
                 })
             }
             Weight::Packed(layer) => Ok(layer.forward_with(x, dims.0, epilogue.activation, y)?),
@@ -127,7 +125,7 @@ impl Weight {
             Weight::Dense(w) => {
                 let dy = convert::<T, f32>(dy);
                 write_as::<T, f32>(dx, |dx| {
-                    with_elements("the weight", w, |w| dense_product::input_gradient(&dy, w, dims, dx))
+                    with_elements("the weight", w, |w| Ok(dense::input_gradient(&dy, w, dims, dx)?))
                 })
             }
             Weight::Packed(layer) => match layer.input_gradient(dy, dims.0, dx) {
@@ -160,7 +158,7 @@ impl Weight {
         match self {
             Weight::Dense(_) | Weight::Packed(_) => {
                 let (dy, x) = (convert::<T, f32>(dy), convert::<T, f32>(x));
-                write_as::<T, f32>(dw, |dw| dense_product::weight_gradient(&dy, &x, dims, dw))
+                write_as::<T, f32>(dw, |dw| Ok(dense::weight_gradient(&dy, &x, dims, Accumulate::Overwrite, dw)?))
             }
             Weight::F32(layer) => sparse(layer, (dy, x), dims, dw),
             Weight::Bf16(layer) => sparse(layer, (dy, x), dims, dw),

@@ -1,9 +1,9 @@
 //! The loss of a classifier over class indices, fused with its softmax.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
-use rayon::prelude::*;
+use twofour_nn::cpu::cross_entropy::{gradient_in_place, loss};
 
-use super::{rows, softmax, vector};
+use super::rows;
 
 /// Mean of `-log softmax(logits)[target]` over all rows, in nats, as a scalar with a gradient for the logits.
 ///
@@ -41,31 +41,14 @@ impl CustomOp1 for CrossEntropy {
 
     fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let logits = rows::slice(logits, layout, "cross_entropy")?;
-        let row_loss = |(row, &target): (&[f32], &u32)| {
-            vector::widest(|| {
-                let max = vector::max(row);
-                vector::sum(row, |v| vector::exp(v - max)).ln() + max - row[target as usize]
-            })
-        };
-        let losses: Vec<f32> =
-            logits.par_chunks(self.classes).zip(&self.targets).with_min_len(32).map(row_loss).collect();
-        let mean = losses.iter().map(|&l| f64::from(l)).sum::<f64>() / losses.len() as f64;
+        let mean = loss(logits, self.classes, &self.targets) / self.targets.len() as f64;
         Ok((CpuStorage::F32(vec![mean as f32]), Shape::from(())))
     }
 
     fn bwd(&self, logits: &Tensor, _loss: &Tensor, dloss: &Tensor) -> Result<Option<Tensor>> {
         let scale = dloss.to_dtype(DType::F32)?.to_scalar::<f32>()? / self.targets.len() as f32;
-        let classes = self.classes;
         let mut dx = rows::with_slice(logits, "cross_entropy backward", |x| Ok(x.to_vec()))?;
-        rows::for_each(&mut dx, classes, |first, dx| {
-            vector::widest(|| {
-                for (row, &target) in dx.chunks_exact_mut(classes).zip(&self.targets[first..]) {
-                    softmax::in_place(row);
-                    row[target as usize] -= 1.0;
-                    row.iter_mut().for_each(|v| *v *= scale);
-                }
-            });
-        });
+        gradient_in_place(&mut dx, self.classes, &self.targets, scale);
         Ok(Some(Tensor::from_vec(dx, logits.shape(), logits.device())?))
     }
 }

@@ -1,8 +1,9 @@
 //! Layer normalisation (Ba, Kiros and Hinton, 2016) over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use twofour_nn::cpu::layer_norm;
 
-use super::{rows, vector};
+use super::rows;
 
 /// `(x - mean) / sqrt(var + eps) * gain + bias` over the last dimension of `x`, with gradients for all three.
 ///
@@ -76,70 +77,23 @@ impl CustomOp3 for LayerNorm {
     }
 }
 
-/// Mean and reciprocal standard deviation of a row.
-#[inline(always)]
-fn statistics(x: &[f32], eps: f32) -> (f32, f32) {
-    let n = x.len() as f32;
-    let mean = vector::sum(x, |v| v) / n;
-    let variance = vector::sum(x, |v| (v - mean) * (v - mean)) / n;
-    (mean, 1.0 / (variance + eps).sqrt())
-}
-
 /// Normalises every row of `x: [rows, n]` into `y`; `gain` and `bias` have `n` elements.
 pub(crate) fn forward(x: &[f32], gain: &[f32], bias: &[f32], eps: f32, y: &mut [f32]) {
-    let n = gain.len();
-    rows::for_each(y, n, |first, y| {
-        vector::widest(|| {
-            for (x, y) in x[first * n..].chunks_exact(n).zip(y.chunks_exact_mut(n)) {
-                let (mean, scale) = statistics(x, eps);
-                for (((y, &x), &g), &b) in y.iter_mut().zip(x).zip(gain).zip(bias) {
-                    *y = (x - mean) * scale * g + b;
-                }
-            }
-        });
-    });
+    let [mut mean, mut rstd] = statistics(x, gain.len());
+    layer_norm::forward(x, [gain, bias], eps, y, [&mut mean, &mut rstd]);
 }
 
 /// Adds the gradients for `x` to `dx`, and those for gain and bias, one after the other, to `dgain_dbias: [2, n]`.
 pub(crate) fn backward(x: &[f32], gain: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dgain_dbias: &mut [f32]) {
-    let n = gain.len();
-    rows::for_each_summing(dx, n, dgain_dbias, |first, dx, partial| {
-        let (dgain, dbias) = partial.split_at_mut(n);
-        vector::widest(|| {
-            let inputs = x[first * n..].chunks_exact(n).zip(dy[first * n..].chunks_exact(n));
-            for ((x, dy), dx) in inputs.zip(dx.chunks_exact_mut(n)) {
-                let (mean, scale) = statistics(x, eps);
-                // With h = (x - mean) * scale and g = dy * gain: dx = scale * (g - mean(g) - h * mean(g * h)).
-                let mut g_sum = [0f32; 16];
-                let mut gh_sum = [0f32; 16];
-                let (x_chunks, _) = x.as_chunks::<16>();
-                let (dy_chunks, _) = dy.as_chunks::<16>();
-                let (gain_chunks, _) = gain.as_chunks::<16>();
-                for ((x, dy), gain) in x_chunks.iter().zip(dy_chunks).zip(gain_chunks) {
-                    for l in 0..16 {
-                        let g = dy[l] * gain[l];
-                        g_sum[l] += g;
-                        gh_sum[l] += g * ((x[l] - mean) * scale);
-                    }
-                }
-                let (mut g_mean, mut gh_mean) = (g_sum.iter().sum::<f32>(), gh_sum.iter().sum::<f32>());
-                for i in n / 16 * 16..n {
-                    let g = dy[i] * gain[i];
-                    g_mean += g;
-                    gh_mean += g * ((x[i] - mean) * scale);
-                }
-                g_mean /= n as f32;
-                gh_mean /= n as f32;
-                let sums = dgain.iter_mut().zip(dbias.iter_mut());
-                for ((((dx, &x), &dy), &gain), (dgain, dbias)) in dx.iter_mut().zip(x).zip(dy).zip(gain).zip(sums) {
-                    let h = (x - mean) * scale;
-                    *dx += scale * (dy * gain - g_mean - h * gh_mean);
-                    *dgain += dy * h;
-                    *dbias += dy;
-                }
-            }
-        });
-    });
+    let [mut mean, mut rstd] = statistics(x, gain.len());
+    layer_norm::statistics(x, gain.len(), eps, [&mut mean, &mut rstd]);
+    layer_norm::backward((x, gain, [&mean, &rstd]), dy, dx, dgain_dbias);
+}
+
+/// Room for mean and reciprocal standard deviation of every row.
+fn statistics(x: &[f32], n: usize) -> [Vec<f32>; 2] {
+    let rows = x.len().checked_div(n).unwrap_or(0);
+    [vec![0f32; rows], vec![0f32; rows]]
 }
 
 #[cfg(test)]

@@ -13,16 +13,15 @@
 //! | [`activate()`] | ReLU, exact GELU, SiLU | candle's element-wise operators |
 //! | [`cross_entropy()`] | mean negative log-likelihood of class indices | `candle_nn::loss::cross_entropy` |
 //!
-//! The slice functions inside the modules are what the block operators of [`crate::block`] are made of.
+//! The loops are those of [`twofour_nn::cpu`], over slices; the block operators of [`crate::block`] are made of the same.
 
-pub(crate) mod activation;
-pub(crate) mod cross_entropy;
+mod activation;
+mod cross_entropy;
 pub(crate) mod layer_norm;
-pub(crate) mod rms_norm;
+mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod rows;
-pub(crate) mod softmax;
-pub(crate) mod vector;
+mod softmax;
 
 #[cfg(test)]
 pub(crate) mod gradient_check;

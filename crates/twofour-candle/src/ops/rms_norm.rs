@@ -1,8 +1,9 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019) over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use twofour_nn::cpu::rms_norm::{backward, forward};
 
-use super::{rows, vector};
+use super::rows;
 
 /// `x / sqrt(mean(x^2) + eps) * gain` over the last dimension of `x`, with gradients for both.
 ///
@@ -53,51 +54,6 @@ impl CustomOp2 for RmsNorm {
         })?;
         Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), Some(Tensor::from_vec(dgain, n, x.device())?)))
     }
-}
-
-#[inline(always)]
-fn reciprocal_rms(x: &[f32], eps: f32) -> f32 {
-    1.0 / (vector::sum(x, |v| v * v) / x.len() as f32 + eps).sqrt()
-}
-
-/// Normalises every row of `x: [rows, n]` into `y`; `gain` has `n` elements.
-fn forward(x: &[f32], gain: &[f32], eps: f32, y: &mut [f32]) {
-    let n = gain.len();
-    rows::for_each(y, n, |first, y| {
-        vector::widest(|| {
-            for (x, y) in x[first * n..].chunks_exact(n).zip(y.chunks_exact_mut(n)) {
-                let scale = reciprocal_rms(x, eps);
-                for ((y, &x), &g) in y.iter_mut().zip(x).zip(gain) {
-                    *y = x * scale * g;
-                }
-            }
-        });
-    });
-}
-
-/// Adds the gradients for `x` to `dx` and those for the gain to `dgain`.
-fn backward(x: &[f32], gain: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dgain: &mut [f32]) {
-    let n = gain.len();
-    rows::for_each_summing(dx, n, dgain, |first, dx, dgain| {
-        // dy * gain for one row: it is needed twice.
-        let mut g = vec![0f32; n];
-        vector::widest(|| {
-            let inputs = x[first * n..].chunks_exact(n).zip(dy[first * n..].chunks_exact(n));
-            for ((x, dy), dx) in inputs.zip(dx.chunks_exact_mut(n)) {
-                let scale = reciprocal_rms(x, eps);
-                for ((g, &dy), &gain) in g.iter_mut().zip(dy).zip(gain) {
-                    *g = dy * gain;
-                }
-                // With h = x * scale: dx = scale * (g - h * mean(g * h)).
-                let mean = vector::sum2(&g, x, |g, x| g * x) * scale / n as f32;
-                for ((((dx, &x), &dy), &g), dgain) in dx.iter_mut().zip(x).zip(dy).zip(&g).zip(dgain.iter_mut()) {
-                    let h = x * scale;
-                    *dx += scale * (g - h * mean);
-                    *dgain += dy * h;
-                }
-            }
-        });
-    });
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use twofour_nn::cpu::rope::{Table, rotate, rotate_back};
 
 use super::rows;
 
@@ -71,64 +72,13 @@ impl CustomOp1 for Rope {
     }
 }
 
-/// Rotates one row of `2 * cos.len()` elements.
-#[inline(always)]
-pub(crate) fn rotate(row: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (low, high) = row.split_at_mut(cos.len());
-    for (((a, b), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-    }
-}
-
-/// The inverse of [`rotate`], which is also its transpose: the gradient.
-#[inline(always)]
-pub(crate) fn rotate_back(row: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (low, high) = row.split_at_mut(cos.len());
-    for (((a, b), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-        (*a, *b) = (*a * c + *b * s, *b * c - *a * s);
-    }
-}
-
-/// Cosines and sines of `position * base^(-i / half)` for every position below `positions` and `i < half`.
-#[derive(Debug)]
-pub(crate) struct Table {
-    positions: usize,
-    half: usize,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-impl Table {
-    /// The wavelength base that the method's paper uses.
-    const BASE: f64 = 10_000.0;
-
-    pub(crate) fn new(positions: usize, half: usize) -> Self {
-        let angle = |k: usize| (k / half) as f64 * Self::BASE.powf(-((k % half) as f64) / half as f64);
-        let (sin, cos) = (0..positions * half).map(angle).map(|a| (a.sin() as f32, a.cos() as f32)).unzip();
-        Table { positions, half, cos, sin }
-    }
-
-    /// How many positions it has.
-    pub(crate) fn positions(&self) -> usize {
-        self.positions
-    }
-
-    /// Cosines and sines at one position, which must be below [`Table::positions`].
-    #[inline(always)]
-    pub(crate) fn at(&self, position: usize) -> (&[f32], &[f32]) {
-        let range = position * self.half..(position + 1) * self.half;
-        (&self.cos[range.clone()], &self.sin[range])
-    }
-
-    /// The first `positions` rows as tensors `[positions, half]` on the CPU.
-    pub(crate) fn tensors(&self, positions: usize) -> Result<(Tensor, Tensor)> {
-        let device = candle_core::Device::Cpu;
-        let n = positions * self.half;
-        Ok((
-            Tensor::from_slice(&self.cos[..n], (positions, self.half), &device)?,
-            Tensor::from_slice(&self.sin[..n], (positions, self.half), &device)?,
-        ))
-    }
+/// Cosines and sines of the first `positions` rows of a table as tensors `[positions, head_dim / 2]` on the CPU.
+pub(crate) fn tensors(table: &Table, positions: usize) -> Result<(Tensor, Tensor)> {
+    let device = candle_core::Device::Cpu;
+    let shape = (positions, table.head_dim() / 2);
+    let rows = (0..positions).map(|position| table.at(position));
+    let (cos, sin): (Vec<&[f32]>, Vec<&[f32]>) = rows.unzip();
+    Ok((Tensor::from_vec(cos.concat(), shape, &device)?, Tensor::from_vec(sin.concat(), shape, &device)?))
 }
 
 #[cfg(test)]
@@ -139,7 +89,7 @@ mod tests {
     #[test]
     fn agrees_with_the_slow_path_in_values_and_gradients() -> Result<()> {
         for (b, h, t, d) in [(2, 3, 7, 8), (1, 1, 1, 2), (2, 2, 40, 64)] {
-            let (cos, sin) = Table::new(t, d / 2).tensors(t)?;
+            let (cos, sin) = tensors(&Table::new(t, d / 2), t)?;
             let case = Case::new(&[vec![b, h, t, d]], 31)?;
             against_reference(
                 &case,
@@ -153,13 +103,13 @@ mod tests {
 
     #[test]
     fn gradients_agree_with_finite_differences() -> Result<()> {
-        let (cos, sin) = Table::new(5, 3).tensors(5)?;
+        let (cos, sin) = tensors(&Table::new(5, 3), 5)?;
         finite_differences(&Case::new(&[vec![2, 5, 6]], 32)?, |v| rope(&v[0], &cos, &sin))
     }
 
     #[test]
     fn tables_of_the_wrong_shape_are_refused() -> Result<()> {
-        let (cos, sin) = Table::new(5, 3).tensors(5)?;
+        let (cos, sin) = tensors(&Table::new(5, 3), 5)?;
         assert!(rope(&random(&[2, 4, 6], 1)?, &cos, &sin).is_err());
         assert!(rope(&random(&[2, 5, 7], 1)?, &cos, &sin).is_err());
         assert!(rope(&random(&[6], 1)?, &cos, &sin).is_err());

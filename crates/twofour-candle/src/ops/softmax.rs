@@ -1,8 +1,12 @@
 //! Softmax over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use twofour_nn::cpu::{
+    softmax::{backward_in_place, in_place},
+    vector,
+};
 
-use super::{rows, vector};
+use super::rows;
 
 /// Softmax over the last dimension of `x: [.., n]`, with a gradient. Computed in f32, returned in the dtype of `x`.
 ///
@@ -44,28 +48,6 @@ impl CustomOp1 for Softmax {
             Ok(())
         })?;
         Ok(Some(Tensor::from_vec(dx, x.shape(), x.device())?))
-    }
-}
-
-/// Replaces one row by its softmax.
-#[inline(always)]
-pub(crate) fn in_place(row: &mut [f32]) {
-    let max = vector::max(row);
-    for v in row.iter_mut() {
-        *v = vector::exp(*v - max);
-    }
-    let scale = 1.0 / vector::sum(row, |v| v);
-    for v in row.iter_mut() {
-        *v *= scale;
-    }
-}
-
-/// Replaces the upstream gradient of one row by the gradient for the softmax's input; `y` is the softmax.
-#[inline(always)]
-pub(crate) fn backward_in_place(y: &[f32], dy: &mut [f32]) {
-    let mean = vector::sum2(y, dy, |y, dy| y * dy);
-    for (dy, &y) in dy.iter_mut().zip(y) {
-        *dy = y * (*dy - mean);
     }
 }
 

@@ -4,12 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use twofour::Element;
+use twofour_nn::{
+    cpu::adamw::sum_of_squares,
+    engine::{AdamWStep, PrunedDecay, SecondMoment},
+};
 
-use super::update::{Step, TASK, Update};
-use crate::linear::float::{expect_cpu, for_float, with_elements};
+use super::update::Update;
+use crate::linear::float::{convert, expect_cpu, for_float, with_elements};
 use crate::{Error, Result};
 
 /// The settings of [`AdamW`].
@@ -119,9 +121,7 @@ impl AdamW {
         let mut sum = 0.0;
         for (parameter, gradient) in self.pair(gradients)? {
             let squares = for_float!("a gradient", gradient.dtype(), T => with_elements::<T, _>("a gradient", gradient, |g| {
-                // Partial sums collected in order: the norm does not depend on the number of threads.
-                let partial = |g: &[T]| g.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum::<f64>();
-                Ok(g.par_chunks(TASK).map(partial).collect::<Vec<_>>().iter().sum::<f64>())
+                Ok(sum_of_squares(&convert::<T, f32>(g)))
             }))?;
             if !squares.is_finite() {
                 return Err(Error::NonFiniteGradient { parameter: parameter.name.clone() });
@@ -160,24 +160,21 @@ impl AdamW {
         self.pair(gradients)?;
         let steps = self.steps + 1;
         let AdamWConfig { learning_rate, beta1, beta2, epsilon, .. } = self.config;
-        // f64 powers: at large counts both are simply zero.
-        let corrected = |beta: f64| 1.0 / (1.0 - beta.powf(steps as f64));
         for Parameter { var, weight_decay, first, second, .. } in &mut self.parameters {
             let Some(gradient) = gradients.get(var) else { continue };
-            let update = Update {
-                scale: scale as f32,
-                decay: (1.0 - learning_rate * *weight_decay) as f32,
-                beta1: beta1 as f32,
-                rest1: (1.0 - beta1) as f32,
-                beta2: beta2 as f32,
-                rest2: (1.0 - beta2) as f32,
-                first_scale: corrected(beta1) as f32,
-                second_scale: corrected(beta2) as f32,
-                epsilon: epsilon as f32,
-                learning_rate: learning_rate as f32,
+            let step = AdamWStep {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon,
+                weight_decay: *weight_decay,
+                step: steps,
+                gradient_scale: scale as f32,
+                second_moment: SecondMoment::Moving,
+                pruned_decay: PrunedDecay::None,
             };
             let gradient = gradient.contiguous()?;
-            var.inplace_op2(&gradient, &Step { update, moments: Mutex::new((first, second)) })?;
+            var.inplace_op2(&gradient, &Update { step, moments: Mutex::new((first, second)) })?;
         }
         self.steps = steps;
         Ok(())
@@ -251,6 +248,27 @@ impl AdamW {
         }
         self.steps = steps;
         Ok(())
+    }
+}
+
+/// For code that is generic over candle's optimizers. Parameters are named by their position; every one must get a gradient.
+impl candle_nn::Optimizer for AdamW {
+    type Config = AdamWConfig;
+
+    fn new(vars: Vec<Var>, config: AdamWConfig) -> candle_core::Result<Self> {
+        Ok(AdamW::new(vars.into_iter().enumerate().map(|(index, var)| (index.to_string(), var)), config)?)
+    }
+
+    fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
+        Ok(AdamW::step(self, gradients)?)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        AdamW::learning_rate(self)
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        AdamW::set_learning_rate(self, learning_rate);
     }
 }
 
@@ -333,6 +351,23 @@ mod tests {
         let widened = Var::from_tensor(&half[0].to_dtype(DType::F32).unwrap()).unwrap();
         assert!(distance(&widened, &full[0]) < 0.02);
         assert_eq!(a.state().unwrap()["p0.first_moment"].dtype(), DType::F32);
+    }
+
+    #[test]
+    fn it_is_an_optimizer_of_candle() {
+        fn train<O: Optimizer<Config = AdamWConfig>>(vars: &[Var]) -> O {
+            let mut optimizer = O::new(vars.to_vec(), AdamWConfig::default()).unwrap();
+            optimizer.set_learning_rate(0.02);
+            (0..3).for_each(|step| optimizer.step(&gradients(vars, step)).unwrap());
+            optimizer
+        }
+        let (generic, own) = ([var(60, 0.0, DType::F32)], [var(60, 0.0, DType::F32)]);
+        let config = AdamWConfig { learning_rate: 0.02, ..Default::default() };
+        let mut optimizer = AdamW::new(named(&own), config).unwrap();
+        (0..3).for_each(|step| optimizer.step(&gradients(&own, step)).unwrap());
+        let found: AdamW = train(&generic);
+        assert_eq!((Optimizer::learning_rate(&found), found.steps()), (0.02, 3));
+        assert_eq!(distance(&generic[0], &own[0]), 0.0);
     }
 
     #[test]

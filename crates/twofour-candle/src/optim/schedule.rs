@@ -1,8 +1,11 @@
 //! The learning rate over the steps of a training run.
 
-use serde::{Deserialize, Serialize};
+use twofour_nn::{
+    optim::Schedule,
+    recipe::{ScheduleKind, TrainingSettings},
+};
 
-use crate::{Error, Result};
+use crate::Result;
 
 /// A linear warm-up to the peak, then half a cosine down to the floor, which is kept from there on.
 ///
@@ -15,41 +18,28 @@ use crate::{Error, Result};
 /// assert_eq!(schedule.at(110), 1e-4);
 /// # Ok::<(), twofour_candle::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CosineSchedule {
-    peak: f64,
-    floor: f64,
-    warm_up: u64,
-    total: u64,
-}
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CosineSchedule(Schedule);
 
 impl CosineSchedule {
     /// Up to `peak` over `warm_up` steps, then down to `floor` at step `total`.
     ///
     /// # Errors
-    /// [`Error::Setting`] unless `0 <= floor <= peak`, both finite, and `warm_up <= total`.
+    /// [`Error::Setting`](crate::Error::Setting) unless `0 <= floor <= peak`, both finite, and `warm_up <= total`.
     pub fn new(peak: f64, floor: f64, warm_up: u64, total: u64) -> Result<Self> {
-        if !(floor >= 0.0 && floor <= peak && peak.is_finite()) {
-            let found = format!("a peak of {peak} and a floor of {floor}");
-            return Err(Error::Setting { what: "learning rate", found, expected: "0 <= floor <= peak" });
-        }
-        if warm_up > total {
-            let found = format!("{warm_up} steps of {total}");
-            return Err(Error::Setting { what: "warm-up", found, expected: "within the total number of steps" });
-        }
-        Ok(CosineSchedule { peak, floor, warm_up, total })
+        Ok(CosineSchedule(Schedule::new(&TrainingSettings {
+            learning_rate: peak,
+            final_learning_rate: floor,
+            warm_up,
+            steps: total,
+            schedule: ScheduleKind::Cosine,
+            ..TrainingSettings::default()
+        })?))
     }
 
     /// The learning rate of a step; the first is step 0.
     pub fn at(&self, step: u64) -> f64 {
-        if step < self.warm_up {
-            return self.peak * (step + 1) as f64 / self.warm_up as f64;
-        }
-        if step >= self.total {
-            return self.floor;
-        }
-        let progress = (step - self.warm_up) as f64 / (self.total - self.warm_up) as f64;
-        self.floor + (self.peak - self.floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
+        self.0.at(step)
     }
 }
 

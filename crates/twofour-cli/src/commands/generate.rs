@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use half::bf16;
 use serde::Serialize;
-use twofour_candle::gpt::{Gpt, Inference, Sampling};
+use twofour_nn::model::{Inference, Sampling};
 
 use crate::{exit::Verdict, present::Screen};
 
@@ -54,7 +54,7 @@ impl Generate {
         let path = if of_quickstart.exists() { of_quickstart } else { self.model };
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
         sampling.validate()?;
-        let model = Inference::<bf16>::new(&Gpt::load(path)?)?;
+        let model = Inference::<bf16>::load(path)?;
         let mut text = Vec::new();
         let mut trouble = Ok(());
         screen.stream(self.prompt.as_bytes())?;

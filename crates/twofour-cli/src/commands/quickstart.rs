@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use twofour_candle::train::Corpus;
+use twofour_nn::train::Corpus;
 
 use crate::{
     exit::{Usage, Verdict},

@@ -85,9 +85,6 @@ pub(crate) enum Who {
     /// This project's dense kernels.
     #[serde(rename = "twofour dense")]
     Dense,
-    /// candle's `matmul`.
-    #[serde(rename = "candle")]
-    Candle,
     /// The `gemm` crate, called directly.
     #[serde(rename = "gemm")]
     Gemm,
@@ -106,7 +103,6 @@ impl fmt::Display for Who {
             Who::Sparse => "twofour 2:4",
             Who::SparseF32 => "twofour 2:4 f32",
             Who::Dense => "twofour dense",
-            Who::Candle => "candle",
             Who::Gemm => "gemm",
         })
     }

@@ -1,7 +1,7 @@
 //! Measurement in a process of its own.
 //!
-//! The number of threads is fixed when rayon's pool starts, and candle reads it from the environment at every call. So the command starts itself anew
-//! for each number of threads, with `RAYON_NUM_THREADS` set. The new process reads the request as JSON from stdin, and writes results line by line.
+//! The number of threads is fixed when rayon's pool starts. So the command starts itself anew for each number of threads, with `RAYON_NUM_THREADS`
+//! set. The new process reads the request as JSON from stdin, and writes results line by line.
 
 use std::{
     env,
@@ -128,7 +128,6 @@ pub(crate) fn measure(threads: usize, request: &Request, told: &mut dyn FnMut(Me
     let child = Command::new(program)
         .args(["bench", "worker"])
         .env("RAYON_NUM_THREADS", threads.to_string())
-        .env("CANDLE_NUM_THREADS", threads.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -7,8 +7,9 @@ use twofour::{
     DataType,
     file::{Overwrite, Reader},
 };
-use twofour_candle::{
-    gpt::{Gpt, Inference, Sampling},
+use twofour_nn::{
+    engine::cpu::CpuEngine,
+    model::{Inference, Sampling},
     train::Trainer,
 };
 
@@ -46,18 +47,18 @@ fn validation_sequences(plan: &Plan, training: &Training) -> usize {
 /// Writes both models as bf16 files, the 2:4 one compressed, and measures them, taking about what is left of the time.
 pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, text: &[u8]) -> Result<Report> {
     let sequences = validation_sequences(plan, training);
-    let dense_loss = training.dense.validate(sequences)?;
+    let dense_loss = training.dense.validate(sequences)? as f32;
     interrupt::check()?;
-    let sparse_loss = training.sparse.validate(sequences)?;
+    let sparse_loss = training.sparse.validate(sequences)? as f32;
     interrupt::check()?;
     let [dense_file, sparse_file] = ["dense.safetensors", "sparse.safetensors"].map(|name| folder.file(name));
-    training.dense.model().save(&dense_file, Overwrite::Yes, DataType::BF16)?;
-    training.sparse.model().save(&sparse_file, Overwrite::Yes, DataType::BF16)?;
+    training.dense.model().save(&CpuEngine, &dense_file, Overwrite::Yes, DataType::BF16)?;
+    training.sparse.model().save(&CpuEngine, &sparse_file, Overwrite::Yes, DataType::BF16)?;
     let reader = Reader::open(&sparse_file)?;
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
     let dense_bytes = reader.compressed_weights().map(|w| w.dense_bytes()).sum();
 
-    let inference = |trainer: &Trainer| Inference::<f32>::new(trainer.model());
+    let inference = |trainer: &Trainer<CpuEngine>| Inference::<f32>::new(trainer.engine(), trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);
     let sample = sample(&sparse_file, plan.seed)?;
     let left = plan.length().saturating_sub(training.spent());
@@ -128,7 +129,7 @@ fn prefill(dense: &Inference<f32>, sparse: &Inference<f32>, text: &[u8], budget:
 
 /// Returns the continuation that the compressed model, loaded from its file, generates.
 fn sample(file: &std::path::Path, seed: u64) -> Result<String> {
-    let model = Gpt::load(file)?;
+    let model = Inference::<f32>::load(file)?;
     let mut bytes = Vec::with_capacity(SAMPLE_BYTES);
     model.generate(PROMPT.as_bytes(), SAMPLE_BYTES, Sampling { temperature: TEMPERATURE, seed }, |byte| {
         bytes.push(byte);

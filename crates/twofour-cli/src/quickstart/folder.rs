@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde::{Serialize, de::DeserializeOwned};
-use twofour_candle::train::CHECKPOINT_FILE;
+use twofour_nn::train::CHECKPOINT_FILE;
 
 use super::{Losses, Plan, Report};
 use crate::exit::Usage;

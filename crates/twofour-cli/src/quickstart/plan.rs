@@ -6,12 +6,12 @@ use std::{
 };
 
 use anyhow::Result;
-use candle_core::Device;
 use serde::{Deserialize, Serialize};
-use twofour_candle::{
-    gpt::{Config, Gpt},
-    linear::{SparsifyConfig, sparsify},
-    train::{Corpus, TrainConfig, Trainer},
+use twofour_nn::{
+    engine::cpu::CpuEngine,
+    model::{Gpt, GptConfig},
+    recipe::{Method, SparsitySettings, TrainingSettings},
+    train::{Corpus, SparsityPlan, Trainer},
 };
 
 use crate::interrupt;
@@ -25,9 +25,9 @@ pub(crate) struct Plan {
     /// Seed of initial weights and batches, the same for both models.
     pub(crate) seed: u64,
     /// The model's sizes.
-    pub(crate) model: Config,
+    pub(crate) model: GptConfig,
     /// How it is trained.
-    pub(crate) training: TrainConfig,
+    pub(crate) training: TrainingSettings,
     /// Globs of the layers that are 2:4 in the sparse model.
     pub(crate) sparse_layers: Vec<String>,
 }
@@ -59,16 +59,16 @@ impl Plan {
         let mut plan = Plan {
             minutes,
             seed,
-            model: Config::quickstart(),
+            model: GptConfig::quickstart(),
             // At equal time, many steps of one short sequence reach a lower loss than fewer steps of a longer one.
-            training: TrainConfig {
+            training: TrainingSettings {
                 batch: 1,
                 seed,
                 steps: LEAST_STEPS,
                 warm_up: 2,
                 learning_rate: LEARNING_RATE,
                 final_learning_rate: LEARNING_RATE / 10.0,
-                ..TrainConfig::default()
+                ..TrainingSettings::default()
             },
             sparse_layers: vec!["blocks.*".to_owned()],
         };
@@ -103,15 +103,23 @@ impl Plan {
     }
 
     /// The dense model at its first step.
-    pub(crate) fn dense(&self, corpus: &Arc<Corpus>) -> Result<Trainer> {
-        let model = Gpt::new(&self.model, self.seed, &Device::Cpu)?;
-        Ok(Trainer::new(model, corpus.clone(), self.training)?)
+    pub(crate) fn dense(&self, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
+        self.trainer(SparsityPlan::dense(), corpus)
     }
 
     /// The 2:4 model at its first step: the same initial weights, the same batches.
-    pub(crate) fn sparse(&self, corpus: &Arc<Corpus>) -> Result<Trainer> {
-        let mut model = Gpt::new(&self.model, self.seed, &Device::Cpu)?;
-        sparsify(&mut model, &SparsifyConfig { include: self.sparse_layers.clone(), ..SparsifyConfig::default() })?;
-        Ok(Trainer::new(model, corpus.clone(), self.training)?)
+    pub(crate) fn sparse(&self, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
+        let settings = SparsitySettings {
+            method: Method::Ste,
+            layers: Some(self.sparse_layers.clone()),
+            ..SparsitySettings::default()
+        };
+        let names: Vec<String> = self.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
+        self.trainer(SparsityPlan::new(&settings, self.training.steps, &names)?, corpus)
+    }
+
+    fn trainer(&self, sparsity: SparsityPlan, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
+        let model = Gpt::new(&CpuEngine, &self.model, self.seed)?;
+        Ok(Trainer::with_model(CpuEngine, model, &self.training, sparsity, corpus.clone())?)
     }
 }

@@ -5,9 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use twofour_candle::train::{CHECKPOINT_FILE, Corpus, Trainer};
+use twofour_nn::{
+    engine::cpu::CpuEngine,
+    train::{CHECKPOINT_FILE, Corpus, Trainer},
+};
 
 use super::{Folder, Plan, folder::ELSEWHERE, plan::LEAST_STEPS};
 
@@ -32,8 +35,8 @@ pub(crate) struct Losses {
 /// Two trainers, interleaved step by step.
 #[derive(Debug)]
 pub(crate) struct Training {
-    pub(crate) dense: Trainer,
-    pub(crate) sparse: Trainer,
+    pub(crate) dense: Trainer<CpuEngine>,
+    pub(crate) sparse: Trainer<CpuEngine>,
     pub(crate) losses: Losses,
     /// The start of the run, later by the time during which it was interrupted.
     begun: Instant,
@@ -115,11 +118,14 @@ impl Training {
     }
 }
 
-fn timed(trainer: &mut Trainer, losses: &mut Vec<f32>, seconds: &mut f64) -> Result<()> {
+fn timed(trainer: &mut Trainer<CpuEngine>, losses: &mut Vec<f32>, seconds: &mut f64) -> Result<()> {
     let begun = Instant::now();
     let report = trainer.step()?;
     *seconds += begun.elapsed().as_secs_f64();
-    losses.push(report.loss);
+    if report.skipped {
+        bail!("step {}: the loss or a gradient is not finite, and nothing was updated; {ELSEWHERE}", report.step);
+    }
+    losses.push(report.loss as f32);
     tracing::debug!(?report, "step");
     Ok(())
 }

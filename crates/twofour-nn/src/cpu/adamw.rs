@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 use twofour::Mask;
 
+use super::vector;
 use crate::engine::{AdamWStep, PrunedDecay, SecondMoment};
 
 /// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of threads.
@@ -87,11 +88,15 @@ impl Numbers {
     }
 }
 
-/// Updates a parameter, with the mask of its 2:4 layer if it has one, and returns the sum of the magnitudes of the second moment's changes.
+/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second moment's changes where it is
+/// [`SecondMoment::Watched`], and otherwise 0.
 ///
 /// The slices must have one length, which a mask has as its number of elements.
 pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f64 {
     let numbers = Numbers::of(step);
+    let is_watched = step.second_moment == SecondMoment::Watched;
+    // Without decay of pruned elements the mask makes no difference.
+    let mask = mask.filter(|_| step.pruned_decay != PrunedDecay::None);
     let AdamWSlices { parameter, gradient, first, second } = state;
     // A task of a masked parameter is a row, whose bits begin in a word of their own.
     let task = mask.map_or(TASK, |mask| mask.cols().max(1));
@@ -100,15 +105,25 @@ pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f6
     let changes: Vec<f64> = tasks
         .map(|(row, ((p, g), (m, v)))| {
             let elements = p.iter_mut().zip(g).zip(m.iter_mut().zip(v));
-            match mask {
-                None => elements.map(|((p, g), (m, v))| f64::from(numbers.update(true, p, *g, m, v))).sum::<f64>(),
-                Some(mask) => {
-                    let words = mask.row_words(row);
-                    let is_kept = |col: usize| words[col / 64] >> (col % 64) & 1 == 1;
-                    let cols = elements.enumerate();
-                    cols.map(|(col, ((p, g), (m, v)))| f64::from(numbers.update(is_kept(col), p, *g, m, v))).sum()
-                }
+            let words = mask.map(|mask| mask.row_words(row));
+            let is_kept = |col: usize| words.is_none_or(|words| words[col / 64] >> (col % 64) & 1 == 1);
+            if is_watched {
+                let cols = elements.enumerate();
+                return cols.map(|(col, ((p, g), (m, v)))| f64::from(numbers.update(is_kept(col), p, *g, m, v))).sum();
             }
+            vector::widest(|| match words {
+                None => {
+                    for ((p, g), (m, v)) in elements {
+                        numbers.update(true, p, *g, m, v);
+                    }
+                }
+                Some(_) => {
+                    for (col, ((p, g), (m, v))) in elements.enumerate() {
+                        numbers.update(is_kept(col), p, *g, m, v);
+                    }
+                }
+            });
+            0.0
         })
         .collect();
     changes.iter().sum()

@@ -13,6 +13,23 @@ fn row_statistics(x: &[f32], eps: f32) -> (f32, f32) {
     (mean, 1.0 / (variance + eps).sqrt())
 }
 
+/// Mean and reciprocal standard deviation of every row of `x: [rows, n]`, as [`forward`] gives them: `[rows]` each.
+pub fn statistics(x: &[f32], n: usize, eps: f32, statistics: [&mut [f32]; 2]) {
+    if n == 0 {
+        return;
+    }
+    let rows = rows::per_task(n);
+    let [mean, rstd] = statistics;
+    let tasks = x.par_chunks(rows * n).zip(mean.par_chunks_mut(rows).zip(rstd.par_chunks_mut(rows)));
+    tasks.for_each(|(x, (mean, rstd))| {
+        vector::widest(|| {
+            for (x, (mean, rstd)) in x.chunks_exact(n).zip(mean.iter_mut().zip(rstd.iter_mut())) {
+                (*mean, *rstd) = row_statistics(x, eps);
+            }
+        });
+    });
+}
+
 /// Normalizes every row of `x: [rows, n]` into `y`; gain and bias have `n` elements. The variance is the biased one. Mean and reciprocal standard deviation
 /// of every row go to `statistics`, `[rows]` each.
 pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], statistics: [&mut [f32]; 2]) {

@@ -6,7 +6,7 @@
 //! | module | operation |
 //! |---|---|
 //! | [`dense`] | the three GEMMs of a linear layer |
-//! | [`layer_norm`] | layer normalization |
+//! | [`layer_norm`], [`rms_norm`] | normalization |
 //! | [`attention`], [`heads`], [`rope`] | attention, its layouts, rotary position embedding |
 //! | [`activation`] | GELU, SiLU, ReLU |
 //! | [`cross_entropy`] | the loss |
@@ -23,6 +23,7 @@ pub mod embedding;
 pub mod heads;
 pub mod layer_norm;
 pub mod matmul;
+pub mod rms_norm;
 pub mod rope;
 pub mod rows;
 pub mod softmax;

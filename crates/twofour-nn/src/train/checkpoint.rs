@@ -149,9 +149,16 @@ impl<E: Engine> Trainer<E> {
     /// No checkpoint, a damaged one, or [`Error::State`] where it belongs to another run or a tensor does not fit; the trainer is unchanged then. Those of
     /// the engine.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
-        let reader = Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?;
+        self.resume_from_reader(&Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?)
+    }
+
+    /// [`Trainer::resume`], from a file that is open already.
+    ///
+    /// # Errors
+    /// As for [`Trainer::resume`].
+    pub fn resume_from_reader(&mut self, reader: &Reader) -> Result<()> {
         // Everything is read and checked before anything is changed.
-        let loaded = self.load(&reader)?;
+        let loaded = self.load(reader)?;
         let Loaded { state, parameters, masks } = loaded;
         for (parameter, [values, first, second]) in self.model.parameters_mut().into_iter().zip(parameters) {
             parameter.write(&self.engine, &values)?;

@@ -27,8 +27,8 @@ use crate::{
 
 /// Measure whether 2:4 would be faster on this machine, before pruning anything
 ///
-/// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense contender (the best of this
-/// project's own dense kernel, candle and the gemm crate), in interleaved rounds, with weights that come from memory as in a model. The
+/// For every distinct layer shape: time and bytes of this project's 2:4 kernel and of the strongest dense contender (the faster of this
+/// project's own dense kernel and the gemm crate), in interleaved rounds, with weights that come from memory as in a model. The
 /// weights' values are random; no tensor's data is read.
 ///
 /// Everything is measured in at least three passes, each in a process of its own, and again (up to eight passes) until the 99 % confidence

@@ -53,7 +53,6 @@ impl Answer {
             ("threads", Align::Right),
             ("2:4", Align::Right),
             ("dense", Align::Right),
-            ("candle", Align::Right),
             ("gemm", Align::Right),
             ("speed-up", Align::Right),
             ("limit", Align::Right),
@@ -97,7 +96,7 @@ fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {
     let speed_up = outcome.speed_up();
     let good = if speed_up > 1.0 { style::GOOD } else { style::BAD };
     let mut cells = vec![sparse.what().to_string(), sparse.threads.to_string()];
-    cells.extend([Who::Sparse, Who::Dense, Who::Candle, Who::Gemm].map(time));
+    cells.extend([Who::Sparse, Who::Dense, Who::Gemm].map(time));
     cells.push(paint(good, units::factor(speed_up)));
     // The bytes are no limit where the GEMM is compute-bound.
     cells.extend(match of(Who::Dense).and_then(|dense| dense.read_share) {

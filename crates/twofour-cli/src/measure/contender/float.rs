@@ -3,13 +3,12 @@
 use std::rc::Rc;
 
 use anyhow::Result;
-use candle_core::{Device, Tensor, WithDType};
 use twofour::{
     Compressed, MatrixRef,
     kernel::{DenseWeight, KernelElement, SparseWeight},
 };
 
-use super::{Contender, Weights, candle::Candle, gemm::Gemm, own::Own};
+use super::{Contender, Weights, gemm::Gemm, own::Own};
 use crate::measure::{memory::Rotation, random::Random, work::Shape};
 
 /// A random weight of `T`, pruned to 2:4 for the sparse kernel alone.
@@ -18,40 +17,34 @@ pub(super) struct FloatWeights<T: KernelElement> {
     shape: Shape,
     sparse: Rc<Rotation<SparseWeight<T>>>,
     dense: Rc<Rotation<DenseWeight<T>>>,
-    candle: Rc<Rotation<Tensor>>,
     dense_bytes: usize,
     sparse_bytes: usize,
 }
 
-impl<T: KernelElement + WithDType> FloatWeights<T> {
+impl<T: KernelElement> FloatWeights<T> {
     pub(super) fn new(shape: Shape) -> Result<Self> {
         let Shape { out, inputs } = shape;
         let weight: Vec<T> = random(out * inputs);
         let matrix = MatrixRef::new(out, inputs, &weight)?;
         let sparse = SparseWeight::pack(Compressed::from_pruned(matrix)?)?;
         let dense = DenseWeight::pack(matrix)?;
-        let candle = Tensor::from_vec(weight, (out, inputs), &Device::Cpu)?;
         let (dense_bytes, sparse_bytes) = (dense.bytes(), sparse.bytes());
-        // A tensor's clone shares its memory; its copy cannot fail on a CPU but for want of memory, which aborts.
-        let copy = |tensor: &Tensor| tensor.copy().unwrap_or_else(|_| tensor.clone());
         Ok(FloatWeights {
             shape,
             sparse: Rc::new(Rotation::new(sparse, sparse_bytes, Clone::clone)),
             dense: Rc::new(Rotation::new(dense, dense_bytes, Clone::clone)),
-            candle: Rc::new(Rotation::new(candle, dense_bytes, copy)),
             dense_bytes,
             sparse_bytes,
         })
     }
 }
 
-impl<T: KernelElement + WithDType> Weights for FloatWeights<T> {
+impl<T: KernelElement> Weights for FloatWeights<T> {
     fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>> {
         let x: Rc<Vec<T>> = Rc::new(random(tokens * self.shape.inputs));
         let mut contenders: Vec<Box<dyn Contender>> = vec![
             Box::new(Own::new(self.sparse.clone(), x.clone(), tokens)),
             Box::new(Own::new(self.dense.clone(), x.clone(), tokens)),
-            Box::new(Candle::new(self.candle.clone(), self.dense_bytes, &x, self.shape, tokens)?),
         ];
         if let Some(gemm) = Gemm::new(self.dense.clone(), x, tokens) {
             contenders.push(Box::new(gemm));

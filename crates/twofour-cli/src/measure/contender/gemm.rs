@@ -1,5 +1,4 @@
-//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among threads here; this makes it a
-//! stronger contender than candle's one call.
+//! The `gemm` crate, called directly. Its GEMV for one token runs on one thread, so the outputs are divided among threads here.
 
 use std::{any::TypeId, rc::Rc};
 

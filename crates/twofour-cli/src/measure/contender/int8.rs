@@ -1,4 +1,4 @@
-//! Int8 weights with a scale for each row. Neither candle nor `gemm` has such a GEMM.
+//! Int8 weights with a scale for each row. `gemm` has no such GEMM.
 
 use std::rc::Rc;
 

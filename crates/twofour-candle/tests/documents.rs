@@ -1,4 +1,6 @@
 //! Names of the crates' items in README.md and docs exist: each is compiled here, and none is missing from this list.
+//!
+//! The test is in this crate because no other sees all of the libraries.
 
 use std::{
     collections::BTreeSet,
@@ -38,9 +40,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::layout::lanes,
         twofour::select,
         twofour::verify,
-        twofour_candle::gpt,
         twofour_candle::linear,
-        twofour_candle::train,
         twofour_cuda::cache,
         twofour_cuda::dispatch,
         twofour_cuda::layer,
@@ -50,6 +50,9 @@ fn compiled() -> BTreeSet<String> {
         twofour_cuda::raw::gemm,
         twofour_cuda::raw::gemm::int4,
         twofour_cuda::raw::prune,
+        twofour_nn::model,
+        twofour_nn::recipe,
+        twofour_nn::train,
     ];
     let methods = methods![
         twofour::Compressed::<f32>::from_pruned,
@@ -90,8 +93,9 @@ fn documents() -> Vec<PathBuf> {
 fn named(text: &str) -> BTreeSet<String> {
     let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let words = text.split(|c| !is_path(c)).map(|word| word.trim_matches(':'));
-    let ours =
-        |word: &&str| ["twofour::", "twofour_cuda::", "twofour_candle::"].iter().any(|name| word.starts_with(name));
+    let ours = |word: &&str| {
+        ["twofour::", "twofour_cuda::", "twofour_nn::", "twofour_candle::"].iter().any(|name| word.starts_with(name))
+    };
     words.filter(ours).map(str::to_owned).collect()
 }
 
