@@ -7,7 +7,7 @@
 //! | [`recipe`] | the settings of a training run, as a TOML file has them |
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
-//! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of, and the models |
+//! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
 //! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
 //! | [`random`] | counter-based random numbers |
 //! | [`train`] | the training loop, its sparsity, and its checkpoints |

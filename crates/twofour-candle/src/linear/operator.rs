@@ -3,9 +3,10 @@
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor, WithDType, bail};
 use twofour::kernel::{Activation, Epilogue};
 use twofour::layer::{self, Accumulate};
+use twofour_nn::cpu::dense;
 
 use super::{
-    LinearOperand, dense_product,
+    LinearOperand,
     float::{Float, expect_cpu, for_float, with_elements},
     weight::Weight,
 };
@@ -62,7 +63,8 @@ impl LinearOperator {
         match (&operand.product, dense) {
             // The storage that the tape has locked already, rather than locking it a second time.
             (Weight::Dense(_), Some((w, w_layout))) => super::float::write_as::<T, f32>(&mut y, |y| {
-                dense_product::forward(&super::float::convert::<T, f32>(x), elements(w, w_layout)?, dims, epilogue, y)
+                let x = super::float::convert::<T, f32>(x);
+                Ok(dense::forward(&x, elements(w, w_layout)?, dims, epilogue, y)?)
             })?,
             (product, _) => product.forward(x, dims, epilogue, &mut y)?,
         }

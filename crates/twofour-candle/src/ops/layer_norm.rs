@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba, Kiros and Hinton, 2016) over the last dimension.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::layer_norm;
+use twofour_nn::cpu::layer_norm as slices;
 
 use super::rows;
 
@@ -80,14 +80,14 @@ impl CustomOp3 for LayerNorm {
 /// Normalises every row of `x: [rows, n]` into `y`; `gain` and `bias` have `n` elements.
 pub(crate) fn forward(x: &[f32], gain: &[f32], bias: &[f32], eps: f32, y: &mut [f32]) {
     let [mut mean, mut rstd] = statistics(x, gain.len());
-    layer_norm::forward(x, [gain, bias], eps, y, [&mut mean, &mut rstd]);
+    slices::forward(x, [gain, bias], eps, y, [&mut mean, &mut rstd]);
 }
 
 /// Adds the gradients for `x` to `dx`, and those for gain and bias, one after the other, to `dgain_dbias: [2, n]`.
 pub(crate) fn backward(x: &[f32], gain: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dgain_dbias: &mut [f32]) {
     let [mut mean, mut rstd] = statistics(x, gain.len());
-    layer_norm::statistics(x, gain.len(), eps, [&mut mean, &mut rstd]);
-    layer_norm::backward((x, gain, [&mean, &rstd]), dy, dx, dgain_dbias);
+    slices::statistics(x, gain.len(), eps, [&mut mean, &mut rstd]);
+    slices::backward((x, gain, [&mean, &rstd]), dy, dx, dgain_dbias);
 }
 
 /// Room for mean and reciprocal standard deviation of every row.

@@ -80,10 +80,7 @@ impl<E: Engine> Gpt<E> {
     /// As for [`Gpt::load`].
     pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
         let config = config_of(reader)?;
-        Gpt::build(engine, &config, |name, shape| match *shape {
-            [rows, cols] if is_compressed(reader, name) => decompressed(reader, name, [rows, cols]),
-            _ => plain(reader, name, shape),
-        })
+        Gpt::build(engine, &config, |name, shape| values(reader, name, shape))
     }
 }
 
@@ -126,6 +123,14 @@ fn expect_shape(reader: &Reader, name: &str, expected: &[usize], found: &[usize]
     }
     let reason = format!("`{name}` is {found:?}, not {expected:?}");
     Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+}
+
+/// A tensor, plain or compressed, as dense f32.
+pub(super) fn values(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    match *shape {
+        [rows, cols] if is_compressed(reader, name) => decompressed(reader, name, [rows, cols]),
+        _ => plain(reader, name, shape),
+    }
 }
 
 /// A tensor stored as floats, as f32.

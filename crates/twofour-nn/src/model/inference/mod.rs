@@ -80,7 +80,7 @@ impl<T: KernelElement> Inference<T> {
     pub fn from_reader(reader: &Reader) -> Result<Self> {
         Self::build(
             &file::config_of(reader)?,
-            |name, shape| file::plain(reader, name, shape),
+            |name, shape| file::values(reader, name, shape),
             |name, outputs, inputs| Linear::from_file(reader, name, (outputs, inputs)),
         )
     }
