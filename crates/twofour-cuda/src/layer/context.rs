@@ -9,17 +9,17 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
-use super::dense::{ALGORITHMS, TimedPlan, fastest, median_time};
+use super::dense::TimedPlan;
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     dispatch::Dispatcher,
     libraries::{
         Libraries,
-        cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
+        cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem},
     },
     problem::{GemmProblem, Int4Problem},
     raw::{
-        column_sums::{ColumnSums, ColumnSumsTarget},
+        column_sums::ColumnSums,
         compress::Compressor,
         elementwise::Elementwise,
         engine::Engine,
@@ -28,6 +28,7 @@ use crate::{
         prune::Pruner,
         quantize::Quantizer,
     },
+    transformer::TransformerKernels,
 };
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
@@ -36,19 +37,23 @@ use crate::{
 /// stream must wait for that work first.
 #[derive(Clone)]
 pub struct LayerContext {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     stream: Arc<CudaStream>,
     workspace: Arc<Mutex<Workspace>>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     device: Device,
-    libraries: Libraries,
+    pub(super) libraries: Libraries,
+    /// Whether cuBLASLt's algorithms are chosen by timing them.
+    pub(super) times_plans: bool,
     /// The dispatcher, where GEMM methods are chosen by measurement.
     dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
-    dense: Plans<DenseProblem, TimedPlan>,
-    bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
+    pub(super) dense: Plans<DenseProblem, TimedPlan>,
+    pub(super) bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
+    pub(super) batched: Plans<(DenseProblem, usize), TimedPlan>,
+    pub(super) epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
     pruners: Plans<(DataType, DataType), Pruner>,
     compressors: Plans<(DataType, DataType), Compressor>,
     estimators: Plans<DataType, DenseEstimator>,
@@ -57,6 +62,7 @@ struct Shared {
     quantizers: Plans<DataType, Quantizer>,
     int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
+    transformer: TransformerKernels,
 }
 
 impl fmt::Debug for LayerContext {
@@ -67,7 +73,7 @@ impl fmt::Debug for LayerContext {
 }
 
 /// Plans and loaded kernels, by problem.
-struct Plans<K, V>(Mutex<HashMap<K, V>>);
+pub(crate) struct Plans<K, V>(Mutex<HashMap<K, V>>);
 
 impl<K, V> Default for Plans<K, V> {
     fn default() -> Self {
@@ -77,7 +83,7 @@ impl<K, V> Default for Plans<K, V> {
 
 impl<K: Eq + Hash, V: Clone> Plans<K, V> {
     /// Returns the cached value, or else the result of `plan`. Two threads may plan the same concurrently; either plan is valid.
-    fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
+    pub(crate) fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
         if let Some(found) = self.lock().get(&key) {
             return Ok(found.clone());
         }
@@ -99,14 +105,14 @@ struct Workspace {
 }
 
 /// The locked workspace, for the launch of one call.
-pub(super) struct Work<'a> {
+pub(crate) struct Work<'a> {
     context: &'a LayerContext,
     workspace: MutexGuard<'a, Workspace>,
 }
 
 impl Work<'_> {
     /// Returns buffers of these sizes, in bytes, aligned to 256 bytes. They are valid for this call.
-    pub(super) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
+    pub(crate) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
         let mut total = 0usize;
         let mut offsets = [0u64; N];
         for (offset, bytes) in offsets.iter_mut().zip(bytes) {
@@ -126,7 +132,6 @@ impl Work<'_> {
     }
 }
 
-const NO_DENSE: Error = Error::Vendor { library: "cuBLASLt", action: "planning a dense GEMM", status: 15 };
 const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
 
 impl LayerContext {
@@ -136,27 +141,36 @@ impl LayerContext {
     /// [`Error::Driver`].
     pub fn new(device: &Device) -> Result<Self> {
         let stream = device.context().new_stream().map_err(|error| Error::driver("creating a stream", error))?;
-        Ok(Self::with(device, stream, None))
+        Ok(Self::with(device, stream, None, true))
     }
 
     /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's time.
     pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
-        Self::with(device, stream, None)
+        Self::with(device, stream, None, true)
+    }
+
+    /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice is taken, so that results of another
+    /// process on the same kind of device, with the same library, are the same to the bit.
+    pub fn repeatable(device: &Device, stream: Arc<CudaStream>) -> Self {
+        Self::with(device, stream, None, false)
     }
 
     /// Returns a context whose GEMMs use this crate's fastest method as measured by the dispatcher. Planning takes about a second for a shape that is not cached yet.
     pub fn measured(device: &Device, stream: Arc<CudaStream>, dispatcher: Dispatcher) -> Self {
-        Self::with(device, stream, Some(dispatcher))
+        Self::with(device, stream, Some(dispatcher), true)
     }
 
-    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>) -> Self {
+    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>, times_plans: bool) -> Self {
         let shared = Shared {
             device: device.clone(),
             libraries: Libraries::found(device),
+            times_plans,
             dispatcher,
             gemms: Plans::default(),
             dense: Plans::default(),
             bias_gradients: Plans::default(),
+            batched: Plans::default(),
+            epilogues: Plans::default(),
             pruners: Plans::default(),
             compressors: Plans::default(),
             estimators: Plans::default(),
@@ -165,6 +179,7 @@ impl LayerContext {
             quantizers: Plans::default(),
             int4: Plans::default(),
             copies: Plans::default(),
+            transformer: TransformerKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
@@ -204,21 +219,21 @@ impl LayerContext {
             .sum()
     }
 
-    pub(super) fn ordinal(&self) -> usize {
+    pub(crate) fn ordinal(&self) -> usize {
         self.shared.device.context().ordinal()
     }
 
-    pub(super) fn raw(&self) -> Stream {
+    pub(crate) fn raw(&self) -> Stream {
         Stream(self.stream.cu_stream())
     }
 
     /// Returns the locked workspace: the kernels of two calls must not be interleaved.
-    pub(super) fn work(&self) -> Work<'_> {
+    pub(crate) fn work(&self) -> Work<'_> {
         Work { context: self, workspace: self.workspace.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// Returns an error while the stream is being captured, for actions that cannot be part of a graph.
-    pub(super) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
+    pub(crate) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
         self.shared.device.bind()?;
         // SAFETY: the stream is valid for as long as this context holds it.
         let status = unsafe { result::stream::is_capturing(self.stream.cu_stream()) };
@@ -229,7 +244,7 @@ impl LayerContext {
     }
 
     /// Returns zeroed memory, at least 16 bytes.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         self.expect_not_capturing("allocating memory")?;
         let allocated = self.stream.alloc_zeros::<u8>(bytes.max(16));
         allocated.map_err(|error| Error::driver("allocating device memory", error))
@@ -254,56 +269,6 @@ impl LayerContext {
         })
     }
 
-    /// Returns the dense GEMM for a problem.
-    pub(super) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
-        self.shared.dense.of(problem, || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            let plans = self.cublaslt()?.plans(problem, PartialSums::Wide, ALGORITHMS)?;
-            fastest(self, problem, plans)?.ok_or(NO_DENSE)
-        })
-    }
-
-    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none or where a
-    /// dense GEMM and column sums are faster.
-    ///
-    /// # Safety
-    /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
-    pub(super) unsafe fn dense_with_bias_gradient(
-        &self,
-        problem: DenseProblem,
-        vector: DevicePtr,
-    ) -> Result<Option<CublasLtPlan>> {
-        self.shared.bias_gradients.of((problem, vector), || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            let epilogue = DenseEpilogue::BiasGradient;
-            // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.
-            let plans =
-                unsafe { self.cublaslt()?.plans_with(problem, epilogue, vector, PartialSums::Wide, ALGORITHMS) };
-            let Some(together) = fastest(self, problem, plans.unwrap_or_default())? else { return Ok(None) };
-            let (Some(together_us), Some(apart_us)) = (together.us, self.dense(problem)?.us) else {
-                return Ok(Some(together.plan));
-            };
-            let is_faster = together_us <= apart_us + self.column_sums_us(problem)?;
-            Ok(is_faster.then_some(together.plan))
-        })
-    }
-
-    /// Microseconds that the sums of op(B) over the reduction take.
-    fn column_sums_us(&self, problem: DenseProblem) -> Result<f64> {
-        let DenseProblem { element, cols, reduction, output, .. } = problem;
-        let kernel = self.column_sums(element)?;
-        let bytes = [cols * reduction * element.bytes(), 4 * cols, kernel.workspace_bytes(reduction, cols)];
-        let memory = bytes.into_iter().map(|bytes| self.allocate(bytes)).collect::<Result<Vec<_>>>()?;
-        let [matrix, sums, workspace] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(&self.stream).0);
-        let to = ColumnSumsTarget { sums, dtype: output, accumulate: false, workspace };
-        // SAFETY: the memory was allocated above for the matrix, and the stream is of its device.
-        median_time(self, || unsafe { kernel.run(self.raw(), matrix, reduction, cols, to) })
-    }
-
-    fn cublaslt(&self) -> Result<&CublasLt> {
-        self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)
-    }
-
     pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {
         self.shared.pruners.of((input, output), || self.load(|device| Pruner::new(device, input, output)))
     }
@@ -317,11 +282,11 @@ impl LayerContext {
         self.shared.estimators.of(dtype, || self.load(|device| DenseEstimator::new(device, dtype)))
     }
 
-    pub(super) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
+    pub(crate) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
         self.shared.elementwise.of(dtype, || self.load(|device| Elementwise::new(device, dtype)))
     }
 
-    pub(super) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
+    pub(crate) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
     }
 
@@ -334,13 +299,18 @@ impl LayerContext {
         self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
     }
 
+    /// Returns the kernels of [`crate::transformer`].
+    pub(crate) fn transformer(&self) -> &TransformerKernels {
+        &self.shared.transformer
+    }
+
     /// Returns the kernels that copy rows.
     pub(super) fn copies(&self) -> Result<Copies> {
         self.shared.copies.of((), || self.load(Copies::new))
     }
 
     /// Loads kernels, which is impossible during a capture.
-    fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
+    pub(crate) fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
         self.expect_not_capturing("loading kernels")?;
         load(&self.shared.device)
     }

@@ -17,13 +17,13 @@ const ROUNDS: usize = 5;
 
 /// A dense GEMM and its time, where it was timed.
 #[derive(Debug, Clone)]
-pub(super) struct TimedPlan {
-    pub(super) plan: CublasLtPlan,
-    pub(super) us: Option<f64>,
+pub(crate) struct TimedPlan {
+    pub(crate) plan: CublasLtPlan,
+    pub(crate) us: Option<f64>,
 }
 
 /// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
-pub(super) fn dense(
+pub(crate) fn dense(
     context: &LayerContext,
     problem: DenseProblem,
     a: DevicePtr,
@@ -72,16 +72,17 @@ pub(super) fn unpacked_product(
     }
 }
 
-/// Returns the fastest of several plans for a problem, by medians of interleaved launches on random numbers. This also loads the library's kernels,
-/// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial.
+/// Returns the fastest of several plans for a problem, once or several times, by medians of interleaved launches on random numbers. This also loads the library's kernels,
+/// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial, and where the context times nothing.
 pub(super) fn fastest(
     context: &LayerContext,
-    problem: DenseProblem,
+    (problem, batches): (DenseProblem, usize),
     plans: Vec<CublasLtPlan>,
 ) -> Result<Option<TimedPlan>> {
-    let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
+    let bytes =
+        |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size).saturating_mul(batches);
     let DenseProblem { element, output, rows, cols, reduction, .. } = problem;
-    let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)];
+    let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)].map(|n| n.saturating_mul(batches));
     let sizes = [
         bytes(rows, reduction, element.bytes()),
         bytes(reduction, cols, element.bytes()),
@@ -104,6 +105,9 @@ pub(super) fn fastest(
     let run = |plan: &CublasLtPlan| unsafe { plan.run(context.raw(), at[0], at[1], at[2], at[3]) };
     // An algorithm that the library lists but does not run is skipped.
     let plans: Vec<CublasLtPlan> = plans.into_iter().filter(|plan| run(plan).is_ok()).collect();
+    if !context.shared.times_plans {
+        return Ok(plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }));
+    }
     let mut times = vec![[0.0; ROUNDS]; plans.len()];
     for round in 0..ROUNDS {
         for (plan, times) in plans.iter().zip(&mut times) {
