@@ -19,7 +19,7 @@
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
-//! | sums, copies, conversions, constants | [`add`], [`copy`], [`convert`], [`fill`] |
+//! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
 //! graph can capture it.
@@ -54,4 +54,4 @@ pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
-pub use pointwise::{add, convert, copy, fill};
+pub use pointwise::{add, add_in_place, convert, copy, fill};

@@ -26,6 +26,25 @@ pub fn add(context: &LayerContext, a: DeviceSlice<'_>, b: DeviceSlice<'_>, out: 
     unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
 }
 
+/// Computes `y ← y + x` for tensors of one length and type: f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn add_in_place(context: &LayerContext, x: DeviceSlice<'_>, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let sum = y.at("the sum", context, dtype, len)?;
+    let parameters = PointwiseParameters {
+        a: x.at("the addend", context, dtype, len)?,
+        b: sum,
+        out: sum,
+        count: len as u64,
+        value: 0.0,
+    };
+    let kernels = context.pointwise(dtype)?;
+    // SAFETY: the slices have been found to be equally long, an element of the sum is written by the thread that read it, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
+}
+
 /// Converts f32 to f32, f16 or bf16, rounding to nearest even, or one of these to f32.
 ///
 /// # Errors

@@ -1,0 +1,355 @@
+//! Training as a whole: it learns, and it resumes bit for bit.
+
+mod checkpoint;
+
+use std::sync::Arc;
+
+use twofour::{
+    layer::{MaskRule, WeightGradient},
+    select::Transposable,
+};
+
+use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
+use crate::{
+    Error, Result,
+    engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, TrainingSettings},
+};
+
+fn model() -> ModelSettings {
+    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 32, heads: 2, context: 16, feed_forward: Some(64) }
+}
+
+fn training() -> TrainingSettings {
+    TrainingSettings {
+        batch: 4,
+        steps: 60,
+        learning_rate: 3e-3,
+        final_learning_rate: 3e-4,
+        warm_up: 4,
+        seed: 9,
+        ..Default::default()
+    }
+}
+
+fn layers() -> Vec<String> {
+    (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
+}
+
+fn corpus() -> Arc<Corpus> {
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(30);
+    Arc::new(Corpus::new(text, 0.1).unwrap())
+}
+
+fn trainer_with(plan: SparsityPlan, training: TrainingSettings) -> Trainer<CpuEngine> {
+    Trainer::new(CpuEngine, &model(), &training, plan, corpus()).unwrap()
+}
+
+fn trainer(plan: &SparsityPlan) -> Trainer<CpuEngine> {
+    trainer_with(plan.clone(), training())
+}
+
+/// Plans of every method, and with settings that the defaults do not reach.
+fn plans() -> Vec<(&'static str, SparsityPlan)> {
+    let of = |method| SparsityPlan::of_method(method, layers(), 60);
+    let fst = SparsityPlan { mask_every: 3, ..of(Method::Fst) };
+    vec![
+        ("dense", of(Method::Dense)),
+        ("fixed", of(Method::Fixed)),
+        ("ste", of(Method::Ste)),
+        ("ste, every 3", SparsityPlan { mask_every: 3, ..of(Method::Ste) }),
+        ("ste, steps 3 to 7", SparsityPlan { begin: SparseBegin::Step(3), end: Some(7), ..of(Method::Ste) }),
+        ("sr-ste", of(Method::SrSte)),
+        (
+            "decay of weights",
+            SparsityPlan { decay: Some(Decay { strength: 0.1, target: DecayTarget::Weight }), ..of(Method::SrSte) },
+        ),
+        ("fst", fst.clone()),
+        ("fst to step 8", SparsityPlan { end: Some(8), ..fst }),
+        ("s-ste", of(Method::SSte)),
+        ("step", SparsityPlan { begin: SparseBegin::Settled { earliest: 2, latest: 5 }, ..of(Method::Step) }),
+    ]
+}
+
+fn steps(trainer: &mut Trainer<CpuEngine>, count: usize) -> Vec<StepReport> {
+    let untimed = |report: StepReport| StepReport { seconds: 0.0, ..report };
+    (0..count).map(|_| untimed(trainer.step().unwrap())).collect()
+}
+
+/// Parameters and moments, bit by bit.
+fn bits(trainer: &Trainer<CpuEngine>) -> Vec<u32> {
+    let mut all = vec![];
+    for parameter in trainer.model.parameters() {
+        for buffer in [parameter.master()].into_iter().chain(parameter.moments().into_iter().flatten()) {
+            all.extend(CpuEngine.read(buffer).unwrap().iter().map(|v| v.to_bits()));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_method_learns() {
+    for (name, plan) in plans() {
+        let mut trainer = trainer(&plan);
+        let before = trainer.validate(100).unwrap();
+        assert!((before - 256f64.ln()).abs() < 0.2, "{name}: an untrained model knows nothing, found {before}");
+        let reports = steps(&mut trainer, 60);
+        let after = trainer.validate(100).unwrap();
+        assert!(after < 2.8, "{name}: {before} before, {after} after");
+        assert!(trainer.is_finished() && reports.iter().all(|r| r.tokens == 64 && r.gradient_norm > 0.0));
+        assert_eq!(trainer.validate(100).unwrap(), after, "{name}: validation changes nothing");
+        let flips = reports.iter().filter(|report| report.flip_rate > 0.0).count();
+        assert_eq!(flips > 0, !matches!(name, "dense" | "fixed"), "{name}: {flips} steps with flips");
+    }
+}
+
+#[test]
+fn validation_between_steps_changes_nothing() {
+    for (name, plan) in plans() {
+        let (mut quiet, mut curious) = (trainer(&plan), trainer(&plan));
+        for _ in 0..8 {
+            curious.validate(4).unwrap();
+            assert_eq!(steps(&mut quiet, 1), steps(&mut curious, 1), "{name}");
+        }
+        assert!(bits(&quiet) == bits(&curious), "{name}");
+    }
+}
+
+#[test]
+fn micro_batches_add_up_to_the_batch() {
+    for (name, plan) in plans() {
+        if plan.weight_gradient == WeightGradient::Mvue {
+            continue;
+        }
+        let mut whole = trainer(&plan);
+        let mut parts = trainer_with(plan, TrainingSettings { micro_batch: Some(1), ..training() });
+        for (a, b) in steps(&mut whole, 3).iter().zip(steps(&mut parts, 3)) {
+            assert!((a.loss - b.loss).abs() < 1e-5, "{name}: {} and {}", a.loss, b.loss);
+            let norm = (a.gradient_norm - b.gradient_norm).abs() / a.gradient_norm;
+            assert!(norm < 1e-4, "{name}: {} and {}", a.gradient_norm, b.gradient_norm);
+        }
+    }
+}
+
+#[test]
+fn mvue_takes_a_seed_for_each_micro_batch_and_layers_have_seeds_far_apart() {
+    let plan =
+        SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
+        trainer.model.linears().filter_map(|linear| Some(linear.sparse()?.seed().unwrap())).collect()
+    };
+    let mut parts = trainer_with(plan, TrainingSettings { micro_batch: Some(1), ..training() });
+    let before = seeds(&parts);
+    assert!((1..before.len()).all(|i| before[..i].iter().all(|other| other.abs_diff(before[i]) > 1 << 32)));
+    steps(&mut parts, 2);
+    assert!(seeds(&parts).iter().zip(before).all(|(after, before)| *after == before + 8));
+}
+
+#[test]
+fn layers_change_form_where_the_plan_says() {
+    let plan = SparsityPlan {
+        begin: SparseBegin::Step(3),
+        end: Some(7),
+        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+    };
+    let mut trainer = trainer(&plan);
+    let sparse: Vec<bool> = steps(&mut trainer, 10).iter().map(|report| report.is_sparse).collect();
+    assert_eq!(sparse, [false, false, false, true, true, true, true, false, false, false]);
+    let step = SparsityPlan {
+        begin: SparseBegin::Settled { earliest: 2, latest: 5 },
+        ..SparsityPlan::of_method(Method::Step, layers(), 60)
+    };
+    let reports = steps(&mut super::tests::trainer(&step), 10);
+    let first = reports.iter().position(|report| report.is_sparse).unwrap();
+    assert!((3..=6).contains(&first), "{first}");
+    assert!(reports[first..].iter().all(|report| report.is_sparse));
+}
+
+#[test]
+fn masks_are_chosen_every_so_often() {
+    let every = |mask_every| SparsityPlan { mask_every, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let selected = |mask_every| -> Vec<bool> {
+        steps(&mut trainer(&every(mask_every)), 7).iter().map(|r| !r.layer_flip_rates.is_empty()).collect()
+    };
+    assert_eq!(selected(1), [true; 7]);
+    assert_eq!(selected(3), [false, false, true, false, false, true, false]);
+    assert_eq!(selected(0), [false; 7]);
+    // Transposable masks are 2:4 along columns too.
+    let plan = SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..every(2) };
+    let mut trainer = trainer(&plan);
+    steps(&mut trainer, 4);
+    for linear in trainer.model.linears().filter(|linear| linear.sparse().is_some()) {
+        let mask = linear.sparse().unwrap().mask().unwrap();
+        mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Column).unwrap();
+        mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Row).unwrap();
+    }
+}
+
+#[test]
+fn pruned_weights_shrink_by_decay_alone() {
+    // With a learning rate for decay only: gradients of pruned weights are masked.
+    let decay = Some(Decay { strength: 0.5, target: DecayTarget::Weight });
+    let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::Fixed, layers(), 60) };
+    let settings = TrainingSettings { weight_decay: 0.0, ..training() };
+    let mut trainer = trainer_with(plan, settings);
+    let read = |trainer: &Trainer<CpuEngine>| {
+        let linear = trainer.model.linears().find(|linear| linear.sparse().is_some()).unwrap();
+        (CpuEngine.read(linear.weight().master()).unwrap(), linear.sparse().unwrap().mask().unwrap())
+    };
+    let (before, mask) = read(&trainer);
+    let rate = trainer.step().unwrap().learning_rate;
+    let (after, same) = read(&trainer);
+    assert_eq!(mask, same);
+    let left = (1.0 - rate * 0.5) as f32;
+    for (i, (before, after)) in before.iter().zip(&after).enumerate() {
+        if !mask.is_kept(i / mask.cols(), i % mask.cols()) {
+            assert_eq!(*after, before * left);
+        }
+    }
+}
+
+#[test]
+fn steps_that_are_not_finite_are_skipped_and_counted() {
+    for method in [Method::Dense, Method::Ste, Method::Fst] {
+        let mut trainer = trainer(&SparsityPlan::of_method(method, layers(), 60));
+        steps(&mut trainer, 2);
+        let before = bits(&trainer);
+        let poison = |trainer: &mut Trainer<CpuEngine>, value: f32| {
+            let bias = trainer.model.parameters_mut().into_iter().find(|p| p.name() == "norm.bias").unwrap();
+            let mut values = CpuEngine.read(bias.master()).unwrap();
+            let old = std::mem::replace(&mut values[3], value);
+            bias.write(&CpuEngine, &values).unwrap();
+            old
+        };
+        let good = poison(&mut trainer, f32::NAN);
+        let report = trainer.step().unwrap();
+        assert!(report.skipped && report.skipped_so_far == 1 && trainer.skipped_steps() == 1, "{method:?}");
+        poison(&mut trainer, good);
+        assert!(bits(&trainer) == before, "{method:?}");
+        assert!(!trainer.step().unwrap().skipped && bits(&trainer) != before);
+        poison(&mut trainer, f32::INFINITY);
+        let error = (0..40).find_map(|_| trainer.step().err()).unwrap();
+        assert!(matches!(error, Error::Diverged { count: 30, .. }), "{error}");
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_named() -> Result<()> {
+    let new = |training: TrainingSettings| {
+        Trainer::new(CpuEngine, &model(), &training, SparsityPlan::dense(), corpus()).map(|_| ())
+    };
+    new(TrainingSettings { clip_norm: f64::INFINITY, ..training() })?;
+    for (bad, word) in [
+        (TrainingSettings { batch: 0, ..training() }, "batch"),
+        (TrainingSettings { micro_batch: Some(3), ..training() }, "micro_batch"),
+        (TrainingSettings { learning_rate: f64::NAN, ..training() }, "learning_rate"),
+        (TrainingSettings { warm_up: 1000, ..training() }, "warm_up"),
+        (TrainingSettings { weight_decay: -1.0, ..training() }, "weight_decay"),
+        (TrainingSettings { beta2: 1.0, ..training() }, "beta2"),
+    ] {
+        let message = new(bad).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+    let plan =
+        SparsityPlan { layers: vec!["blocks.9.mlp.up".to_owned()], ..SparsityPlan::of_method(Method::Ste, vec![], 60) };
+    let error = Trainer::new(CpuEngine, &model(), &training(), plan, corpus()).unwrap_err().to_string();
+    assert!(error.contains("blocks.9.mlp.up"), "{error}");
+    Ok(())
+}
+
+/// Losses and gradient norms of `twofour_candle::train::Trainer` from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
+/// machine: the first 20 steps.
+const CANDLE: [(&str, [(f64, f64); 20]); 3] = [
+    (
+        "dense",
+        [
+            (5.5341077, 3.707004),
+            (5.4699283, 3.423570),
+            (5.3465776, 2.334601),
+            (5.2590303, 1.937668),
+            (5.150262, 1.977455),
+            (5.069727, 1.816794),
+            (4.88346, 2.196071),
+            (4.7269015, 2.033878),
+            (4.5980816, 2.059624),
+            (4.523237, 1.691027),
+            (4.371215, 1.785421),
+            (4.238595, 1.716301),
+            (4.1537423, 1.730840),
+            (4.0024285, 1.636659),
+            (3.8621385, 2.040891),
+            (3.7401829, 1.758908),
+            (3.6124122, 1.971216),
+            (3.4907527, 1.831837),
+            (3.419669, 1.652366),
+            (3.4013495, 1.544767),
+        ],
+    ),
+    (
+        "magnitude",
+        [
+            (5.5349326, 3.639481),
+            (5.472856, 3.338566),
+            (5.356362, 2.382242),
+            (5.2674465, 1.962641),
+            (5.159993, 1.980333),
+            (5.0791807, 1.845341),
+            (4.889463, 2.165206),
+            (4.725715, 1.932790),
+            (4.6106257, 2.394991),
+            (4.537957, 1.879551),
+            (4.380291, 1.840399),
+            (4.2479963, 1.755546),
+            (4.1660104, 1.785455),
+            (4.013536, 1.648788),
+            (3.868064, 1.886017),
+            (3.7486055, 1.776298),
+            (3.624879, 1.907897),
+            (3.4992526, 1.817846),
+            (3.4253623, 1.640147),
+            (3.413217, 1.577980),
+        ],
+    ),
+    (
+        "soft",
+        [
+            (5.5345316, 3.602209),
+            (5.4733667, 3.317473),
+            (5.3593965, 2.403289),
+            (5.2716966, 1.989086),
+            (5.16186, 1.937351),
+            (5.082155, 1.826847),
+            (4.8904285, 2.109991),
+            (4.726956, 1.953475),
+            (4.6242876, 2.783748),
+            (4.5367513, 1.850449),
+            (4.3820176, 1.916260),
+            (4.249384, 1.740600),
+            (4.1667747, 1.760513),
+            (4.014129, 1.635226),
+            (3.8653212, 1.732564),
+            (3.7476227, 1.749239),
+            (3.6216593, 1.837248),
+            (3.4998364, 1.800137),
+            (3.425239, 1.639109),
+            (3.412837, 1.596061),
+        ],
+    ),
+];
+
+#[test]
+fn the_first_steps_are_those_of_the_trainer_over_candle() {
+    for (name, expected) in CANDLE {
+        let plan = match name {
+            "dense" => SparsityPlan::dense(),
+            "magnitude" => SparsityPlan::of_method(Method::Ste, layers(), 60),
+            _ => SparsityPlan::of_method(Method::SSte, layers(), 60),
+        };
+        for (report, (loss, norm)) in steps(&mut trainer(&plan), 20).iter().zip(expected) {
+            // Engines of other instruction sets add in another order, and differences grow from step to step.
+            let distance = ((report.loss - loss) / loss).abs().max(((report.gradient_norm - norm) / norm).abs());
+            let tolerance = 1e-5 * (1 + report.step).pow(2) as f64;
+            assert!(distance < tolerance, "{name}, step {}: {} and {}", report.step, report.loss, report.gradient_norm);
+        }
+    }
+}
