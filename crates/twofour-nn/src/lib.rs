@@ -1,7 +1,27 @@
 //! Training and running whole models with 2:4 sparsity.
 //!
+//! Models are written once, with hand-written backward passes, over an [`Engine`](engine::Engine): the CPU in f32, or an NVIDIA GPU.
+//!
 //! | module | contents |
 //! |---|---|
 //! | [`recipe`] | the settings of a training run, as a TOML file has them |
+//! | [`engine`] | memory and operations of a device; the CPU's |
+//! | [`cpu`] | the CPU's operations over slices |
+//! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of, and the models |
+//! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
+//! | [`random`] | counter-based random numbers |
+//! | [`train`] | the training loop, its sparsity, and its checkpoints |
 
+pub mod block;
+pub mod cpu;
+pub mod engine;
+mod error;
+pub mod linear;
+pub mod model;
+pub mod optim;
+pub mod parameter;
+pub mod random;
 pub mod recipe;
+pub mod train;
+
+pub use error::{Error, Result};

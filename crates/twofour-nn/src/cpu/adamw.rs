@@ -1,0 +1,121 @@
+//! AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019) in one pass over a parameter, with decay of pruned elements.
+
+use rayon::prelude::*;
+use twofour::Mask;
+
+use crate::engine::{AdamWStep, PrunedDecay, SecondMoment};
+
+/// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of threads.
+const TASK: usize = 1 << 14;
+
+/// A parameter, its gradient and its moments, all of one length.
+#[derive(Debug)]
+pub struct AdamWSlices<'a> {
+    /// The parameter.
+    pub parameter: &'a mut [f32],
+    /// Its gradient.
+    pub gradient: &'a [f32],
+    /// The first moment.
+    pub first: &'a mut [f32],
+    /// The second moment.
+    pub second: &'a mut [f32],
+}
+
+/// The constants of a step, as every element uses them.
+#[derive(Debug, Clone, Copy)]
+struct Numbers {
+    scale: f32,
+    /// What is left of kept and of pruned elements by decay of weights.
+    left: [f32; 2],
+    pruned: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    first_scale: f32,
+    second_scale: f32,
+    epsilon: f32,
+    learning_rate: f32,
+    is_frozen: bool,
+}
+
+impl Numbers {
+    fn of(step: &AdamWStep) -> Self {
+        let AdamWStep { learning_rate, beta1, beta2, epsilon, weight_decay, gradient_scale, .. } = *step;
+        // f64 powers: at large counts both are simply zero.
+        let corrected = |beta: f64, number: u64| (1.0 / (1.0 - beta.powf(number as f64))) as f32;
+        let (since, epsilon) = match step.second_moment {
+            SecondMoment::Frozen { at } => (at, epsilon.powf(0.75)),
+            _ => (step.step, epsilon),
+        };
+        let (pruned, off) = match step.pruned_decay {
+            PrunedDecay::None => (0.0, 0.0),
+            PrunedDecay::Gradient { strength } => (strength, 0.0),
+            PrunedDecay::Weight { strength } => (0.0, strength),
+        };
+        Numbers {
+            scale: gradient_scale,
+            left: [weight_decay, weight_decay + off].map(|decay| (1.0 - learning_rate * decay) as f32),
+            pruned,
+            beta1: beta1 as f32,
+            rest1: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            rest2: (1.0 - beta2) as f32,
+            first_scale: corrected(beta1, step.step),
+            second_scale: corrected(beta2, since),
+            epsilon: epsilon as f32,
+            learning_rate: learning_rate as f32,
+            is_frozen: matches!(step.second_moment, SecondMoment::Frozen { .. }),
+        }
+    }
+
+    /// Updates one element and returns the change of its second moment.
+    #[inline(always)]
+    fn update(&self, is_kept: bool, p: &mut f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
+        let mut g = g * self.scale;
+        if !is_kept {
+            g += self.pruned * *p;
+        }
+        *m = *m * self.beta1 + g * self.rest1;
+        let before = *v;
+        if !self.is_frozen {
+            *v = *v * self.beta2 + g * g * self.rest2;
+        }
+        let step = *m * self.first_scale / ((*v * self.second_scale).sqrt() + self.epsilon);
+        *p = *p * self.left[usize::from(!is_kept)] - step * self.learning_rate;
+        (*v - before).abs()
+    }
+}
+
+/// Updates a parameter, with the mask of its 2:4 layer if it has one, and returns the sum of the magnitudes of the second moment's changes.
+///
+/// The slices must have one length, which a mask has as its number of elements.
+pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f64 {
+    let numbers = Numbers::of(step);
+    let AdamWSlices { parameter, gradient, first, second } = state;
+    // A task of a masked parameter is a row, whose bits begin in a word of their own.
+    let task = mask.map_or(TASK, |mask| mask.cols().max(1));
+    let moments = first.par_chunks_mut(task).zip(second.par_chunks_mut(task));
+    let tasks = parameter.par_chunks_mut(task).zip(gradient.par_chunks(task)).zip(moments).enumerate();
+    let changes: Vec<f64> = tasks
+        .map(|(row, ((p, g), (m, v)))| {
+            let elements = p.iter_mut().zip(g).zip(m.iter_mut().zip(v));
+            match mask {
+                None => elements.map(|((p, g), (m, v))| f64::from(numbers.update(true, p, *g, m, v))).sum::<f64>(),
+                Some(mask) => {
+                    let words = mask.row_words(row);
+                    let is_kept = |col: usize| words[col / 64] >> (col % 64) & 1 == 1;
+                    let cols = elements.enumerate();
+                    cols.map(|(col, ((p, g), (m, v)))| f64::from(numbers.update(is_kept(col), p, *g, m, v))).sum()
+                }
+            }
+        })
+        .collect();
+    changes.iter().sum()
+}
+
+/// The sum of the squares of all elements, in f64.
+pub fn sum_of_squares(gradient: &[f32]) -> f64 {
+    let partial = |g: &[f32]| g.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    gradient.par_chunks(TASK).map(partial).collect::<Vec<_>>().iter().sum()
+}

@@ -1,0 +1,29 @@
+//! The operations of training over f32 slices on the CPU, forward and backward: what [`CpuEngine`](crate::engine::cpu::CpuEngine) runs, for use under
+//! other tensors too.
+//!
+//! Slices are row-major. Loops run in parallel on rayon's current pool, and sums are taken in an order that depends on shapes alone.
+//!
+//! | module | operation |
+//! |---|---|
+//! | [`dense`] | the three GEMMs of a linear layer |
+//! | [`layer_norm`] | layer normalization |
+//! | [`attention`], [`heads`], [`rope`] | attention, its layouts, rotary position embedding |
+//! | [`activation`] | GELU, SiLU, ReLU |
+//! | [`cross_entropy`] | the loss |
+//! | [`embedding`] | rows of a table |
+//! | [`adamw`] | the optimizer's step |
+//! | [`softmax`], [`matmul`], [`rows`], [`vector`] | what these are made of |
+
+pub mod activation;
+pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
+pub mod dense;
+pub mod embedding;
+pub mod heads;
+pub mod layer_norm;
+pub mod matmul;
+pub mod rope;
+pub mod rows;
+pub mod softmax;
+pub mod vector;

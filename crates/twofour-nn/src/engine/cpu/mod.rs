@@ -1,0 +1,316 @@
+//! f32 on the CPU, in parallel on rayon's current pool.
+
+mod attention;
+mod buffer;
+mod sparse;
+
+use twofour::{
+    DataType,
+    kernel::Epilogue,
+    layer::{self, Accumulate, Activation, SparseLinearSettings},
+};
+
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use crate::{
+    Error, Result,
+    cpu::{self, adamw::AdamWSlices, rope::Table, rows},
+};
+
+pub use attention::CpuAttention;
+pub use buffer::CpuBuffer;
+use buffer::expect_length;
+pub use sparse::CpuSparseLinear;
+
+/// The CPU. Its compute type is f32, so parameters have no copies.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CpuEngine;
+
+/// Number of rows of `width` elements in a buffer.
+fn rows_of(what: &'static str, buffer: &CpuBuffer, width: usize) -> Result<usize> {
+    let rows = buffer.len().checked_div(width).unwrap_or(0);
+    expect_length(what, rows * width, buffer.len())?;
+    Ok(rows)
+}
+
+impl LinearShape {
+    fn expect(&self, x: &CpuBuffer, y: &CpuBuffer, weight: &CpuBuffer) -> Result<(usize, usize, usize)> {
+        let LinearShape { tokens, out_features, in_features } = *self;
+        expect_length("the input of a linear layer", tokens * in_features, x.len())?;
+        expect_length("the output of a linear layer", tokens * out_features, y.len())?;
+        expect_length("the weight of a linear layer", out_features * in_features, weight.len())?;
+        Ok((tokens, out_features, in_features))
+    }
+}
+
+impl Engine for CpuEngine {
+    type Buffer = CpuBuffer;
+    type AttentionState = CpuAttention;
+    type Rotary = Table;
+    type SparseLinear = CpuSparseLinear;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn compute_type(&self) -> DataType {
+        DataType::F32
+    }
+
+    fn zeros(&self, kind: Kind, len: usize) -> Result<CpuBuffer> {
+        Ok(CpuBuffer::zeros(kind, len))
+    }
+
+    fn clear(&self, buffer: &mut CpuBuffer) -> Result<()> {
+        buffer.floats_mut()?.fill(0.0);
+        Ok(())
+    }
+
+    fn write(&self, buffer: &mut CpuBuffer, values: &[f32]) -> Result<()> {
+        expect_length("values to write", buffer.len(), values.len())?;
+        buffer.floats_mut()?.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn write_ids(&self, buffer: &mut CpuBuffer, ids: &[u32]) -> Result<()> {
+        expect_length("tokens to write", buffer.len(), ids.len())?;
+        buffer.ids_mut()?.copy_from_slice(ids);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &CpuBuffer) -> Result<Vec<f32>> {
+        Ok(buffer.floats()?.to_vec())
+    }
+
+    fn copy(&self, from: &CpuBuffer, to: &mut CpuBuffer) -> Result<()> {
+        if from.kind() != to.kind() {
+            return Err(Error::Kind { what: "the copy of a buffer", expected: from.kind(), found: to.kind() });
+        }
+        match from.kind() {
+            Kind::Index => self.write_ids(to, from.ids()?),
+            _ => self.write(to, from.floats()?),
+        }
+    }
+
+    fn round(&self, from: &CpuBuffer, to: &mut CpuBuffer) -> Result<()> {
+        self.write(to, from.floats()?)
+    }
+
+    fn embedding(&self, table: &CpuBuffer, width: usize, ids: &CpuBuffer, out: &mut CpuBuffer) -> Result<()> {
+        expect_length("embedded tokens", ids.len() * width, out.len())?;
+        expect_tokens("inputs", ids.ids()?, rows_of("the embedding's table", table, width)?)?;
+        cpu::embedding::forward(table.floats()?, width, ids.ids()?, out.floats_mut()?);
+        Ok(())
+    }
+
+    fn embedding_gradient(
+        &self,
+        d_out: &CpuBuffer,
+        width: usize,
+        ids: &CpuBuffer,
+        accumulate: Accumulate,
+        d_table: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_length("the gradient of embedded tokens", ids.len() * width, d_out.len())?;
+        expect_tokens("inputs", ids.ids()?, rows_of("the embedding's gradient", d_table, width)?)?;
+        cpu::embedding::gradient(d_out.floats()?, width, ids.ids()?, accumulate, d_table.floats_mut()?);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CpuBuffer,
+        [gain, bias]: [&CpuBuffer; 2],
+        epsilon: f32,
+        y: &mut CpuBuffer,
+        statistics: &mut CpuBuffer,
+    ) -> Result<()> {
+        let tokens = rows_of("the input of a norm", x, gain.len())?;
+        expect_length("the bias of a norm", gain.len(), bias.len())?;
+        expect_length("the output of a norm", x.len(), y.len())?;
+        expect_length("the statistics of a norm", 2 * tokens, statistics.len())?;
+        let (x, parameters) = (x.floats()?, [gain.floats()?, bias.floats()?]);
+        cpu::layer_norm::forward(x, parameters, epsilon, y.floats_mut()?, statistics.floats_mut()?);
+        Ok(())
+    }
+
+    fn layer_norm_gradient(
+        &self,
+        (x, gain, statistics): (&CpuBuffer, &CpuBuffer, &CpuBuffer),
+        dy: &CpuBuffer,
+        dx: &mut CpuBuffer,
+        accumulate: Accumulate,
+        gradients: [&mut CpuBuffer; 2],
+    ) -> Result<()> {
+        let (tokens, width) = (rows_of("the input of a norm", x, gain.len())?, gain.len());
+        expect_length("the gradient of a norm's output", x.len(), dy.len())?;
+        expect_length("the gradient of a norm's input", x.len(), dx.len())?;
+        expect_length("the statistics of a norm", 2 * tokens, statistics.len())?;
+        let mut sums = vec![0f32; 2 * width];
+        let saved = (x.floats()?, gain.floats()?, statistics.floats()?);
+        cpu::layer_norm::backward(saved, dy.floats()?, dx.floats_mut()?, &mut sums);
+        for (gradient, sums) in gradients.into_iter().zip(sums.chunks(width.max(1))) {
+            expect_length("the gradient of a norm's parameter", width, gradient.len())?;
+            let gradient = gradient.floats_mut()?;
+            match accumulate {
+                Accumulate::Overwrite => gradient.copy_from_slice(sums),
+                Accumulate::Add => gradient.iter_mut().zip(sums).for_each(|(g, s)| *g += s),
+            }
+        }
+        Ok(())
+    }
+
+    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Table> {
+        Ok(Table::new(positions, head_dim / 2))
+    }
+
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        qkv: &CpuBuffer,
+        rotary: Option<&Table>,
+        merged: &mut CpuBuffer,
+    ) -> Result<CpuAttention> {
+        attention::forward(shape, qkv, rotary, merged)
+    }
+
+    fn attention_gradient(
+        &self,
+        shape: AttentionShape,
+        (state, _, _): (CpuAttention, &CpuBuffer, &CpuBuffer),
+        rotary: Option<&Table>,
+        d_merged: &CpuBuffer,
+        d_qkv: &mut CpuBuffer,
+    ) -> Result<()> {
+        attention::gradient(shape, state, rotary, d_merged, d_qkv)
+    }
+
+    fn activation(&self, activation: Activation, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        expect_length("the output of an activation", x.len(), y.len())?;
+        cpu::activation::forward(activation, x.floats()?, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn activation_gradient(&self, activation: Activation, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+        expect_length("the gradient of an activation", x.len(), dy.len())?;
+        cpu::activation::backward_in_place(activation, x.floats()?, dy.floats_mut()?);
+        Ok(())
+    }
+
+    fn linear(
+        &self,
+        shape: LinearShape,
+        x: &CpuBuffer,
+        weight: &CpuBuffer,
+        bias: Option<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        let dims = shape.expect(x, y, weight)?;
+        let bias = bias.map(CpuBuffer::floats).transpose()?;
+        expect_length("the bias of a linear layer", shape.out_features, bias.map_or(shape.out_features, <[f32]>::len))?;
+        let epilogue = Epilogue { bias, activation: Activation::Identity };
+        cpu::dense::forward(x.floats()?, weight.floats()?, dims, epilogue, y.floats_mut()?)
+    }
+
+    fn input_gradient(&self, shape: LinearShape, dy: &CpuBuffer, weight: &CpuBuffer, dx: &mut CpuBuffer) -> Result<()> {
+        let dims = shape.expect(dx, dy, weight)?;
+        cpu::dense::input_gradient(dy.floats()?, weight.floats()?, dims, dx.floats_mut()?)
+    }
+
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CpuBuffer,
+        x: &CpuBuffer,
+        accumulate: Accumulate,
+        dw: &mut CpuBuffer,
+    ) -> Result<()> {
+        let dims = shape.expect(x, dy, dw)?;
+        cpu::dense::weight_gradient(dy.floats()?, x.floats()?, dims, accumulate, dw.floats_mut()?)
+    }
+
+    fn bias_gradient(&self, dy: &CpuBuffer, accumulate: Accumulate, db: &mut CpuBuffer) -> Result<()> {
+        let tokens = rows_of("the output gradient", dy, db.len())?;
+        Ok(layer::bias_gradient(dy.floats()?, tokens, accumulate, db.floats_mut()?)?)
+    }
+
+    fn sparse_linear(
+        &self,
+        master: &CpuBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CpuSparseLinear> {
+        CpuSparseLinear::new(master, shape, settings)
+    }
+
+    fn add(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        expect_length("a sum", x.len(), y.len())?;
+        let x = x.floats()?;
+        rows::for_each(y.floats_mut()?, 1, |first, y| {
+            y.iter_mut().zip(&x[first..]).for_each(|(y, x)| *y += x);
+        });
+        Ok(())
+    }
+
+    fn cross_entropy(
+        &self,
+        classes: usize,
+        logits: &mut CpuBuffer,
+        targets: &CpuBuffer,
+        gradient_scale: Option<f32>,
+        loss: &mut CpuBuffer,
+    ) -> Result<()> {
+        expect_length("logits", targets.len() * classes, logits.len())?;
+        expect_length("the loss", 1, loss.len())?;
+        let targets = targets.ids()?;
+        expect_tokens("targets", targets, classes)?;
+        let logits = logits.floats_mut()?;
+        loss.floats_mut()?[0] += cpu::cross_entropy::loss(logits, classes, targets) as f32;
+        if let Some(scale) = gradient_scale {
+            cpu::cross_entropy::gradient_in_place(logits, classes, targets, scale);
+        }
+        Ok(())
+    }
+
+    fn gradient_norm(&self, gradients: &[&CpuBuffer]) -> Result<f64> {
+        let mut sum = 0.0;
+        for gradient in gradients {
+            sum += cpu::adamw::sum_of_squares(gradient.floats()?);
+        }
+        Ok(sum.sqrt())
+    }
+
+    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CpuBuffer, CpuSparseLinear>) -> Result<f64> {
+        let AdamWState { master, gradient, first, second, copy, sparse } = state;
+        for (what, found) in [("a gradient", gradient), ("a first moment", &*first), ("a second moment", &*second)] {
+            expect_length(what, master.len(), found.len())?;
+        }
+        let mask = sparse.map(|sparse| sparse.layer().mask());
+        if let Some(mask) = mask {
+            expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
+        }
+        let slices = AdamWSlices {
+            parameter: master.floats_mut()?,
+            gradient: gradient.floats()?,
+            first: first.floats_mut()?,
+            second: second.floats_mut()?,
+        };
+        let changes = cpu::adamw::step(step, slices, mask);
+        if let Some(copy) = copy {
+            self.round(master, copy)?;
+        }
+        Ok(if step.second_moment == super::SecondMoment::Watched { changes } else { 0.0 })
+    }
+
+    /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
+    fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+        rayon::scope(|_| work())
+    }
+}
+
+/// An error for the first token that is not below the vocabulary.
+fn expect_tokens(what: &'static str, ids: &[u32], vocabulary: usize) -> Result<()> {
+    match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
+        None => Ok(()),
+        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary }),
+    }
+}

@@ -1,0 +1,428 @@
+//! What a model computes with: the operations that blocks, models and the trainer are written over, once.
+//!
+//! | item | |
+//! |---|---|
+//! | [`Engine`] | memory and operations of a device |
+//! | [`Buffer`], [`Kind`] | the engine's memory |
+//! | [`SparseLayer`] | a trainable 2:4 weight: mask, packed weight and its GEMMs |
+//! | [`cpu::CpuEngine`] | f32 on the CPU |
+//!
+//! Conventions of all operations:
+//!
+//! - Matrices are row-major. `tokens` rows of activations come first: `x` is `[tokens, in]`, `y` and `dy` are `[tokens, out]`, a weight is
+//!   `[out, in]`.
+//! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order in which threads finish.
+//! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters take an [`Accumulate`].
+//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::read_ids`], [`Engine::gradient_norm`] and the methods of
+//!   [`SparseLayer`] that return numbers or masks wait.
+//! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
+
+pub mod cpu;
+mod sparse;
+
+use std::fmt::Debug;
+
+use twofour::{
+    DataType,
+    layer::{Accumulate, Activation, SparseLinearSettings},
+};
+
+use crate::Result;
+
+pub use sparse::SparseLayer;
+
+/// What the elements of a buffer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// f32: master weights, gradients of parameters, moments, statistics, losses.
+    Wide,
+    /// The engine's compute type ([`Engine::compute_type`]): activations, their gradients, and copies of parameters for GEMMs.
+    Compute,
+    /// u32: tokens.
+    Index,
+}
+
+/// Memory of an engine.
+pub trait Buffer: Debug + Send {
+    /// Number of elements.
+    fn len(&self) -> usize;
+
+    /// What they are.
+    fn kind(&self) -> Kind;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The shape of a linear layer's operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinearShape {
+    /// Rows of activations.
+    pub tokens: usize,
+    /// Output features.
+    pub out_features: usize,
+    /// Input features.
+    pub in_features: usize,
+}
+
+/// The shape of an attention operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub positions: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; a divisor of `heads`, which share them in groups.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Whether a position attends to itself and earlier positions only.
+    pub causal: bool,
+}
+
+impl AttentionShape {
+    /// Tokens of the batch.
+    pub fn tokens(&self) -> usize {
+        self.batch * self.positions
+    }
+
+    /// Elements of the merged heads of a token.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of queries, keys and values of a token.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// What happens to the second moment in an [`Engine::adamw`] step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SecondMoment {
+    /// It follows the gradient.
+    #[default]
+    Moving,
+    /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML 2023).
+    Watched,
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is raised to the power 3/4 (STEP).
+    Frozen {
+        /// That step.
+        at: u64,
+    },
+}
+
+/// Decay of the elements that a 2:4 mask prunes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PrunedDecay {
+    /// None.
+    None,
+    /// `strength · w` is added to the gradient of pruned elements after its scaling and before the moments.
+    Gradient {
+        /// The factor λ.
+        strength: f32,
+    },
+    /// `learning_rate · strength · w` is taken off pruned elements, decoupled from the moments.
+    Weight {
+        /// The factor λ.
+        strength: f64,
+    },
+}
+
+/// The numbers of an AdamW step of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decay rate of the first moment.
+    pub beta1: f64,
+    /// Decay rate of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of all elements; it is multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// The number of this step, counted from 1.
+    pub step: u64,
+    /// The gradient is multiplied by this first: for clipping, and to undo loss scaling.
+    pub gradient_scale: f32,
+    /// What happens to the second moment.
+    pub second_moment: SecondMoment,
+    /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
+    pub pruned_decay: PrunedDecay,
+}
+
+/// A parameter, its gradient and its moments, as [`Engine::adamw`] updates them.
+#[derive(Debug)]
+pub struct AdamWState<'a, B, S> {
+    /// The master weight, [`Kind::Wide`].
+    pub master: &'a mut B,
+    /// The gradient, [`Kind::Wide`].
+    pub gradient: &'a B,
+    /// The first moment, [`Kind::Wide`].
+    pub first: &'a mut B,
+    /// The second moment, [`Kind::Wide`].
+    pub second: &'a mut B,
+    /// The copy in the compute type, written in the same pass.
+    pub copy: Option<&'a mut B>,
+    /// The 2:4 layer whose mask says what is pruned.
+    pub sparse: Option<&'a S>,
+}
+
+/// Memory and operations of a device.
+///
+/// An engine whose compute type is f32 accepts a [`Kind::Wide`] buffer wherever [`Kind::Compute`] is required, so that parameters need no copies.
+pub trait Engine: Debug + Send + Sync + Sized {
+    /// Memory.
+    type Buffer: Buffer;
+    /// What the backward pass of attention reads beside its operands.
+    type AttentionState: Debug + Send;
+    /// Cosines and sines of rotary position embedding.
+    type Rotary: Debug + Send + Sync;
+    /// A trainable 2:4 weight.
+    type SparseLinear: SparseLayer<Self::Buffer>;
+
+    /// The engine's name, as in `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// The type of activations and of GEMM operands: f32, bf16 or f16.
+    fn compute_type(&self) -> DataType;
+
+    /// Memory of zeros.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn zeros(&self, kind: Kind, len: usize) -> Result<Self::Buffer>;
+
+    /// Sets all elements of a [`Kind::Wide`] or [`Kind::Compute`] buffer to zero.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn clear(&self, buffer: &mut Self::Buffer) -> Result<()>;
+
+    /// Overwrites a [`Kind::Wide`] or [`Kind::Compute`] buffer with f32 values, rounded to its type.
+    ///
+    /// # Errors
+    /// Another length or kind.
+    fn write(&self, buffer: &mut Self::Buffer, values: &[f32]) -> Result<()>;
+
+    /// Overwrites a [`Kind::Index`] buffer.
+    ///
+    /// # Errors
+    /// Another length or kind.
+    fn write_ids(&self, buffer: &mut Self::Buffer, ids: &[u32]) -> Result<()>;
+
+    /// The elements of a [`Kind::Wide`] or [`Kind::Compute`] buffer as f32. Waits.
+    ///
+    /// # Errors
+    /// Another kind.
+    fn read(&self, buffer: &Self::Buffer) -> Result<Vec<f32>>;
+
+    /// Copies the elements of a buffer to another of the same length and kind.
+    ///
+    /// # Errors
+    /// Another length or kind.
+    fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer) -> Result<()>;
+
+    /// Rounds a [`Kind::Wide`] buffer to a [`Kind::Compute`] one of the same length.
+    ///
+    /// # Errors
+    /// Another length or kind.
+    fn round(&self, from: &Self::Buffer, to: &mut Self::Buffer) -> Result<()>;
+
+    /// `out[t] = table[ids[t]]` for a table `[vocabulary, width]` of [`Kind::Compute`]. Tokens must be below the vocabulary.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn embedding(&self, table: &Self::Buffer, width: usize, ids: &Self::Buffer, out: &mut Self::Buffer) -> Result<()>;
+
+    /// The gradient of the table: each row is the sum of the rows of `d_out` that read it, in order of token.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn embedding_gradient(
+        &self,
+        d_out: &Self::Buffer,
+        width: usize,
+        ids: &Self::Buffer,
+        accumulate: Accumulate,
+        d_table: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; `gain` and `bias` are [`Kind::Wide`], `[width]`. `statistics`, of
+    /// [`Kind::Wide`], `[tokens, 2]`, receives mean and reciprocal standard deviation of each token.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn layer_norm(
+        &self,
+        x: &Self::Buffer,
+        parameters: [&Self::Buffer; 2],
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
+    /// [`Engine::layer_norm`].
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn layer_norm_gradient(
+        &self,
+        saved: (&Self::Buffer, &Self::Buffer, &Self::Buffer),
+        dy: &Self::Buffer,
+        dx: &mut Self::Buffer,
+        accumulate: Accumulate,
+        gradients: [&mut Self::Buffer; 2],
+    ) -> Result<()>;
+
+    /// The table of rotary position embedding for up to `positions` positions and heads of `head_dim` elements: element `i` of the lower half of a
+    /// head is paired with element `i` of the upper half and rotated by `position · 10000^(-2i / head_dim)`.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Self::Rotary>;
+
+    /// Attention of every head, `softmax(q kᵀ / sqrt(head_dim)) v`, with queries and keys rotated if there is a table. `qkv` is
+    /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state
+    /// is what [`Engine::attention_gradient`] needs.
+    ///
+    /// # Errors
+    /// Operands that do not fit, more positions than the table has.
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        qkv: &Self::Buffer,
+        rotary: Option<&Self::Rotary>,
+        merged: &mut Self::Buffer,
+    ) -> Result<Self::AttentionState>;
+
+    /// The gradient of [`Engine::attention`] for `qkv`, from that of its output. `saved` are its state, `qkv` and the output `merged`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn attention_gradient(
+        &self,
+        shape: AttentionShape,
+        saved: (Self::AttentionState, &Self::Buffer, &Self::Buffer),
+        rotary: Option<&Self::Rotary>,
+        d_merged: &Self::Buffer,
+        d_qkv: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `y = activation(x)`, element by element. GELU is `x · Φ(x)`, not its approximation by `tanh`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn activation(&self, activation: Activation, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// `dy ← dy · activation'(x)`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
+    /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn linear(
+        &self,
+        shape: LinearShape,
+        x: &Self::Buffer,
+        weight: &Self::Buffer,
+        bias: Option<&Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `dx = dy · W` for a dense weight.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn input_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &Self::Buffer,
+        weight: &Self::Buffer,
+        dx: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `dw = dyᵀ · x`, or added to it; `dw` is [`Kind::Wide`].
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &Self::Buffer,
+        x: &Self::Buffer,
+        accumulate: Accumulate,
+        dw: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// `db` = column sums of `dy`, or added to it; `db` is [`Kind::Wide`].
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn bias_gradient(&self, dy: &Self::Buffer, accumulate: Accumulate, db: &mut Self::Buffer) -> Result<()>;
+
+    /// A 2:4 layer over a master weight `[out_features, in_features]` of [`Kind::Wide`]: selects its mask and packs it.
+    ///
+    /// # Errors
+    /// A NaN in the master weight, settings that exclude each other, a shape that no kernel of the engine supports.
+    fn sparse_linear(
+        &self,
+        master: &Self::Buffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<Self::SparseLinear>;
+
+    /// `y ← y + x`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn add(&self, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// Cross-entropy of `logits` `[tokens, classes]` and targets, which must be below `classes`: adds the sum of `-log softmax(logits)[target]` to
+    /// `loss`, [`Kind::Wide`] of one element. With a `gradient_scale`, `logits` are overwritten with their gradient, `softmax - one_hot`, times that scale.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn cross_entropy(
+        &self,
+        classes: usize,
+        logits: &mut Self::Buffer,
+        targets: &Self::Buffer,
+        gradient_scale: Option<f32>,
+        loss: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The root of the sum of the squares of all elements of [`Kind::Wide`] buffers: NaN or infinite where an element is. Waits.
+    ///
+    /// # Errors
+    /// Another kind.
+    fn gradient_norm(&self, gradients: &[&Self::Buffer]) -> Result<f64>;
+
+    /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
+    /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
+    /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0.
+    ///
+    /// # Errors
+    /// Operands that do not fit; what the engine does not support.
+    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, Self::Buffer, Self::SparseLinear>) -> Result<f64>;
+
+    /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
+    fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+        work()
+    }
+
+    /// Bytes of memory that is in use, if the engine knows.
+    fn memory_in_use(&self) -> Option<usize> {
+        None
+    }
+}

@@ -1,0 +1,135 @@
+//! The error type of this crate.
+
+use std::path::PathBuf;
+
+/// Everything that can go wrong in this crate, with the place and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The core library refused a weight, a mask, a product or a file.
+    #[error(transparent)]
+    Core(#[from] twofour::Error),
+
+    /// The CUDA engine failed.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] twofour_cuda::Error),
+
+    /// An error inside one named layer of a model.
+    #[error("layer `{name}`: {source}")]
+    InLayer {
+        /// The layer's fully-qualified name.
+        name: String,
+        /// What went wrong there.
+        #[source]
+        source: Box<Error>,
+    },
+
+    /// A buffer or slice of the wrong length.
+    #[error("{what}: expected {expected} elements, found {found}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// The length that the dimensions require.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+
+    /// A buffer of the wrong kind.
+    #[error("{what}: a {found:?} buffer where {expected:?} is required")]
+    Kind {
+        /// Which buffer.
+        what: &'static str,
+        /// The kind that the operation requires.
+        expected: crate::engine::Kind,
+        /// Its kind.
+        found: crate::engine::Kind,
+    },
+
+    /// A token that is not in the vocabulary.
+    #[error("{what}: token {token} at position {position}, but the vocabulary has {vocabulary} tokens")]
+    Token {
+        /// Inputs or targets.
+        what: &'static str,
+        /// The token.
+        token: u32,
+        /// Its index in the batch.
+        position: usize,
+        /// Number of tokens.
+        vocabulary: usize,
+    },
+
+    /// An operation that an engine does not have.
+    #[error("the {engine} engine does not support {what}; {remedy}")]
+    Unsupported {
+        /// The engine.
+        engine: &'static str,
+        /// The operation.
+        what: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+
+    /// Too many consecutive steps with a loss or gradients that are not finite.
+    #[error(
+        "step {step}: the loss or a gradient was NaN or infinite in {count} consecutive steps; go on from the last checkpoint with a lower learning rate or a longer warm-up"
+    )]
+    Diverged {
+        /// The last of these steps.
+        step: u64,
+        /// How many there were.
+        count: u64,
+    },
+
+    /// A setting outside its range.
+    #[error("{what}: {found} is not {expected}")]
+    Setting {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+
+    /// A name or glob that no linear layer of the model has.
+    #[error("no linear layer matches `{pattern}`; the model has {}", layers.join(", "))]
+    NoSuchLayer {
+        /// The name or glob as given.
+        pattern: String,
+        /// The names of the model's linear layers.
+        layers: Vec<String>,
+    },
+
+    /// Settings that exclude each other.
+    #[error("{first} and {second} exclude each other: {reason}")]
+    Conflict {
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+        /// Why.
+        reason: &'static str,
+    },
+
+    /// Saved state that does not belong to this run.
+    #[error("saved state in {}: {reason}", path.display())]
+    State {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Says in which layer the error happened.
+    #[must_use]
+    pub fn in_layer(self, name: impl Into<String>) -> Self {
+        Error::InLayer { name: name.into(), source: Box::new(self) }
+    }
+}
+
+/// [`std::result::Result`] with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;

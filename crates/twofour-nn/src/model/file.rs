@@ -1,0 +1,151 @@
+//! A model's file: safetensors, dense or 2:4 compressed layer by layer, with the sizes in the header's metadata.
+
+use std::{collections::BTreeMap, path::Path};
+
+use half::{bf16, f16};
+use twofour::{
+    Arithmetic, Compressed, DataType, MatrixRef,
+    estimate::{Estimator, estimate},
+    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
+    layer::MaskRule,
+};
+
+use super::{Gpt, GptConfig};
+use crate::{
+    Error, Result,
+    engine::{Engine, SparseLayer as _},
+    linear::Linear,
+};
+
+/// The metadata key that holds the [`GptConfig`] as JSON.
+const CONFIG_KEY: &str = "twofour.gpt";
+
+impl<E: Engine> Gpt<E> {
+    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their
+    /// present mask, everything else dense.
+    ///
+    /// # Errors
+    /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.
+    pub fn save(&self, engine: &E, path: impl AsRef<Path>, overwrite: Overwrite, dtype: DataType) -> Result<()> {
+        match dtype {
+            DataType::F32 => self.save_as::<f32>(engine, path.as_ref(), overwrite),
+            DataType::BF16 => self.save_as::<bf16>(engine, path.as_ref(), overwrite),
+            DataType::F16 => self.save_as::<f16>(engine, path.as_ref(), overwrite),
+            other => {
+                let found = other.to_string();
+                Err(Error::Setting { what: "dtype of the model's file", found, expected: "f32, bf16 or f16" })
+            }
+        }
+    }
+
+    fn save_as<T: Arithmetic + StoredElement>(&self, engine: &E, path: &Path, overwrite: Overwrite) -> Result<()> {
+        // A 2:4 layer's weight is written compressed, so its master is not among the plain tensors.
+        let sparse: Vec<_> = self.linears().filter(|linear| linear.sparse().is_some()).collect();
+        let is_plain = |name: &str| sparse.iter().all(|linear| linear.weight().name() != name);
+        let plain: Vec<_> = self.parameters().into_iter().filter(|parameter| is_plain(parameter.name())).collect();
+        let mut plan = Plan::new();
+        for parameter in &plain {
+            plan.tensor(PlannedTensor::new(parameter.name(), T::DTYPE, parameter.shape()));
+        }
+        for linear in &sparse {
+            let (name, rows, cols) = (linear.weight().name(), linear.out_features(), linear.in_features());
+            plan.compressed(CompressedInfo::new(name, T::DTYPE, rows, cols)?);
+        }
+        let config = serde_json::to_string(self.config())
+            .map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
+        let metadata = BTreeMap::from([(CONFIG_KEY.to_owned(), config)]);
+        let mut writer = Writer::create(path, overwrite, plan, metadata)?;
+        for parameter in &plain {
+            let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
+            writer.write_elements(parameter.name(), &values)?;
+        }
+        for linear in &sparse {
+            writer.write_compressed(linear.weight().name(), &compressed::<T, E>(engine, linear)?)?;
+        }
+        Ok(writer.finish()?)
+    }
+
+    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed weights
+    /// are decompressed into masters whose pruned elements are zero.
+    ///
+    /// # Errors
+    /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
+    pub fn load(engine: &E, path: impl AsRef<Path>) -> Result<Self> {
+        let reader = &Reader::open(path)?;
+        let config = config_of(reader)?;
+        Gpt::build(engine, &config, |name, shape| {
+            if reader.compressed_weights().any(|info| info.name == name) {
+                decompressed(reader, name, shape)
+            } else {
+                plain(reader, name, shape)
+            }
+        })
+    }
+}
+
+/// What a 2:4 layer computes with.
+fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E>) -> Result<Compressed<T>> {
+    let (rows, cols) = (linear.out_features(), linear.in_features());
+    let master = engine.read(linear.weight().master())?;
+    let matrix = MatrixRef::new(rows, cols, &master)?;
+    let kept = match linear.sparse() {
+        None => master,
+        Some(sparse) if sparse.settings().rule == MaskRule::SoftThreshold => {
+            estimate(matrix, Estimator::SoftThreshold, sparse.scale()?.unwrap_or(1.0))?.to_dense()
+        }
+        Some(sparse) => sparse.mask()?.apply(matrix)?,
+    };
+    let kept: Vec<T> = kept.into_iter().map(T::from_f32).collect();
+    Ok(Compressed::from_dense(MatrixRef::new(rows, cols, &kept)?)?)
+}
+
+fn config_of(reader: &Reader) -> Result<GptConfig> {
+    let fault = |reason: String| twofour::Error::Format { path: reader.path().to_owned(), reason };
+    let Some(text) = reader.metadata().get(CONFIG_KEY) else {
+        let reason = format!("its metadata has no `{CONFIG_KEY}`, so it is no model that this program trained");
+        return Err(fault(reason).into());
+    };
+    let config: GptConfig = serde_json::from_str(text).map_err(|e| fault(format!("metadata `{CONFIG_KEY}`: {e}")))?;
+    config.validate()?;
+    // Every layer needs tensors: a number of layers that the file cannot hold is refused before anything is made of it.
+    if config.layers > reader.tensors().count() {
+        let reason =
+            format!("metadata `{CONFIG_KEY}` speaks of {} layers, more than the file has tensors", config.layers);
+        return Err(fault(reason).into());
+    }
+    Ok(config)
+}
+
+fn expect_shape(reader: &Reader, name: &str, expected: &[usize], found: &[usize]) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    let reason = format!("`{name}` is {found:?}, not {expected:?}");
+    Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+}
+
+/// A tensor stored as floats, as f32.
+fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    let view = reader.tensor(name)?;
+    expect_shape(reader, name, shape, &view.info.shape)?;
+    fn widened<T: Arithmetic + StoredElement>(view: &twofour::file::TensorView<'_>) -> Result<Vec<f32>> {
+        Ok(view.elements::<T>()?.iter().map(|v| v.to_f32()).collect())
+    }
+    match view.info.dtype {
+        StoredDType::BF16 => widened::<bf16>(&view),
+        StoredDType::F16 => widened::<f16>(&view),
+        _ => widened::<f32>(&view),
+    }
+}
+
+/// A compressed weight of floats, dense.
+fn decompressed(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    let info = reader.compressed_info(name)?;
+    expect_shape(reader, name, shape, &[info.rows, info.cols])?;
+    let widen = |values: Vec<half::bf16>| values.into_iter().map(bf16::to_f32).collect();
+    match info.format.dense() {
+        DataType::BF16 => Ok(widen(reader.compressed::<bf16>(name)?.to_dense())),
+        DataType::F16 => Ok(reader.compressed::<f16>(name)?.to_dense().into_iter().map(f16::to_f32).collect()),
+        _ => Ok(reader.compressed::<f32>(name)?.to_dense()),
+    }
+}

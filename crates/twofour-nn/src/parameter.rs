@@ -1,0 +1,139 @@
+//! A trainable parameter: f32 master weight, copy in the compute type, gradient and moments.
+
+use twofour::{DataType, layer::Accumulate};
+
+use crate::{
+    Result,
+    engine::{AdamWState, AdamWStep, Engine, Kind},
+};
+
+/// A parameter of a model.
+#[derive(Debug)]
+pub struct Parameter<E: Engine> {
+    name: String,
+    shape: Vec<usize>,
+    master: E::Buffer,
+    /// The copy in the compute type, where that is not f32 and something computes with it.
+    copy: Option<E::Buffer>,
+    training: Option<Training<E>>,
+}
+
+/// What training adds to a parameter.
+#[derive(Debug)]
+struct Training<E: Engine> {
+    gradient: E::Buffer,
+    first: E::Buffer,
+    second: E::Buffer,
+}
+
+impl<E: Engine> Parameter<E> {
+    /// A parameter with these values. `computes` says whether GEMMs or lookups read it, in the compute type; norms read the master.
+    ///
+    /// # Errors
+    /// Not enough memory; values that do not fit the shape.
+    pub fn new(engine: &E, name: &str, shape: &[usize], values: &[f32], computes: bool) -> Result<Self> {
+        let mut master = engine.zeros(Kind::Wide, shape.iter().product())?;
+        engine.write(&mut master, values)?;
+        let mut parameter =
+            Parameter { name: name.to_owned(), shape: shape.to_vec(), master, copy: None, training: None };
+        if computes {
+            parameter.add_copy(engine)?;
+        }
+        Ok(parameter)
+    }
+
+    /// The full name, as files have it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The master weight.
+    pub fn master(&self) -> &E::Buffer {
+        &self.master
+    }
+
+    /// What GEMMs and lookups read: the copy in the compute type, or the master where that is f32.
+    pub fn compute(&self) -> &E::Buffer {
+        self.copy.as_ref().unwrap_or(&self.master)
+    }
+
+    /// Makes the copy in the compute type, where that is not f32.
+    pub(crate) fn add_copy(&mut self, engine: &E) -> Result<()> {
+        if engine.compute_type() != DataType::F32 && self.copy.is_none() {
+            let mut copy = engine.zeros(Kind::Compute, self.shape.iter().product())?;
+            engine.round(&self.master, &mut copy)?;
+            self.copy = Some(copy);
+        }
+        Ok(())
+    }
+
+    /// Drops the copy: a 2:4 layer computes with its packed weight.
+    pub(crate) fn drop_copy(&mut self) {
+        self.copy = None;
+    }
+
+    /// Overwrites the values.
+    ///
+    /// # Errors
+    /// Another length.
+    pub fn write(&mut self, engine: &E, values: &[f32]) -> Result<()> {
+        engine.write(&mut self.master, values)?;
+        match &mut self.copy {
+            Some(copy) => engine.round(&self.master, copy),
+            None => Ok(()),
+        }
+    }
+
+    /// Allocates gradient and moments, all zero.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn begin_training(&mut self, engine: &E) -> Result<()> {
+        let zeros = || engine.zeros(Kind::Wide, self.shape.iter().product());
+        self.training = Some(Training { gradient: zeros()?, first: zeros()?, second: zeros()? });
+        Ok(())
+    }
+
+    /// The gradient, where the parameter trains.
+    pub fn gradient(&self) -> Option<&E::Buffer> {
+        self.training.as_ref().map(|training| &training.gradient)
+    }
+
+    pub(crate) fn gradient_mut(&mut self) -> Option<&mut E::Buffer> {
+        self.training.as_mut().map(|training| &mut training.gradient)
+    }
+
+    pub(crate) fn master_and_gradient(&mut self) -> (&E::Buffer, Option<&mut E::Buffer>) {
+        (&self.master, self.training.as_mut().map(|training| &mut training.gradient))
+    }
+
+    /// First and second moment, where the parameter trains.
+    pub fn moments(&self) -> Option<[&E::Buffer; 2]> {
+        self.training.as_ref().map(|training| [&training.first, &training.second])
+    }
+
+    pub(crate) fn moments_mut(&mut self) -> Option<[&mut E::Buffer; 2]> {
+        self.training.as_mut().map(|training| [&mut training.first, &mut training.second])
+    }
+
+    /// Writes or adds the gradient by `write(gradient, accumulate)`, if the parameter trains.
+    pub(crate) fn record(
+        &mut self,
+        accumulate: Accumulate,
+        write: impl FnOnce(&mut E::Buffer, Accumulate) -> Result<()>,
+    ) -> Result<()> {
+        self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
+    }
+
+    /// An optimizer step; nothing if the parameter does not train.
+    pub(crate) fn update(&mut self, engine: &E, step: &AdamWStep, sparse: Option<&E::SparseLinear>) -> Result<f64> {
+        let Some(Training { gradient, first, second }) = &mut self.training else { return Ok(0.0) };
+        let copy = self.copy.as_mut();
+        engine.adamw(step, AdamWState { master: &mut self.master, gradient, first, second, copy, sparse })
+    }
+}

@@ -1,0 +1,279 @@
+//! Checkpoints: everything that training goes on from, in one file, replaced in one step.
+//!
+//! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and `.second_moment`, and for each layer that
+//! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Settings, step, scales and
+//! seeds are in the metadata. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+use twofour::{
+    Axis, Mask, Pattern,
+    file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer},
+    layer::MaskRule,
+};
+
+use super::{SparsityPlan, Trainer};
+use crate::{
+    Error, Result,
+    engine::{Engine, SparseLayer as _},
+    model::GptConfig,
+    optim::LossScale,
+    recipe::TrainingSettings,
+};
+
+/// The name of the checkpoint's file in its directory.
+pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
+
+const STATE_KEY: &str = "twofour.checkpoint";
+
+/// What a checkpoint says about itself.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    model: GptConfig,
+    training: TrainingSettings,
+    plan: SparsityPlan,
+    corpus: u64,
+    step: u64,
+    updates: u64,
+    skipped: u64,
+    skipped_in_a_row: u64,
+    loss_scale: LossScale,
+    switch: Option<SavedSwitch>,
+    sparse_layers: Vec<SavedLayer>,
+}
+
+/// STEP's switch.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedSwitch {
+    steps: u64,
+    switched_at: Option<u64>,
+    changes: Vec<f64>,
+}
+
+/// A layer that is 2:4.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedLayer {
+    name: String,
+    /// The bits of the soft threshold's scale.
+    scale: Option<u32>,
+    seed: u64,
+}
+
+/// Everything of a checkpoint, read and checked.
+struct Loaded {
+    state: State,
+    /// Values, first and second moment of each parameter, in the model's order.
+    parameters: Vec<[Vec<f32>; 3]>,
+    masks: Vec<Mask>,
+}
+
+const MOMENTS: [&str; 2] = ["first_moment", "second_moment"];
+
+impl<E: Engine> Trainer<E> {
+    fn state(&self) -> Result<State> {
+        let sparse_layers = self
+            .model
+            .linears()
+            .filter_map(|linear| Some((linear.name(), linear.sparse()?)))
+            .map(|(name, sparse)| {
+                let scale = sparse.scale()?.map(f32::to_bits);
+                Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()? })
+            })
+            .collect::<Result<_>>()?;
+        let progress = &self.progress;
+        Ok(State {
+            model: *self.model.config(),
+            training: self.settings.clone(),
+            plan: self.plan.clone(),
+            corpus: self.corpus.fingerprint(),
+            step: progress.step,
+            updates: progress.updates,
+            skipped: progress.skipped,
+            skipped_in_a_row: progress.skipped_in_a_row,
+            loss_scale: progress.loss_scale,
+            switch: progress.switch.as_ref().map(|switch| SavedSwitch {
+                steps: switch.steps(),
+                switched_at: switch.switched_at(),
+                changes: switch.changes().collect(),
+            }),
+            sparse_layers,
+        })
+    }
+
+    /// Writes a checkpoint to `directory`, which is made if it does not exist. The one before it stays until the new one is
+    /// complete and on the disk: whenever the process is killed, one of the two is there.
+    ///
+    /// # Errors
+    /// Those of the file system and of the engine.
+    pub fn save(&self, directory: impl AsRef<Path>) -> Result<()> {
+        let directory = directory.as_ref();
+        let io = |source| twofour::Error::Io { path: directory.to_owned(), action: "creating it", source };
+        fs::create_dir_all(directory).map_err(io)?;
+        let parameters = self.model.parameters();
+        let mut planned = vec![];
+        for parameter in &parameters {
+            let name = parameter.name();
+            let mut plan = |key: String| planned.push(PlannedTensor::new(key, StoredDType::F32, parameter.shape()));
+            plan(format!("model.{name}"));
+            MOMENTS.iter().for_each(|moment| plan(format!("optimizer.{name}.{moment}")));
+        }
+        let sparse = || self.model.linears().filter_map(|linear| Some((linear, linear.sparse()?)));
+        for (linear, _) in sparse() {
+            let shape = [linear.out_features(), halves_per_row(linear.in_features())];
+            planned.push(PlannedTensor::new(mask_key(linear.name()), StoredDType::U32, shape));
+        }
+        let path = directory.join(CHECKPOINT_FILE);
+        let state = serde_json::to_string(&self.state()?)
+            .map_err(|error| Error::State { path: path.clone(), reason: error.to_string() })?;
+        let metadata = BTreeMap::from([(STATE_KEY.to_owned(), state)]);
+        let mut writer = Writer::create(path, Overwrite::Yes, planned, metadata)?;
+        for parameter in &parameters {
+            let name = parameter.name();
+            writer.write_elements(&format!("model.{name}"), &self.engine.read(parameter.master())?)?;
+            for (key, moment) in MOMENTS.iter().zip(parameter.moments().into_iter().flatten()) {
+                writer.write_elements(&format!("optimizer.{name}.{key}"), &self.engine.read(moment)?)?;
+            }
+        }
+        for (linear, sparse) in sparse() {
+            writer.write_elements(&mask_key(linear.name()), &halves(&sparse.mask()?))?;
+        }
+        Ok(writer.finish()?)
+    }
+
+    /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made as
+    /// the one that saved it was: same sizes, settings, plan and text; the engine may be another. Training then goes on as if it
+    /// had never stopped, on the same engine bit for bit.
+    ///
+    /// # Errors
+    /// No checkpoint, a damaged one, or [`Error::State`] where it belongs to another run or a tensor does not fit; the trainer is unchanged then. Those of
+    /// the engine.
+    pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
+        let reader = Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?;
+        // Everything is read and checked before anything is changed.
+        let loaded = self.load(&reader)?;
+        let Loaded { state, parameters, masks } = loaded;
+        for (parameter, [values, first, second]) in self.model.parameters_mut().into_iter().zip(parameters) {
+            parameter.write(&self.engine, &values)?;
+            for (moment, values) in parameter.moments_mut().into_iter().flatten().zip([first, second]) {
+                self.engine.write(moment, &values)?;
+            }
+        }
+        let settings = self.plan.layer_settings();
+        let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
+        for linear in self.model.linears_mut() {
+            match sparse.next_if(|(layer, _)| layer.name == linear.name()) {
+                Some((layer, mask)) => {
+                    if linear.sparse().is_none() {
+                        linear.make_sparse(&self.engine, settings, layer.seed)?;
+                    }
+                    linear.restore(mask, layer.scale.map(f32::from_bits), layer.seed)?;
+                }
+                None => linear.make_dense(&self.engine)?,
+            }
+        }
+        let progress = &mut self.progress;
+        progress.step = state.step;
+        progress.updates = state.updates;
+        progress.skipped = state.skipped;
+        progress.skipped_in_a_row = state.skipped_in_a_row;
+        if progress.loss_scale.is_like(&state.loss_scale) {
+            progress.loss_scale = state.loss_scale;
+        }
+        progress.switch = match (progress.switch.take(), state.switch) {
+            (Some(switch), Some(saved)) => Some(switch.resumed(saved.steps, saved.switched_at, saved.changes)),
+            (switch, _) => switch,
+        };
+        Ok(())
+    }
+
+    /// Reads a checkpoint and checks that it belongs to this run.
+    fn load(&self, reader: &Reader) -> Result<Loaded> {
+        let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
+        let Some(text) = reader.metadata().get(STATE_KEY) else {
+            return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
+        };
+        let state: State =
+            serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))?;
+        let differing = [
+            ("sizes of the model", state.model == *self.model.config()),
+            ("training settings", trajectory(&state.training) == trajectory(&self.settings)),
+            ("sparsity", state.plan == self.plan),
+            ("text", state.corpus == self.corpus.fingerprint()),
+        ];
+        if let Some((what, _)) = differing.iter().find(|(_, same)| !same) {
+            return Err(fault(format!("it was saved with other {what}; use another folder for this run")));
+        }
+        let floats = |key: String, shape: &[usize]| -> Result<Vec<f32>> {
+            let view = reader.tensor(&key)?;
+            if view.info.shape != shape {
+                return Err(fault(format!("`{key}` is {:?}, not {shape:?}", view.info.shape)));
+            }
+            Ok(view.to_vec::<f32>()?)
+        };
+        let parameters = self.model.parameters().into_iter().map(|parameter| {
+            let (name, shape) = (parameter.name(), parameter.shape());
+            let [first, second] = MOMENTS.map(|moment| floats(format!("optimizer.{name}.{moment}"), shape));
+            Ok([floats(format!("model.{name}"), shape)?, first?, second?])
+        });
+        let parameters = parameters.collect::<Result<Vec<_>>>()?;
+        let mut linears = self.model.linears();
+        let masks = state.sparse_layers.iter().map(|layer| {
+            // In the model's order, each once.
+            let linear = linears.find(|linear| linear.name() == layer.name);
+            let Some(linear) = linear.filter(|_| self.plan.layers.contains(&layer.name)) else {
+                return Err(fault(format!("`{}` is 2:4 in it, which the run does not plan", layer.name)));
+            };
+            let (rows, cols) = (linear.out_features(), linear.in_features());
+            let key = mask_key(&layer.name);
+            let view = reader.tensor(&key)?;
+            if view.info.shape != [rows, halves_per_row(cols)] {
+                return Err(fault(format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape)));
+            }
+            let halves = view.to_vec::<u32>()?;
+            let per_row = halves_per_row(cols);
+            let mask = Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1);
+            mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
+            if matches!(self.plan.rule, MaskRule::Transposable(_)) {
+                mask.verify(Pattern::TWO_FOUR, Axis::Column)?;
+            }
+            Ok(mask)
+        });
+        let masks = masks.collect::<Result<Vec<_>>>()?;
+        if let Some(scale) =
+            state.sparse_layers.iter().filter_map(|l| l.scale.map(f32::from_bits)).find(|s| !s.is_finite())
+        {
+            return Err(fault(format!("the scale of a soft threshold is {scale}")));
+        }
+        Ok(Loaded { state, parameters, masks })
+    }
+}
+
+/// The settings that decide how training goes; the others may differ from run to run.
+fn trajectory(settings: &TrainingSettings) -> TrainingSettings {
+    let neutral = TrainingSettings::default();
+    TrainingSettings {
+        validate_every: neutral.validate_every,
+        validation_sequences: neutral.validation_sequences,
+        checkpoint_every: neutral.checkpoint_every,
+        keep_checkpoints: neutral.keep_checkpoints,
+        // Another engine goes on in its own precision.
+        precision: neutral.precision,
+        micro_batch: None,
+        ..settings.clone()
+    }
+}
+
+fn mask_key(layer: &str) -> String {
+    format!("masks.{layer}.mask")
+}
+
+/// u32 words of a row.
+fn halves_per_row(cols: usize) -> usize {
+    2 * cols.div_ceil(64)
+}
+
+fn halves(mask: &Mask) -> Vec<u32> {
+    let of_word = |word: &u64| [*word as u32, (*word >> 32) as u32];
+    (0..mask.rows()).flat_map(|row| mask.row_words(row).iter().flat_map(of_word)).collect()
+}

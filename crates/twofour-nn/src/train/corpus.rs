@@ -1,0 +1,157 @@
+//! The text that a model is trained on.
+
+use crate::{Error, Result, random::Stream};
+
+/// A text, cut into a training part and, at its end, a validation part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Corpus {
+    training: Vec<u8>,
+    validation: Vec<u8>,
+}
+
+impl Corpus {
+    /// Cuts off the last `validation_share` of `text` (rounded down) for validation.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a share outside 0 to 0.5.
+    pub fn new(mut text: Vec<u8>, validation_share: f64) -> Result<Self> {
+        if !(0.0..=0.5).contains(&validation_share) {
+            let found = validation_share.to_string();
+            return Err(Error::Setting { what: "share of the text for validation", found, expected: "from 0 to 0.5" });
+        }
+        let validation = text.split_off(text.len() - (text.len() as f64 * validation_share) as usize);
+        Ok(Corpus { training: text, validation })
+    }
+
+    /// The training part.
+    pub fn training(&self) -> &[u8] {
+        &self.training
+    }
+
+    /// The validation part.
+    pub fn validation(&self) -> &[u8] {
+        &self.validation
+    }
+
+    /// The most sequences of `context` bytes, none overlapping another, that the validation part gives.
+    ///
+    /// ```
+    /// let corpus = twofour_nn::train::Corpus::new(vec![b'a'; 100], 0.5)?;
+    /// assert_eq!(corpus.validation_sequences(16), 3);
+    /// # Ok::<(), twofour_nn::Error>(())
+    /// ```
+    pub fn validation_sequences(&self, context: usize) -> usize {
+        self.validation.len().saturating_sub(1) / context.max(1)
+    }
+
+    /// Checks that both parts can hold a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] with the part that cannot.
+    pub fn expect_sequences_of(&self, context: usize) -> Result<()> {
+        for (what, part) in [("bytes of training text", &self.training), ("bytes of validation text", &self.validation)]
+        {
+            if part.len() <= context {
+                let found = format!("{} for a context of {context}", part.len());
+                return Err(Error::Setting { what, found, expected: "longer than the context; give more text" });
+            }
+        }
+        Ok(())
+    }
+
+    /// The batch of a step: `sequences` stretches of the training part, each at a random place, and the same moved by one.
+    /// Both are `[sequences, context]`.
+    pub(super) fn batch(&self, seed: u64, step: u64, sequences: usize, context: usize) -> Batch {
+        let stream = Stream::new(seed, "batches");
+        let places = (self.training.len() - context) as u64;
+        let start =
+            |sequence: usize| stream.below(step.wrapping_mul(sequences as u64) + sequence as u64, places) as usize;
+        stretches(&self.training, (0..sequences).map(start), context)
+    }
+
+    /// Batches that cover the validation part evenly, the same at every call: at most `limit` sequences in batches of
+    /// `sequences`.
+    pub(super) fn validation_batches(
+        &self,
+        sequences: usize,
+        limit: usize,
+        context: usize,
+    ) -> impl Iterator<Item = Batch> + '_ {
+        // The last start, from which a stretch and the byte after it just fit.
+        let last = self.validation.len() - 1 - context;
+        let count = limit.clamp(1, self.validation_sequences(context).max(1));
+        // At least a context apart, so that no byte is predicted twice.
+        let starts: Vec<usize> = (0..count).map(|i| i * last / (count - 1).max(1)).collect();
+        let batches: Vec<Vec<usize>> = starts.chunks(sequences).map(<[usize]>::to_vec).collect();
+        batches.into_iter().map(move |starts| stretches(&self.validation, starts.into_iter(), context))
+    }
+
+    /// A number that tells this text from others (FNV-1a over both parts and their lengths).
+    pub(super) fn fingerprint(&self) -> u64 {
+        let lengths = [self.training.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
+        let bytes = lengths.as_flattened().iter().chain(&self.training).chain(&self.validation);
+        bytes.fold(0xCBF2_9CE4_8422_2325, |hash: u64, &b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
+    }
+}
+
+/// Inputs and targets, `[sequences, context]` each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) inputs: Vec<u32>,
+    pub(super) targets: Vec<u32>,
+}
+
+/// The stretches of `context` bytes that begin at `starts`, and those that begin one later.
+fn stretches(text: &[u8], starts: impl Iterator<Item = usize>, context: usize) -> Batch {
+    let (mut inputs, mut targets) = (vec![], vec![]);
+    for start in starts {
+        let stretch = &text[start..=start + context];
+        inputs.extend(stretch[..context].iter().map(|&b| u32::from(b)));
+        targets.extend(stretch[1..].iter().map(|&b| u32::from(b)));
+    }
+    Batch { inputs, targets }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn corpus(len: usize) -> Corpus {
+        Corpus::new((0..len).map(|i| (i % 251) as u8).collect(), 0.1).unwrap()
+    }
+
+    #[test]
+    fn targets_are_the_inputs_one_later_and_batches_follow_seed_and_step() {
+        let corpus = corpus(5000);
+        assert_eq!((corpus.training().len(), corpus.validation().len()), (4500, 500));
+        let batch = corpus.batch(1, 7, 3, 16);
+        assert_eq!((batch.inputs.len(), batch.targets.len()), (48, 48));
+        for (inputs, targets) in batch.inputs.chunks(16).zip(batch.targets.chunks(16)) {
+            assert_eq!(inputs[1..], targets[..15]);
+        }
+        assert_eq!(corpus.batch(1, 7, 3, 16), batch);
+        assert_ne!(corpus.batch(1, 8, 3, 16), batch);
+        assert_ne!(corpus.batch(2, 7, 3, 16), batch);
+    }
+
+    #[test]
+    fn validation_stays_inside_its_part_and_repeats() {
+        for (len, context, limit, expected) in
+            [(5000, 16, 5, 5), (5000, 16, 1000, 31), (400, 39, 9, 1), (400, 20, 1, 1)]
+        {
+            let corpus = corpus(len);
+            let all = || corpus.validation_batches(4, limit, context).collect::<Vec<_>>();
+            let found: usize = all().iter().map(|batch| batch.inputs.len()).sum();
+            assert_eq!(found, expected * context, "{len} {context} {limit}");
+            assert_eq!(all(), all());
+        }
+    }
+
+    #[test]
+    fn too_little_text_is_an_error() {
+        assert!(corpus(100).expect_sequences_of(10).is_err(), "ten bytes of validation for a context of ten");
+        corpus(110).expect_sequences_of(10).unwrap();
+        assert!(Corpus::new(vec![], 0.1).unwrap().expect_sequences_of(1).is_err());
+        assert!(Corpus::new(vec![], 0.9).is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! Training a [`Gpt`](crate::model::Gpt) on bytes, dense or 2:4.
+//!
+//! | item | |
+//! |---|---|
+//! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
+//! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
+//! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
+//! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
+//!
+//! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
+//! weights; AdamW; new masks and packed weights for the next step.
+//!
+//! Everything random depends on the seed and the step number alone, so a run can be repeated and resumed bit for bit (on a CPU with one number of threads:
+//! GEMMs may add in another order elsewhere).
+
+mod checkpoint;
+mod corpus;
+mod report;
+mod sparsity;
+#[cfg(test)]
+mod tests;
+mod trainer;
+
+pub use checkpoint::CHECKPOINT_FILE;
+pub use corpus::Corpus;
+pub use report::StepReport;
+pub use sparsity::{Decay, SparseBegin, SparsityPlan};
+pub use trainer::Trainer;

@@ -1,0 +1,30 @@
+//! What a training step did.
+
+use serde::Serialize;
+
+/// What one training step did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StepReport {
+    /// The step, counted from 0.
+    pub step: u64,
+    /// The batch's mean loss before the update, in nats a token.
+    pub loss: f64,
+    /// The learning rate of the update.
+    pub learning_rate: f64,
+    /// The global norm of the gradients before clipping.
+    pub gradient_norm: f64,
+    /// Share of the mask elements of all 2:4 layers that changed after the update; 0 where no mask was selected.
+    pub flip_rate: f64,
+    /// The same of each layer of the plan, in its order; empty where no mask was selected.
+    pub layer_flip_rates: Vec<f64>,
+    /// Whether layers were 2:4 in this step.
+    pub is_sparse: bool,
+    /// Whether the update was skipped because the loss or a gradient was not finite.
+    pub skipped: bool,
+    /// Updates skipped so far.
+    pub skipped_so_far: u64,
+    /// Tokens predicted.
+    pub tokens: usize,
+    /// Seconds that the step took.
+    pub seconds: f64,
+}

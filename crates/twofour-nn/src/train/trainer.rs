@@ -1,0 +1,432 @@
+//! The training loop.
+
+use std::{collections::HashSet, sync::Arc, time::Instant};
+
+use twofour::{
+    adamw_step::{ChangeMean, PhaseSwitch},
+    layer::Accumulate,
+};
+
+use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport};
+use crate::{
+    Error, Result,
+    block::BatchShape,
+    engine::{AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SparseLayer as _},
+    model::{Gpt, GptConfig},
+    optim::{LossScale, Schedule, clip_factor},
+    parameter::Parameter,
+    random::Stream,
+    recipe::{DecayTarget, ModelSettings, TrainingSettings},
+};
+
+/// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer}};
+/// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
+/// let kind = ModelKind::Gpt;
+/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, context: 16, feed_forward: Some(32) };
+/// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
+/// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
+/// let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
+/// let mut trainer = Trainer::new(CpuEngine, &model, &training, plan, corpus)?;
+/// let before = trainer.validate(8)?;
+/// while !trainer.is_finished() {
+///     trainer.step()?;
+/// }
+/// assert!(trainer.validate(8)? < before);
+/// # Ok::<(), twofour_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Trainer<E: Engine> {
+    pub(super) engine: E,
+    pub(super) model: Gpt<E>,
+    pub(super) corpus: Arc<Corpus>,
+    pub(super) settings: TrainingSettings,
+    pub(super) plan: SparsityPlan,
+    pub(super) progress: Progress,
+    schedule: Schedule,
+    /// The plan's layers.
+    planned: HashSet<String>,
+    /// A [`Kind::Wide`] scalar that losses are added to.
+    loss: E::Buffer,
+}
+
+/// What changes from step to step beside the model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Progress {
+    /// Steps done, skipped ones among them.
+    pub(super) step: u64,
+    /// Updates done.
+    pub(super) updates: u64,
+    pub(super) skipped: u64,
+    /// Skipped steps since the last update.
+    pub(super) skipped_in_a_row: u64,
+    pub(super) loss_scale: LossScale,
+    /// STEP's switch from dense to 2:4.
+    pub(super) switch: Option<PhaseSwitch>,
+}
+
+/// Consecutive skipped steps after which training stops.
+const MOST_SKIPPED: u64 = 30;
+
+impl<E: Engine> Trainer<E> {
+    /// A trainer of a new model at step 0.
+    ///
+    /// # Errors
+    /// Settings out of range, too little text for the model's context, layers that cannot be 2:4, not enough memory.
+    pub fn new(
+        engine: E,
+        model: &ModelSettings,
+        training: &TrainingSettings,
+        plan: SparsityPlan,
+        corpus: Arc<Corpus>,
+    ) -> Result<Self> {
+        check(training)?;
+        let model = Gpt::new(&engine, &GptConfig::from(model), training.seed)?;
+        Self::with_model(engine, model, training, plan, corpus)
+    }
+
+    /// A trainer of an existing model, at step 0: for fine-tuning.
+    ///
+    /// # Errors
+    /// Those of [`Trainer::new`].
+    pub fn with_model(
+        engine: E,
+        mut model: Gpt<E>,
+        training: &TrainingSettings,
+        plan: SparsityPlan,
+        corpus: Arc<Corpus>,
+    ) -> Result<Self> {
+        check(training)?;
+        plan.check()?;
+        corpus.expect_sequences_of(model.config().context)?;
+        let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
+        if let Some(pattern) = plan.layers.iter().find(|name| !names.contains(name)) {
+            return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
+        }
+        model.begin_training(&engine)?;
+        let switch = match plan.begin {
+            SparseBegin::Settled { earliest, latest } => {
+                let window = (1.0 / (1.0 - training.beta2)).round() as usize;
+                Some(PhaseSwitch::new(ChangeMean::Arithmetic, window, Some([earliest, latest]))?)
+            }
+            SparseBegin::Step(_) => None,
+        };
+        let progress = Progress {
+            step: 0,
+            updates: 0,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            loss_scale: LossScale::for_type(engine.compute_type()),
+            switch,
+        };
+        let loss = engine.zeros(Kind::Wide, 1)?;
+        let planned = plan.layers.iter().cloned().collect();
+        let (settings, schedule) = (training.clone(), Schedule::new(training)?);
+        let mut trainer = Trainer { engine, model, corpus, settings, plan, progress, schedule, planned, loss };
+        trainer.change_form()?;
+        Ok(trainer)
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
+    /// The model as it is now.
+    pub fn model(&self) -> &Gpt<E> {
+        &self.model
+    }
+
+    /// Engine and model, for running the model.
+    pub fn engine_and_model(&mut self) -> (&E, &mut Gpt<E>) {
+        (&self.engine, &mut self.model)
+    }
+
+    /// The text that it is trained on.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
+    /// The settings of the loop.
+    pub fn settings(&self) -> &TrainingSettings {
+        &self.settings
+    }
+
+    /// The plan of sparsity.
+    pub fn plan(&self) -> &SparsityPlan {
+        &self.plan
+    }
+
+    /// Steps done.
+    pub fn steps_done(&self) -> u64 {
+        self.progress.step
+    }
+
+    /// Steps whose update was skipped because the loss or a gradient was not finite.
+    pub fn skipped_steps(&self) -> u64 {
+        self.progress.skipped
+    }
+
+    /// Whether all steps of the run are done. [`Trainer::step`] goes on at the final learning rate.
+    pub fn is_finished(&self) -> bool {
+        self.progress.step >= self.settings.steps
+    }
+
+    /// Whether the plan's layers are 2:4 in the next step.
+    pub fn is_sparse(&self) -> bool {
+        self.model.linears().any(|linear| linear.sparse().is_some())
+    }
+
+    /// Whether the plan has layers 2:4 in the step of that number.
+    fn plans_sparse(&self, step: u64) -> bool {
+        let has_begun = match (self.plan.begin, &self.progress.switch) {
+            (SparseBegin::Step(begin), _) => step >= begin,
+            (SparseBegin::Settled { .. }, switch) => switch.as_ref().is_some_and(|s| s.switched_at().is_some()),
+        };
+        has_begun && self.plan.end.is_none_or(|end| step < end)
+    }
+
+    /// Makes the plan's layers 2:4 or dense, as the next step requires; returns whether anything changed.
+    fn change_form(&mut self) -> Result<bool> {
+        let becomes_sparse = self.plans_sparse(self.progress.step);
+        let seeds = Stream::new(self.settings.seed, "mvue");
+        let mut has_changed = false;
+        for (index, linear) in (0u64..).zip(self.model.linears_mut()) {
+            let is_planned = self.planned.contains(linear.name());
+            match (linear.sparse().is_some(), becomes_sparse && is_planned) {
+                // Seeds of layers are far apart: each weight gradient takes one.
+                (false, true) => {
+                    linear.make_sparse(&self.engine, self.plan.layer_settings(), seeds.bits(index) >> 1)?;
+                }
+                (true, false) => linear.make_dense(&self.engine)?,
+                _ => continue,
+            }
+            has_changed = true;
+        }
+        Ok(has_changed)
+    }
+
+    /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report
+    /// says so.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine.
+    pub fn step(&mut self) -> Result<StepReport> {
+        E::scope(|| self.step_in_scope())
+    }
+
+    fn step_in_scope(&mut self) -> Result<StepReport> {
+        let begin = Instant::now();
+        let step = self.progress.step;
+        let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
+        let outcome = self.passes(step)?;
+        let tokens = self.settings.batch * self.model.config().context;
+        let skipped = !(outcome.loss.is_finite() && outcome.norm.is_finite());
+        self.progress.loss_scale.observe(!skipped);
+        self.progress.step += 1;
+        let mut flips = Flips::default();
+        if skipped {
+            self.progress.skipped += 1;
+            self.progress.skipped_in_a_row += 1;
+            if self.progress.skipped_in_a_row >= MOST_SKIPPED {
+                return Err(Error::Diverged { step, count: MOST_SKIPPED });
+            }
+            self.change_form()?;
+        } else {
+            self.progress.skipped_in_a_row = 0;
+            self.update(learning_rate, &outcome)?;
+            flips = self.refresh()?;
+        }
+        Ok(StepReport {
+            step,
+            loss: outcome.loss,
+            learning_rate,
+            gradient_norm: outcome.norm,
+            flip_rate: flips.overall,
+            layer_flip_rates: flips.layers,
+            is_sparse,
+            skipped,
+            skipped_so_far: self.progress.skipped,
+            tokens,
+            seconds: begin.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// The passes of all micro-batches of a step.
+    fn passes(&mut self, step: u64) -> Result<Outcome> {
+        let Trainer { engine, model, corpus, settings, loss, .. } = self;
+        let context = model.config().context;
+        let batch = corpus.batch(settings.seed, step, settings.batch, context);
+        let micro_batch = settings.micro_batch.unwrap_or(settings.batch);
+        let loss_scale = self.progress.loss_scale.scale();
+        let scale = loss_scale / batch.inputs.len() as f32;
+        let shape = BatchShape { batch: micro_batch, positions: context };
+        engine.clear(loss)?;
+        let micro_batches = batch.inputs.chunks(shape.tokens()).zip(batch.targets.chunks(shape.tokens()));
+        let mut accumulate = Accumulate::Overwrite;
+        for tokens in micro_batches {
+            match model.gradients(engine, tokens, shape, (scale, accumulate), loss) {
+                Err(error) if is_not_finite(&error) => {
+                    return Ok(Outcome { loss: f64::NAN, norm: f64::NAN, loss_scale });
+                }
+                outcome => outcome?,
+            }
+            accumulate = Accumulate::Add;
+        }
+        // Matrices first, then vectors: the order that sums are taken in.
+        let parameters = model.parameters();
+        let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);
+        let gradients: Vec<&E::Buffer> = matrices.iter().chain(&vectors).filter_map(|p| p.gradient()).collect();
+        let norm = engine.gradient_norm(&gradients)? / f64::from(loss_scale);
+        let sum = f64::from(engine.read(loss)?.first().copied().unwrap_or(f32::NAN));
+        Ok(Outcome { loss: sum / batch.inputs.len() as f64, norm, loss_scale })
+    }
+
+    /// The optimizer's step, and STEP's decision to switch.
+    fn update(&mut self, learning_rate: f64, outcome: &Outcome) -> Result<()> {
+        let updates = self.progress.updates + 1;
+        let TrainingSettings { beta1, beta2, epsilon, weight_decay, clip_norm, .. } = self.settings;
+        let factor = clip_factor(outcome.norm, clip_norm) / f64::from(outcome.loss_scale);
+        let decay = match self.plan.decay {
+            None => PrunedDecay::None,
+            Some(Decay { strength, target: DecayTarget::Gradient }) => {
+                PrunedDecay::Gradient { strength: strength as f32 }
+            }
+            Some(Decay { strength, target: DecayTarget::Weight }) => PrunedDecay::Weight { strength },
+        };
+        let is_sparse = self.is_sparse();
+        let switch = self.progress.switch.as_ref();
+        let second_moment = match switch.map(PhaseSwitch::switched_at) {
+            Some(None) => SecondMoment::Watched,
+            Some(Some(at)) if is_sparse => SecondMoment::Frozen { at },
+            _ => SecondMoment::Moving,
+        };
+        let planned = &self.planned;
+        let step = |parameter: &Parameter<E>, linear: Option<&str>| {
+            let is_planned = linear.is_some_and(|name| planned.contains(name));
+            AdamWStep {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon,
+                weight_decay: if parameter.shape().len() >= 2 { weight_decay } else { 0.0 },
+                step: updates,
+                gradient_scale: factor as f32,
+                second_moment: if is_planned { second_moment } else { SecondMoment::Moving },
+                pruned_decay: if is_planned { decay } else { PrunedDecay::None },
+            }
+        };
+        let changes = self.model.update(&self.engine, step)?;
+        self.progress.updates = updates;
+        if let Some(switch) = &mut self.progress.switch {
+            let planned = self.model.linears().filter(|linear| self.planned.contains(linear.name()));
+            let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
+            switch.advance();
+            switch.observe(changes, elements, epsilon);
+        }
+        Ok(())
+    }
+
+    /// Masks and packed weights of the next step.
+    fn refresh(&mut self) -> Result<Flips> {
+        if self.change_form()? {
+            return Ok(Flips::default());
+        }
+        let selects_mask = self.plan.selects_mask_after(self.progress.step);
+        for linear in self.model.linears_mut() {
+            linear.refresh(selects_mask)?;
+        }
+        if !selects_mask {
+            return Ok(Flips::default());
+        }
+        let (mut flips, mut elements, mut layers) = (0, 0, vec![]);
+        for linear in self.model.linears() {
+            let Some(sparse) = linear.sparse() else { continue };
+            let (of_layer, size) = (sparse.flips()?, (linear.out_features() * linear.in_features()) as u64);
+            flips += of_layer;
+            elements += size;
+            layers.push(of_layer as f64 / size.max(1) as f64);
+        }
+        Ok(Flips { overall: flips as f64 / elements.max(1) as f64, layers })
+    }
+
+    /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
+    /// with the weights of the next step, and changes nothing.
+    ///
+    /// # Errors
+    /// Those of the forward pass.
+    pub fn validate(&mut self, limit: usize) -> Result<f64> {
+        E::scope(|| self.validate_in_scope(limit))
+    }
+
+    fn validate_in_scope(&mut self, limit: usize) -> Result<f64> {
+        let Trainer { engine, model, corpus, settings, loss, .. } = self;
+        let context = model.config().context;
+        let sequences = settings.micro_batch.unwrap_or(settings.batch);
+        let (mut total, mut tokens) = (0f64, 0usize);
+        for batch in corpus.validation_batches(sequences, limit, context) {
+            let shape = BatchShape { batch: batch.inputs.len() / context, positions: context };
+            engine.clear(loss)?;
+            model.loss(engine, (&batch.inputs, &batch.targets), shape, loss)?;
+            total += engine.read(loss)?.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+            tokens += batch.inputs.len();
+        }
+        Ok(total / tokens as f64)
+    }
+}
+
+/// What the passes of a step found.
+struct Outcome {
+    loss: f64,
+    norm: f64,
+    /// The factor that the gradients still carry.
+    loss_scale: f32,
+}
+
+/// Shares of mask elements that changed.
+#[derive(Default)]
+struct Flips {
+    overall: f64,
+    layers: Vec<f64>,
+}
+
+/// Whether an estimate of a gradient was refused because the gradient is not finite.
+fn is_not_finite(error: &Error) -> bool {
+    match error {
+        Error::Core(twofour::Error::NotANumber { .. } | twofour::Error::Infinite { .. }) => true,
+        Error::InLayer { source, .. } => is_not_finite(source),
+        _ => false,
+    }
+}
+
+/// Checks the settings of the loop.
+fn check(settings: &TrainingSettings) -> Result<()> {
+    let fault = |what, found: String, expected| Err(Error::Setting { what, found, expected });
+    if settings.batch == 0 || settings.steps == 0 {
+        let found = format!("{} and {}", settings.batch, settings.steps);
+        return fault("batch and steps", found, "at least 1 each");
+    }
+    if let Some(micro) = settings.micro_batch
+        && (micro == 0 || !settings.batch.is_multiple_of(micro))
+    {
+        let found = format!("{micro} for a batch of {}", settings.batch);
+        return fault("micro_batch", found, "a divisor of the batch");
+    }
+    for (what, beta) in [("beta1", settings.beta1), ("beta2", settings.beta2)] {
+        if !(0.0..1.0).contains(&beta) {
+            return fault(what, beta.to_string(), "from 0 up to, but not including, 1");
+        }
+    }
+    for (what, value) in
+        [("weight_decay", settings.weight_decay), ("epsilon", settings.epsilon), ("clip_norm", settings.clip_norm)]
+    {
+        // Infinity does not clip.
+        if value.is_nan() || value < 0.0 || (value.is_infinite() && what != "clip_norm") {
+            return fault(what, value.to_string(), "a finite number from 0 up");
+        }
+    }
+    Schedule::new(settings).map(|_| ())
+}
