@@ -3,10 +3,11 @@
 use twofour::layer::{MaskRule, WeightGradient};
 
 use super::{
-    Method, Mistakes, Recipe, ScheduleKind, SparseBegin, layers,
+    Method, Mistakes, Recipe, ScheduleKind, SparsitySettings, layers,
     parse::Sections,
     resolve::{gradient_of, mask_of},
 };
+use crate::train::{SparseBegin, SparsityPlan};
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -132,11 +133,6 @@ fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     ] {
         excluded(key, given && method == Method::Dense, "no layer is 2:4");
     }
-    for (key, given) in
-        [("earliest_switch", settings.earliest_switch.is_some()), ("latest_switch", settings.latest_switch.is_some())]
-    {
-        excluded(key, given && method != Method::Step, "only \"step\" switches by its variances; use `begin`");
-    }
     if method == Method::Dense {
         return;
     }
@@ -159,18 +155,14 @@ fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let why = "pruned weights do not decay; use \"sr-ste\" or \"fst\"";
     excluded("decay", settings.decay.is_some() && !decays, why);
     excluded("decay_target", settings.decay_target.is_some() && !decays, why);
-    excluded("begin", settings.begin.is_some() && method == Method::Step, "use `earliest_switch` and `latest_switch`");
     check_times(recipe, sections, m);
 }
 
-/// The steps at which layers become 2:4 and dense again.
+/// The steps at which layers become 2:4 and dense again, and whatever else the trainer would refuse.
 fn check_times(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let s = &sections.sparsity;
-    let Some(resolved) = recipe.resolve_sparsity() else { return };
     let steps = recipe.training.steps;
-    if ["begin", "end", "earliest_switch", "latest_switch"].iter().any(|key| m.has(&format!("sparsity.{key}")))
-        || m.has("training.steps")
-    {
+    if ["sparsity.begin", "sparsity.end", "training.steps"].iter().any(|key| m.has(key)) {
         return;
     }
     if let Some(every) = recipe.sparsity.mask_every
@@ -180,26 +172,25 @@ fn check_times(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         let problem = format!("found {every}, beyond the run of {steps} steps");
         m.add(s.place("mask_every"), "sparsity.mask_every", problem);
     }
-    let latest = match resolved.begin {
-        SparseBegin::Step(step) => step,
-        SparseBegin::Settled { earliest, latest } => {
-            if earliest > latest {
-                let problem = format!("step {earliest}, after `latest_switch`, step {latest}");
-                m.add(s.place("earliest_switch"), "sparsity.earliest_switch", problem);
-                return;
+    // Layers are checked on their own, with near misses.
+    let timed = SparsitySettings { layers: None, ..recipe.sparsity.clone() };
+    let (begin, end) = match SparsityPlan::new(&timed, steps, &[]) {
+        Ok(plan) => (plan.begin, plan.end.unwrap_or(steps)),
+        Err(error) => {
+            if m.is_empty() {
+                m.add(s.place("method"), "sparsity", error.to_string());
             }
-            latest
+            return;
         }
     };
-    if latest >= resolved.end {
-        let key = match resolved.begin {
-            _ if recipe.sparsity.end.is_some() => "end",
-            SparseBegin::Step(_) => "begin",
-            SparseBegin::Settled { .. } => "latest_switch",
-        };
+    let begin = match begin {
+        SparseBegin::Step(step) => step,
+        SparseBegin::Settled { latest, .. } => latest,
+    };
+    if begin >= end {
+        let key = if recipe.sparsity.end.is_some() { "end" } else { "begin" };
         let problem = format!(
-            "layers would be 2:4 from step {latest} to step {} of {steps}, which is never; expected an end after the beginning",
-            resolved.end
+            "layers would be 2:4 from step {begin} to step {end} of {steps}, which is never; expected an end after the beginning"
         );
         m.add(s.place(key), format!("sparsity.{key}"), problem);
     }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use twofour::layer::MaskRule;
 
 use super::{Method, Mistakes, Recipe, near::near, reader::Section, resolve::mask_of};
+use crate::model::GptConfig;
 
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
@@ -52,7 +53,7 @@ impl Recipe {
             };
             LayerPlan { name, out_features, in_features, sparse: chosen, reason }
         };
-        self.model.linear_layers().into_iter().map(plan).collect()
+        GptConfig::from(&self.model).linear_layers().into_iter().map(plan).collect()
     }
 }
 
@@ -81,7 +82,8 @@ pub(super) fn check(recipe: &Recipe, section: &Section<'_>, m: &mut Mistakes) {
             "found an empty list; for no 2:4 layer use the method \"dense\"",
         );
     }
-    let names: Vec<String> = recipe.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
+    let names: Vec<String> =
+        GptConfig::from(&recipe.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
     for pattern in patterns {
         match Glob::new(pattern) {
             Err(error) => {

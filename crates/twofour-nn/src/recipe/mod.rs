@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Recipe::parse`], [`LoadedRecipe::read`] | from a file to settings; every mistake is reported at once, with its line |
 //! | [`Override`] | a value that replaces one of the recipe's |
-//! | [`Recipe::resolve_sparsity`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
+//! | [`Recipe::sparsity_plan`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
 //! | [`Recipe::layers`] | which linear layers become 2:4, and why the others do not |
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
@@ -35,7 +35,6 @@ pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelKind, ModelSettings};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
-pub use resolve::{ResolvedSparsity, SparseBegin};
 pub use sparsity::{DecayTarget, Method, SparsitySettings};
 pub use training::{Precision, ScheduleKind, TrainingSettings};
 

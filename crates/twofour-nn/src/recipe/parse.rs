@@ -141,11 +141,9 @@ fn read_sparsity(s: &mut Section<'_>, m: &mut Mistakes) -> SparsitySettings {
         mask: s.choice("mask", m).map(super::resolve::mask_name),
         mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
         weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
-        decay: s.number("decay", POSITIVE, m),
+        decay: s.number("decay", NOT_NEGATIVE, m),
         decay_target: s.choice("decay_target", m),
         begin: s.number("begin", SHARE, m),
         end: s.number("end", SHARE, m),
-        earliest_switch: s.number("earliest_switch", SHARE, m),
-        latest_switch: s.number("latest_switch", SHARE, m),
     }
 }

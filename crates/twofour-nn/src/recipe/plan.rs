@@ -3,7 +3,11 @@
 use serde::Serialize;
 use twofour::layer::MaskRule;
 
-use super::{LayerPlan, Precision, Recipe, SparseBegin, model::VOCABULARY};
+use super::{LayerPlan, Precision, Recipe, resolve::mask_of};
+use crate::{
+    model::{GptConfig, VOCABULARY},
+    train::SparseBegin,
+};
 
 /// Where a recipe is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -80,10 +84,11 @@ impl Recipe {
     pub fn plan(&self, device: DeviceKind) -> RecipePlan {
         let layers = self.layers();
         let precision = self.precision_on(device);
-        let resolved = self.resolve_sparsity();
+        // A recipe that was not parsed may contradict itself: its plan is not run then.
+        let sparsity = self.sparsity_plan().ok().filter(|plan| !plan.layers.is_empty());
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = self.model.parameters();
+        let parameters = GptConfig::from(&self.model).parameters();
         let step_tokens = self.training.batch as u64 * self.model.context as u64;
         RecipePlan {
             device,
@@ -92,7 +97,7 @@ impl Recipe {
             parameters,
             sparse_weights,
             steps: self.training.steps,
-            sparse: resolved.map(|sparsity| (sparsity.begin, sparsity.end)),
+            sparse: sparsity.map(|plan| (plan.begin, plan.end.unwrap_or(self.training.steps))),
             step_tokens,
             tokens: step_tokens.saturating_mul(self.training.steps),
             memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision),
@@ -102,8 +107,7 @@ impl Recipe {
 
     fn memory(&self, layers: &[LayerPlan], parameters: u64, sparse_weights: u64, precision: Precision) -> MemoryPlan {
         let element = if precision == Precision::F32 { 4 } else { 2 };
-        let transposable =
-            self.resolve_sparsity().is_some_and(|sparsity| matches!(sparsity.settings.rule, MaskRule::Transposable(_)));
+        let transposable = matches!(mask_of(&self.sparsity), MaskRule::Transposable(_));
         // Kept values and four bits of metadata for each group of four; a mask of one bit for each weight.
         let packed = |layer: &LayerPlan| {
             let weights = layer.out_features as u64 * layer.in_features.next_multiple_of(4) as u64;

@@ -85,12 +85,8 @@ pub struct SparsitySettings {
     pub decay: Option<f64>,
     /// Where that decay is added.
     pub decay_target: Option<DecayTarget>,
-    /// The share of all steps after which layers become 2:4. Not for [`Method::Step`], which decides by itself.
+    /// The share of all steps after which layers become 2:4; with [`Method::Step`], after which they may.
     pub begin: Option<f64>,
     /// The share of all steps after which layers become dense again.
     pub end: Option<f64>,
-    /// [`Method::Step`]: the share of all steps before which layers stay dense.
-    pub earliest_switch: Option<f64>,
-    /// [`Method::Step`]: the share of all steps after which layers become 2:4 even if variances have not settled.
-    pub latest_switch: Option<f64>,
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::{DeviceKind, Method, Mistakes, Override, Precision, Recipe, SparseBegin};
+use super::{DeviceKind, Method, Mistakes, Override, Precision, Recipe};
+use crate::train::SparseBegin;
 
 const GOOD: &str = "\
 [model]
@@ -114,13 +115,11 @@ fn methods_and_settings_that_exclude_each_other_are_refused() {
         ("ste", "decay_target=weight", "sr-ste"),
         ("ste", "mask=soft-threshold", "s-ste"),
         ("ste", "weight_gradient=masked", "fixed"),
-        ("ste", "latest_switch=0.5", "begin"),
         ("fst", "mask=magnitude", "transposable"),
         ("fst", "mask=soft-threshold", "s-ste"),
         ("s-ste", "mask=optimal", "soft-threshold"),
         ("s-ste", "mask_every=40", "every step"),
         ("step", "mask_every=1", "every step"),
-        ("step", "begin=0.1", "latest_switch"),
     ] {
         let found = one(&[&format!("sparsity.method={method}"), &format!("sparsity.{setting}")]);
         assert!(found.contains(word) && found.contains(method), "{method} {setting}: {found}");
@@ -166,17 +165,16 @@ fn patterns_without_a_layer_name_the_closest_ones() {
 
 #[test]
 fn methods_mean_what_their_documentation_says() {
-    let resolve = |overrides: &[&str]| parse(GOOD, overrides).unwrap().resolve_sparsity().unwrap();
-    let fst = resolve(&[]);
-    assert_eq!((fst.mask_every, fst.end, fst.settings.rule.name()), (Some(40), 83, "optimal"));
-    assert_eq!(fst.begin, SparseBegin::Step(0));
-    assert!(fst.decay.is_some_and(|(_, strength)| strength == 6e-5));
-    let step = resolve(&["sparsity.method=step"]);
-    assert_eq!(step.begin, SparseBegin::Settled { earliest: 10, latest: 50 });
-    assert_eq!(resolve(&["sparsity.method=fixed"]).mask_every, None);
-    let then_dense = resolve(&["sparsity.method=ste", "sparsity.begin=0.1", "sparsity.end=0.4"]);
-    assert_eq!((then_dense.begin, then_dense.end), (SparseBegin::Step(10), 40));
-    assert!(parse(GOOD, &["sparsity.method=dense"]).unwrap().resolve_sparsity().is_none());
+    let plan = |overrides: &[&str]| parse(GOOD, overrides).unwrap().sparsity_plan().unwrap();
+    let fst = plan(&[]);
+    assert_eq!((fst.mask_every, fst.end, fst.rule.name()), (40, Some(84), "greedy"));
+    assert_eq!((fst.begin, fst.layers.len()), (SparseBegin::Step(0), 4));
+    assert!(fst.decay.is_some());
+    assert_eq!(plan(&["sparsity.method=step"]).begin, SparseBegin::Settled { earliest: 10, latest: 50 });
+    assert_eq!(plan(&["sparsity.method=fixed"]).mask_every, 0);
+    let then_dense = plan(&["sparsity.method=ste", "sparsity.begin=0.1", "sparsity.end=0.4"]);
+    assert_eq!((then_dense.begin, then_dense.end), (SparseBegin::Step(10), Some(40)));
+    assert!(plan(&["sparsity.method=dense"]).layers.is_empty());
 }
 
 #[test]

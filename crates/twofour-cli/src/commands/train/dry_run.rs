@@ -1,7 +1,7 @@
 //! What a recipe will do, as a table.
 
 use anyhow::Result;
-use twofour_nn::recipe::{RecipePlan, SparseBegin};
+use twofour_nn::{recipe::RecipePlan, train::SparseBegin};
 
 use crate::present::{
     Screen,
@@ -59,6 +59,5 @@ fn when(plan: &RecipePlan) -> String {
         Some((SparseBegin::Settled { earliest, latest }, end)) => {
             format!("from when variances have settled, step {earliest} to {latest}, to {end}")
         }
-        Some(_) => "by the method".to_owned(),
     }
 }

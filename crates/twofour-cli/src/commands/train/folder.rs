@@ -123,7 +123,8 @@ fn is_trace(name: &OsStr) -> bool {
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
     let at = || path.display().to_string();
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).with_context(at)?;
+    let mut file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).with_context(at)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {

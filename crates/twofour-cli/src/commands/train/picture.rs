@@ -107,7 +107,13 @@ fn chart(area: &Area<'_, '_>, title: &str, unit: &str, curves: &[Curve]) -> Resu
     let points = || curves.iter().flat_map(|curve| &curve.points).filter(|(_, y)| y.is_finite());
     let last = points().fold(1.0, |most: f64, (x, _)| most.max(*x));
     let (least, most) = points().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, m), (_, y)| (l.min(*y), m.max(*y)));
-    let (least, most) = if least < most { (least, most) } else if least.is_finite() { (least - 0.5, least + 0.5) } else { (0.0, 1.0) };
+    let (least, most) = if least < most {
+        (least, most)
+    } else if least.is_finite() {
+        (least - 0.5, least + 0.5)
+    } else {
+        (0.0, 1.0)
+    };
     let room = 0.06 * (most - least);
     let mut chart = ChartBuilder::on(area)
         .margin(16)

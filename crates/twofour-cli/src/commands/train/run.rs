@@ -203,5 +203,7 @@ impl<'a, E: Engine> Run<'a, E> {
 /// What is lost where the folder cannot be written to, and what to do.
 fn unsaved(saved: Option<u64>) -> String {
     let from = saved.map_or("the beginning".to_owned(), |step| format!("step {step}"));
-    format!("cannot write to the run's folder; make room there and run the same command again, which goes on from {from}")
+    format!(
+        "cannot write to the run's folder; make room there and run the same command again, which goes on from {from}"
+    )
 }

@@ -46,7 +46,8 @@ impl View {
             self.told = lines;
         }
         if metrics.skipped {
-            screen.warn(format!("step {}: loss or gradients are NaN or infinite; the update was skipped", metrics.step));
+            screen
+                .warn(format!("step {}: loss or gradients are NaN or infinite; the update was skipped", metrics.step));
         }
         Ok(())
     }
