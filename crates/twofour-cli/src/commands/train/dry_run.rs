@@ -25,7 +25,7 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     }
     screen.line(table)?;
     screen.line("")?;
-    let mut table = Table::new([("", Align::Left), ("", Align::Right)]);
+    let mut table = Table::new([("quantity", Align::Left), ("value", Align::Right)]);
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row("method", plan.method.to_owned());
     row("parameters", units::count(plan.parameters));

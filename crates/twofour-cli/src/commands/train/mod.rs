@@ -95,13 +95,6 @@ impl Train {
         let folder = Folder::open(&output)?;
         folder.adopt(&loaded.recipe)?;
         let _guard = interrupt::guard();
-        screen.line(format!(
-            "Training {} parameters, {}, {} steps on {}",
-            units::count(plan.parameters),
-            plan.method,
-            plan.steps,
-            units::bytes(loaded.text.len() as u64)
-        ))?;
         let report = run::train(engine, &loaded, &plan, &folder, screen).inspect_err(|error| {
             if error.is::<Interrupted>() {
                 screen.warn("stopped; run the same command again to go on");
@@ -112,7 +105,7 @@ impl Train {
 }
 
 fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {
-    let mut table = Table::new([("", Align::Left), ("", Align::Right)]);
+    let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
     let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row("validation loss, nats a token", loss(report.val_loss));

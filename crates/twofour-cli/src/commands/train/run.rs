@@ -12,7 +12,10 @@ use twofour_nn::{
 };
 
 use super::{folder::Folder, picture, report::Report, view::View};
-use crate::{interrupt, measure, present::Screen};
+use crate::{
+    interrupt, measure,
+    present::{Screen, units},
+};
 
 /// The folder of the newest checkpoint.
 const LAST: &str = "last";
@@ -45,6 +48,13 @@ pub(super) fn train<E: Engine>(
     screen: &mut Screen,
 ) -> Result<Report> {
     let mut run = Run::open(engine, loaded, folder)?;
+    screen.line(format!(
+        "Training {} parameters, {}, {} steps on {}",
+        units::count(plan.parameters),
+        plan.method,
+        plan.steps,
+        units::bytes(loaded.text.len() as u64)
+    ))?;
     let begun = run.trainer.steps_done();
     if begun > 0 {
         screen.line(format!("going on from step {begun} of {}", plan.steps))?;
