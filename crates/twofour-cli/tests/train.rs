@@ -144,8 +144,12 @@ fn survives_kills(method: &str, kills: u32, steps: u32) {
     train(directory.path(), method, "whole", &more).good();
     let length = begun.elapsed();
     let mut state = 0x9E37_79B9_7F4A_7C15u64 ^ u64::from(kills);
-    for _ in 0..kills {
+    let checkpoint = directory.path().join("killed/last/checkpoint.safetensors");
+    for kill in 0..kills {
         let mut child = start(directory.path(), method, "killed", &more);
+        if kill == 0 {
+            wait_for("a checkpoint", || checkpoint.exists());
+        }
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         sleep(length.mul_f64((state >> 40) as f64 / (1u64 << 24) as f64 * 0.6));
         child.kill().unwrap();
@@ -167,8 +171,8 @@ fn survives_kills(method: &str, kills: u32, steps: u32) {
 
 #[test]
 fn a_run_killed_at_random_moments_ends_as_if_undisturbed() {
-    survives_kills("fst", 4, 120);
-    survives_kills("step", 3, 120);
+    survives_kills("fst", 5, 300);
+    survives_kills("step", 3, 300);
 }
 
 #[test]

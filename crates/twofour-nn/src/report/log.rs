@@ -147,7 +147,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let (mut log, _) = MetricsLog::open(&path, 0).unwrap();
-        [0, 2].map(|number| log.append(&step(number)).unwrap());
+        for number in [0, 2] {
+            log.append(&step(number)).unwrap();
+        }
         log.flush().unwrap();
         for steps in [2, 9] {
             let error = MetricsLog::open(&path, steps).unwrap_err();

@@ -1,7 +1,5 @@
 //! `report.svg`: losses, flip rates, and kept mass over the steps.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, anyhow};
 use plotters::{
     coord::Shift,
@@ -27,8 +25,8 @@ struct Curve {
     width: u32,
 }
 
-/// Draws the run.
-pub(super) fn draw(title: &str, steps: &[StepMetrics]) -> Result<String> {
+/// Draws the run; `layers` are the names of its 2:4 layers in the model's order.
+pub(super) fn draw(title: &str, layers: &[&str], steps: &[StepMetrics]) -> Result<String> {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
@@ -38,8 +36,8 @@ pub(super) fn draw(title: &str, steps: &[StepMetrics]) -> Result<String> {
             let (left, right) = root.split_horizontally(560);
             losses(&left, title, steps)?;
             let panels = right.split_evenly((1, 2));
-            by_layer(&panels[0], "flip rate by layer", steps, |layer| layer.flip_rate)?;
-            by_layer(&panels[1], "kept share of magnitude", steps, |layer| layer.kept)?;
+            by_layer(&panels[0], "flip rate by layer", (layers, steps), |layer| layer.flip_rate)?;
+            by_layer(&panels[1], "kept share of magnitude", (layers, steps), |layer| layer.kept)?;
         } else {
             losses(&root, title, steps)?;
         }
@@ -66,11 +64,11 @@ fn losses(area: &Area<'_, '_>, title: &str, steps: &[StepMetrics]) -> Result<()>
         Curve { points: validation.clone(), color: VALIDATION, width: 3 },
     ];
     chart(area, title, "loss, nats a token", &curves)?;
-    area.draw(&Rectangle::new([(360, 72), (386, 76)], TRAINING.filled())).map_err(fault)?;
-    area.draw(&Text::new("training", (396, 74), text(16, INK))).map_err(fault)?;
+    area.draw(&Rectangle::new([(360, 88), (386, 92)], TRAINING.filled())).map_err(fault)?;
+    area.draw(&Text::new("training", (396, 90), text(16, INK))).map_err(fault)?;
     if let Some((_, last)) = validation.last() {
-        area.draw(&Rectangle::new([(360, 98), (386, 102)], VALIDATION.filled())).map_err(fault)?;
-        area.draw(&Text::new(format!("validation, {last:.3}"), (396, 100), text(16, INK))).map_err(fault)?;
+        area.draw(&Rectangle::new([(360, 114), (386, 118)], VALIDATION.filled())).map_err(fault)?;
+        area.draw(&Text::new(format!("validation, {last:.3}"), (396, 116), text(16, INK))).map_err(fault)?;
     }
     Ok(())
 }
@@ -79,22 +77,23 @@ fn losses(area: &Area<'_, '_>, title: &str, steps: &[StepMetrics]) -> Result<()>
 fn by_layer(
     area: &Area<'_, '_>,
     title: &str,
-    steps: &[StepMetrics],
+    (layers, steps): (&[&str], &[StepMetrics]),
     value: impl Fn(&LayerMetrics) -> Option<f64>,
 ) -> Result<()> {
-    let mut lines: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for step in steps {
-        for (name, layer) in &step.layers {
-            lines.entry(name).or_default().extend(value(layer).map(|value| (step.step as f64, value)));
+    let curve = |(i, name): (usize, &&str)| {
+        let points = steps.iter().filter_map(|step| Some((step.step as f64, value(step.layers.get(*name)?)?)));
+        let color = between(i as f64 / layers.len().saturating_sub(1).max(1) as f64);
+        Curve { points: points.collect(), color, width: 2 }
+    };
+    let curves: Vec<Curve> = layers.iter().enumerate().map(curve).collect();
+    chart(area, title, "", &curves)?;
+    let ends = [(layers.first(), TRAINING, 46), (layers.last().filter(|_| layers.len() > 1), VALIDATION, 62)];
+    for (name, color, y) in ends {
+        if let Some(name) = name {
+            area.draw(&Text::new((*name).to_owned(), (20, y), text(13, color))).map_err(fault)?;
         }
     }
-    let count = lines.len();
-    let curves: Vec<Curve> = lines
-        .into_values()
-        .enumerate()
-        .map(|(i, points)| Curve { points, color: between(i as f64 / count.saturating_sub(1).max(1) as f64), width: 2 })
-        .collect();
-    chart(area, title, "", &curves)
+    Ok(())
 }
 
 /// The color at a share of the way from that of training to that of validation.
@@ -117,7 +116,7 @@ fn chart(area: &Area<'_, '_>, title: &str, unit: &str, curves: &[Curve]) -> Resu
     let room = 0.06 * (most - least);
     let mut chart = ChartBuilder::on(area)
         .margin(16)
-        .margin_top(56)
+        .margin_top(72)
         .x_label_area_size(44)
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..last, (least - room).max(if least >= 0.0 { 0.0 } else { least - room })..most + room)
@@ -157,6 +156,8 @@ fn smooth(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn step(step: u64) -> StepMetrics {
@@ -178,7 +179,7 @@ mod tests {
     fn runs_of_any_length_are_drawn() {
         for count in [0, 1, 2, 100] {
             let steps: Vec<_> = (0..count).map(step).collect();
-            let svg = draw("fst", &steps).unwrap();
+            let svg = draw("fst", &["b", "a"], &steps).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             assert!(!svg.contains("NaN"), "{svg}");
         }

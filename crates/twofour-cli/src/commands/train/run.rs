@@ -96,7 +96,11 @@ impl<'a, E: Engine> Run<'a, E> {
     /// One step, its validation and its checkpoint.
     fn step(&mut self, loaded: &LoadedRecipe) -> Result<&StepMetrics> {
         let report = self.trainer.step().with_context(|| match self.saved {
-            Some(step) => format!("stopped; {} holds the checkpoint of step {step}", self.folder.file(LAST).display()),
+            Some(step) => format!(
+                "stopped; {} holds the checkpoint of step {step}, and {} that of the lowest validation loss, if any was measured",
+                self.folder.file(LAST).display(),
+                self.folder.file(BEST).display()
+            ),
             None => "stopped before the first checkpoint".to_owned(),
         })?;
         let done = self.trainer.steps_done();
@@ -123,7 +127,8 @@ impl<'a, E: Engine> Run<'a, E> {
             self.best = loss;
             self.trainer.save(self.folder.file(BEST)).with_context(|| unsaved(self.saved))?;
         }
-        if is_due(training.checkpoint_every) || self.trainer.is_finished() {
+        // Where steps are skipped, the checkpoint before may be the last good one.
+        if is_due(training.checkpoint_every) && !report.skipped || self.trainer.is_finished() {
             self.save()?;
             self.keep(training.keep_checkpoints)?;
         }
@@ -204,7 +209,9 @@ impl<'a, E: Engine> Run<'a, E> {
         let (engine, model) = self.trainer.engine_and_model();
         model.save(engine, self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
         let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));
-        self.folder.write("report.svg", picture::draw(&title, &self.steps)?.as_bytes())?;
+        let layers: Vec<&str> =
+            plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();
+        self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;
         self.folder.write_json("report.json", &report)?;
         Ok(report)
     }
