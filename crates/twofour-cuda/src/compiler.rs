@@ -64,8 +64,8 @@ impl Compiler {
             "--std=c++17".into(),
             "-default-device".into(),
             "--ptxas-options=-v".into(),
-            // Masks must be bit for bit those of the CPU: no FMA contraction, and no flush of subnormal numbers.
-            "--fmad=false".into(),
+            // Masks and optimizers must be bit for bit those of the CPU: no FMA contraction, and no flush of subnormal numbers.
+            format!("--fmad={}", source.contracts_fma()),
             "--ftz=false".into(),
         ];
         let options = options.into_iter().map(text).collect::<Result<Vec<_>>>()?;

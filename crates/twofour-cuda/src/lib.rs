@@ -16,6 +16,7 @@
 //! | [`kernels`] | the list of their sources |
 //! | [`dispatch`] | choosing the fastest GEMM engine by measurement |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`transformer`] | what training a transformer needs beside it: norms, attention, embedding, loss, optimizer |
 //!
 //! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`].
 //!
@@ -37,6 +38,7 @@ mod once_map;
 pub mod problem;
 pub mod raw;
 pub mod source;
+pub mod transformer;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};

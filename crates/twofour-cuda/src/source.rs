@@ -56,6 +56,7 @@ impl Support {
 pub struct Source {
     name: String,
     support: Support,
+    contracts_fma: bool,
     parts: Vec<Part>,
 }
 
@@ -68,7 +69,20 @@ enum Part {
 impl Source {
     /// Returns an empty source. Its name must be unique.
     pub(crate) fn new(name: String, support: Support) -> Self {
-        Self { name, support, parts: Vec::new() }
+        Self { name, support, contracts_fma: false, parts: Vec::new() }
+    }
+
+    /// Lets the compiler contract multiplications and additions to FMA: for results that need not be bit for bit those of a CPU. The definition makes
+    /// the text, and with it the digest, another one than that of the same source without FMA.
+    #[must_use]
+    pub(crate) fn with_fma(mut self) -> Self {
+        self.contracts_fma = true;
+        self.define("#define CONTRACTS_FMA 1\n")
+    }
+
+    /// Returns whether the compiler may contract multiplications and additions to FMA.
+    pub(crate) fn contracts_fma(&self) -> bool {
+        self.contracts_fma
     }
 
     /// Appends preprocessor definitions.

@@ -47,6 +47,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usi
             gradient: bench.at(&there),
             first: bench.at(&m_there),
             second: bench.at(&v_there),
+            copy: None,
             rows,
             cols,
         };
@@ -54,6 +55,7 @@ fn check<G: Arithmetic + DeviceRepr>(bench: &Bench, element: DataType, rows: usi
             number: StepNumber::Host(number),
             masked_decay: masked.then(|| MaskedDecay { tiles: bench.at(&tiles), strength }),
             gradient_scale: Some(bench.at(&scale_there)),
+            skip: None,
         };
         // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
         let run = || unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) }.unwrap();
@@ -105,10 +107,11 @@ fn a_graph_of_a_step_counts_and_follows_the_learning_rate() {
         gradient: bench.at(&g_there),
         first: bench.at(&m_there),
         second: bench.at(&v_there),
+        copy: None,
         rows,
         cols,
     };
-    let step = AdamWStep { number: StepNumber::Device(schedule), masked_decay: None, gradient_scale: None };
+    let step = AdamWStep { number: StepNumber::Device(schedule), masked_decay: None, gradient_scale: None, skip: None };
     // The learning rate of the settings is not read.
     let settings = AdamWSettings { learning_rate: f64::NAN, ..SETTINGS };
     bench.wait();
@@ -132,8 +135,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let adamw = AdamW::new(&bench.device, DataType::BF16).unwrap();
     let memory = bench.poisoned(64, 0u32);
     let at = bench.at(&memory);
-    let parameter = AdamWState { weight: at, gradient: at, first: at, second: at, rows: 4, cols: 4 };
-    let step = AdamWStep { number: StepNumber::Host(1), masked_decay: None, gradient_scale: None };
+    let parameter = AdamWState { weight: at, gradient: at, first: at, second: at, copy: None, rows: 4, cols: 4 };
+    let step = AdamWStep { number: StepNumber::Host(1), masked_decay: None, gradient_scale: None, skip: None };
     // SAFETY: each of these calls returns an error before it launches anything.
     let run = |parameter, step| unsafe { adamw.step(bench.stream(), parameter, SETTINGS, step) };
     let masked = |tiles| AdamWStep { masked_decay: Some(MaskedDecay { tiles, strength: 1.0 }), ..step };

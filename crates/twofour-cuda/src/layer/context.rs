@@ -28,6 +28,7 @@ use crate::{
         prune::Pruner,
         quantize::Quantizer,
     },
+    transformer::TransformerKernels,
 };
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
@@ -49,6 +50,8 @@ struct Shared {
     gemms: Plans<GemmProblem, Gemm>,
     dense: Plans<DenseProblem, TimedPlan>,
     bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
+    batched: Plans<(DenseProblem, usize), TimedPlan>,
+    epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
     pruners: Plans<(DataType, DataType), Pruner>,
     compressors: Plans<(DataType, DataType), Compressor>,
     estimators: Plans<DataType, DenseEstimator>,
@@ -57,6 +60,7 @@ struct Shared {
     quantizers: Plans<DataType, Quantizer>,
     int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
+    transformer: TransformerKernels,
 }
 
 impl fmt::Debug for LayerContext {
@@ -67,7 +71,7 @@ impl fmt::Debug for LayerContext {
 }
 
 /// Plans and loaded kernels, by problem.
-struct Plans<K, V>(Mutex<HashMap<K, V>>);
+pub(crate) struct Plans<K, V>(Mutex<HashMap<K, V>>);
 
 impl<K, V> Default for Plans<K, V> {
     fn default() -> Self {
@@ -77,7 +81,7 @@ impl<K, V> Default for Plans<K, V> {
 
 impl<K: Eq + Hash, V: Clone> Plans<K, V> {
     /// Returns the cached value, or else the result of `plan`. Two threads may plan the same concurrently; either plan is valid.
-    fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
+    pub(crate) fn of(&self, key: K, plan: impl FnOnce() -> Result<V>) -> Result<V> {
         if let Some(found) = self.lock().get(&key) {
             return Ok(found.clone());
         }
@@ -99,14 +103,14 @@ struct Workspace {
 }
 
 /// The locked workspace, for the launch of one call.
-pub(super) struct Work<'a> {
+pub(crate) struct Work<'a> {
     context: &'a LayerContext,
     workspace: MutexGuard<'a, Workspace>,
 }
 
 impl Work<'_> {
     /// Returns buffers of these sizes, in bytes, aligned to 256 bytes. They are valid for this call.
-    pub(super) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
+    pub(crate) fn parts<const N: usize>(&mut self, bytes: [usize; N]) -> Result<[DevicePtr; N]> {
         let mut total = 0usize;
         let mut offsets = [0u64; N];
         for (offset, bytes) in offsets.iter_mut().zip(bytes) {
@@ -157,6 +161,8 @@ impl LayerContext {
             gemms: Plans::default(),
             dense: Plans::default(),
             bias_gradients: Plans::default(),
+            batched: Plans::default(),
+            epilogues: Plans::default(),
             pruners: Plans::default(),
             compressors: Plans::default(),
             estimators: Plans::default(),
@@ -165,6 +171,7 @@ impl LayerContext {
             quantizers: Plans::default(),
             int4: Plans::default(),
             copies: Plans::default(),
+            transformer: TransformerKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
@@ -204,21 +211,21 @@ impl LayerContext {
             .sum()
     }
 
-    pub(super) fn ordinal(&self) -> usize {
+    pub(crate) fn ordinal(&self) -> usize {
         self.shared.device.context().ordinal()
     }
 
-    pub(super) fn raw(&self) -> Stream {
+    pub(crate) fn raw(&self) -> Stream {
         Stream(self.stream.cu_stream())
     }
 
     /// Returns the locked workspace: the kernels of two calls must not be interleaved.
-    pub(super) fn work(&self) -> Work<'_> {
+    pub(crate) fn work(&self) -> Work<'_> {
         Work { context: self, workspace: self.workspace.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// Returns an error while the stream is being captured, for actions that cannot be part of a graph.
-    pub(super) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
+    pub(crate) fn expect_not_capturing(&self, action: &'static str) -> Result<()> {
         self.shared.device.bind()?;
         // SAFETY: the stream is valid for as long as this context holds it.
         let status = unsafe { result::stream::is_capturing(self.stream.cu_stream()) };
@@ -229,7 +236,7 @@ impl LayerContext {
     }
 
     /// Returns zeroed memory, at least 16 bytes.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<CudaSlice<u8>> {
         self.expect_not_capturing("allocating memory")?;
         let allocated = self.stream.alloc_zeros::<u8>(bytes.max(16));
         allocated.map_err(|error| Error::driver("allocating device memory", error))
@@ -255,11 +262,45 @@ impl LayerContext {
     }
 
     /// Returns the dense GEMM for a problem.
-    pub(super) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
+    pub(crate) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
         self.shared.dense.of(problem, || {
             self.expect_not_capturing("planning a dense GEMM")?;
             let plans = self.cublaslt()?.plans(problem, PartialSums::Wide, ALGORITHMS)?;
-            fastest(self, problem, plans)?.ok_or(NO_DENSE)
+            fastest(self, (problem, 1), plans)?.ok_or(NO_DENSE)
+        })
+    }
+
+    /// Returns the dense GEMM for several problems of one shape, whose operands each follow one another in memory.
+    pub(crate) fn dense_batched(&self, problem: DenseProblem, batches: usize) -> Result<TimedPlan> {
+        self.shared.batched.of((problem, batches), || {
+            self.expect_not_capturing("planning a dense GEMM")?;
+            let plans = self.cublaslt()?.plans_batched(problem, batches, PartialSums::Wide, ALGORITHMS)?;
+            fastest(self, (problem, batches), plans)?.ok_or(NO_DENSE)
+        })
+    }
+
+    /// Returns the dense GEMM with an epilogue whose operands are a vector and a matrix, or null.
+    ///
+    /// # Safety
+    /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan may run only while they are valid.
+    pub(crate) unsafe fn dense_with_epilogue(
+        &self,
+        problem: DenseProblem,
+        epilogue: DenseEpilogue,
+        operands: (DevicePtr, DevicePtr),
+    ) -> Result<TimedPlan> {
+        self.shared.epilogues.of((problem, epilogue, operands), || {
+            self.expect_not_capturing("planning a dense GEMM")?;
+            // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
+            let plans = unsafe {
+                self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS)
+            }?;
+            // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first choice is taken.
+            let plan = match epilogue {
+                DenseEpilogue::Bias => fastest(self, (problem, 1), plans)?,
+                _ => plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }),
+            };
+            plan.ok_or(NO_DENSE)
         })
     }
 
@@ -279,7 +320,7 @@ impl LayerContext {
             // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.
             let plans =
                 unsafe { self.cublaslt()?.plans_with(problem, epilogue, vector, PartialSums::Wide, ALGORITHMS) };
-            let Some(together) = fastest(self, problem, plans.unwrap_or_default())? else { return Ok(None) };
+            let Some(together) = fastest(self, (problem, 1), plans.unwrap_or_default())? else { return Ok(None) };
             let (Some(together_us), Some(apart_us)) = (together.us, self.dense(problem)?.us) else {
                 return Ok(Some(together.plan));
             };
@@ -317,11 +358,11 @@ impl LayerContext {
         self.shared.estimators.of(dtype, || self.load(|device| DenseEstimator::new(device, dtype)))
     }
 
-    pub(super) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
+    pub(crate) fn elementwise(&self, dtype: DataType) -> Result<Elementwise> {
         self.shared.elementwise.of(dtype, || self.load(|device| Elementwise::new(device, dtype)))
     }
 
-    pub(super) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
+    pub(crate) fn column_sums(&self, dtype: DataType) -> Result<ColumnSums> {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
     }
 
@@ -334,13 +375,18 @@ impl LayerContext {
         self.shared.int4.of(problem, || self.load(|device| Int4Gemm::new(device, problem)))
     }
 
+    /// Returns the kernels of [`crate::transformer`].
+    pub(crate) fn transformer(&self) -> &TransformerKernels {
+        &self.shared.transformer
+    }
+
     /// Returns the kernels that copy rows.
     pub(super) fn copies(&self) -> Result<Copies> {
         self.shared.copies.of((), || self.load(Copies::new))
     }
 
     /// Loads kernels, which is impossible during a capture.
-    fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
+    pub(crate) fn load<T>(&self, load: impl FnOnce(&Device) -> Result<T>) -> Result<T> {
         self.expect_not_capturing("loading kernels")?;
         load(&self.shared.device)
     }

@@ -17,13 +17,13 @@ const ROUNDS: usize = 5;
 
 /// A dense GEMM and its time, where it was timed.
 #[derive(Debug, Clone)]
-pub(super) struct TimedPlan {
-    pub(super) plan: CublasLtPlan,
-    pub(super) us: Option<f64>,
+pub(crate) struct TimedPlan {
+    pub(crate) plan: CublasLtPlan,
+    pub(crate) us: Option<f64>,
 }
 
 /// Launches a dense GEMM, `D = op(A) op(B)`, or nothing if it has no elements.
-pub(super) fn dense(
+pub(crate) fn dense(
     context: &LayerContext,
     problem: DenseProblem,
     a: DevicePtr,
@@ -72,16 +72,16 @@ pub(super) fn unpacked_product(
     }
 }
 
-/// Returns the fastest of several plans for a problem, by medians of interleaved launches on random numbers. This also loads the library's kernels,
+/// Returns the fastest of several plans for a problem, once or several times, by medians of interleaved launches on random numbers. This also loads the library's kernels,
 /// which is impossible while a stream is being captured. Returns the first plan, without a time, where there is no memory for the trial.
 pub(super) fn fastest(
     context: &LayerContext,
-    problem: DenseProblem,
+    (problem, batches): (DenseProblem, usize),
     plans: Vec<CublasLtPlan>,
 ) -> Result<Option<TimedPlan>> {
-    let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
+    let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size).saturating_mul(batches);
     let DenseProblem { element, output, rows, cols, reduction, .. } = problem;
-    let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)];
+    let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)].map(|n| n.saturating_mul(batches));
     let sizes = [
         bytes(rows, reduction, element.bytes()),
         bytes(reduction, cols, element.bytes()),

@@ -278,7 +278,7 @@ pub(super) fn expect_gradient(output: DataType, dtype: DataType) -> Result<()> {
 }
 
 /// Zeros a gradient unless it is accumulated.
-pub(super) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
+pub(crate) fn zero(context: &LayerContext, accumulate: Accumulate, at: DevicePtr, bytes: usize) -> Result<()> {
     if accumulate == Accumulate::Add || bytes == 0 {
         return Ok(());
     }

@@ -59,7 +59,7 @@ macro_rules! accessors {
             }
 
             /// Returns the address, after checking the device, data type and number of elements. It may be null for no elements.
-            pub(super) fn expect(
+            pub(crate) fn expect(
                 &self,
                 what: &'static str,
                 context: &LayerContext,
@@ -142,13 +142,46 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
+    /// Copies ids to the device, where their bits are elements of [`DataType::I32`], and synchronizes the stream.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::zeros`].
+    pub fn from_ids(context: &LayerContext, ids: &[u32]) -> Result<Self> {
+        let mut buffer = Self::zeros(context, DataType::I32, ids.len())?;
+        buffer.write_ids(ids)?;
+        Ok(buffer)
+    }
+
+    /// Overwrites the ids and synchronizes the stream.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::write`].
+    pub fn write_ids(&mut self, ids: &[u32]) -> Result<()> {
+        self.expect("the ids", &self.context, DataType::I32, ids.len())?;
+        self.write_bytes(bytemuck::cast_slice(ids))
+    }
+
+    /// Returns a copy of ids in host memory; synchronizes the stream.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::to_host`].
+    pub fn ids_to_host(&self) -> Result<Vec<u32>> {
+        self.expect("the ids", &self.context, DataType::I32, self.len())?;
+        let mut ids = vec![0; self.len()];
+        self.read_bytes(bytemuck::cast_slice_mut(&mut ids))?;
+        Ok(ids)
+    }
+
     /// Overwrites the elements with those of host memory and synchronizes the stream.
     ///
     /// # Errors
     /// [`Error::Length`] and [`Error::SliceType`] where number or type differ, [`Error::Driver`].
     pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
         self.expect("the buffer", &self.context, T::DTYPE, values.len())?;
-        let bytes = bytemuck::cast_slice::<T, u8>(values);
+        self.write_bytes(bytemuck::cast_slice(values))
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let stream = self.context.stream().clone();
         let failed = |error| Error::driver("copying to the device", error);
         stream.memcpy_htod(bytes, &mut self.memory.slice_mut(..bytes.len())).map_err(failed)?;
@@ -162,12 +195,15 @@ impl DeviceBuffer {
     pub fn to_host<T: Element>(&self) -> Result<Vec<T>> {
         self.expect("the buffer", &self.context, T::DTYPE, self.len())?;
         let mut values = vec![T::ZERO; self.len()];
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(&mut values);
+        self.read_bytes(bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    fn read_bytes(&self, bytes: &mut [u8]) -> Result<()> {
         let (len, stream) = (bytes.len(), self.context.stream());
         let failed = |error| Error::driver("copying from the device", error);
         stream.memcpy_dtoh(&self.memory.slice(..len), bytes).map_err(failed)?;
-        stream.synchronize().map_err(failed)?;
-        Ok(values)
+        stream.synchronize().map_err(failed)
     }
 
     /// Returns the elements for reading.

@@ -33,8 +33,11 @@ mod weight;
 use crate::{Error, Result};
 
 pub use context::LayerContext;
+pub(crate) use context::Plans;
+pub(crate) use dense::dense;
 pub use forward::{Forward, activation_gradient};
 pub use gradient::bias_gradient;
+pub(crate) use gradient::zero;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};

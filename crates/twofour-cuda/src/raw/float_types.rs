@@ -24,3 +24,8 @@ pub(super) fn float_source(name: &str, dtype: DataType, files: impl IntoIterator
         .with([headers::COMMON])
         .with(files)
 }
+
+/// Returns the source of a kernel over rows of a data type, with FMA. `files` follow [`headers::ROWS`].
+pub(super) fn row_source(name: &str, dtype: DataType, files: impl IntoIterator<Item = File>) -> Source {
+    float_source(name, dtype, [headers::ROWS].into_iter().chain(files)).with_fma()
+}

@@ -20,6 +20,17 @@ pub(crate) fn shape(weight: DenseWeight) -> Result<(u32, u32)> {
     Ok((side(weight.rows)?, side(weight.cols)?))
 }
 
+/// Returns the threads of a CTA for a row of this many bytes: one for every 16 bytes, in whole warps, at most `most`.
+pub(crate) fn threads_of_row(bytes: usize, most: u32) -> u32 {
+    bytes.div_ceil(16).next_multiple_of(32).clamp(32, most as usize) as u32
+}
+
+/// Returns the CTAs of [`BLOCK`] threads in which each thread handles `each` of `count` elements.
+pub(crate) fn blocks_of_elements(count: u64, each: u64) -> Result<u32> {
+    let blocks = count.div_ceil(each * u64::from(BLOCK));
+    if blocks <= i32::MAX as u64 { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: 1, cols: count as usize }) }
+}
+
 /// Returns the CTAs of a grid with this many threads.
 pub(crate) fn blocks(threads: u64, weight: DenseWeight) -> Result<u32> {
     let blocks = threads.div_ceil(u64::from(BLOCK));

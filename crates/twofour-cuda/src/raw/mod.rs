@@ -23,18 +23,27 @@
 //! returns.
 
 pub mod adamw;
+pub(crate) mod attention;
 pub mod column_sums;
 pub mod compress;
+pub(crate) mod cross_entropy;
 pub mod elementwise;
+pub(crate) mod embedding;
 pub mod engine;
 pub mod estimate;
 mod float_types;
+pub(crate) mod gated;
 pub mod gemm;
+pub(crate) mod gradient_norm;
 pub(crate) mod grid;
 pub(crate) mod headers;
+pub(crate) mod heads;
+pub(crate) mod norm;
+pub(crate) mod pointwise;
 pub mod prune;
 pub mod quantize;
 pub mod soft_threshold;
+pub(crate) mod softmax;
 pub mod unpack;
 mod weight;
 
@@ -42,10 +51,18 @@ use crate::source::Source;
 
 pub use weight::{DenseWeight, MetaOrder, Packed};
 
+/// Returns the sources of [`crate::transformer`]'s kernels.
+fn transformer_sources() -> impl Iterator<Item = Source> {
+    let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
+    let heads = heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources());
+    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source()]);
+    rows.chain(heads).chain(elements)
+}
+
 /// Returns the source of every kernel.
 pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
     let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
     let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
-    weights.chain(scales).chain(layers).chain(gemm::sources()).collect()
+    weights.chain(scales).chain(layers).chain(transformer_sources()).chain(gemm::sources()).collect()
 }

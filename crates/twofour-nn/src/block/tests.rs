@@ -1,1 +1,225 @@
+//! Gradients of the blocks against finite differences of a loss that is linear in the output.
 
+use std::sync::Arc;
+
+use twofour::layer::{Accumulate, Activation, MaskRule, SparseLinearSettings};
+use twofour::select::Transposable;
+
+use super::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, Workspace};
+use crate::{
+    engine::{
+        Engine, Kind,
+        cpu::{CpuBuffer, CpuEngine},
+    },
+    linear::Linear,
+    parameter::Parameter,
+    random::Stream,
+};
+
+const ENGINE: CpuEngine = CpuEngine;
+
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let stream = Stream::new(seed, "block tests");
+    (0..len as u64).map(|i| stream.normal(i) as f32).collect()
+}
+
+fn buffer(values: &[f32]) -> CpuBuffer {
+    let mut buffer = ENGINE.zeros(Kind::Compute, values.len()).unwrap();
+    ENGINE.write(&mut buffer, values).unwrap();
+    buffer
+}
+
+fn parameter(name: &str, shape: &[usize], deviation: f32, mean: f32, seed: u64) -> Parameter<CpuEngine> {
+    let values: Vec<f32> = random(shape.iter().product(), seed).iter().map(|v| v * deviation + mean).collect();
+    let mut parameter = Parameter::new(&ENGINE, name, shape, &values, true).unwrap();
+    parameter.begin_training(&ENGINE).unwrap();
+    parameter
+}
+
+fn linear(name: &str, out: usize, inputs: usize, seed: u64) -> Linear<CpuEngine> {
+    let weight = parameter(&format!("{name}.weight"), &[out, inputs], 0.3, 0.0, seed);
+    Linear::new(name, weight, Some(parameter(&format!("{name}.bias"), &[out], 0.3, 0.0, seed + 1))).unwrap()
+}
+
+fn norm(width: usize, seed: u64) -> LayerNorm<CpuEngine> {
+    LayerNorm::new(
+        parameter("norm.weight", &[width], 0.2, 1.0, seed),
+        parameter("norm.bias", &[width], 0.2, 0.0, seed + 1),
+    )
+    .unwrap()
+}
+
+/// A block as the tests see it.
+trait Block {
+    fn forward(&self, x: &[f32]) -> Vec<f32>;
+    fn backward(&mut self, x: &[f32], dy: &[f32], accumulate: Accumulate) -> Vec<f32>;
+    fn norm(&mut self) -> &mut LayerNorm<CpuEngine>;
+    fn linears(&mut self) -> [&mut Linear<CpuEngine>; 2];
+
+    fn parameters(&mut self) -> Vec<&mut Parameter<CpuEngine>>;
+}
+
+const SHAPE: BatchShape = BatchShape { batch: 2, positions: 5 };
+
+macro_rules! block {
+    ($block:ty, $shape:expr, $first:ident, $second:ident) => {
+        impl Block for $block {
+            fn forward(&self, x: &[f32]) -> Vec<f32> {
+                let mut workspace = Workspace::default();
+                let (y, saved) = <$block>::forward(self, &ENGINE, &mut workspace, buffer(x), $shape).unwrap();
+                saved.release(&mut workspace);
+                ENGINE.read(&y).unwrap()
+            }
+
+            fn backward(&mut self, x: &[f32], dy: &[f32], accumulate: Accumulate) -> Vec<f32> {
+                let mut workspace = Workspace::default();
+                let (_, saved) = <$block>::forward(self, &ENGINE, &mut workspace, buffer(x), $shape).unwrap();
+                let dx = <$block>::backward(self, &ENGINE, &mut workspace, saved, buffer(dy), accumulate).unwrap();
+                ENGINE.read(&dx).unwrap()
+            }
+
+            fn norm(&mut self) -> &mut LayerNorm<CpuEngine> {
+                &mut self.norm
+            }
+
+            fn linears(&mut self) -> [&mut Linear<CpuEngine>; 2] {
+                [&mut self.$first, &mut self.$second]
+            }
+
+            fn parameters(&mut self) -> Vec<&mut Parameter<CpuEngine>> {
+                let mut all: Vec<_> = self.norm.parameters_mut().into_iter().collect();
+                all.extend(self.$first.parameters_mut());
+                all.extend(self.$second.parameters_mut());
+                all
+            }
+        }
+    };
+}
+
+block!(AttentionBlock<CpuEngine>, SHAPE, qkv, out);
+block!(FeedForwardBlock<CpuEngine>, SHAPE.tokens(), up, down);
+
+fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
+    let rotary = Arc::new(ENGINE.rotary(8, 4).unwrap());
+    let attention =
+        AttentionBlock::new(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), 2, rotary).unwrap();
+    let mut all: Vec<(_, Box<dyn Block>)> = vec![("attention", Box::new(attention))];
+    for (name, activation) in [("gelu", Activation::Gelu), ("silu", Activation::Silu), ("none", Activation::Identity)] {
+        let block = FeedForwardBlock::new(norm(8, 7), linear("up", 16, 8, 9), linear("down", 8, 16, 11), activation);
+        all.push((name, Box::new(block.unwrap())));
+    }
+    all
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// The derivative of a function along a direction from a point, and what the gradient says it is.
+fn check(what: &str, point: &[f32], gradient: &[f32], mut loss: impl FnMut(&[f32]) -> f64) {
+    for seed in 0..3 {
+        // Half along the gradient, so that the derivative is large; half in a random direction.
+        let norm = dot(gradient, gradient).sqrt() as f32;
+        assert!(norm > 0.0 && norm.is_finite(), "{what}: a gradient of norm {norm}");
+        let other = random(point.len(), 100 + seed);
+        let length = dot(&other, &other).sqrt() as f32;
+        let direction: Vec<f32> = gradient.iter().zip(&other).map(|(g, o)| g / norm + o / length).collect();
+        let h = 5e-3f32;
+        let mut along = |by: f32| loss(&point.iter().zip(&direction).map(|(p, d)| p + by * d).collect::<Vec<_>>());
+        let numeric = (along(h) - along(-h)) / f64::from(2.0 * h);
+        let expected = dot(gradient, &direction);
+        assert!(
+            (numeric - expected).abs() < 1e-2 * expected.abs().max(0.1),
+            "{what}: {numeric}, by the gradient {expected}"
+        );
+    }
+}
+
+fn gradients_agree(name: &str, block: &mut dyn Block) {
+    let n = SHAPE.tokens() * 8;
+    let (x, dy) = (random(n, 21), random(n, 22));
+    let dx = block.backward(&x, &dy, Accumulate::Overwrite);
+    check(&format!("{name}: x"), &x, &dx, |x| dot(&block.forward(x), &dy));
+    let count = block.parameters().len();
+    for index in 0..count {
+        let parameters = block.parameters();
+        let parameter = &parameters[index];
+        let what = format!("{name}: {}", parameter.name());
+        let values = ENGINE.read(parameter.master()).unwrap();
+        let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
+        check(&what, &values, &gradient, |moved| {
+            block.parameters()[index].write(&ENGINE, moved).unwrap();
+            block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+            dot(&block.forward(&x), &dy)
+        });
+        block.parameters()[index].write(&ENGINE, &values).unwrap();
+        block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+    }
+}
+
+#[test]
+fn gradients_of_dense_blocks_agree_with_finite_differences() {
+    for (name, mut block) in blocks() {
+        gradients_agree(name, &mut *block);
+    }
+}
+
+/// With the masked weight gradient, the gradient is that of the loss as a function of the master under a mask that stays.
+#[test]
+fn gradients_of_sparse_blocks_agree_with_finite_differences() {
+    for rule in [MaskRule::Magnitude, MaskRule::Transposable(Transposable::GreedyAbs)] {
+        for (name, mut block) in blocks() {
+            let weight_gradient = twofour::layer::WeightGradient::Masked;
+            let settings = SparseLinearSettings { rule, weight_gradient, ..Default::default() };
+            block.linears().into_iter().for_each(|linear| linear.make_sparse(&ENGINE, settings, 1).unwrap());
+            gradients_agree(&format!("{name}, {rule:?}"), &mut *block);
+        }
+    }
+}
+
+#[test]
+fn a_sparse_block_is_the_dense_one_with_masked_weights() {
+    for (name, mut block) in blocks() {
+        let settings = SparseLinearSettings::default();
+        block.linears().into_iter().for_each(|linear| linear.make_sparse(&ENGINE, settings, 1).unwrap());
+        let n = SHAPE.tokens() * 8;
+        let (x, dy) = (random(n, 21), random(n, 22));
+        let gradients = |block: &mut dyn Block| -> Vec<f32> {
+            let mut all = block.backward(&x, &dy, Accumulate::Overwrite);
+            for parameter in block.parameters() {
+                all.extend(ENGINE.read(parameter.gradient().unwrap()).unwrap());
+            }
+            all
+        };
+        let (y, sparse) = (block.forward(&x), gradients(&mut *block));
+        for linear in block.linears() {
+            use crate::engine::SparseLayer as _;
+            let mask = linear.sparse().unwrap().mask().unwrap();
+            let master = ENGINE.read(linear.weight().master()).unwrap();
+            let matrix = twofour::MatrixRef::new(mask.rows(), mask.cols(), &master).unwrap();
+            let masked = mask.apply(matrix).unwrap();
+            linear.make_dense(&ENGINE).unwrap();
+            linear.parameters_mut().next().unwrap().write(&ENGINE, &masked).unwrap();
+        }
+        let (expected_y, expected) = (block.forward(&x), gradients(&mut *block));
+        let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(distance(&y, &expected_y) < 1e-4 && distance(&sparse, &expected) < 1e-3, "{name}");
+    }
+}
+
+#[test]
+fn gradients_are_added_where_asked() {
+    for (name, mut block) in blocks() {
+        let n = SHAPE.tokens() * 8;
+        let (x, dy) = (random(n, 21), random(n, 22));
+        block.backward(&x, &dy, Accumulate::Overwrite);
+        let read = |block: &mut dyn Block| -> Vec<f32> {
+            let all = block.parameters();
+            all.iter().flat_map(|p| ENGINE.read(p.gradient().unwrap()).unwrap()).collect()
+        };
+        let once = read(&mut *block);
+        block.backward(&x, &dy, Accumulate::Add);
+        assert!(read(&mut *block).iter().zip(&once).all(|(twice, once)| *twice == 2.0 * once), "{name}");
+        assert_eq!(block.norm().width(), 8);
+    }
+}

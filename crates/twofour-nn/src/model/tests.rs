@@ -1,1 +1,144 @@
+//! The model as a whole.
 
+use twofour::{
+    DataType,
+    file::Overwrite,
+    layer::{Accumulate, MaskRule, SparseLinearSettings},
+};
+
+use super::{Gpt, GptConfig};
+use crate::{
+    block::BatchShape,
+    engine::{Engine as _, Kind, cpu::CpuEngine},
+};
+
+const ENGINE: CpuEngine = CpuEngine;
+const SMALL: GptConfig = GptConfig { layers: 2, width: 32, heads: 2, context: 24, feed_forward: 64 };
+
+fn dense() -> Gpt<CpuEngine> {
+    let mut model = Gpt::new(&ENGINE, &SMALL, 1).unwrap();
+    model.begin_training(&ENGINE).unwrap();
+    model
+}
+
+/// The same parameters, every block's layers 2:4 and the head dense.
+fn sparse(rule: MaskRule) -> Gpt<CpuEngine> {
+    let mut model = dense();
+    let settings = SparseLinearSettings { rule, ..Default::default() };
+    for linear in model.linears_mut().filter(|linear| linear.name() != "head") {
+        linear.make_sparse(&ENGINE, settings, 0).unwrap();
+    }
+    model
+}
+
+fn bytes(count: usize, seed: u32) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * 37 + seed * 101 + i * i) % 256).collect()
+}
+
+fn mean_loss(model: &mut Gpt<CpuEngine>, x: &[u32], y: &[u32], shape: BatchShape) -> f64 {
+    let mut loss = ENGINE.zeros(Kind::Wide, 1).unwrap();
+    model.loss(&ENGINE, (x, y), shape, &mut loss).unwrap();
+    f64::from(ENGINE.read(&loss).unwrap()[0]) / shape.tokens() as f64
+}
+
+fn backward(model: &mut Gpt<CpuEngine>, x: &[u32], y: &[u32], shape: BatchShape) -> f64 {
+    let mut loss = ENGINE.zeros(Kind::Wide, 1).unwrap();
+    let how = (1.0 / shape.tokens() as f32, Accumulate::Overwrite);
+    model.gradients(&ENGINE, (x, y), shape, how, &mut loss).unwrap();
+    f64::from(ENGINE.read(&loss).unwrap()[0]) / shape.tokens() as f64
+}
+
+#[test]
+fn every_parameter_gets_a_gradient_dense_and_sparse() {
+    let shape = BatchShape { batch: 2, positions: 9 };
+    for (form, mut model) in [("dense", dense()), ("sparse", sparse(MaskRule::Magnitude))] {
+        backward(&mut model, &bytes(18, 1), &bytes(18, 2), shape);
+        let parameters = model.parameters();
+        let count: usize = parameters.iter().map(|p| p.shape().iter().product::<usize>()).sum();
+        assert_eq!(count, SMALL.parameters());
+        for parameter in parameters {
+            let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
+            let largest = gradient.iter().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(
+                largest > 0.0 && largest.is_finite(),
+                "{form}: the gradient of `{}` is {largest} at most",
+                parameter.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn gradients_of_the_whole_model_agree_with_finite_differences() {
+    let (mut model, shape) = (dense(), BatchShape { batch: 1, positions: 6 });
+    let (x, y) = (bytes(6, 3), bytes(6, 4));
+    let loss = backward(&mut model, &x, &y, shape);
+    assert!((loss - mean_loss(&mut model, &x, &y, shape)).abs() < 1e-6);
+    for index in 0..model.parameters().len() {
+        let parameters = model.parameters();
+        let parameter = parameters[index];
+        let name = parameter.name().to_owned();
+        let values = ENGINE.read(parameter.master()).unwrap();
+        let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
+        // The direction of the gradient: the derivative along it is its norm.
+        let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
+        // The same relative change of the loss for every parameter.
+        let step = 1e-2 / norm;
+        let mut along = |by: f32| {
+            let moved: Vec<f32> = values.iter().zip(&gradient).map(|(v, g)| v + by * g / norm).collect();
+            model.parameters_mut()[index].write(&ENGINE, &moved).unwrap();
+            mean_loss(&mut model, &x, &y, shape)
+        };
+        let numeric = (along(step) - along(-step)) / f64::from(2.0 * step);
+        model.parameters_mut()[index].write(&ENGINE, &values).unwrap();
+        let norm = f64::from(norm);
+        assert!((numeric - norm).abs() < 0.05 * norm, "`{name}`: {numeric} along a gradient of norm {norm}");
+    }
+}
+
+#[test]
+fn the_future_does_not_reach_the_past() {
+    let mut model = dense();
+    let shape = BatchShape { batch: 1, positions: 10 };
+    let first = bytes(10, 5);
+    let changed: Vec<u32> = first[..6].iter().copied().chain(bytes(4, 9)).collect();
+    let (a, b) = (model.logits(&ENGINE, &first, shape).unwrap(), model.logits(&ENGINE, &changed, shape).unwrap());
+    assert_eq!(a[..6 * 256], b[..6 * 256]);
+    assert_ne!(a[6 * 256..], b[6 * 256..]);
+}
+
+#[test]
+fn bad_tokens_and_shapes_are_refused() {
+    let mut model = dense();
+    let shape = BatchShape { batch: 1, positions: 3 };
+    let error = model.logits(&ENGINE, &[1, 256, 2], shape).unwrap_err().to_string();
+    assert!(error.contains("token 256 at position 1"), "{error}");
+    assert!(model.logits(&ENGINE, &[1, 2], shape).is_err());
+    let long = BatchShape { batch: 1, positions: 25 };
+    assert!(model.logits(&ENGINE, &bytes(25, 1), long).unwrap_err().to_string().contains("25 tokens"));
+    assert!(model.logits(&ENGINE, &[], BatchShape { batch: 0, positions: 3 }).is_err());
+}
+
+#[test]
+fn files_keep_the_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let (text, shape) = (bytes(10, 7), BatchShape { batch: 1, positions: 10 });
+    let models =
+        [("dense", dense()), ("sparse", sparse(MaskRule::Magnitude)), ("soft", sparse(MaskRule::SoftThreshold))];
+    for (name, mut model) in models {
+        let expected = model.logits(&ENGINE, &text, shape).unwrap();
+        for (dtype, tolerance) in [(DataType::F32, 1e-5), (DataType::BF16, 2e-2), (DataType::F16, 2e-3)] {
+            let path = directory.path().join(format!("{name}-{dtype}.safetensors"));
+            model.save(&ENGINE, &path, Overwrite::No, dtype).unwrap();
+            assert!(model.save(&ENGINE, &path, Overwrite::No, dtype).is_err(), "an existing file was replaced");
+            let mut loaded = Gpt::load(&ENGINE, &path).unwrap();
+            assert_eq!(loaded.config(), model.config());
+            let found = loaded.logits(&ENGINE, &text, shape).unwrap();
+            let distance = found.iter().zip(&expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+            assert!(distance < tolerance, "{name} {dtype}: {distance}");
+        }
+        assert!(model.save(&ENGINE, directory.path().join("i8"), Overwrite::No, DataType::I8).is_err());
+    }
+    let size = |name: &str| std::fs::metadata(directory.path().join(name)).unwrap().len();
+    assert!(size("sparse-bf16.safetensors") < size("dense-bf16.safetensors"));
+}

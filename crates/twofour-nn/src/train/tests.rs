@@ -1,1 +1,341 @@
+//! Training as a whole: it learns, and it resumes bit for bit.
 
+use std::{fs, path::Path, sync::Arc};
+
+use twofour::{
+    file::{TEMP_PREFIX, TEMP_SUFFIX},
+    layer::{MaskRule, WeightGradient},
+    select::Transposable,
+};
+
+use super::{CHECKPOINT_FILE, Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
+use crate::{
+    Error, Result,
+    engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, TrainingSettings},
+};
+
+fn model() -> ModelSettings {
+    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 32, heads: 2, context: 16, feed_forward: Some(64) }
+}
+
+fn training() -> TrainingSettings {
+    TrainingSettings {
+        batch: 4,
+        steps: 60,
+        learning_rate: 3e-3,
+        final_learning_rate: 3e-4,
+        warm_up: 4,
+        seed: 9,
+        ..Default::default()
+    }
+}
+
+fn layers() -> Vec<String> {
+    (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
+}
+
+fn corpus() -> Arc<Corpus> {
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(30);
+    Arc::new(Corpus::new(text, 0.1).unwrap())
+}
+
+fn trainer_with(plan: SparsityPlan, training: TrainingSettings) -> Trainer<CpuEngine> {
+    Trainer::new(CpuEngine, &model(), &training, plan, corpus()).unwrap()
+}
+
+fn trainer(plan: &SparsityPlan) -> Trainer<CpuEngine> {
+    trainer_with(plan.clone(), training())
+}
+
+/// Plans of every method, and with settings that the defaults do not reach.
+fn plans() -> Vec<(&'static str, SparsityPlan)> {
+    let of = |method| SparsityPlan::of_method(method, layers(), 60);
+    let fst = SparsityPlan { mask_every: 3, ..of(Method::Fst) };
+    vec![
+        ("dense", of(Method::Dense)),
+        ("fixed", of(Method::Fixed)),
+        ("ste", of(Method::Ste)),
+        ("ste, every 3", SparsityPlan { mask_every: 3, ..of(Method::Ste) }),
+        ("ste, steps 3 to 7", SparsityPlan { begin: SparseBegin::Step(3), end: Some(7), ..of(Method::Ste) }),
+        ("sr-ste", of(Method::SrSte)),
+        (
+            "decay of weights",
+            SparsityPlan { decay: Some(Decay { strength: 0.1, target: DecayTarget::Weight }), ..of(Method::SrSte) },
+        ),
+        ("fst", fst.clone()),
+        ("fst to step 8", SparsityPlan { end: Some(8), ..fst }),
+        ("s-ste", of(Method::SSte)),
+        ("step", SparsityPlan { begin: SparseBegin::Settled { earliest: 2, latest: 5 }, ..of(Method::Step) }),
+    ]
+}
+
+fn steps(trainer: &mut Trainer<CpuEngine>, count: usize) -> Vec<StepReport> {
+    let untimed = |report: StepReport| StepReport { seconds: 0.0, ..report };
+    (0..count).map(|_| untimed(trainer.step().unwrap())).collect()
+}
+
+/// Parameters and moments, bit by bit.
+fn bits(trainer: &Trainer<CpuEngine>) -> Vec<u32> {
+    let mut all = vec![];
+    for parameter in trainer.model.parameters() {
+        for buffer in [parameter.master()].into_iter().chain(parameter.moments().into_iter().flatten()) {
+            all.extend(CpuEngine.read(buffer).unwrap().iter().map(|v| v.to_bits()));
+        }
+    }
+    all
+}
+
+#[test]
+fn every_method_learns() {
+    for (name, plan) in plans() {
+        let mut trainer = trainer(&plan);
+        let before = trainer.validate(100).unwrap();
+        assert!((before - 256f64.ln()).abs() < 0.2, "{name}: an untrained model knows nothing, found {before}");
+        let reports = steps(&mut trainer, 60);
+        let after = trainer.validate(100).unwrap();
+        assert!(after < 2.8, "{name}: {before} before, {after} after");
+        assert!(trainer.is_finished() && reports.iter().all(|r| r.tokens == 64 && r.gradient_norm > 0.0));
+        assert_eq!(trainer.validate(100).unwrap(), after, "{name}: validation changes nothing");
+        let flips = reports.iter().filter(|report| report.flip_rate > 0.0).count();
+        assert_eq!(flips > 0, !matches!(name, "dense" | "fixed"), "{name}: {flips} steps with flips");
+    }
+}
+
+#[test]
+fn ten_steps_are_some_a_checkpoint_and_the_rest() {
+    for (name, plan) in plans() {
+        let mut whole = trainer(&plan);
+        let expected = steps(&mut whole, 10);
+        for first in [0, 1, 5, 9] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut begun = trainer(&plan);
+            steps(&mut begun, first);
+            begun.save(directory.path()).unwrap();
+            let mut resumed = trainer(&plan);
+            // Whatever it did before leaves no trace.
+            steps(&mut resumed, if first == 5 { 7 } else { 0 });
+            resumed.resume(directory.path()).unwrap();
+            assert_eq!(resumed.steps_done(), first as u64);
+            assert_eq!(steps(&mut resumed, 10 - first), expected[first..], "{name}, after {first}");
+            assert!(bits(&resumed) == bits(&whole), "{name}, after {first}");
+        }
+    }
+}
+
+#[test]
+fn validation_between_steps_changes_nothing() {
+    for (name, plan) in plans() {
+        let (mut quiet, mut curious) = (trainer(&plan), trainer(&plan));
+        for _ in 0..8 {
+            curious.validate(4).unwrap();
+            assert_eq!(steps(&mut quiet, 1), steps(&mut curious, 1), "{name}");
+        }
+        assert!(bits(&quiet) == bits(&curious), "{name}");
+    }
+}
+
+#[test]
+fn micro_batches_add_up_to_the_batch() {
+    for (name, plan) in plans() {
+        if plan.weight_gradient == WeightGradient::Mvue {
+            continue;
+        }
+        let mut whole = trainer(&plan);
+        let mut parts = trainer_with(plan, TrainingSettings { micro_batch: Some(1), ..training() });
+        for (a, b) in steps(&mut whole, 3).iter().zip(steps(&mut parts, 3)) {
+            assert!((a.loss - b.loss).abs() < 1e-5, "{name}: {} and {}", a.loss, b.loss);
+            let norm = (a.gradient_norm - b.gradient_norm).abs() / a.gradient_norm;
+            assert!(norm < 1e-4, "{name}: {} and {}", a.gradient_norm, b.gradient_norm);
+        }
+    }
+}
+
+#[test]
+fn mvue_estimates_differ_between_micro_batches_and_layers_and_average_to_the_gradient() {
+    let plan =
+        SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
+        trainer.model.linears().filter_map(|linear| Some(linear.sparse()?.seed().unwrap())).collect()
+    };
+    let mut parts = trainer_with(plan, TrainingSettings { micro_batch: Some(1), ..training() });
+    let before = seeds(&parts);
+    assert!((1..before.len()).all(|i| before[..i].iter().all(|other| other.abs_diff(before[i]) > 1 << 32)));
+    steps(&mut parts, 2);
+    assert!(seeds(&parts).iter().zip(before).all(|(after, before)| *after == before + 8));
+}
+
+#[test]
+fn layers_change_form_where_the_plan_says() {
+    let plan = SparsityPlan {
+        begin: SparseBegin::Step(3),
+        end: Some(7),
+        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+    };
+    let mut trainer = trainer(&plan);
+    let sparse: Vec<bool> = steps(&mut trainer, 10).iter().map(|report| report.is_sparse).collect();
+    assert_eq!(sparse, [false, false, false, true, true, true, true, false, false, false]);
+    let step = SparsityPlan {
+        begin: SparseBegin::Settled { earliest: 2, latest: 5 },
+        ..SparsityPlan::of_method(Method::Step, layers(), 60)
+    };
+    let reports = steps(&mut super::tests::trainer(&step), 10);
+    let first = reports.iter().position(|report| report.is_sparse).unwrap();
+    assert!((3..=6).contains(&first), "{first}");
+    assert!(reports[first..].iter().all(|report| report.is_sparse));
+}
+
+#[test]
+fn masks_are_chosen_every_so_often() {
+    let every = |mask_every| SparsityPlan { mask_every, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
+    let selected = |mask_every| -> Vec<bool> {
+        steps(&mut trainer(&every(mask_every)), 7).iter().map(|r| !r.layer_flip_rates.is_empty()).collect()
+    };
+    assert_eq!(selected(1), [true; 7]);
+    assert_eq!(selected(3), [false, false, true, false, false, true, false]);
+    assert_eq!(selected(0), [false; 7]);
+    // Transposable masks are 2:4 along columns too.
+    let plan = SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..every(2) };
+    let mut trainer = trainer(&plan);
+    steps(&mut trainer, 4);
+    for linear in trainer.model.linears().filter(|linear| linear.sparse().is_some()) {
+        let mask = linear.sparse().unwrap().mask().unwrap();
+        mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Column).unwrap();
+        mask.verify(twofour::Pattern::TWO_FOUR, twofour::Axis::Row).unwrap();
+    }
+}
+
+#[test]
+fn pruned_weights_shrink_by_decay_alone() {
+    // With a learning rate for decay only: gradients of pruned weights are masked.
+    let decay = Some(Decay { strength: 0.5, target: DecayTarget::Weight });
+    let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::Fixed, layers(), 60) };
+    let settings = TrainingSettings { weight_decay: 0.0, ..training() };
+    let mut trainer = trainer_with(plan, settings);
+    let read = |trainer: &Trainer<CpuEngine>| {
+        let linear = trainer.model.linears().find(|linear| linear.sparse().is_some()).unwrap();
+        (CpuEngine.read(linear.weight().master()).unwrap(), linear.sparse().unwrap().mask().unwrap())
+    };
+    let (before, mask) = read(&trainer);
+    let rate = trainer.step().unwrap().learning_rate;
+    let (after, same) = read(&trainer);
+    assert_eq!(mask, same);
+    let left = (1.0 - rate * 0.5) as f32;
+    for (i, (before, after)) in before.iter().zip(&after).enumerate() {
+        if !mask.is_kept(i / mask.cols(), i % mask.cols()) {
+            assert_eq!(*after, before * left);
+        }
+    }
+}
+
+#[test]
+fn steps_that_are_not_finite_are_skipped_and_counted() {
+    for method in [Method::Dense, Method::Ste, Method::Fst] {
+        let mut trainer = trainer(&SparsityPlan::of_method(method, layers(), 60));
+        steps(&mut trainer, 2);
+        let before = bits(&trainer);
+        let poison = |trainer: &mut Trainer<CpuEngine>, value: f32| {
+            let bias = trainer.model.parameters_mut().into_iter().find(|p| p.name() == "norm.bias").unwrap();
+            let mut values = CpuEngine.read(bias.master()).unwrap();
+            let old = std::mem::replace(&mut values[3], value);
+            bias.write(&CpuEngine, &values).unwrap();
+            old
+        };
+        let good = poison(&mut trainer, f32::NAN);
+        let report = trainer.step().unwrap();
+        assert!(report.skipped && report.skipped_so_far == 1 && trainer.skipped_steps() == 1, "{method:?}");
+        poison(&mut trainer, good);
+        assert!(bits(&trainer) == before, "{method:?}");
+        assert!(!trainer.step().unwrap().skipped && bits(&trainer) != before);
+        poison(&mut trainer, f32::INFINITY);
+        let error = (0..40).find_map(|_| trainer.step().err()).unwrap();
+        assert!(matches!(error, Error::Diverged { count: 30, .. }), "{error}");
+    }
+}
+
+#[test]
+fn the_same_state_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let save = |name: &str| {
+        let mut trainer = trainer(&plans()[7].1);
+        steps(&mut trainer, 2);
+        trainer.save(directory.path().join(name)).unwrap();
+        fs::read(directory.path().join(name).join(CHECKPOINT_FILE)).unwrap()
+    };
+    assert!(save("a") == save("b/c"));
+}
+
+fn file_names(directory: &Path) -> Vec<String> {
+    fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_killed_save_leaves_the_last_checkpoint_and_the_next_save_cleans_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut saved = trainer(&SparsityPlan::dense());
+    steps(&mut saved, 2);
+    saved.save(directory.path()).unwrap();
+    // What kill -9 in the middle of the next save leaves: the old file, and a truncated temporary one.
+    let leftover = format!("{TEMP_PREFIX}killed{TEMP_SUFFIX}");
+    fs::write(directory.path().join(&leftover), b"half a checkpoint").unwrap();
+    let mut resumed = trainer(&SparsityPlan::dense());
+    resumed.resume(directory.path()).unwrap();
+    assert_eq!(resumed.steps_done(), 2);
+    assert!(bits(&resumed) == bits(&saved));
+    resumed.save(directory.path()).unwrap();
+    assert_eq!(file_names(directory.path()), [CHECKPOINT_FILE]);
+}
+
+#[test]
+fn checkpoints_of_another_run_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut dense = trainer(&SparsityPlan::dense());
+    assert!(dense.resume(directory.path()).is_err(), "there is none yet");
+    dense.save(directory.path()).unwrap();
+    let before = bits(&dense);
+    let refused = |mut other: Trainer<CpuEngine>, word: &str| {
+        let error = other.resume(directory.path()).unwrap_err();
+        assert!(matches!(&error, Error::State { reason, .. } if reason.contains(word)), "{word}: {error}");
+    };
+    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
+    refused(trainer(&plan), "sparsity");
+    let dense_plan = SparsityPlan::dense;
+    refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
+    let other = Arc::new(Corpus::new(vec![b'x'; 2000], 0.1).unwrap());
+    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "text");
+    let wider = ModelSettings { width: 64, ..model() };
+    refused(Trainer::new(CpuEngine, &wider, &training(), dense_plan(), corpus()).unwrap(), "sizes");
+    // What does not decide the numbers may differ.
+    let own = TrainingSettings { validate_every: 7, checkpoint_every: 3, ..training() };
+    trainer_with(dense_plan(), own).resume(directory.path()).unwrap();
+
+    let file = directory.path().join(CHECKPOINT_FILE);
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(dense.resume(directory.path()).is_err(), "a truncated file");
+    assert!(bits(&dense) == before);
+}
+
+#[test]
+fn settings_out_of_range_are_named() -> Result<()> {
+    let new = |training: TrainingSettings| {
+        Trainer::new(CpuEngine, &model(), &training, SparsityPlan::dense(), corpus()).map(|_| ())
+    };
+    new(TrainingSettings { clip_norm: f64::INFINITY, ..training() })?;
+    for (bad, word) in [
+        (TrainingSettings { batch: 0, ..training() }, "batch"),
+        (TrainingSettings { micro_batch: Some(3), ..training() }, "micro_batch"),
+        (TrainingSettings { learning_rate: f64::NAN, ..training() }, "learning_rate"),
+        (TrainingSettings { warm_up: 1000, ..training() }, "warm_up"),
+        (TrainingSettings { weight_decay: -1.0, ..training() }, "weight_decay"),
+        (TrainingSettings { beta2: 1.0, ..training() }, "beta2"),
+    ] {
+        let message = new(bad).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+    let plan =
+        SparsityPlan { layers: vec!["blocks.9.mlp.up".to_owned()], ..SparsityPlan::of_method(Method::Ste, vec![], 60) };
+    let error = Trainer::new(CpuEngine, &model(), &training(), plan, corpus()).unwrap_err().to_string();
+    assert!(error.contains("blocks.9.mlp.up"), "{error}");
+    Ok(())
+}

@@ -281,6 +281,11 @@ impl SparseLinear {
         first_nan(self.status.read(&self.context)?[0], self.in_features)
     }
 
+    /// Returns the address of the mask's tiles.
+    pub(crate) fn mask_tiles(&self) -> crate::DevicePtr {
+        self.mask.tiles()
+    }
+
     /// Returns the address of the seed of the next MVUE.
     pub(super) fn seed_at(&self) -> DevicePtr {
         self.status.seed

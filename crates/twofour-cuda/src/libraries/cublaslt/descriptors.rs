@@ -4,7 +4,7 @@ use std::{ffi::c_int, ptr};
 
 use super::{
     DenseProblem,
-    functions::{COMPUTE_32F, COMPUTE_32I, Functions, Object, TRANSPOSE_A, TRANSPOSE_B, succeed},
+    functions::{BATCH_STRIDE, BATCHES, COMPUTE_32F, COMPUTE_32I, Functions, Object, TRANSPOSE_A, TRANSPOSE_B, succeed},
 };
 use crate::{DataType, Result, libraries::data_type};
 
@@ -45,10 +45,12 @@ pub(super) struct Parts {
     pub(super) a: Owned,
     pub(super) b: Owned,
     pub(super) d: Owned,
+    pub(super) batches: usize,
 }
 
 impl Parts {
-    pub(super) fn new(functions: &Functions, dense: DenseProblem) -> Result<Self> {
+    /// Describes `batches` GEMMs of one shape, whose operands each follow one another in memory.
+    pub(super) fn new(functions: &Functions, dense: DenseProblem, batches: usize) -> Result<Self> {
         let DenseProblem { element, output, rows, cols, reduction, a_transposed, b_transposed, accumulate: _ } = dense;
         let describing = "describing the product";
         let (compute, scale) =
@@ -63,12 +65,19 @@ impl Parts {
                 // SAFETY: `to` is the pointer of a local variable of `Owned::new`.
                 unsafe { (functions.create_matrix)(to, kind, rows as u64, cols as u64, rows as i64) }
             })
+            .and_then(|matrix| {
+                if batches > 1 {
+                    set_matrix(functions, &matrix, BATCHES, &(batches as i32))?;
+                    set_matrix(functions, &matrix, BATCH_STRIDE, &((rows * cols) as i64))?;
+                }
+                Ok(matrix)
+            })
         };
         let (a_rows, a_cols) = if a_transposed { (reduction, rows) } else { (rows, reduction) };
         let (b_rows, b_cols) = if b_transposed { (cols, reduction) } else { (reduction, cols) };
         let (a, b, d) =
             (layout(element, a_rows, a_cols)?, layout(element, b_rows, b_cols)?, layout(output, rows, cols)?);
-        let parts = Self { product, a, b, d };
+        let parts = Self { product, a, b, d, batches };
         for (attribute, transposed) in [(TRANSPOSE_A, a_transposed), (TRANSPOSE_B, b_transposed)] {
             parts.set(functions, attribute, &i32::from(transposed))?;
         }
@@ -82,6 +91,14 @@ impl Parts {
         let set = unsafe { (functions.set_product)(self.product.object, attribute, value, size_of::<T>()) };
         succeed("describing the product", set)
     }
+}
+
+/// Sets an attribute of a matrix, of the type that the library's documentation specifies.
+fn set_matrix<T: Copy>(functions: &Functions, matrix: &Owned, attribute: c_int, value: &T) -> Result<()> {
+    let value = ptr::from_ref(value).cast();
+    // SAFETY: the description is valid, and the pointer is valid for as many bytes as are named; the library copies them.
+    let set = unsafe { (functions.set_matrix)(matrix.object, attribute, value, size_of::<T>()) };
+    succeed("describing the product", set)
 }
 
 #[cfg(test)]
@@ -133,6 +150,7 @@ mod tests {
             set_product(Object, c_int, Value, usize) => call();
             create_matrix(*mut Object, c_int, u64, u64, i64) => create();
             destroy_matrix(Object) => destroy();
+            set_matrix(Object, c_int, Value, usize) => call();
             create_preference(*mut Object) => create();
             destroy_preference(Object) => destroy();
             set_preference(Object, c_int, Value, usize) => call();
@@ -160,13 +178,22 @@ mod tests {
         // Four objects and two attributes.
         for left in 0..6 {
             LEFT.set(left);
-            assert!(Parts::new(&functions, dense).is_err(), "{left}");
+            assert!(Parts::new(&functions, dense, 1).is_err(), "{left}");
             assert_eq!(OBJECTS.get(), 0, "call {left} fails");
         }
         LEFT.set(6);
-        let parts = Parts::new(&functions, dense).unwrap();
+        let parts = Parts::new(&functions, dense, 1).unwrap();
         assert_eq!(OBJECTS.get(), 4);
         drop(parts);
+        assert_eq!(OBJECTS.get(), 0);
+        // Two more attributes of each matrix.
+        for left in 0..12 {
+            LEFT.set(left);
+            assert!(Parts::new(&functions, dense, 3).is_err(), "{left}");
+            assert_eq!(OBJECTS.get(), 0, "call {left} fails");
+        }
+        LEFT.set(12);
+        drop(Parts::new(&functions, dense, 3).unwrap());
         assert_eq!(OBJECTS.get(), 0);
     }
 }

@@ -37,6 +37,7 @@ functions! {
     set_product: b"cublasLtMatmulDescSetAttribute" (Object, c_int, *const c_void, usize);
     create_matrix: b"cublasLtMatrixLayoutCreate" (*mut Object, c_int, u64, u64, i64);
     destroy_matrix: b"cublasLtMatrixLayoutDestroy" (Object);
+    set_matrix: b"cublasLtMatrixLayoutSetAttribute" (Object, c_int, *const c_void, usize);
     create_preference: b"cublasLtMatmulPreferenceCreate" (*mut Object);
     destroy_preference: b"cublasLtMatmulPreferenceDestroy" (Object);
     set_preference: b"cublasLtMatmulPreferenceSetAttribute" (Object, c_int, *const c_void, usize);
@@ -55,6 +56,12 @@ pub(super) const TRANSPOSE_A: c_int = 3;
 pub(super) const TRANSPOSE_B: c_int = 4;
 pub(super) const EPILOGUE: c_int = 7;
 pub(super) const EPILOGUE_VECTOR: c_int = 8;
+pub(super) const EPILOGUE_AUX: c_int = 11;
+pub(super) const EPILOGUE_AUX_ROWS: c_int = 12;
+pub(super) const BATCHES: c_int = 5;
+pub(super) const BATCH_STRIDE: c_int = 6;
+/// The first of the least alignments of A, B, C and D.
+pub(super) const LEAST_ALIGNMENT: c_int = 5;
 pub(super) const MOST_WORKSPACE: c_int = 1;
 pub(super) const REDUCTION_SCHEMES: c_int = 3;
 

@@ -9,7 +9,7 @@ use std::{ffi::c_int, fmt, ptr, sync::Arc};
 
 use descriptors::{Owned, Parts};
 use functions::{
-    EPILOGUE, EPILOGUE_VECTOR, Found, Functions, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned,
+    EPILOGUE, EPILOGUE_AUX, EPILOGUE_AUX_ROWS, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned,
     functions, succeed,
 };
 
@@ -17,6 +17,9 @@ use crate::{DataType, Device, DevicePtr, Error, Result};
 
 pub use plan::{CublasLtPlan, WORKSPACE_BYTES};
 pub use problem::{DenseEpilogue, DenseProblem, PartialSums};
+
+/// Least alignment of the operands of batched GEMMs, in bytes.
+const ALIGNMENT: u32 = 16;
 
 /// The error where the library is not installed.
 pub(crate) const MISSING: Error = Error::NoLibrary { library: "cuBLASLt", variable: "TWOFOUR_CUBLASLT" };
@@ -75,8 +78,22 @@ impl CublasLt {
     /// # Errors
     /// [`Error::Vendor`] for a problem that the library does not support.
     pub fn plans(&self, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {
-        let parts = Parts::new(self.0.functions, dense)?;
-        self.plans_of(parts, dense, sums, most)
+        self.plans_of(Parts::new(self.0.functions, dense, 1)?, dense, sums, most)
+    }
+
+    /// Plans GEMMs of one shape, as [`CublasLt::plans`] does: `batches` of them, whose operands each follow one another in memory. Operands begin at multiples
+    /// of 16 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for a problem that the library does not support.
+    pub fn plans_batched(
+        &self,
+        dense: DenseProblem,
+        batches: usize,
+        sums: PartialSums,
+        most: usize,
+    ) -> Result<Vec<CublasLtPlan>> {
+        self.plans_of(Parts::new(self.0.functions, dense, batches)?, dense, sums, most)
     }
 
     /// Plans a GEMM with an epilogue, as [`CublasLt::plans`] does. Every call reads or writes the vector.
@@ -94,9 +111,35 @@ impl CublasLt {
         sums: PartialSums,
         most: usize,
     ) -> Result<Vec<CublasLtPlan>> {
-        let parts = Parts::new(self.0.functions, dense)?;
+        // SAFETY: the vector is valid, as this function requires; the epilogue has no other operand.
+        unsafe { self.plans_with_aux(dense, epilogue, (vector, 0), sums, most) }
+    }
+
+    /// Plans a GEMM with an epilogue that has a second operand, as [`CublasLt::plans_with`] does: `aux`, a matrix of D's shape and type, aligned to 16 bytes. Null
+    /// pointers are operands that the epilogue does not have.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for a problem that the library does not support.
+    ///
+    /// # Safety
+    /// Vector and matrix are valid until the streams of all calls have passed them.
+    pub unsafe fn plans_with_aux(
+        &self,
+        dense: DenseProblem,
+        epilogue: DenseEpilogue,
+        (vector, aux): (DevicePtr, DevicePtr),
+        sums: PartialSums,
+        most: usize,
+    ) -> Result<Vec<CublasLtPlan>> {
+        let parts = Parts::new(self.0.functions, dense, 1)?;
         parts.set(self.0.functions, EPILOGUE, &epilogue.number())?;
-        parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
+        if vector != 0 {
+            parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
+        }
+        if aux != 0 {
+            parts.set(self.0.functions, EPILOGUE_AUX, &aux)?;
+            parts.set(self.0.functions, EPILOGUE_AUX_ROWS, &(dense.rows as i64))?;
+        }
         self.plans_of(parts, dense, sums, most)
     }
 
@@ -117,9 +160,16 @@ impl CublasLt {
         // SAFETY: the preference is valid, and the attribute is a u32.
         let set = unsafe { (functions.set_preference)(preference.object, REDUCTION_SCHEMES, value, size_of::<u32>()) };
         succeed("planning", set)?;
+        // Operands of a part of a batch, or of a framework, do not begin at the library's default of 256 bytes.
+        for operand in (0..4).filter(|_| parts.batches > 1) {
+            let (attribute, value) = (LEAST_ALIGNMENT + operand, ptr::from_ref(&ALIGNMENT).cast());
+            // SAFETY: the preference is valid, and the attribute is a u32.
+            let set = unsafe { (functions.set_preference)(preference.object, attribute, value, size_of::<u32>()) };
+            succeed("planning", set)?;
+        }
         let mut found = vec![NOTHING_FOUND; most];
         let mut count = 0;
-        let Parts { product, a, b, d } = &*parts;
+        let Parts { product, a, b, d, .. } = &*parts;
         // SAFETY: all descriptions are valid, and there is room for as many results.
         let asked = unsafe {
             (functions.heuristics)(

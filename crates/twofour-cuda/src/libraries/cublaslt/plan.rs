@@ -49,7 +49,7 @@ impl CublasLtPlan {
         let scales: [*const c_void; 2] = std::array::from_fn(|i| {
             if self.i32_sums { ptr::from_ref(&int[i]).cast() } else { ptr::from_ref(&float[i]).cast() }
         });
-        let Parts { product, a: a_layout, b: b_layout, d: d_layout } = &*self.parts;
+        let Parts { product, a: a_layout, b: b_layout, d: d_layout, .. } = &*self.parts;
         let Inner { functions, handle, .. } = *self.library.0;
         // SAFETY: the pointers are valid for what the GEMM reads and writes, as this function requires; the descriptors are valid.
         let done = unsafe {

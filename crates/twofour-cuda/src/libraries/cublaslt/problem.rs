@@ -23,13 +23,21 @@ pub struct DenseProblem {
     pub accumulate: bool,
 }
 
-/// An epilogue of a dense GEMM, with a vector of D's data type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// An epilogue of a dense GEMM. The vector, and the matrix `aux` of D's shape, are of D's data type. GELU is the approximation by tanh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DenseEpilogue {
     /// Adds the vector, one value for each row of D, to every column.
     Bias,
     /// Writes the sums of op(B) over the reduction to the vector, one value for each column of D: in a weight gradient's GEMM, the bias gradient.
     BiasGradient,
+    /// Writes the product to `aux`, and GELU of it to D.
+    Gelu,
+    /// Adds the vector as [`DenseEpilogue::Bias`] does, writes the sum to `aux`, and GELU of it to D.
+    BiasGelu,
+    /// Multiplies the product by the derivative of GELU at `aux`.
+    GeluGradient,
+    /// Multiplies the product by the derivative of GELU at `aux`, and writes the sums of D over its columns to the vector, one value for each row of D.
+    GeluBiasGradient,
 }
 
 impl DenseEpilogue {
@@ -38,6 +46,10 @@ impl DenseEpilogue {
         match self {
             DenseEpilogue::Bias => 4,
             DenseEpilogue::BiasGradient => 512,
+            DenseEpilogue::Gelu => 160,
+            DenseEpilogue::BiasGelu => 164,
+            DenseEpilogue::GeluGradient => 192,
+            DenseEpilogue::GeluBiasGradient => 208,
         }
     }
 }

@@ -16,8 +16,11 @@ struct Parameters {
     const u16* tiles;            // [rows / 4, cols / 4], or null
     const float* gradient_scale; // or null
     const Numbers* numbers_at;   // read instead of `numbers`, or null
+    u16* copy;                   // the weight in 16 bits, written in the same pass, or null
+    const u32* skip;             // where it is not 0, nothing is written; or null
     u64 count;
     u32 cols;
+    u32 copy_is_bf16;
     float masked_decay, beta1, rest1, beta2, rest2, epsilon;
     Numbers numbers;
 };
@@ -37,10 +40,12 @@ __device__ __forceinline__ void update(const Parameters& p, const Numbers& n, fl
     w = add(times(w, n.decay), -times(step, n.learning_rate));
 }
 
+__device__ __forceinline__ u16 copied(const Parameters& p, float w) { return p.copy_is_bf16 ? narrow<BF16>(w) : narrow<F16>(w); }
+
 // A thread updates four elements, which are in one row where there is a mask.
 extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
-    if (at >= p.count) return;
+    if (at >= p.count || (p.skip && *p.skip)) return;
     const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
     const Numbers n = p.numbers_at ? *p.numbers_at : p.numbers;
     u32 kept = 15;
@@ -59,10 +64,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant_
         *(float4*)(p.weight + at) = w;
         *(float4*)(p.first + at) = m;
         *(float4*)(p.second + at) = v;
+        if (p.copy) *(ushort4*)(p.copy + at) = make_ushort4(copied(p, w.x), copied(p, w.y), copied(p, w.z), copied(p, w.w));
         return;
     }
     for (u64 i = at; i < p.count; i++) {
         update(p, n, scale, kept >> (i - at) & 1, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
+        if (p.copy) p.copy[i] = copied(p, p.weight[i]);
     }
 }
 
@@ -72,10 +79,12 @@ struct Schedule {
     const double* learning_rate;
     Numbers* numbers;
     double beta1, beta2, weight_decay;
+    const u32* skip;             // where it is not 0, no step is counted; or null
 };
 
 // Counts a step and computes its constants, as the host does where it passes the step's number.
 extern "C" __global__ void advance(const __grid_constant__ Schedule p) {
+    if (p.skip && *p.skip) return;
     const u64 step = ++*p.step;
     const double rate = *p.learning_rate;
     Numbers n;

@@ -37,6 +37,15 @@ pub struct MaskedDecay {
     pub strength: f32,
 }
 
+/// A copy of a weight in 16 bits, which GEMMs read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdamWCopy {
+    /// The copy, of as many elements as the weight, aligned to 8 bytes.
+    pub address: DevicePtr,
+    /// f16 or bf16.
+    pub dtype: DataType,
+}
+
 /// A parameter with its gradient and moments, `[rows, cols]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamWState {
@@ -48,6 +57,8 @@ pub struct AdamWState {
     pub first: DevicePtr,
     /// The second moment, f32; initially zeros.
     pub second: DevicePtr,
+    /// A copy of the weight, written in the same pass.
+    pub copy: Option<AdamWCopy>,
     /// Rows.
     pub rows: usize,
     /// Columns.
@@ -83,6 +94,8 @@ pub struct AdamWStep {
     pub masked_decay: Option<MaskedDecay>,
     /// An f32 that gradients are multiplied by first: for clipping, or to undo loss scaling. It does not scale masked decay.
     pub gradient_scale: Option<DevicePtr>,
+    /// A u32: where it is not 0 when the kernel runs, the step writes nothing. For steps whose gradients are not finite.
+    pub skip: Option<DevicePtr>,
 }
 
 /// The kernel for gradients of one data type, on one device.
@@ -115,8 +128,11 @@ struct AdamWParameters {
     tiles: DevicePtr,
     gradient_scale: DevicePtr,
     numbers_at: DevicePtr,
+    copy: DevicePtr,
+    skip: DevicePtr,
     count: u64,
     cols: u32,
+    copy_is_bf16: u32,
     masked_decay: f32,
     beta1: f32,
     rest1: f32,
@@ -158,6 +174,7 @@ struct RawSchedule {
     beta1: f64,
     beta2: f64,
     weight_decay: f64,
+    skip: DevicePtr,
 }
 
 fn expect_schedule(schedule: AdamWSchedule) -> Result<()> {
@@ -187,10 +204,40 @@ impl AdamW {
     /// # Safety
     /// The pointers are valid until the stream has passed this call, and nothing else writes there; the stream is of this device.
     pub unsafe fn advance(&self, stream: Stream, schedule: AdamWSchedule, settings: AdamWSettings) -> Result<()> {
+        // SAFETY: this function requires the same; there is no flag.
+        unsafe { self.advance_unless(stream, schedule, settings, None) }
+    }
+
+    /// As [`AdamW::advance`], but counts no step where a u32 in device memory is not 0 when the kernel runs; the next steps then require the same flag in
+    /// [`AdamWStep::skip`].
+    ///
+    /// # Errors
+    /// Those of [`AdamW::advance`].
+    ///
+    /// # Safety
+    /// That of [`AdamW::advance`], for the flag too.
+    pub unsafe fn advance_unless(
+        &self,
+        stream: Stream,
+        schedule: AdamWSchedule,
+        settings: AdamWSettings,
+        skip: Option<DevicePtr>,
+    ) -> Result<()> {
         expect_schedule(schedule)?;
+        if let Some(skip) = skip {
+            expect_pointers(&[("flag of skipped steps", skip, 4)])?;
+        }
         let AdamWSchedule { step, learning_rate, numbers } = schedule;
         let AdamWSettings { beta1, beta2, weight_decay, .. } = settings;
-        let parameters = RawSchedule { step, learning_rate, numbers, beta1, beta2, weight_decay };
+        let parameters = RawSchedule {
+            step,
+            learning_rate,
+            numbers,
+            beta1,
+            beta2,
+            weight_decay,
+            skip: skip.unwrap_or(0),
+        };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &parameters) }
     }
@@ -198,8 +245,8 @@ impl AdamW {
     /// Updates a parameter and its moments in place.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scale: 4; tiles: 2), [`Error::Multiple`] where there is a mask and
-    /// rows or columns are not multiples of 4, [`Error::TooLarge`], [`Error::Dimension`] for step 0, [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (copy: 8; scale and flag: 4; tiles: 2), [`Error::Multiple`] where there is a mask and
+    /// rows or columns are not multiples of 4, [`Error::TooLarge`], [`Error::Dimension`] for step 0, [`Error::DataType`] for a copy of another type than f16 and bf16, [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what is read and written until the stream has passed this call, and nothing else writes there; the stream is of this device.
@@ -210,7 +257,7 @@ impl AdamW {
         settings: AdamWSettings,
         step: AdamWStep,
     ) -> Result<()> {
-        let AdamWState { weight, gradient, first, second, rows, cols } = parameter;
+        let AdamWState { weight, gradient, first, second, copy, rows, cols } = parameter;
         let too_large = Error::TooLarge { rows, cols };
         let count = (rows as u64).checked_mul(cols as u64).filter(|_| cols <= u32::MAX as usize);
         let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
@@ -245,6 +292,16 @@ impl AdamW {
         if let Some(scale) = step.gradient_scale {
             expect_pointers(&[("scale of the gradient", scale, 4)])?;
         }
+        if let Some(skip) = step.skip {
+            expect_pointers(&[("flag of skipped steps", skip, 4)])?;
+        }
+        if let Some(copy) = copy {
+            expect_pointers(&[("copy of the weight", copy.address, 8)])?;
+            if !matches!(copy.dtype, DataType::F16 | DataType::BF16) {
+                let operation = "the copy of a weight in an AdamW step";
+                return Err(Error::DataType { operation, dtype: copy.dtype, supported: "f16, bf16" });
+            }
+        }
         let AdamWSettings { beta1, beta2, epsilon, .. } = settings;
         let parameters = AdamWParameters {
             weight,
@@ -254,8 +311,11 @@ impl AdamW {
             tiles: step.masked_decay.map_or(0, |masked| masked.tiles),
             gradient_scale: step.gradient_scale.unwrap_or(0),
             numbers_at,
+            copy: copy.map_or(0, |copy| copy.address),
+            skip: step.skip.unwrap_or(0),
             count,
             cols: cols as u32,
+            copy_is_bf16: u32::from(copy.is_some_and(|copy| copy.dtype == DataType::BF16)),
             masked_decay: step.masked_decay.map_or(0.0, |masked| masked.strength),
             beta1: beta1 as f32,
             rest1: (1.0 - beta1) as f32,

@@ -2,8 +2,6 @@
 //
 // Defined outside: ELEMENT.
 
-enum Function { IDENTITY = 0, RELU = 1, GELU = 2, SILU = 3, SQUARED_RELU = 4 };
-
 struct Elementwise {
     const void* input;    // the function's argument
     const void* gradient; // the gradient of the function's result; read by gradients
@@ -17,32 +15,6 @@ typedef Bits<ELEMENT>::type Raw;
 // Elements of a thread: 16 bytes.
 constexpr u32 WIDTH = 16 / sizeof(Raw);
 struct __align__(16) Vector { Raw of[WIDTH]; };
-
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-// Returns the cumulative distribution function of the normal distribution.
-__device__ __forceinline__ float cumulative(float x) { return 0.5f * (1.0f + erff(x * 0.70710678f)); }
-
-template <int F> __device__ __forceinline__ float value(float x) {
-    if (F == RELU) return x < 0.0f ? 0.0f : x;
-    if (F == GELU) return x * cumulative(x);
-    if (F == SILU) return x * sigmoid(x);
-    if (F == SQUARED_RELU) return x < 0.0f ? 0.0f : x * x;
-    return x;
-}
-
-template <int F> __device__ __forceinline__ float slope(float x) {
-    if (F == RELU) return x > 0.0f ? 1.0f : 0.0f;
-    if (F == GELU) {
-        const float density = 0.39894228f * expf(-0.5f * x * x);
-        return density == 0.0f ? cumulative(x) : cumulative(x) + x * density;
-    }
-    if (F == SILU) {
-        const float s = sigmoid(x), rise = s * (1.0f - s);
-        return rise == 0.0f ? s : s + x * rise;
-    }
-    if (F == SQUARED_RELU) return x < 0.0f ? 0.0f : 2.0f * x;
-    return 1.0f;
-}
 
 // Calls `f` with the index, inputs and output of each element of the thread, in whole vectors where the tensors are aligned to them.
 template <bool GRADIENT, class F> __device__ __forceinline__ void for_each(const Elementwise& p, F f) {

@@ -8,7 +8,8 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         float_types::{FLOAT_TYPES, expect_float_type, float_source},
-        grid::BLOCK,
+        grid::{BLOCK, blocks_of_elements},
+        headers,
     },
     source::{File, Source},
 };
@@ -45,7 +46,7 @@ struct ElementwiseParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("elementwise/kernel.cu", include_str!("kernel.cu"));
-    float_source("elementwise", dtype, [kernel])
+    float_source("elementwise", dtype, [headers::FUNCTIONS, kernel])
 }
 
 /// Returns every source.
@@ -152,7 +153,7 @@ impl Elementwise {
             ("output", out, self.dtype.bytes() as u64),
         ])?;
         let parameters = ElementwiseParameters { input: addend, gradient: 0, out, tiles, count, cols };
-        let launch = Launch::simple((grid(count, 1)?, 1), BLOCK);
+        let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { self.add_where_kept.launch(stream, launch, &parameters) }
     }
@@ -171,7 +172,7 @@ impl Elementwise {
         expect_pointers(&[("output", out, self.dtype.bytes() as u64)])?;
         let count = count as u64;
         let parameters = ElementwiseParameters { input: 0, gradient: 0, out, tiles: 0, count, cols: 1 };
-        let launch = Launch::simple((grid(count, 1)?, 1), BLOCK);
+        let launch = Launch::simple((blocks_of_elements(count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { self.fill.launch(stream, launch, &parameters) }
     }
@@ -191,7 +192,7 @@ impl Elementwise {
         for (what, pointer) in pointers {
             expect_pointers(&[(what, *pointer, self.dtype.bytes() as u64)])?;
         }
-        let launch = Launch::simple((grid(parameters.count, 16 / self.dtype.bytes() as u64)?, 1), BLOCK);
+        let launch = Launch::simple((blocks_of_elements(parameters.count, 16 / self.dtype.bytes() as u64)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
         unsafe { kernel.launch(stream, launch, &parameters) }
     }
@@ -212,10 +213,4 @@ fn index(function: ElementFunction) -> usize {
 fn elements(rows: usize, cols: usize) -> Result<(u64, u32)> {
     let count = (rows as u64).checked_mul(cols as u64).zip(u32::try_from(cols).ok());
     count.ok_or(Error::TooLarge { rows, cols })
-}
-
-/// Returns the CTAs whose threads handle `each` elements each.
-fn grid(count: u64, per_thread: u64) -> Result<u32> {
-    let blocks = count.div_ceil(per_thread * u64::from(BLOCK));
-    if blocks <= i32::MAX as u64 { Ok(blocks as u32) } else { Err(Error::TooLarge { rows: 1, cols: count as usize }) }
 }

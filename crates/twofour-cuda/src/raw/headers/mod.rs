@@ -11,6 +11,12 @@ macro_rules! headers {
 headers! {
     /// Types and conversions.
     COMMON = "common.cuh";
+    /// Activations and their derivatives.
+    FUNCTIONS = "functions.cuh";
+    /// Rows that a CTA reads in vectors, and sums over a CTA.
+    ROWS = "rows.cuh";
+    /// `mma`, `ldmatrix` and `cp.async`.
+    DENSE_PRODUCT = "dense_product.cuh";
     /// Metadata codes and orders.
     CODES = "codes.cuh";
     /// Operations on pairs of numbers.

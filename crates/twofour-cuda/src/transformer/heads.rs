@@ -1,0 +1,168 @@
+//! The fused projection of tokens, and heads.
+
+use super::{
+    attention::AttentionShape,
+    shape::{Memory, product, side},
+};
+use crate::{
+    DataType, Result,
+    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+    raw::heads::HeadsParameters,
+};
+
+/// The tables of rotary embedding, f32 `[positions, head_dim / 2]` each. Element `i` of a head is paired with element `i + head_dim / 2` (Su et al.,
+/// "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, with pairs as in GPT-NeoX).
+#[derive(Debug, Clone, Copy)]
+pub struct Rotary<'a> {
+    /// Cosines of the angles.
+    pub cos: DeviceSlice<'a>,
+    /// Sines of the angles.
+    pub sin: DeviceSlice<'a>,
+}
+
+/// Queries, keys and values by heads, or their gradients, for reading.
+#[derive(Debug, Clone, Copy)]
+pub struct SplitHeads<'a> {
+    /// `[batch, heads, positions, head_dim]`.
+    pub q: DeviceSlice<'a>,
+    /// `[batch, kv_heads, positions, head_dim]`.
+    pub k: DeviceSlice<'a>,
+    /// `[batch, kv_heads, positions, head_dim]`.
+    pub v: DeviceSlice<'a>,
+}
+
+/// Queries, keys and values by heads, for writing.
+#[derive(Debug)]
+pub struct SplitHeadsMut<'a> {
+    /// `[batch, heads, positions, head_dim]`.
+    pub q: DeviceSliceMut<'a>,
+    /// `[batch, kv_heads, positions, head_dim]`.
+    pub k: DeviceSliceMut<'a>,
+    /// `[batch, kv_heads, positions, head_dim]`.
+    pub v: DeviceSliceMut<'a>,
+}
+
+/// The addresses of queries, keys and values.
+type Addresses = (u64, u64, u64);
+
+/// Splits the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` into queries, keys and values, and rotates queries and keys.
+///
+/// # Errors
+/// [`Error::DataType`](crate::Error::DataType) for other types than f32, f16 and bf16; [`Error::Length`](crate::Error::Length),
+/// [`Error::SliceType`](crate::Error::SliceType), [`Error::OtherDevice`](crate::Error::OtherDevice) and [`Error::Pointer`](crate::Error::Pointer) for a tensor
+/// that does not fit; [`Error::Dimension`](crate::Error::Dimension) and [`Error::Multiple`](crate::Error::Multiple) for a shape that is none;
+/// [`Error::Driver`](crate::Error::Driver).
+pub fn split_heads(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Option<Rotary<'_>>,
+    fused: DeviceSlice<'_>,
+    to: SplitHeadsMut<'_>,
+) -> Result<()> {
+    let dtype = fused.dtype();
+    let fused = fused.at("the fused projection", context, dtype, shape.fused_len()?)?;
+    let apart = addresses(context, shape, dtype, (&to.q, &to.k, &to.v))?;
+    run(context, shape, rotary, dtype, (fused, 0), apart)
+}
+
+/// Computes the gradient of the fused projection from those of queries, keys and values: the way back of [`split_heads`], with the opposite rotation.
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn split_heads_gradient(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Option<Rotary<'_>>,
+    gradients: SplitHeads<'_>,
+    dfused: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let dtype = dfused.dtype();
+    let dfused = dfused.at("the gradient of the fused projection", context, dtype, shape.fused_len()?)?;
+    let apart = addresses(context, shape, dtype, (&gradients.q, &gradients.k, &gradients.v))?;
+    run(context, shape, rotary, dtype, (0, dfused), apart)
+}
+
+/// Merges heads `[batch, heads, positions, head_dim]` to tokens `[tokens, heads · head_dim]`.
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn merge_heads(
+    context: &LayerContext,
+    shape: AttentionShape,
+    heads: DeviceSlice<'_>,
+    merged: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (heads.dtype(), shape.query_len()?);
+    let apart = heads.at("the heads", context, dtype, len)?;
+    let merged = merged.at("the merged heads", context, dtype, len)?;
+    run(context, AttentionShape { kv_heads: 0, ..shape }, None, dtype, (0, merged), (apart, 0, 0))
+}
+
+/// Computes the gradient of heads from that of the merged heads: the way back of [`merge_heads`].
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn merge_heads_gradient(
+    context: &LayerContext,
+    shape: AttentionShape,
+    dmerged: DeviceSlice<'_>,
+    dheads: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (dmerged.dtype(), shape.query_len()?);
+    let merged = dmerged.at("the gradient of merged heads", context, dtype, len)?;
+    let apart = dheads.at("the gradient of the heads", context, dtype, len)?;
+    run(context, AttentionShape { kv_heads: 0, ..shape }, None, dtype, (merged, 0), (apart, 0, 0))
+}
+
+fn addresses(
+    context: &LayerContext,
+    shape: AttentionShape,
+    dtype: DataType,
+    (q, k, v): (&impl Memory, &impl Memory, &impl Memory),
+) -> Result<Addresses> {
+    shape.validate()?;
+    let len = shape.key_len()?;
+    Ok((
+        q.at("the queries", context, dtype, shape.query_len()?)?,
+        k.at("the keys", context, dtype, len)?,
+        v.at("the values", context, dtype, len)?,
+    ))
+}
+
+fn run(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Option<Rotary<'_>>,
+    dtype: DataType,
+    (fused, to_fused): (u64, u64),
+    (q, k, v): Addresses,
+) -> Result<()> {
+    let kernels = context.heads(dtype)?;
+    let AttentionShape { positions, heads, kv_heads, head_dim, .. } = shape;
+    crate::arguments::expect_multiple("head_dim", head_dim, 2)?;
+    let (mut cos, mut sin) = (0, 0);
+    if let Some(rotary) = rotary {
+        let len = product(positions, head_dim / 2)?;
+        cos = rotary.cos.at("the table of cosines", context, DataType::F32, len)?;
+        sin = rotary.sin.at("the table of sines", context, DataType::F32, len)?;
+    }
+    let parameters = HeadsParameters {
+        fused,
+        to_fused,
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        count: (shape.fused_len()? / 2) as u64,
+        positions: side("positions", positions)?,
+        heads: side("heads", heads)?,
+        kv_heads: side("kv_heads", kv_heads)?,
+        dim: side("head_dim", head_dim)?,
+    };
+    if parameters.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the slices have been found to be as long as the shape requires, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), parameters) }
+}

@@ -1,0 +1,50 @@
+//! What training a transformer needs beside the sparse layer: normalization, embedding, attention, gated activations, dense linear layers, the loss and the
+//! optimizer, over device memory.
+//!
+//! Functions launch work on the stream of a [`LayerContext`] and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
+//! all tensors of a call are of one type, unless it says otherwise. Statistics, gradients of parameters and losses are f32. Ids and targets are u32, held as
+//! elements of [`DataType::I32`](crate::DataType::I32) ([`DeviceBuffer::from_ids`](crate::layer::DeviceBuffer::from_ids)). Matrices are row-major, and
+//! `tokens` is `batch * positions`.
+//!
+//! Arithmetic is in f32. There are no atomic operations on floats: results repeat bit for bit on one kind of device.
+//!
+//! | task | items |
+//! |---|---|
+//! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
+//! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
+//! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
+//! | attention | [`attention_forward`], [`attention_backward`] |
+//! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
+//! | dense linear layers | [`DenseLinear`] |
+//! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
+//! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
+//! | sums, conversions, constants | [`add`], [`convert`], [`fill`] |
+//!
+//! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
+//! graph can capture it.
+
+mod attention;
+mod embedding;
+mod gated;
+mod heads;
+mod kernels;
+mod linear;
+mod loss;
+mod norm;
+mod optimizer;
+mod pointwise;
+mod shape;
+
+pub use attention::{
+    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
+};
+pub use embedding::{Embedding, embedding_forward, embedding_gradient};
+pub use gated::{Gate, gated_backward, gated_forward};
+pub use heads::{Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient};
+pub(crate) use kernels::TransformerKernels;
+pub use kernels::prepare;
+pub use linear::DenseLinear;
+pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
+pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
+pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
+pub use pointwise::{add, convert, fill};

@@ -1,0 +1,208 @@
+//! The norm of all gradients, clipping, and AdamW.
+
+use cudarc::driver::{CudaSlice, DevicePtr as _};
+
+use super::shape::{Memory, MOST, at_if, product};
+use crate::{
+    DataType, Error, Result,
+    arguments::expect_dimension,
+    layer::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear},
+    raw::{
+        adamw::{AdamWCopy, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
+        gradient_norm::{ClipParameters, GradientNorm},
+    },
+};
+
+/// What [`clip_gradients`] computes, in device memory.
+#[derive(Debug)]
+pub struct ClippedGradients<'a> {
+    /// An f32 `[1]`: the norm of the gradients, divided by the loss scale.
+    pub norm: DeviceSliceMut<'a>,
+    /// An f32 `[1]`: what [`adamw`] is to multiply gradients by, `min(1, clip / (norm + 10⁻⁶)) / loss_scale`; 0 where the norm is not finite.
+    pub scale: DeviceSliceMut<'a>,
+    /// A u32 `[1]`: 1 where the norm is NaN or infinite, otherwise 0. For [`AdamWTensors::skip`].
+    pub non_finite: DeviceSliceMut<'a>,
+}
+
+/// Computes the norm of all gradients together, and the factor that removes the loss scale and clips the norm (Pascanu, Mikolov and Bengio, "On the difficulty of
+/// training recurrent neural networks", 2013; ε as in PyTorch's `clip_grad_norm_`). Nothing is multiplied yet: the factor is an input of [`adamw`].
+///
+/// `gradients` are f32. `clip` is the largest norm, infinite for no clipping. `loss_scale` is an f32 `[1]` that the gradients are multiples of. Squares are summed
+/// in f64, in a fixed order.
+///
+/// # Errors
+/// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for too many
+/// gradients; those of allocating workspace; [`Error::Driver`].
+pub fn clip_gradients(
+    context: &LayerContext,
+    gradients: &[DeviceSlice<'_>],
+    clip: f32,
+    loss_scale: Option<DeviceSlice<'_>>,
+    to: ClippedGradients<'_>,
+) -> Result<()> {
+    if gradients.len() > 1 << 20 {
+        return Err(Error::Dimension { what: "gradients", size: gradients.len(), most: 1 << 20 });
+    }
+    let address = |gradient: &DeviceSlice<'_>| {
+        let at = gradient.at("a gradient", context, DataType::F32, gradient.len())?;
+        Ok((at, gradient.len()))
+    };
+    let buffers = gradients.iter().map(address).collect::<Result<Vec<_>>>()?;
+    let mut parameters = ClipParameters {
+        partial: 0,
+        loss_scale: at_if(loss_scale.as_ref(), "the loss scale", context, DataType::F32, 1)?,
+        norm: to.norm.at("the norm", context, DataType::F32, 1)?,
+        scale: to.scale.at("the scale of the gradients", context, DataType::F32, 1)?,
+        non_finite: to.non_finite.at("the flag of gradients that are not finite", context, DataType::I32, 1)?,
+        count: 0,
+        clip,
+    };
+    let kernels = context.gradient_norm()?;
+    let mut work = context.work();
+    [parameters.partial] = work.parts([GradientNorm::partial_bytes(buffers.len())])?;
+    // SAFETY: the slices have the lengths that are passed, the workspace has room for the partial sums, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), &buffers, parameters) }
+}
+
+/// The number of completed steps, the learning rate and the constants of the current step, in device memory: a captured step counts at each replay.
+#[derive(Debug)]
+pub struct StepSchedule {
+    context: LayerContext,
+    /// The number of steps, the bits of the learning rate, and the constants.
+    memory: CudaSlice<u64>,
+    raw: AdamWSchedule,
+}
+
+impl StepSchedule {
+    /// Returns a schedule after no step, with a learning rate of 0.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
+    pub fn new(context: &LayerContext) -> Result<Self> {
+        context.expect_not_capturing("allocating memory")?;
+        let allocated = context.stream().alloc_zeros::<u64>(4);
+        let memory = allocated.map_err(|error| Error::driver("allocating device memory", error))?;
+        let at = memory.device_ptr(context.stream()).0;
+        let raw = AdamWSchedule { step: at, learning_rate: at + 8, numbers: at + 16 };
+        Ok(Self { context: context.clone(), memory, raw })
+    }
+
+    /// Returns the number of completed steps; synchronizes the stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn steps(&self) -> Result<u64> {
+        let failed = |error| Error::driver("reading the number of steps", error);
+        let mut found = [0];
+        self.context.stream().memcpy_dtoh(&self.memory.slice(..1), &mut found).map_err(failed)?;
+        self.context.synchronize()?;
+        Ok(found[0])
+    }
+
+    /// Sets the number of completed steps, when training is resumed; synchronizes the stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn set_steps(&mut self, steps: u64) -> Result<()> {
+        self.write(0, steps)
+    }
+
+    /// Sets the learning rate of the next steps; synchronizes the stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
+        self.write(1, learning_rate.to_bits())
+    }
+
+    fn write(&mut self, at: usize, bits: u64) -> Result<()> {
+        let failed = |error| Error::driver("writing the schedule of steps", error);
+        self.context.stream().memcpy_htod(&[bits], &mut self.memory.slice_mut(at..=at)).map_err(failed)?;
+        self.context.synchronize()
+    }
+
+    /// Counts a step, unless the flag `skip` (u32 `[1]`) is not 0, and computes the constants that [`adamw`] reads. Required once for each step, before the
+    /// parameters are updated. The learning rate of `settings` is ignored.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`], [`Error::Pointer`] for a flag that does not fit; [`Error::Driver`].
+    pub fn advance(&mut self, settings: AdamWSettings, skip: Option<DeviceSlice<'_>>) -> Result<()> {
+        let context = &self.context;
+        let skip = skip.map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1)).transpose()?;
+        let kernels = context.optimizers(DataType::F32)?;
+        // SAFETY: the schedule's memory is valid as long as `self` is, the flag has been checked, and the stream is of their device.
+        unsafe { kernels.advance_unless(context.raw(), self.raw, settings, skip) }
+    }
+}
+
+/// The tensors of [`adamw`], for a parameter `[rows, cols]`.
+#[derive(Debug)]
+pub struct AdamWTensors<'a> {
+    /// The dense master weight, f32, aligned to 16 bytes, as are gradient and moments.
+    pub weight: DeviceSliceMut<'a>,
+    /// A copy of the weight in f16 or bf16 that is written in the same pass.
+    pub copy: Option<DeviceSliceMut<'a>>,
+    /// The gradient, of f32, f16 or bf16.
+    pub gradient: DeviceSlice<'a>,
+    /// The first moment, f32.
+    pub first: DeviceSliceMut<'a>,
+    /// The second moment, f32.
+    pub second: DeviceSliceMut<'a>,
+    /// An f32 `[1]` that gradients are multiplied by first: [`ClippedGradients::scale`].
+    pub gradient_scale: Option<DeviceSlice<'a>>,
+    /// A u32 `[1]`: where it is not 0, nothing is written: [`ClippedGradients::non_finite`].
+    pub skip: Option<DeviceSlice<'a>>,
+}
+
+/// Updates a parameter `[rows, cols]` and its moments in place (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019), with the constants of
+/// the schedule's current step, bit for bit as on a CPU. `masked_decay` is a sparse layer of this shape and the factor that the weights which its mask prunes are
+/// multiplied by before they are added to their gradient ([`twofour::estimate::masked_decay`]).
+///
+/// # Errors
+/// [`Error::Gradient`] for gradients of another type than f32, f16 and bf16, [`Error::DataType`] for such a copy; [`Error::Length`], [`Error::SliceType`],
+/// [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Multiple`] where there is masked decay and rows or columns are not
+/// multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
+pub fn adamw(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    tensors: AdamWTensors<'_>,
+    masked_decay: Option<(&SparseLinear, f32)>,
+    schedule: &StepSchedule,
+    settings: AdamWSettings,
+) -> Result<()> {
+    let len = product(rows, cols)?;
+    expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
+    if let Some((layer, _)) = masked_decay {
+        let (what, expected) = ("the sparse layer of the masked decay", (layer.out_features(), layer.in_features()));
+        if expected != (rows, cols) {
+            return Err(Error::Length { what, expected: len, found: expected.0 * expected.1 });
+        }
+        if layer.context().ordinal() != context.ordinal() {
+            let (expected, found) = (context.ordinal(), layer.context().ordinal());
+            return Err(Error::OtherDevice { what, expected, found });
+        }
+    }
+    let masked_decay = masked_decay.map(|(layer, strength)| MaskedDecay { tiles: layer.mask_tiles(), strength });
+    let AdamWTensors { weight, copy, gradient, first, second, gradient_scale, skip } = tensors;
+    let f32 = DataType::F32;
+    let copied = |copy: DeviceSliceMut<'_>| -> Result<AdamWCopy> {
+        let dtype = copy.dtype();
+        Ok(AdamWCopy { address: copy.at("the copy of the weight", context, dtype, len)?, dtype })
+    };
+    let state = AdamWState {
+        weight: weight.at("the weight", context, f32, len)?,
+        gradient: gradient.at("the gradient", context, gradient.dtype(), len)?,
+        first: first.at("the first moment", context, f32, len)?,
+        second: second.at("the second moment", context, f32, len)?,
+        copy: copy.map(copied).transpose()?,
+        rows,
+        cols,
+    };
+    let scale = gradient_scale.map(|scale| scale.at("the scale of the gradient", context, f32, 1)).transpose()?;
+    let skip = skip.map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1)).transpose()?;
+    let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay, gradient_scale: scale, skip };
+    let kernels = context.optimizers(gradient.dtype())?;
+    // SAFETY: the slices have been found to be as long as the shape requires, the schedule's memory is valid as long as it is borrowed, as the mask
+    // is, and the stream is of their device.
+    unsafe { kernels.step(context.raw(), state, settings, step) }
+}
