@@ -172,26 +172,26 @@ fn check_times(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         let problem = format!("found {every}, beyond the run of {steps} steps");
         m.add(s.place("mask_every"), "sparsity.mask_every", problem);
     }
-    // Layers are checked on their own, with near misses.
-    let timed = SparsitySettings { layers: None, ..recipe.sparsity.clone() };
-    let (begin, end) = match SparsityPlan::new(&timed, steps, &[]) {
-        Ok(plan) => (plan.begin, plan.end.unwrap_or(steps)),
-        Err(error) => {
-            if m.is_empty() {
-                m.add(s.place("method"), "sparsity", error.to_string());
-            }
-            return;
-        }
+    let own = SparsityPlan::of_method(recipe.sparsity.method, vec![], steps);
+    let step_of = |share: f64| (share * steps as f64).round() as u64;
+    let given = recipe.sparsity.begin.map(step_of);
+    let begin = match own.begin {
+        SparseBegin::Step(step) => given.unwrap_or(step),
+        SparseBegin::Settled { latest, .. } => given.unwrap_or(0).max(latest),
     };
-    let begin = match begin {
-        SparseBegin::Step(step) => step,
-        SparseBegin::Settled { latest, .. } => latest,
-    };
+    let end = recipe.sparsity.end.map(step_of).or(own.end).unwrap_or(steps);
     if begin >= end {
         let key = if recipe.sparsity.end.is_some() { "end" } else { "begin" };
         let problem = format!(
             "layers would be 2:4 from step {begin} to step {end} of {steps}, which is never; expected an end after the beginning"
         );
         m.add(s.place(key), format!("sparsity.{key}"), problem);
+    }
+    if m.is_empty() {
+        // Layers are checked on their own, with near misses.
+        let settings = SparsitySettings { layers: None, ..recipe.sparsity.clone() };
+        if let Err(error) = SparsityPlan::new(&settings, steps, &[]) {
+            m.add(s.place("method"), "sparsity", error.to_string());
+        }
     }
 }
