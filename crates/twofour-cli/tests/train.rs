@@ -259,7 +259,8 @@ fn every_mistake_of_a_recipe_is_told_at_once() {
     fs::write(directory.path().join("bad.toml"), text).unwrap();
     let message = run(directory.path(), &["train", "bad.toml", "-o", "run", "--set", "sparsity.method=stee"]).bad(2);
     for words in [
-        "bad.toml: 4 mistakes",
+        "bad.toml: 5 mistakes",
+        "line 7: data.text: a.txt: No such file",
         "line 1: model.width: is missing",
         "line 3: model.widht: unknown key; did you mean `width`?",
         "line 9: training.warm_up: found 9999, beyond the run of 1000 steps",

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Mistakes, Override, Place, Recipe};
+use super::{Mistakes, Override, Place, Recipe, parse::ParsedRecipe};
 
 /// A recipe's file is not larger: what is, is not a recipe.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -69,9 +69,9 @@ impl LoadedRecipe {
             not(format!("not UTF-8 at byte {}; a recipe is a TOML file", error.utf8_error().valid_up_to()))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        let wrong = |mistakes| RecipeError::Mistakes { path: path.to_owned(), mistakes };
-        let recipe = Recipe::parse(&source, folder, overrides).map_err(wrong)?;
-        let text = recipe.read_text().map_err(wrong)?;
+        let ParsedRecipe { recipe, mut mistakes, text_places } = ParsedRecipe::new(&source, folder, overrides);
+        let text = recipe.gather_text(&text_places, &mut mistakes);
+        let text = mistakes.or(text).map_err(|mistakes| RecipeError::Mistakes { path: path.to_owned(), mistakes })?;
         Ok(LoadedRecipe { recipe, text })
     }
 }
@@ -83,8 +83,14 @@ impl Recipe {
     /// Every file that cannot be read or is empty; text with too few bytes for the context in its training or its validation part.
     pub fn read_text(&self) -> Result<Vec<u8>, Mistakes> {
         let mut mistakes = Mistakes::default();
+        let text = self.gather_text(&[], &mut mistakes);
+        mistakes.or(text)
+    }
+
+    /// The text that can be read; places are those of the paths, in their order.
+    fn gather_text(&self, places: &[Place], mistakes: &mut Mistakes) -> Vec<u8> {
         let mut text = Vec::new();
-        for path in &self.data.text {
+        for (index, path) in self.data.text.iter().enumerate() {
             let problem = match fs::read(path) {
                 Ok(bytes) if bytes.is_empty() => "is empty".to_owned(),
                 Ok(bytes) => {
@@ -93,12 +99,14 @@ impl Recipe {
                 }
                 Err(error) => error.to_string(),
             };
-            mistakes.add(Place::Absent, "data.text", format!("{}: {problem}", path.display()));
+            let place = places.get(index).cloned().unwrap_or(Place::Absent);
+            mistakes.add(place, "data.text", format!("{}: {problem}", path.display()));
         }
+        // Of a recipe with other mistakes neither the context nor the share for validation is certain.
         if mistakes.is_empty() {
-            self.check_length(text.len(), &mut mistakes);
+            self.check_length(text.len(), mistakes);
         }
-        mistakes.or(text)
+        text
     }
 
     fn check_length(&self, bytes: usize, mistakes: &mut Mistakes) {

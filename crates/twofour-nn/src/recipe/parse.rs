@@ -49,6 +49,21 @@ impl Recipe {
     /// assert_eq!(lines[2], "line 9: training.steps: found 0, expected a whole number from 1 to 1099511627776");
     /// ```
     pub fn parse(text: &str, folder: &Path, overrides: &[Override]) -> Result<Recipe, Mistakes> {
+        let ParsedRecipe { recipe, mistakes, .. } = ParsedRecipe::new(text, folder, overrides);
+        mistakes.or(recipe)
+    }
+}
+
+/// A recipe with all that is wrong with it. Where a value is wrong, its default or a small one stands for it.
+pub(super) struct ParsedRecipe {
+    pub(super) recipe: Recipe,
+    pub(super) mistakes: Mistakes,
+    /// Of each path of `data.text`.
+    pub(super) text_places: Vec<Place>,
+}
+
+impl ParsedRecipe {
+    pub(super) fn new(text: &str, folder: &Path, overrides: &[Override]) -> ParsedRecipe {
         let mut mistakes = Mistakes::default();
         let m = &mut mistakes;
         let root = tree::parse(text, overrides, m);
@@ -60,9 +75,10 @@ impl Recipe {
         }
         let [model, data, training, sparsity] = SECTIONS.map(|name| Section::new(&root, name, m));
         let mut sections = Sections { model, data, training, sparsity };
+        let (data, text_places) = read_data(&mut sections.data, folder, m);
         let recipe = Recipe {
             model: read_model(&mut sections.model, m),
-            data: read_data(&mut sections.data, folder, m),
+            data,
             training: read_training(&mut sections.training, m),
             sparsity: read_sparsity(&mut sections.sparsity, m),
         };
@@ -70,7 +86,7 @@ impl Recipe {
         for section in [sections.model, sections.data, sections.training, sections.sparsity] {
             section.end(m);
         }
-        mistakes.or(recipe)
+        ParsedRecipe { recipe, mistakes, text_places }
     }
 }
 
@@ -93,18 +109,20 @@ fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
     }
 }
 
-fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSettings {
+fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (DataSettings, Vec<Place>) {
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
-    let path = |(text, place): (String, Place)| match place {
+    let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
+    let path = |(text, place): (String, &Place)| match place {
         Place::Override => text.into(),
         _ => folder.join(text),
     };
-    DataSettings {
-        text: texts.into_iter().map(path).collect(),
+    let settings = DataSettings {
+        text: texts.into_iter().zip(&places).map(path).collect(),
         tokenizer: s.choice("tokenizer", m).unwrap_or_default(),
         validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
-    }
+    };
+    (settings, places)
 }
 
 fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
