@@ -292,9 +292,8 @@ impl LayerContext {
         self.shared.epilogues.of((problem, epilogue, operands), || {
             self.expect_not_capturing("planning a dense GEMM")?;
             // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
-            let plans = unsafe {
-                self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS)
-            }?;
+            let plans =
+                unsafe { self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS) }?;
             // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first choice is taken.
             let plan = match epilogue {
                 DenseEpilogue::Bias => fastest(self, (problem, 1), plans)?,

@@ -79,7 +79,8 @@ pub(super) fn fastest(
     (problem, batches): (DenseProblem, usize),
     plans: Vec<CublasLtPlan>,
 ) -> Result<Option<TimedPlan>> {
-    let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size).saturating_mul(batches);
+    let bytes =
+        |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size).saturating_mul(batches);
     let DenseProblem { element, output, rows, cols, reduction, .. } = problem;
     let operands = [rows.saturating_mul(reduction), reduction.saturating_mul(cols)].map(|n| n.saturating_mul(batches));
     let sizes = [

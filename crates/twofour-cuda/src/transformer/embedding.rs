@@ -4,10 +4,7 @@ use super::shape::{Memory, at_if, positive, product, side};
 use crate::{
     DataType, Error, Result,
     layer::{Accumulate, DeviceSlice, DeviceSliceMut, LayerContext, zero},
-    raw::{
-        column_sums::ColumnSumsTarget,
-        embedding::EmbeddingParameters,
-    },
+    raw::{column_sums::ColumnSumsTarget, embedding::EmbeddingParameters},
 };
 
 /// The shape of an embedding.
@@ -62,8 +59,7 @@ pub fn embedding_forward(
     }
     parameters.ids = ids.at("the ids", context, DataType::I32, tokens)?;
     parameters.table = table.at("the table", context, dtype, product(vocabulary, width)?)?;
-    parameters.positions =
-        at_if(positions.as_ref(), "the table of positions", context, dtype, product(count, width)?)?;
+    parameters.positions = at_if(positions.as_ref(), "the table of positions", context, dtype, product(count, width)?)?;
     parameters.out = out.at("the result", context, dtype, product(tokens, width)?)?;
     parameters.status = status.at("the status", context, DataType::I32, 1)?;
     if tokens == 0 {

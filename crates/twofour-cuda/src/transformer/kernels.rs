@@ -4,8 +4,8 @@ use crate::{
     DataType, Result,
     layer::{LayerContext, Plans},
     raw::{
-        adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated, gradient_norm::GradientNorm,
-        heads::Heads, norm::Norms, pointwise::Pointwise, softmax::Softmax,
+        adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated,
+        gradient_norm::GradientNorm, heads::Heads, norm::Norms, pointwise::Pointwise, softmax::Softmax,
     },
 };
 

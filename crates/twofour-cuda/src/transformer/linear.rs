@@ -147,7 +147,13 @@ impl DenseLinear {
         let y = y.at("the result", context, dtype, len)?;
         let bias = bias.map(|bias| bias.at("the bias", context, dtype, self.out_features)).transpose()?;
         let epilogue = if bias.is_some() { DenseEpilogue::BiasGelu } else { DenseEpilogue::Gelu };
-        self.with_epilogue(context, self.forward_problem(dtype, tokens), epilogue, (bias.unwrap_or(0), pre), [weight, x, y])
+        self.with_epilogue(
+            context,
+            self.forward_problem(dtype, tokens),
+            epilogue,
+            (bias.unwrap_or(0), pre),
+            [weight, x, y],
+        )
     }
 
     /// Computes the gradient of the pre-activation before this layer, `dpre = (dy · W) ⊙ gelu'(pre)`, for this layer's `dy` `[tokens, out_features]` and the

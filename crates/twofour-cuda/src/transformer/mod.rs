@@ -18,7 +18,7 @@
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
-//! | sums, conversions, constants | [`add`], [`convert`], [`fill`] |
+//! | sums, conversions, constants | [`add`], [`add_in_place`], [`activation`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
 //! graph can capture it.
@@ -40,11 +40,13 @@ pub use attention::{
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
-pub use heads::{Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient};
+pub use heads::{
+    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient,
+};
 pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
-pub use pointwise::{add, convert, fill};
+pub use pointwise::{activation, add, add_in_place, convert, fill};

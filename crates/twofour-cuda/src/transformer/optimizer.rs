@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 
-use super::shape::{Memory, MOST, at_if, product};
+use super::shape::{MOST, Memory, at_if, product};
 use crate::{
     DataType, Error, Result,
     arguments::expect_dimension,

@@ -2,9 +2,12 @@
 
 use super::shape::Memory;
 use crate::{
-    DataType, Error, Result,
+    Activation, DataType, Error, Result,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
-    raw::pointwise::{PointwiseOperation, PointwiseParameters},
+    raw::{
+        elementwise::ElementFunction,
+        pointwise::{PointwiseOperation, PointwiseParameters},
+    },
 };
 
 /// Computes `out = a + b` for tensors of one length and type: f32, f16 or bf16.
@@ -24,6 +27,43 @@ pub fn add(context: &LayerContext, a: DeviceSlice<'_>, b: DeviceSlice<'_>, out: 
     let kernels = context.pointwise(dtype)?;
     // SAFETY: the slices have been found to be equally long, and the stream is of their device.
     unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
+}
+
+/// Computes `y ← y + x` for tensors of one length and type: f32, f16 or bf16.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn add_in_place(context: &LayerContext, x: DeviceSlice<'_>, y: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let sum = y.at("the sum", context, dtype, len)?;
+    let parameters = PointwiseParameters {
+        a: x.at("the addend", context, dtype, len)?,
+        b: sum,
+        out: sum,
+        count: len as u64,
+        value: 0.0,
+    };
+    let kernels = context.pointwise(dtype)?;
+    // SAFETY: the slices have been found to be equally long, an element of the sum is written by the thread that read it, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
+}
+
+/// Computes `y = activation(x)` for tensors of one length and type: f32, f16 or bf16. GELU is `x Φ(x)`.
+///
+/// # Errors
+/// Those of [`add`].
+pub fn activation(
+    context: &LayerContext,
+    activation: Activation,
+    x: DeviceSlice<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let input = x.at("the input of an activation", context, dtype, len)?;
+    let out = y.at("the result of an activation", context, dtype, len)?;
+    let kernels = context.elementwise(dtype)?;
+    // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
+    unsafe { kernels.apply(context.raw(), ElementFunction::Activation(activation), input, out, len) }
 }
 
 /// Converts f32 to f32, f16 or bf16, rounding to nearest even, or one of these to f32.

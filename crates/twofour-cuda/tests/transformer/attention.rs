@@ -28,12 +28,8 @@ struct Expected {
 fn expected(shape: AttentionShape, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Expected {
     let AttentionShape { positions, heads, kv_heads, head_dim: dim, causal, .. } = shape;
     let scale = 1.0 / (dim as f64).sqrt();
-    let mut all = Expected {
-        dq: vec![0.0; q.len()],
-        dk: vec![0.0; k.len()],
-        dv: vec![0.0; v.len()],
-        ..Expected::default()
-    };
+    let mut all =
+        Expected { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()], ..Expected::default() };
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for query in 0..q.len() / dim {
         let (head, position) = (query / positions, query % positions);
@@ -80,7 +76,10 @@ impl Check for Case {
             let to = AttentionGradients { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
             let saved = (out.as_slice(), lse.as_slice(), dout_there.as_slice());
             attention_backward(context, shape, engine, inputs, saved, to)?;
-            Ok::<_, Error>(([out, dq, dk, dv].map(|found| found.to_host::<T>().unwrap()), lse.to_host::<f32>().unwrap()))
+            Ok::<_, Error>((
+                [out, dq, dk, dv].map(|found| found.to_host::<T>().unwrap()),
+                lse.to_host::<f32>().unwrap(),
+            ))
         };
         let (found, lse) = match run() {
             Err(Error::NoLibrary { .. }) => return eprintln!("skipped: no cuBLASLt"),
@@ -90,9 +89,12 @@ impl Check for Case {
         };
         let all = expected(shape, &wide(&q), &wide(&k), &wide(&v), &wide(&dout));
         expect_close(&format!("{what}: lse"), &lse, &all.lse, tolerance.min(1e-4));
-        for (name, found, expected) in
-            [("out", &found[0], &all.out), ("dq", &found[1], &all.dq), ("dk", &found[2], &all.dk), ("dv", &found[3], &all.dv)]
-        {
+        for (name, found, expected) in [
+            ("out", &found[0], &all.out),
+            ("dq", &found[1], &all.dq),
+            ("dk", &found[2], &all.dk),
+            ("dv", &found[3], &all.dv),
+        ] {
             // Sums of many rounded probabilities: relative to the largest result.
             let size = expected.iter().fold(1.0, |size: f64, x| size.max(x.abs()));
             expect_close_to(&format!("{what}: {name}"), found, expected, tolerance, size);

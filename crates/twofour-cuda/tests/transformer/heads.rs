@@ -29,7 +29,9 @@ fn heads_of(
 ) -> Vec<f64> {
     let AttentionShape { batch, positions, head_dim: dim, .. } = shape;
     let mut out = Vec::new();
-    for (b, h, p) in (0..batch * heads * positions).map(|i| (i / positions / heads, i / positions % heads, i % positions)) {
+    for (b, h, p) in
+        (0..batch * heads * positions).map(|i| (i / positions / heads, i / positions % heads, i % positions))
+    {
         let from = &fused[((b * positions + p) * all + first + h) * dim..][..dim];
         for i in 0..dim {
             let pair = i % (dim / 2);

@@ -53,11 +53,8 @@ impl Check for Case {
         expect_close_to(&format!("{what}: dx twice"), &dx.to_host::<T>().unwrap(), &twice, tolerance, size);
 
         let mut dw = unwritten::<f32>(context, out * inputs);
-        let expected = product(
-            &transposed(&dy, (tokens, out)),
-            &transposed(&x, (tokens, inputs)),
-            (out, inputs, tokens),
-        );
+        let expected =
+            product(&transposed(&dy, (tokens, out)), &transposed(&x, (tokens, inputs)), (out, inputs, tokens));
         let mut run = |accumulate| {
             let (dy, x) = (dy_there.as_slice(), x_there.as_slice());
             layer.weight_gradient(context, dy, x, tokens, accumulate, dw.as_slice_mut()).unwrap();
@@ -112,7 +109,8 @@ impl Check for Fused {
         expect_close_to("GELU", &y.to_host::<T>().unwrap(), &expected, tolerance, 8.0);
         let (mut dpre, mut db) = (unwritten::<T>(context, tokens * hidden), unwritten::<T>(context, hidden));
         let (dy_in, to) = ((dy_there.as_slice(), tokens), (dpre.as_slice_mut(), Some(db.as_slice_mut())));
-        let run = down.input_gradient_through_tanh_gelu(context, dy_in, w2_there.as_slice(), pre.as_slice(), to.0, to.1);
+        let run =
+            down.input_gradient_through_tanh_gelu(context, dy_in, w2_there.as_slice(), pre.as_slice(), to.0, to.1);
         if let Err(error @ Error::Vendor { .. }) = run {
             return eprintln!("skipped for {:?}: {error}", T::DTYPE);
         }

@@ -18,8 +18,7 @@ impl Check for Case {
     fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
         let Case(rows, classes) = *self;
         let what = format!("[{rows}, {classes}] {:?}", T::DTYPE);
-        let logits: Vec<T> =
-            numbers::<T>(rows * classes, 1).iter().map(|x| T::from_f32(4.0 * x.to_f32())).collect();
+        let logits: Vec<T> = numbers::<T>(rows * classes, 1).iter().map(|x| T::from_f32(4.0 * x.to_f32())).collect();
         let mut targets: Vec<u32> = (0..rows).map(|row| (row * 7919 % classes) as u32).collect();
         targets[0] = (classes - 1) as u32;
         if rows > 2 {
@@ -82,10 +81,8 @@ impl Check for Special {
         let mut status = DeviceBuffer::from_ids(context, &[0]).unwrap();
         let losses: Vec<f32> = (0..2)
             .map(|row| {
-                let (there, targets) = (
-                    up(context, &logits[4 * row..4 * row + 4]),
-                    DeviceBuffer::from_ids(context, &[0]).unwrap(),
-                );
+                let (there, targets) =
+                    (up(context, &logits[4 * row..4 * row + 4]), DeviceBuffer::from_ids(context, &[0]).unwrap());
                 let mut sum = unwritten::<f32>(context, 1);
                 let (to, status) = (sum.as_slice_mut(), status.as_slice_mut());
                 let (x, t) = (there.as_slice(), targets.as_slice());

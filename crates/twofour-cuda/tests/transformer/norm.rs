@@ -23,8 +23,7 @@ struct Expected {
 
 fn expected(norm: Norm, x: &[f64], gain: &[f64], bias: &[f64], dy: &[f64]) -> Expected {
     let width = norm.width;
-    let mut all =
-        Expected { y: Vec::new(), dx: Vec::new(), dgain: vec![0.0; width], dbias: vec![0.0; width] };
+    let mut all = Expected { y: Vec::new(), dx: Vec::new(), dgain: vec![0.0; width], dbias: vec![0.0; width] };
     for (x, dy) in x.chunks(width).zip(dy.chunks(width)) {
         let mean_of = |f: &dyn Fn(usize) -> f64| (0..width).map(f).sum::<f64>() / width as f64;
         let mean = if norm.kind == NormKind::Layer { mean_of(&|i| x[i]) } else { 0.0 };

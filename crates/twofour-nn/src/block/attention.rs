@@ -31,7 +31,7 @@ pub struct AttentionBlock<E: Engine> {
 pub struct SavedAttention<E: Engine> {
     shape: BatchShape,
     x: E::Buffer,
-    statistics: E::Buffer,
+    statistics: [E::Buffer; 2],
     normalized: E::Buffer,
     qkv: E::Buffer,
     merged: E::Buffer,
@@ -84,7 +84,7 @@ impl<E: Engine> AttentionBlock<E> {
         shape: BatchShape,
     ) -> Result<(E::Buffer, SavedAttention<E>)> {
         let (tokens, width) = (shape.tokens(), self.norm.width());
-        let [normalized, statistics] = self.norm.forward(engine, workspace, &x, tokens)?;
+        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut qkv = workspace.compute(engine, tokens * 3 * width)?;
         self.qkv.forward(engine, &normalized, tokens, &mut qkv)?;
         let mut merged = workspace.compute(engine, tokens * width)?;
@@ -120,7 +120,7 @@ impl<E: Engine> AttentionBlock<E> {
         self.qkv.input_gradient(engine, &d_qkv, tokens, &mut d_normalized)?;
         let mut dx = dy;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, statistics, normalized, qkv, merged, d_qkv, d_normalized]);
+        workspace.give([x, normalized, qkv, merged, d_qkv, d_normalized].into_iter().chain(statistics));
         Ok(dx)
     }
 }
@@ -128,6 +128,6 @@ impl<E: Engine> AttentionBlock<E> {
 impl<E: Engine> SavedAttention<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.statistics, self.normalized, self.qkv, self.merged]);
+        workspace.give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics));
     }
 }

@@ -22,7 +22,7 @@ pub struct FeedForwardBlock<E: Engine> {
 pub struct SavedFeedForward<E: Engine> {
     tokens: usize,
     x: E::Buffer,
-    statistics: E::Buffer,
+    statistics: [E::Buffer; 2],
     normalized: E::Buffer,
     hidden: E::Buffer,
     activated: E::Buffer,
@@ -56,7 +56,7 @@ impl<E: Engine> FeedForwardBlock<E> {
         tokens: usize,
     ) -> Result<(E::Buffer, SavedFeedForward<E>)> {
         let (width, hidden_size) = (self.norm.width(), self.up.out_features());
-        let [normalized, statistics] = self.norm.forward(engine, workspace, &x, tokens)?;
+        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut hidden = workspace.compute(engine, tokens * hidden_size)?;
         self.up.forward(engine, &normalized, tokens, &mut hidden)?;
         let mut activated = workspace.compute(engine, tokens * hidden_size)?;
@@ -89,7 +89,7 @@ impl<E: Engine> FeedForwardBlock<E> {
         self.up.input_gradient(engine, &d_hidden, tokens, &mut d_normalized)?;
         let mut dx = dy;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, statistics, hidden, d_hidden, d_normalized]);
+        workspace.give([x, hidden, d_hidden, d_normalized].into_iter().chain(statistics));
         Ok(dx)
     }
 }
@@ -97,6 +97,6 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.statistics, self.normalized, self.hidden, self.activated]);
+        workspace.give([self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics));
     }
 }

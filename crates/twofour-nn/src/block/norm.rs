@@ -50,12 +50,13 @@ impl<E: Engine> LayerNorm<E> {
         workspace: &mut Workspace<E>,
         x: &E::Buffer,
         tokens: usize,
-    ) -> Result<[E::Buffer; 2]> {
+    ) -> Result<(E::Buffer, [E::Buffer; 2])> {
         let mut y = workspace.compute(engine, tokens * self.width)?;
-        let mut statistics = workspace.take(engine, Kind::Wide, 2 * tokens)?;
+        let mut mean = workspace.take(engine, Kind::Wide, tokens)?;
+        let mut rstd = workspace.take(engine, Kind::Wide, tokens)?;
         let parameters = [self.gain.master(), self.bias.master()];
-        engine.layer_norm(x, parameters, Self::EPSILON, &mut y, &mut statistics)?;
-        Ok([y, statistics])
+        engine.layer_norm(x, parameters, Self::EPSILON, &mut y, [&mut mean, &mut rstd])?;
+        Ok((y, [mean, rstd]))
     }
 
     /// Adds the gradient for `x` to `dx`, and writes or adds those of the parameters.
@@ -65,7 +66,7 @@ impl<E: Engine> LayerNorm<E> {
     pub fn backward(
         &mut self,
         engine: &E,
-        (x, statistics): (&E::Buffer, &E::Buffer),
+        (x, [mean, rstd]): (&E::Buffer, &[E::Buffer; 2]),
         dy: &E::Buffer,
         dx: &mut E::Buffer,
         accumulate: Accumulate,
@@ -78,7 +79,7 @@ impl<E: Engine> LayerNorm<E> {
                 expected: "a model that trains; call `begin_training` first",
             });
         };
-        engine.layer_norm_gradient((x, gain, statistics), dy, dx, accumulate, [d_gain, d_bias])
+        engine.layer_norm_gradient((x, gain, [mean, rstd]), dy, dx, accumulate, [d_gain, d_bias])
     }
 
     pub(crate) fn parameters(&self) -> [&Parameter<E>; 2] {

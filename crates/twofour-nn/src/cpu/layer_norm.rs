@@ -14,19 +14,23 @@ fn row_statistics(x: &[f32], eps: f32) -> (f32, f32) {
 }
 
 /// Normalizes every row of `x: [rows, n]` into `y`; gain and bias have `n` elements. The variance is the biased one. Mean and reciprocal standard deviation
-/// of every row go to `statistics: [rows, 2]`.
-pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], statistics: &mut [f32]) {
+/// of every row go to `statistics`, `[rows]` each.
+pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], statistics: [&mut [f32]; 2]) {
     let n = gain.len();
     if n == 0 {
         return;
     }
     let rows = rows::per_task(n);
-    let tasks = x.par_chunks(rows * n).zip(y.par_chunks_mut(rows * n)).zip(statistics.par_chunks_mut(rows * 2));
+    let [mean, rstd] = statistics;
+    let saved = mean.par_chunks_mut(rows).zip(rstd.par_chunks_mut(rows));
+    let tasks = x.par_chunks(rows * n).zip(y.par_chunks_mut(rows * n)).zip(saved);
     tasks.for_each(|((x, y), saved)| {
         vector::widest(|| {
-            for ((x, y), saved) in x.chunks_exact(n).zip(y.chunks_exact_mut(n)).zip(saved.chunks_exact_mut(2)) {
+            for ((x, y), saved) in
+                x.chunks_exact(n).zip(y.chunks_exact_mut(n)).zip(saved.0.iter_mut().zip(saved.1.iter_mut()))
+            {
                 let (mean, scale) = row_statistics(x, eps);
-                saved.copy_from_slice(&[mean, scale]);
+                (*saved.0, *saved.1) = (mean, scale);
                 for (((y, &x), &g), &b) in y.iter_mut().zip(x).zip(gain).zip(bias) {
                     *y = (x - mean) * scale * g + b;
                 }
@@ -36,15 +40,20 @@ pub fn forward(x: &[f32], [gain, bias]: [&[f32]; 2], eps: f32, y: &mut [f32], st
 }
 
 /// Adds the gradients for `x` to `dx`, and those for gain and bias, one after the other, to `dgain_dbias: [2, n]`. The statistics are those of [`forward`].
-pub fn backward((x, gain, statistics): (&[f32], &[f32], &[f32]), dy: &[f32], dx: &mut [f32], dgain_dbias: &mut [f32]) {
+pub fn backward(
+    (x, gain, statistics): (&[f32], &[f32], [&[f32]; 2]),
+    dy: &[f32],
+    dx: &mut [f32],
+    dgain_dbias: &mut [f32],
+) {
     let n = gain.len();
     rows::for_each_summing(dx, n, dgain_dbias, |first, dx, partial| {
         let (dgain, dbias) = partial.split_at_mut(n);
         vector::widest(|| {
             let inputs = x[first * n..].chunks_exact(n).zip(dy[first * n..].chunks_exact(n));
-            let saved = statistics[2 * first..].chunks_exact(2);
+            let saved = statistics[0][first..].iter().zip(&statistics[1][first..]);
             for (((x, dy), dx), saved) in inputs.zip(dx.chunks_exact_mut(n)).zip(saved) {
-                let (mean, scale) = (saved[0], saved[1]);
+                let (&mean, &scale) = saved;
                 // With h = (x - mean) * scale and g = dy * gain: dx = scale * (g - mean(g) - h * mean(g * h)).
                 let mut g_sum = [0f32; 16];
                 let mut gh_sum = [0f32; 16];

@@ -6,6 +6,7 @@
 //! | [`Buffer`], [`Kind`] | the engine's memory |
 //! | [`SparseLayer`] | a trainable 2:4 weight: mask, packed weight and its GEMMs |
 //! | [`cpu::CpuEngine`] | f32 on the CPU |
+//! | `cuda::CudaEngine` | f32, f16 or bf16 on an NVIDIA GPU (feature `cuda`) |
 //!
 //! Conventions of all operations:
 //!
@@ -18,6 +19,8 @@
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod sparse;
 
 use std::fmt::Debug;
@@ -222,12 +225,6 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// Another kind.
     fn read(&self, buffer: &Self::Buffer) -> Result<Vec<f32>>;
 
-    /// Copies the elements of a buffer to another of the same length and kind.
-    ///
-    /// # Errors
-    /// Another length or kind.
-    fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer) -> Result<()>;
-
     /// Rounds a [`Kind::Wide`] buffer to a [`Kind::Compute`] one of the same length.
     ///
     /// # Errors
@@ -253,8 +250,8 @@ pub trait Engine: Debug + Send + Sync + Sized {
         d_table: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; `gain` and `bias` are [`Kind::Wide`], `[width]`. `statistics`, of
-    /// [`Kind::Wide`], `[tokens, 2]`, receives mean and reciprocal standard deviation of each token.
+    /// `y = (x - mean) / sqrt(variance + epsilon) · gain + bias` for each token; the parameters, gain and bias, are [`Kind::Wide`], `[width]`.
+    /// `statistics`, of [`Kind::Wide`], `[tokens]` each, receive mean and reciprocal standard deviation of each token.
     ///
     /// # Errors
     /// Operands that do not fit.
@@ -264,7 +261,7 @@ pub trait Engine: Debug + Send + Sync + Sized {
         parameters: [&Self::Buffer; 2],
         epsilon: f32,
         y: &mut Self::Buffer,
-        statistics: &mut Self::Buffer,
+        statistics: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
     /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
@@ -274,7 +271,7 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// Operands that do not fit.
     fn layer_norm_gradient(
         &self,
-        saved: (&Self::Buffer, &Self::Buffer, &Self::Buffer),
+        saved: (&Self::Buffer, &Self::Buffer, [&Self::Buffer; 2]),
         dy: &Self::Buffer,
         dx: &mut Self::Buffer,
         accumulate: Accumulate,

@@ -48,7 +48,7 @@ pub struct Layer<E: Engine> {
 struct Saved<E: Engine> {
     layers: Vec<(SavedAttention<E>, SavedFeedForward<E>)>,
     x: E::Buffer,
-    statistics: E::Buffer,
+    statistics: [E::Buffer; 2],
     normalized: E::Buffer,
 }
 
@@ -241,7 +241,7 @@ impl<E: Engine> Gpt<E> {
             x = y;
             layers.push((attention, feed_forward));
         }
-        let [normalized, statistics] = self.norm.forward(engine, workspace, &x, tokens)?;
+        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut logits = workspace.compute(engine, tokens * VOCABULARY)?;
         self.head.forward(engine, &normalized, tokens, &mut logits)?;
         Ok((logits, Saved { layers, x, statistics, normalized }))
@@ -252,7 +252,7 @@ impl<E: Engine> Gpt<E> {
             attention.release(&mut self.workspace);
             feed_forward.release(&mut self.workspace);
         }
-        self.workspace.give([saved.x, saved.statistics, saved.normalized]);
+        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics));
     }
 
     fn ids(&mut self, engine: &E, ids: &[u32]) -> Result<E::Buffer> {
@@ -322,7 +322,7 @@ impl<E: Engine> Gpt<E> {
         let mut dx = workspace.compute(engine, tokens * self.config.width)?;
         engine.clear(&mut dx)?;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([d_logits, d_normalized, x, statistics, targets]);
+        workspace.give([d_logits, d_normalized, x, targets].into_iter().chain(statistics));
         for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;

@@ -4,7 +4,9 @@ use std::{ffi::c_int, ptr};
 
 use super::{
     DenseProblem,
-    functions::{BATCH_STRIDE, BATCHES, COMPUTE_32F, COMPUTE_32I, Functions, Object, TRANSPOSE_A, TRANSPOSE_B, succeed},
+    functions::{
+        BATCH_STRIDE, BATCHES, COMPUTE_32F, COMPUTE_32I, Functions, Object, TRANSPOSE_A, TRANSPOSE_B, succeed,
+    },
 };
 use crate::{DataType, Result, libraries::data_type};
 

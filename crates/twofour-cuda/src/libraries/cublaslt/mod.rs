@@ -9,8 +9,8 @@ use std::{ffi::c_int, fmt, ptr, sync::Arc};
 
 use descriptors::{Owned, Parts};
 use functions::{
-    EPILOGUE, EPILOGUE_AUX, EPILOGUE_AUX_ROWS, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE, NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned,
-    functions, succeed,
+    EPILOGUE, EPILOGUE_AUX, EPILOGUE_AUX_ROWS, EPILOGUE_VECTOR, Found, Functions, LEAST_ALIGNMENT, MOST_WORKSPACE,
+    NOTHING_FOUND, Object, REDUCTION_SCHEMES, Versioned, functions, succeed,
 };
 
 use crate::{DataType, Device, DevicePtr, Error, Result};

@@ -229,15 +229,8 @@ impl AdamW {
         }
         let AdamWSchedule { step, learning_rate, numbers } = schedule;
         let AdamWSettings { beta1, beta2, weight_decay, .. } = settings;
-        let parameters = RawSchedule {
-            step,
-            learning_rate,
-            numbers,
-            beta1,
-            beta2,
-            weight_decay,
-            skip: skip.unwrap_or(0),
-        };
+        let parameters =
+            RawSchedule { step, learning_rate, numbers, beta1, beta2, weight_decay, skip: skip.unwrap_or(0) };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.advance.launch(stream, Launch::simple((1, 1), 1), &parameters) }
     }

@@ -27,7 +27,12 @@ pub(super) fn is_aligned(at: &Tensors) -> bool {
 }
 
 fn expect_aligned(at: &Tensors) -> Result<()> {
-    expect_pointers(&[("the queries", at.q, 16), ("the keys", at.k, 16), ("the values", at.v, 16), ("the result", at.out, 16)])
+    expect_pointers(&[
+        ("the queries", at.q, 16),
+        ("the keys", at.k, 16),
+        ("the values", at.v, 16),
+        ("the result", at.out, 16),
+    ])
 }
 
 /// Launches attention.

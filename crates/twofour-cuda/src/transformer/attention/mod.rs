@@ -112,9 +112,7 @@ impl AttentionEngine {
     /// Returns whether the kernels that keep scores in registers are used.
     fn is_fused(self, shape: AttentionShape, dtype: DataType, at: &Tensors) -> bool {
         match self {
-            AttentionEngine::Fastest => {
-                FusedAttention::computes(dtype, shape.head_dim) && fused::is_aligned(at)
-            }
+            AttentionEngine::Fastest => FusedAttention::computes(dtype, shape.head_dim) && fused::is_aligned(at),
             AttentionEngine::Batched => false,
             AttentionEngine::Fused => true,
         }

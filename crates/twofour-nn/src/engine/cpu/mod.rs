@@ -3,6 +3,8 @@
 mod attention;
 mod buffer;
 mod sparse;
+#[cfg(test)]
+mod tests;
 
 use twofour::{
     DataType,
@@ -81,16 +83,6 @@ impl Engine for CpuEngine {
         Ok(buffer.floats()?.to_vec())
     }
 
-    fn copy(&self, from: &CpuBuffer, to: &mut CpuBuffer) -> Result<()> {
-        if from.kind() != to.kind() {
-            return Err(Error::Kind { what: "the copy of a buffer", expected: from.kind(), found: to.kind() });
-        }
-        match from.kind() {
-            Kind::Index => self.write_ids(to, from.ids()?),
-            _ => self.write(to, from.floats()?),
-        }
-    }
-
     fn round(&self, from: &CpuBuffer, to: &mut CpuBuffer) -> Result<()> {
         self.write(to, from.floats()?)
     }
@@ -122,20 +114,22 @@ impl Engine for CpuEngine {
         [gain, bias]: [&CpuBuffer; 2],
         epsilon: f32,
         y: &mut CpuBuffer,
-        statistics: &mut CpuBuffer,
+        [mean, rstd]: [&mut CpuBuffer; 2],
     ) -> Result<()> {
         let tokens = rows_of("the input of a norm", x, gain.len())?;
         expect_length("the bias of a norm", gain.len(), bias.len())?;
         expect_length("the output of a norm", x.len(), y.len())?;
-        expect_length("the statistics of a norm", 2 * tokens, statistics.len())?;
+        expect_length("the means of a norm", tokens, mean.len())?;
+        expect_length("the deviations of a norm", tokens, rstd.len())?;
         let (x, parameters) = (x.floats()?, [gain.floats()?, bias.floats()?]);
-        cpu::layer_norm::forward(x, parameters, epsilon, y.floats_mut()?, statistics.floats_mut()?);
+        let statistics = [mean.floats_mut()?, rstd.floats_mut()?];
+        cpu::layer_norm::forward(x, parameters, epsilon, y.floats_mut()?, statistics);
         Ok(())
     }
 
     fn layer_norm_gradient(
         &self,
-        (x, gain, statistics): (&CpuBuffer, &CpuBuffer, &CpuBuffer),
+        (x, gain, [mean, rstd]): (&CpuBuffer, &CpuBuffer, [&CpuBuffer; 2]),
         dy: &CpuBuffer,
         dx: &mut CpuBuffer,
         accumulate: Accumulate,
@@ -144,9 +138,10 @@ impl Engine for CpuEngine {
         let (tokens, width) = (rows_of("the input of a norm", x, gain.len())?, gain.len());
         expect_length("the gradient of a norm's output", x.len(), dy.len())?;
         expect_length("the gradient of a norm's input", x.len(), dx.len())?;
-        expect_length("the statistics of a norm", 2 * tokens, statistics.len())?;
+        expect_length("the means of a norm", tokens, mean.len())?;
+        expect_length("the deviations of a norm", tokens, rstd.len())?;
         let mut sums = vec![0f32; 2 * width];
-        let saved = (x.floats()?, gain.floats()?, statistics.floats()?);
+        let saved = (x.floats()?, gain.floats()?, [mean.floats()?, rstd.floats()?]);
         cpu::layer_norm::backward(saved, dy.floats()?, dx.floats_mut()?, &mut sums);
         for (gradient, sums) in gradients.into_iter().zip(sums.chunks(width.max(1))) {
             expect_length("the gradient of a norm's parameter", width, gradient.len())?;

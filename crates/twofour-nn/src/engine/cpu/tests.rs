@@ -1,0 +1,336 @@
+//! The CPU engine's operations against sums in f64 and finite differences.
+
+use twofour::layer::{Accumulate, Activation, SparseLinearSettings, WeightGradient};
+
+use super::{CpuBuffer, CpuEngine};
+use crate::{
+    engine::{
+        AdamWState, AdamWStep, AttentionShape, Engine, Kind, LinearShape, PrunedDecay, SecondMoment, SparseLayer as _,
+    },
+    random::Stream,
+};
+
+const ENGINE: CpuEngine = CpuEngine;
+
+fn random(len: usize, seed: u64) -> Vec<f32> {
+    let stream = Stream::new(seed, "engine tests");
+    (0..len as u64).map(|i| stream.normal(i) as f32).collect()
+}
+
+fn buffer(values: &[f32]) -> CpuBuffer {
+    let mut buffer = ENGINE.zeros(Kind::Compute, values.len()).unwrap();
+    ENGINE.write(&mut buffer, values).unwrap();
+    buffer
+}
+
+fn ids(values: &[u32]) -> CpuBuffer {
+    let mut buffer = ENGINE.zeros(Kind::Index, values.len()).unwrap();
+    ENGINE.write_ids(&mut buffer, values).unwrap();
+    buffer
+}
+
+fn zeros(len: usize) -> CpuBuffer {
+    ENGINE.zeros(Kind::Wide, len).unwrap()
+}
+
+fn read(buffer: &CpuBuffer) -> Vec<f32> {
+    ENGINE.read(buffer).unwrap()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// The gradient of `loss` at a point, element by element, by central differences.
+fn check(what: &str, point: &[f32], gradient: &[f32], loss: impl Fn(&[f32]) -> f64) {
+    assert_eq!(point.len(), gradient.len());
+    let h = 1e-2f32;
+    for i in 0..point.len() {
+        let moved = |by: f32| {
+            let mut moved = point.to_vec();
+            moved[i] += by;
+            loss(&moved)
+        };
+        let numeric = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+        let found = f64::from(gradient[i]);
+        assert!((numeric - found).abs() < 1e-2 * (1.0 + numeric.abs()), "{what}, element {i}: {found}, not {numeric}");
+    }
+}
+
+#[test]
+fn gradients_of_layer_norm() {
+    for (tokens, width) in [(3, 5), (2, 40)] {
+        let (x, dy) = (random(tokens * width, 1), random(tokens * width, 2));
+        let gain: Vec<f32> = random(width, 3).iter().map(|v| 1.0 + 0.2 * v).collect();
+        let bias = random(width, 4);
+        let run = |x: &[f32], gain: &[f32], bias: &[f32]| {
+            let (mut y, mut mean, mut rstd) = (zeros(x.len()), zeros(tokens), zeros(tokens));
+            let statistics = [&mut mean, &mut rstd];
+            ENGINE.layer_norm(&buffer(x), [&buffer(gain), &buffer(bias)], 1e-5, &mut y, statistics).unwrap();
+            (y, mean, rstd)
+        };
+        let (_, mean, rstd) = run(&x, &gain, &bias);
+        let (mut dx, mut dgain, mut dbias) = (buffer(&vec![1.0; x.len()]), zeros(width), buffer(&vec![2.0; width]));
+        let (x_at, gain_at) = (buffer(&x), buffer(&gain));
+        let saved = (&x_at, &gain_at, [&mean, &rstd]);
+        let gradients = [&mut dgain, &mut dbias];
+        ENGINE.layer_norm_gradient(saved, &buffer(&dy), &mut dx, Accumulate::Add, gradients).unwrap();
+        // What was there before is still in the sums.
+        let dx: Vec<f32> = read(&dx).iter().map(|v| v - 1.0).collect();
+        let dbias: Vec<f32> = read(&dbias).iter().map(|v| v - 2.0).collect();
+        check("x", &x, &dx, |x| dot(&read(&run(x, &gain, &bias).0), &dy));
+        check("gain", &gain, &read(&dgain), |gain| dot(&read(&run(&x, gain, &bias).0), &dy));
+        check("bias", &bias, &dbias, |bias| dot(&read(&run(&x, &gain, bias).0), &dy));
+    }
+}
+
+#[test]
+fn gradients_of_attention() {
+    for (heads, kv_heads, causal, rotates) in
+        [(2, 2, true, true), (4, 2, true, true), (2, 1, false, true), (2, 2, false, false)]
+    {
+        let shape = AttentionShape { batch: 2, positions: 5, heads, kv_heads, head_dim: 4, causal };
+        let table = ENGINE.rotary(6, 4).unwrap();
+        let rotary = rotates.then_some(&table);
+        let qkv = random(shape.tokens() * shape.qkv_width(), 5);
+        let dy = random(shape.tokens() * shape.width(), 6);
+        let run = |qkv: &[f32]| {
+            let mut merged = zeros(dy.len());
+            let state = ENGINE.attention(shape, &buffer(qkv), rotary, &mut merged).unwrap();
+            (merged, state)
+        };
+        let (merged, state) = run(&qkv);
+        let mut d_qkv = zeros(qkv.len());
+        let qkv_at = buffer(&qkv);
+        ENGINE.attention_gradient(shape, (state, &qkv_at, &merged), rotary, &buffer(&dy), &mut d_qkv).unwrap();
+        let what = format!("{heads} heads, {kv_heads} of keys, causal {causal}");
+        check(&what, &qkv, &read(&d_qkv), |qkv| dot(&read(&run(qkv).0), &dy));
+    }
+}
+
+/// Attention by its definition, in f64, without rotation.
+#[test]
+fn attention_is_its_definition() {
+    for (positions, causal) in [(1, true), (7, true), (7, false), (130, true)] {
+        let shape = AttentionShape { batch: 2, positions, heads: 4, kv_heads: 2, head_dim: 2, causal };
+        let qkv = random(shape.tokens() * shape.qkv_width(), 7);
+        let mut merged = zeros(shape.tokens() * shape.width());
+        ENGINE.attention(shape, &buffer(&qkv), None, &mut merged).unwrap();
+        let merged = read(&merged);
+        let at = |batch: usize, position: usize, element: usize| {
+            f64::from(qkv[(batch * positions + position) * shape.qkv_width() + element])
+        };
+        for batch in 0..2 {
+            for head in 0..4 {
+                for query in 0..positions {
+                    let seen = if causal { query + 1 } else { positions };
+                    let (key, value) = (8 + head / 2 * 2, 12 + head / 2 * 2);
+                    let score = |position: usize| -> f64 {
+                        let products = (0..2).map(|i| at(batch, query, head * 2 + i) * at(batch, position, key + i));
+                        (products.sum::<f64>() / 2f64.sqrt()).exp()
+                    };
+                    let total: f64 = (0..seen).map(score).sum();
+                    for i in 0..2 {
+                        let expected = (0..seen).map(|p| score(p) * at(batch, p, value + i)).sum::<f64>() / total;
+                        let found = merged[(batch * positions + query) * 8 + head * 2 + i];
+                        assert!(
+                            (f64::from(found) - expected).abs() < 1e-5,
+                            "{positions} {causal}: {found}, {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_activations() {
+    for activation in [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu] {
+        // Away from the corner of ReLU.
+        let x: Vec<f32> = (-40..40).map(|i| i as f32 * 0.1 + 0.05).collect();
+        let dy = random(x.len(), 8);
+        let mut dx = buffer(&dy);
+        ENGINE.activation_gradient(activation, &buffer(&x), &mut dx).unwrap();
+        check(&format!("{activation:?}"), &x, &read(&dx), |x| {
+            let mut y = zeros(x.len());
+            ENGINE.activation(activation, &buffer(x), &mut y).unwrap();
+            dot(&read(&y), &dy)
+        });
+    }
+}
+
+#[test]
+fn gradients_of_linear_layers_dense_and_sparse() {
+    let shape = LinearShape { tokens: 3, out_features: 4, in_features: 8 };
+    let (x, w, b, dy) = (random(24, 9), random(32, 10), random(4, 11), random(12, 12));
+    let dense = |x: &[f32], w: &[f32], b: &[f32]| {
+        let mut y = zeros(12);
+        ENGINE.linear(shape, &buffer(x), &buffer(w), Some(&buffer(b)), &mut y).unwrap();
+        dot(&read(&y), &dy)
+    };
+    let (mut dx, mut dw, mut db) = (zeros(24), buffer(&[1.0; 32]), zeros(4));
+    ENGINE.input_gradient(shape, &buffer(&dy), &buffer(&w), &mut dx).unwrap();
+    ENGINE.weight_gradient(shape, &buffer(&dy), &buffer(&x), Accumulate::Add, &mut dw).unwrap();
+    ENGINE.bias_gradient(&buffer(&dy), Accumulate::Overwrite, &mut db).unwrap();
+    let dw: Vec<f32> = read(&dw).iter().map(|v| v - 1.0).collect();
+    check("x", &x, &read(&dx), |x| dense(x, &w, &b));
+    check("w", &w, &dw, |w| dense(&x, w, &b));
+    check("b", &b, &read(&db), |b| dense(&x, &w, b));
+
+    let settings = SparseLinearSettings { weight_gradient: WeightGradient::Masked, ..Default::default() };
+    let master = buffer(&w);
+    let layer = ENGINE.sparse_linear(&master, (4, 8), settings).unwrap();
+    let mask = layer.mask().unwrap();
+    let matrix = twofour::MatrixRef::new(4, 8, &w).unwrap();
+    let masked = mask.apply(matrix).unwrap();
+    let mut y = zeros(12);
+    layer.forward(&buffer(&x), 3, Some(&buffer(&b)), &mut y).unwrap();
+    assert!((dot(&read(&y), &dy) - dense(&x, &masked, &b)).abs() < 1e-4);
+    let mut expected = zeros(24);
+    ENGINE.input_gradient(shape, &buffer(&dy), &buffer(&masked), &mut expected).unwrap();
+    layer.input_gradient(&buffer(&dy), 3, &mut dx).unwrap();
+    assert!(read(&dx).iter().zip(read(&expected)).all(|(a, b)| (a - b).abs() < 1e-5));
+    let mut masked_dw = zeros(32);
+    layer.weight_gradient(&buffer(&dy), &buffer(&x), 3, Accumulate::Overwrite, &mut masked_dw).unwrap();
+    for (i, (found, dense)) in read(&masked_dw).iter().zip(&dw).enumerate() {
+        let expected = if mask.is_kept(i / 8, i % 8) { *dense } else { 0.0 };
+        assert!((found - expected).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn gradients_of_embedding_and_loss() {
+    let tokens = [2u32, 0, 2, 1, 2];
+    let (table, dy) = (random(4 * 3, 13), random(5 * 3, 14));
+    let mut d_table = buffer(&[1.0; 12]);
+    ENGINE.embedding_gradient(&buffer(&dy), 3, &ids(&tokens), Accumulate::Add, &mut d_table).unwrap();
+    let d_table: Vec<f32> = read(&d_table).iter().map(|v| v - 1.0).collect();
+    check("table", &table, &d_table, |table| {
+        let mut out = zeros(15);
+        ENGINE.embedding(&buffer(table), 3, &ids(&tokens), &mut out).unwrap();
+        dot(&read(&out), &dy)
+    });
+    let targets = [3u32, 0, 1];
+    let logits = random(3 * 4, 15);
+    let loss_of = |logits: &[f32]| {
+        let mut loss = zeros(1);
+        ENGINE.cross_entropy(4, &mut buffer(logits), &ids(&targets), None, &mut loss).unwrap();
+        f64::from(read(&loss)[0])
+    };
+    let (mut gradient, mut loss) = (buffer(&logits), buffer(&[10.0]));
+    ENGINE.cross_entropy(4, &mut gradient, &ids(&targets), Some(0.5), &mut loss).unwrap();
+    assert!((f64::from(read(&loss)[0]) - 10.0 - loss_of(&logits)).abs() < 1e-5);
+    check("logits", &logits, &read(&gradient), |logits| 0.5 * loss_of(logits));
+    let expected: f64 = logits
+        .chunks(4)
+        .zip(targets)
+        .map(|(row, target)| {
+            row.iter().map(|v| f64::from(*v).exp()).sum::<f64>().ln() - f64::from(row[target as usize])
+        })
+        .sum();
+    assert!((loss_of(&logits) - expected).abs() < 1e-5);
+    let error = ENGINE.cross_entropy(4, &mut buffer(&logits), &ids(&[3, 4, 0]), None, &mut zeros(1)).unwrap_err();
+    assert!(error.to_string().contains("token 4 at position 1"), "{error}");
+    assert!(ENGINE.embedding(&buffer(&table), 3, &ids(&[4]), &mut zeros(3)).is_err());
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let shape = LinearShape { tokens: 3, out_features: 4, in_features: 8 };
+    assert!(ENGINE.linear(shape, &zeros(24), &zeros(31), None, &mut zeros(12)).is_err());
+    assert!(ENGINE.linear(shape, &zeros(24), &zeros(32), Some(&zeros(3)), &mut zeros(12)).is_err());
+    assert!(ENGINE.add(&zeros(3), &mut zeros(4)).is_err() && ENGINE.add(&ids(&[1]), &mut zeros(1)).is_err());
+    assert!(ENGINE.write(&mut ids(&[1]), &[1.0]).is_err() && ENGINE.read(&ids(&[1])).is_err());
+    let attention = AttentionShape { batch: 1, positions: 7, heads: 2, kv_heads: 2, head_dim: 4, causal: true };
+    let table = ENGINE.rotary(6, 4).unwrap();
+    let error = ENGINE.attention(attention, &zeros(7 * 24), Some(&table), &mut zeros(7 * 8)).unwrap_err().to_string();
+    assert!(error.contains("7 with heads of 4"), "{error}");
+    let shared = AttentionShape { kv_heads: 0, ..attention };
+    assert!(ENGINE.attention(shared, &zeros(7 * 8), None, &mut zeros(7 * 8)).is_err());
+}
+
+const STEP: AdamWStep = AdamWStep {
+    learning_rate: 1e-2,
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    step: 3,
+    gradient_scale: 0.5,
+    second_moment: SecondMoment::Moving,
+    pruned_decay: PrunedDecay::None,
+};
+
+/// AdamW by its formula, in f64.
+fn plain(step: &AdamWStep, kept: bool, (p, g, m, v): (f64, f64, f64, f64)) -> (f64, f64, f64) {
+    let mut g = g * f64::from(step.gradient_scale);
+    let mut decay = step.weight_decay;
+    match step.pruned_decay {
+        PrunedDecay::Gradient { strength } if !kept => g += f64::from(strength) * p,
+        PrunedDecay::Weight { strength } if !kept => decay += strength,
+        _ => {}
+    }
+    let m = step.beta1 * m + (1.0 - step.beta1) * g;
+    let moved = step.beta2 * v + (1.0 - step.beta2) * g * g;
+    let (v, at, epsilon) = match step.second_moment {
+        SecondMoment::Frozen { at } => (v, at, step.epsilon.powf(0.75)),
+        _ => (moved, step.step, step.epsilon),
+    };
+    let corrected = m / (1.0 - step.beta1.powi(step.step as i32));
+    let root = (v / (1.0 - step.beta2.powi(at as i32))).sqrt() + epsilon;
+    (p * (1.0 - step.learning_rate * decay) - step.learning_rate * corrected / root, m, v)
+}
+
+#[test]
+fn adamw_is_its_formula_with_and_without_a_mask() {
+    let cases = [
+        (SecondMoment::Moving, PrunedDecay::None),
+        (SecondMoment::Watched, PrunedDecay::Gradient { strength: 0.3 }),
+        (SecondMoment::Frozen { at: 2 }, PrunedDecay::Weight { strength: 0.7 }),
+    ];
+    for (second_moment, pruned_decay) in cases {
+        for masked in [false, true] {
+            let step = AdamWStep { second_moment, pruned_decay, ..STEP };
+            let (p, g, m) = (random(3 * 72, 16), random(3 * 72, 17), random(3 * 72, 18));
+            let v: Vec<f32> = random(3 * 72, 19).iter().map(|v| v * v).collect();
+            let (mut master, mut first, mut second) = (buffer(&p), buffer(&m), buffer(&v));
+            let layer = ENGINE.sparse_linear(&master, (3, 72), SparseLinearSettings::default()).unwrap();
+            let mask = layer.mask().unwrap();
+            let state = AdamWState {
+                master: &mut master,
+                gradient: &buffer(&g),
+                first: &mut first,
+                second: &mut second,
+                copy: None,
+                sparse: masked.then_some(&layer),
+            };
+            let changes = ENGINE.adamw(&step, state).unwrap();
+            let mut expected_changes = 0.0;
+            for i in 0..p.len() {
+                let kept = !masked || mask.is_kept(i / 72, i % 72);
+                let state = (f64::from(p[i]), f64::from(g[i]), f64::from(m[i]), f64::from(v[i]));
+                let expected = plain(&step, kept, state);
+                expected_changes += (expected.2 - state.3).abs();
+                let found = (read(&master)[i], read(&first)[i], read(&second)[i]);
+                let near = |a: f32, b: f64| (f64::from(a) - b).abs() < 1e-5 * (1.0 + b.abs());
+                assert!(
+                    near(found.0, expected.0) && near(found.1, expected.1) && near(found.2, expected.2),
+                    "{i}: {found:?}, {expected:?}"
+                );
+            }
+            let watched = second_moment == SecondMoment::Watched;
+            assert!((changes - if watched { expected_changes } else { 0.0 }).abs() < 1e-4 * (1.0 + expected_changes));
+        }
+    }
+}
+
+#[test]
+fn the_norm_is_of_all_gradients_together() {
+    let (a, b) = (random(40_000, 20), random(7, 21));
+    let expected = (dot(&a, &a) + dot(&b, &b)).sqrt();
+    let found = ENGINE.gradient_norm(&[&buffer(&a), &buffer(&b)]).unwrap();
+    assert!((found - expected).abs() < 1e-9 * expected);
+    assert!(ENGINE.gradient_norm(&[&buffer(&[1.0, f32::NAN])]).unwrap().is_nan());
+    assert!(ENGINE.gradient_norm(&[&buffer(&[1.0, f32::INFINITY])]).unwrap().is_infinite());
+}

@@ -1,0 +1,325 @@
+//! NVIDIA GPUs, over [`twofour_cuda`]. Activations and GEMM operands are f32, f16 or bf16; 2:4 layers require f16 or bf16.
+
+mod attention;
+mod buffer;
+mod optimizer;
+mod sparse;
+
+use std::sync::Mutex;
+
+use twofour::{
+    DataType,
+    layer::{Accumulate, Activation, SparseLinearSettings},
+};
+use twofour_cuda::{
+    Device,
+    layer::{self, LayerContext},
+    transformer::{self, DenseLinear, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind},
+};
+
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use crate::{Error, Result};
+
+pub use attention::{CudaAttention, CudaRotary};
+pub use buffer::CudaBuffer;
+use buffer::Pool;
+use optimizer::Optimizer;
+pub use sparse::CudaSparseLinear;
+
+/// A GPU and a stream of it.
+#[derive(Debug)]
+pub struct CudaEngine {
+    context: LayerContext,
+    compute: DataType,
+    optimizer: Mutex<Optimizer>,
+    pool: Pool,
+}
+
+impl CudaEngine {
+    /// The engine on a device, with activations and GEMMs in `compute`: f32, f16 or bf16.
+    ///
+    /// # Errors
+    /// Another type; those of creating a stream and of loading kernels.
+    pub fn new(device: &Device, compute: DataType) -> Result<Self> {
+        Self::on(LayerContext::new(device)?, compute)
+    }
+
+    /// The engine on an existing context.
+    ///
+    /// # Errors
+    /// Those of [`CudaEngine::new`].
+    pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
+        transformer::prepare(&context, compute)?;
+        let optimizer = Mutex::new(Optimizer::new(&context)?);
+        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default() })
+    }
+
+    /// The context that work is launched on.
+    pub fn context(&self) -> &LayerContext {
+        &self.context
+    }
+
+    fn dtype(&self, kind: Kind) -> DataType {
+        match kind {
+            Kind::Wide => DataType::F32,
+            Kind::Compute => self.compute,
+            Kind::Index => DataType::I32,
+        }
+    }
+}
+
+/// Rows of `width` elements in a buffer; the operations check that there is no rest.
+fn rows_of(buffer: &CudaBuffer, width: usize) -> usize {
+    buffer.len().checked_div(width).unwrap_or(0)
+}
+
+impl Engine for CudaEngine {
+    type Buffer = CudaBuffer;
+    type AttentionState = CudaAttention;
+    type Rotary = CudaRotary;
+    type SparseLinear = CudaSparseLinear;
+
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn compute_type(&self) -> DataType {
+        self.compute
+    }
+
+    fn zeros(&self, kind: Kind, len: usize) -> Result<CudaBuffer> {
+        CudaBuffer::zeros(&self.context, kind, self.dtype(kind), len)
+    }
+
+    fn clear(&self, buffer: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::fill(&self.context, 0.0, buffer.slice_mut())?)
+    }
+
+    fn write(&self, buffer: &mut CudaBuffer, values: &[f32]) -> Result<()> {
+        buffer.write(values)
+    }
+
+    fn write_ids(&self, buffer: &mut CudaBuffer, ids: &[u32]) -> Result<()> {
+        buffer.write_ids(ids)
+    }
+
+    fn read(&self, buffer: &CudaBuffer) -> Result<Vec<f32>> {
+        buffer.read()
+    }
+
+    fn round(&self, from: &CudaBuffer, to: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::convert(&self.context, from.slice(), to.slice_mut())?)
+    }
+
+    fn embedding(&self, table: &CudaBuffer, width: usize, ids: &CudaBuffer, out: &mut CudaBuffer) -> Result<()> {
+        let vocabulary = rows_of(table, width);
+        let embedding = Embedding { tokens: ids.len(), vocabulary, width, positions: 0 };
+        let mut status = self.pool.take(&self.context, DataType::I32, 1)?;
+        let tables = (table.slice(), None);
+        let status_at = status.as_slice_mut();
+        transformer::embedding_forward(&self.context, embedding, ids.slice(), tables, out.slice_mut(), status_at)?;
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn embedding_gradient(
+        &self,
+        d_out: &CudaBuffer,
+        width: usize,
+        ids: &CudaBuffer,
+        accumulate: Accumulate,
+        d_table: &mut CudaBuffer,
+    ) -> Result<()> {
+        let vocabulary = rows_of(d_table, width);
+        let embedding = Embedding { tokens: ids.len(), vocabulary, width, positions: 0 };
+        let mut status = self.pool.take(&self.context, DataType::I32, 1)?;
+        let tables = (d_table.slice_mut(), None);
+        transformer::embedding_gradient(
+            &self.context,
+            embedding,
+            ids.slice(),
+            d_out.slice(),
+            tables,
+            accumulate,
+            status.as_slice_mut(),
+        )?;
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CudaBuffer,
+        [gain, bias]: [&CudaBuffer; 2],
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        [mean, rstd]: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        let width = gain.len();
+        let norm = Norm { kind: NormKind::Layer, rows: rows_of(x, width), width, epsilon };
+        let tensors = NormForward {
+            x: x.slice(),
+            residual: None,
+            gain: gain.slice(),
+            bias: Some(bias.slice()),
+            y: y.slice_mut(),
+            mean: Some(mean.slice_mut()),
+            rstd: rstd.slice_mut(),
+        };
+        Ok(transformer::norm_forward(&self.context, norm, tensors)?)
+    }
+
+    fn layer_norm_gradient(
+        &self,
+        (x, gain, [mean, rstd]): (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        [d_gain, d_bias]: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        let width = gain.len();
+        // The backward pass reads the statistics, which hold the ε of the forward pass.
+        let norm = Norm { kind: NormKind::Layer, rows: rows_of(x, width), width, epsilon: 0.0 };
+        let tensors = NormBackward {
+            x: x.slice(),
+            gain: gain.slice(),
+            mean: Some(mean.slice()),
+            rstd: rstd.slice(),
+            dy: dy.slice(),
+            dx: dx.slice_mut(),
+            accumulate_dx: Accumulate::Add,
+            dgain: d_gain.slice_mut(),
+            dbias: Some(d_bias.slice_mut()),
+            accumulate,
+        };
+        Ok(transformer::norm_backward(&self.context, norm, tensors)?)
+    }
+
+    fn rotary(&self, positions: usize, head_dim: usize) -> Result<CudaRotary> {
+        Ok(CudaRotary::new(positions, head_dim))
+    }
+
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        qkv: &CudaBuffer,
+        rotary: Option<&CudaRotary>,
+        merged: &mut CudaBuffer,
+    ) -> Result<CudaAttention> {
+        attention::forward((&self.context, &self.pool), shape, qkv, rotary, merged)
+    }
+
+    fn attention_gradient(
+        &self,
+        shape: AttentionShape,
+        (state, _, _): (CudaAttention, &CudaBuffer, &CudaBuffer),
+        rotary: Option<&CudaRotary>,
+        d_merged: &CudaBuffer,
+        d_qkv: &mut CudaBuffer,
+    ) -> Result<()> {
+        attention::gradient((&self.context, &self.pool), shape, state, rotary, (d_merged, d_qkv))
+    }
+
+    fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::activation(&self.context, activation, x.slice(), y.slice_mut())?)
+    }
+
+    fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
+    }
+
+    fn linear(
+        &self,
+        shape: LinearShape,
+        x: &CudaBuffer,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (linear, x) = (dense(shape), (x.slice(), shape.tokens));
+        let bias = bias.map(CudaBuffer::slice);
+        Ok(linear.forward(&self.context, x, weight.slice(), bias, y.slice_mut())?)
+    }
+
+    fn input_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        weight: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (dy, weight) = ((dy.slice(), shape.tokens), weight.slice());
+        Ok(dense(shape).input_gradient(&self.context, dy, weight, Accumulate::Overwrite, dx.slice_mut())?)
+    }
+
+    fn weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        x: &CudaBuffer,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, shape.tokens);
+        Ok(dense(shape).weight_gradient(context, dy.slice(), x.slice(), tokens, accumulate, dw.slice_mut())?)
+    }
+
+    fn bias_gradient(&self, dy: &CudaBuffer, accumulate: Accumulate, db: &mut CudaBuffer) -> Result<()> {
+        let tokens = rows_of(dy, db.len());
+        Ok(layer::bias_gradient(&self.context, dy.slice(), tokens, accumulate, db.slice_mut())?)
+    }
+
+    fn sparse_linear(
+        &self,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CudaSparseLinear> {
+        CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
+    }
+
+    fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::add_in_place(&self.context, x.slice(), y.slice_mut())?)
+    }
+
+    fn cross_entropy(
+        &self,
+        classes: usize,
+        logits: &mut CudaBuffer,
+        targets: &CudaBuffer,
+        gradient_scale: Option<f32>,
+        loss: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, shape, targets) = (&self.context, (targets.len(), classes), targets.slice());
+        let (loss, add) = (loss.slice_mut(), Accumulate::Add);
+        let mut status = self.pool.take(context, DataType::I32, 1)?;
+        let at = status.as_slice_mut();
+        match gradient_scale {
+            Some(host) => {
+                let factor = LossFactor { host, device: None };
+                transformer::cross_entropy(context, shape, logits.slice_mut(), targets, factor, loss, add, at)?;
+            }
+            None => transformer::cross_entropy_loss(context, shape, logits.slice(), targets, loss, add, at)?,
+        }
+        self.pool.give(status);
+        Ok(())
+    }
+
+    fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
+        optimizer::norm((&self.context, &self.pool), gradients)
+    }
+
+    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CudaBuffer, CudaSparseLinear>) -> Result<f64> {
+        let mut optimizer = self.optimizer.lock().map_err(|_| Error::Unsupported {
+            engine: "cuda",
+            what: "an optimizer step after a step that panicked".to_owned(),
+            remedy: "start again from the last checkpoint",
+        })?;
+        optimizer.step(&self.context, step, state)?;
+        Ok(0.0)
+    }
+}
+
+fn dense(shape: LinearShape) -> DenseLinear {
+    DenseLinear { out_features: shape.out_features, in_features: shape.in_features }
+}

@@ -1,0 +1,106 @@
+//! The optimizer of the CUDA engine.
+
+use twofour::DataType;
+use twofour_cuda::{
+    layer::{DeviceBuffer, LayerContext},
+    raw::adamw::AdamWSettings,
+    transformer::{self, AdamWTensors, ClippedGradients, StepSchedule},
+};
+
+use super::{CudaBuffer, CudaSparseLinear, Pool};
+use crate::{
+    Error, Result,
+    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment},
+};
+
+/// The norm of all gradients together. Waits.
+pub(super) fn norm((context, pool): (&LayerContext, &Pool), gradients: &[&CudaBuffer]) -> Result<f64> {
+    let take = |dtype| pool.take(context, dtype, 1);
+    let (mut norm, mut scale, mut non_finite) = (take(DataType::F32)?, take(DataType::F32)?, take(DataType::I32)?);
+    let to = ClippedGradients {
+        norm: norm.as_slice_mut(),
+        scale: scale.as_slice_mut(),
+        non_finite: non_finite.as_slice_mut(),
+    };
+    let slices: Vec<_> = gradients.iter().map(|gradient| gradient.slice()).collect();
+    transformer::clip_gradients(context, &slices, f32::INFINITY, None, to)?;
+    let found = norm.to_host::<f32>()?.first().copied().unwrap_or(f32::NAN);
+    [norm, scale, non_finite].into_iter().for_each(|buffer| pool.give(buffer));
+    Ok(f64::from(found))
+}
+
+/// The constants of a step in device memory, for each of the step's weight decays.
+#[derive(Debug)]
+pub(super) struct Optimizer {
+    schedules: Vec<(AdamWSettings, u64, StepSchedule)>,
+    scale: DeviceBuffer,
+    scale_value: f32,
+}
+
+impl Optimizer {
+    pub(super) fn new(context: &LayerContext) -> Result<Self> {
+        Ok(Optimizer { schedules: vec![], scale: DeviceBuffer::from_host(context, &[1f32])?, scale_value: 1.0 })
+    }
+
+    pub(super) fn step(
+        &mut self,
+        context: &LayerContext,
+        step: &AdamWStep,
+        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+    ) -> Result<()> {
+        let unsupported = |what: &str| {
+            let remedy = "train with this method on the CPU, or choose another";
+            Err(Error::Unsupported { engine: "cuda", what: what.to_owned(), remedy })
+        };
+        let AdamWState { master, gradient, first, second, copy, sparse } = state;
+        let masked_decay = match (step.pruned_decay, sparse) {
+            (PrunedDecay::None, _) | (_, None) => None,
+            (PrunedDecay::Gradient { strength }, Some(sparse)) => Some((sparse.layer(), strength)),
+            (PrunedDecay::Weight { .. }, Some(_)) => return unsupported("decay of pruned weights beside the moments"),
+        };
+        if step.second_moment != SecondMoment::Moving {
+            return unsupported("method `step`, whose second moments are watched and frozen");
+        }
+        if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
+            self.scale.write(&[step.gradient_scale])?;
+            self.scale_value = step.gradient_scale;
+        }
+        let AdamWStep { learning_rate, beta1, beta2, epsilon, weight_decay, step: number, .. } = *step;
+        let settings = AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay };
+        let at = self.schedule(context, settings, number)?;
+        // A mask covers the matrix of its layer; other parameters are one row.
+        let shape =
+            sparse.map_or((1, master.len()), |sparse| (sparse.layer().out_features(), sparse.layer().in_features()));
+        let tensors = AdamWTensors {
+            weight: master.slice_mut(),
+            copy: copy.map(CudaBuffer::slice_mut),
+            gradient: gradient.slice(),
+            first: first.slice_mut(),
+            second: second.slice_mut(),
+            gradient_scale: Some(self.scale.as_slice()),
+            skip: None,
+        };
+        Ok(transformer::adamw(context, shape, tensors, masked_decay, &self.schedules[at].2, settings)?)
+    }
+
+    /// The index of the schedule that holds the constants of this step.
+    fn schedule(&mut self, context: &LayerContext, settings: AdamWSettings, number: u64) -> Result<usize> {
+        let decay = settings.weight_decay.to_bits();
+        let found = self.schedules.iter().position(|(own, ..)| own.weight_decay.to_bits() == decay);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                self.schedules.push((settings, 0, StepSchedule::new(context)?));
+                self.schedules.len() - 1
+            }
+        };
+        let (own, own_number, schedule) = &mut self.schedules[at];
+        if *own != settings || *own_number != number {
+            schedule.set_steps(number.saturating_sub(1))?;
+            schedule.set_learning_rate(settings.learning_rate)?;
+            schedule.advance(settings, None)?;
+            (*own, *own_number) = (settings, number);
+        }
+        Ok(at)
+    }
+}
