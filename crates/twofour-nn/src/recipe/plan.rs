@@ -1,9 +1,9 @@
 //! What a recipe will do, before anything is done.
 
 use serde::Serialize;
-use twofour::layer::MaskRule;
+use twofour::{DataType, layer::MaskRule};
 
-use super::{LayerPlan, Precision, Recipe, resolve::mask_of};
+use super::{LayerPlan, Mistakes, Place, Precision, Recipe, resolve::mask_of};
 use crate::{
     model::{GptConfig, VOCABULARY},
     train::SparseBegin,
@@ -78,6 +78,25 @@ impl Recipe {
             (Precision::Automatic, DeviceKind::Cuda) => Precision::Bf16,
             (precision, _) => precision,
         }
+    }
+
+    /// The data type for an engine of a device.
+    ///
+    /// # Errors
+    /// A precision that the device does not compute in; 2:4 layers in f32 on a GPU.
+    pub fn compute_type(&self, device: DeviceKind) -> Result<DataType, Mistakes> {
+        let precision = self.precision_on(device);
+        let has_sparse = self.layers().iter().any(|layer| layer.sparse);
+        let problem = match (device, precision) {
+            (DeviceKind::Cpu, Precision::Bf16 | Precision::F16) => "the CPU trains in \"f32\"",
+            (DeviceKind::Cuda, Precision::F32) if has_sparse => "2:4 layers on a GPU require \"bf16\" or \"f16\"",
+            (_, Precision::Bf16) => return Ok(DataType::BF16),
+            (_, Precision::F16) => return Ok(DataType::F16),
+            (_, Precision::F32 | Precision::Automatic) => return Ok(DataType::F32),
+        };
+        let mut mistakes = Mistakes::default();
+        mistakes.add(Place::Absent, "training.precision", format!("found \"{}\"; {problem}", precision.name()));
+        Err(mistakes)
     }
 
     /// What the recipe will do on a device.

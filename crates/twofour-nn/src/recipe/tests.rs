@@ -201,6 +201,17 @@ fn the_plan_counts_and_says_why() {
 }
 
 #[test]
+fn a_device_computes_in_the_precisions_that_it_has() {
+    let on = |device, sets: &[&str]| parse(GOOD, sets).unwrap().compute_type(device).map_err(|m| m.to_string());
+    assert_eq!(on(DeviceKind::Cpu, &[]), Ok(twofour::DataType::F32));
+    assert_eq!(on(DeviceKind::Cuda, &[]), Ok(twofour::DataType::BF16));
+    assert!(on(DeviceKind::Cpu, &["training.precision=f16"]).unwrap_err().contains("the CPU trains in \"f32\""));
+    assert!(on(DeviceKind::Cuda, &["training.precision=f32"]).unwrap_err().contains("bf16"));
+    let dense = ["training.precision=f32", "sparsity.method=dense"];
+    assert_eq!(on(DeviceKind::Cuda, &dense), Ok(twofour::DataType::F32));
+}
+
+#[test]
 fn text_that_is_absent_empty_or_short_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = |texts: &[&str], length: usize| {

@@ -19,10 +19,11 @@ mod view;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use twofour_cuda::Device;
 use twofour_nn::{
-    engine::cpu::CpuEngine,
+    engine::{cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
 };
 
@@ -82,20 +83,25 @@ impl Train {
             RecipeError::Io { .. } => error.into(),
             error => anyhow::Error::from(Usage(error.to_string())),
         })?;
+        let refused = |mistakes| Usage(format!("{}: {mistakes}", self.recipe.display()));
+        let compute = loaded.recipe.compute_type(self.device.kind()).map_err(refused)?;
         let plan = loaded.recipe.plan(self.device.kind());
         let Some(output) = self.output.filter(|_| !self.dry_run) else {
             dry_run::show(screen, &plan)?;
             screen.json(&plan)?;
             return Ok(Verdict::Yes);
         };
-        let engine = match self.device {
-            TrainDevice::Cpu => CpuEngine,
-            TrainDevice::Cuda(_) => bail!(Usage("--device: this version trains on the CPU only".to_owned())),
-        };
         let folder = Folder::open(&output)?;
         folder.adopt(&loaded.recipe)?;
         let _guard = interrupt::guard();
-        let report = run::train(engine, &loaded, &plan, &folder, screen).inspect_err(|error| {
+        let report = match self.device {
+            TrainDevice::Cpu => run::train(CpuEngine, &loaded, &plan, &folder, screen),
+            TrainDevice::Cuda(number) => {
+                let engine = CudaEngine::new(&Device::open(number)?, compute)?;
+                run::train(engine, &loaded, &plan, &folder, screen)
+            }
+        };
+        let report = report.inspect_err(|error| {
             if error.is::<Interrupted>() {
                 screen.warn("stopped; run the same command again to go on");
             }
