@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 use twofour::Mask;
 
+use super::vector;
 use crate::engine::{AdamWStep, PrunedDecay, SecondMoment};
 
 /// Elements of one task; the norm and the sum of changes are taken task by task, so they do not depend on the number of threads.
@@ -87,31 +88,56 @@ impl Numbers {
     }
 }
 
-/// Updates a parameter, with the mask of its 2:4 layer if it has one, and returns the sum of the magnitudes of the second moment's changes.
+/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second moment's changes where the step watches
+/// them, and otherwise 0.
 ///
 /// The slices must have one length, which a mask has as its number of elements.
 pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f64 {
     let numbers = Numbers::of(step);
     let AdamWSlices { parameter, gradient, first, second } = state;
+    // Where nothing is done to pruned elements, the mask does not matter.
+    let mask = mask.filter(|_| step.pruned_decay != PrunedDecay::None);
+    let watches = step.second_moment == SecondMoment::Watched;
     // A task of a masked parameter is a row, whose bits begin in a word of their own.
     let task = mask.map_or(TASK, |mask| mask.cols().max(1));
     let moments = first.par_chunks_mut(task).zip(second.par_chunks_mut(task));
     let tasks = parameter.par_chunks_mut(task).zip(gradient.par_chunks(task)).zip(moments).enumerate();
     let changes: Vec<f64> = tasks
         .map(|(row, ((p, g), (m, v)))| {
-            let elements = p.iter_mut().zip(g).zip(m.iter_mut().zip(v));
-            match mask {
-                None => elements.map(|((p, g), (m, v))| f64::from(numbers.update(true, p, *g, m, v))).sum::<f64>(),
-                Some(mask) => {
-                    let words = mask.row_words(row);
-                    let is_kept = |col: usize| words[col / 64] >> (col % 64) & 1 == 1;
-                    let cols = elements.enumerate();
-                    cols.map(|(col, ((p, g), (m, v)))| f64::from(numbers.update(is_kept(col), p, *g, m, v))).sum()
+            let words = mask.map(|mask| mask.row_words(row));
+            let mut sum = 0.0;
+            vector::widest(|| match (words, watches) {
+                (None, false) => elements(&numbers, |_| true, |_| {}, (p, g), (m, v)),
+                (Some(words), false) => elements(&numbers, |col| is_kept(words, col), |_| {}, (p, g), (m, v)),
+                (words, true) => {
+                    let kept = |col| words.is_none_or(|words| is_kept(words, col));
+                    elements(&numbers, kept, |change| sum += f64::from(change), (p, g), (m, v));
                 }
-            }
+            });
+            sum
         })
         .collect();
     changes.iter().sum()
+}
+
+/// Updates a task's elements, and calls `watch` with the change of each second moment.
+#[inline(always)]
+fn elements(
+    numbers: &Numbers,
+    is_kept: impl Fn(usize) -> bool,
+    mut watch: impl FnMut(f32),
+    (p, g): (&mut [f32], &[f32]),
+    (m, v): (&mut [f32], &mut [f32]),
+) {
+    for (col, ((p, g), (m, v))) in p.iter_mut().zip(g).zip(m.iter_mut().zip(v)).enumerate() {
+        watch(numbers.update(is_kept(col), p, *g, m, v));
+    }
+}
+
+/// Whether a bit of a row's words is set.
+#[inline(always)]
+fn is_kept(words: &[u64], col: usize) -> bool {
+    words[col / 64] >> (col % 64) & 1 == 1
 }
 
 /// The sum of the squares of all elements, in f64.

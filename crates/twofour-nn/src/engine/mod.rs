@@ -14,7 +14,7 @@
 //!   `[out, in]`.
 //! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order in which threads finish.
 //! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters take an [`Accumulate`].
-//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::read_ids`], [`Engine::gradient_norm`] and the methods of
+//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::gradient_norm`] and the methods of
 //!   [`SparseLayer`] that return numbers or masks wait.
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 

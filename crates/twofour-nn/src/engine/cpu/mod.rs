@@ -293,7 +293,7 @@ impl Engine for CpuEngine {
         if let Some(copy) = copy {
             self.round(master, copy)?;
         }
-        Ok(if step.second_moment == super::SecondMoment::Watched { changes } else { 0.0 })
+        Ok(changes)
     }
 
     /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
