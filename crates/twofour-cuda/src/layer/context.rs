@@ -9,17 +9,17 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
-use super::dense::{ALGORITHMS, TimedPlan, fastest, median_time};
+use super::dense::TimedPlan;
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     dispatch::Dispatcher,
     libraries::{
         Libraries,
-        cublaslt::{self, CublasLt, CublasLtPlan, DenseEpilogue, DenseProblem, PartialSums},
+        cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem},
     },
     problem::{GemmProblem, Int4Problem},
     raw::{
-        column_sums::{ColumnSums, ColumnSumsTarget},
+        column_sums::ColumnSums,
         compress::Compressor,
         elementwise::Elementwise,
         engine::Engine,
@@ -37,21 +37,23 @@ use crate::{
 /// stream must wait for that work first.
 #[derive(Clone)]
 pub struct LayerContext {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     stream: Arc<CudaStream>,
     workspace: Arc<Mutex<Workspace>>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     device: Device,
-    libraries: Libraries,
+    pub(super) libraries: Libraries,
+    /// Whether cuBLASLt's algorithms are chosen by timing them.
+    pub(super) times_plans: bool,
     /// The dispatcher, where GEMM methods are chosen by measurement.
     dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
-    dense: Plans<DenseProblem, TimedPlan>,
-    bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
-    batched: Plans<(DenseProblem, usize), TimedPlan>,
-    epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
+    pub(super) dense: Plans<DenseProblem, TimedPlan>,
+    pub(super) bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
+    pub(super) batched: Plans<(DenseProblem, usize), TimedPlan>,
+    pub(super) epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
     pruners: Plans<(DataType, DataType), Pruner>,
     compressors: Plans<(DataType, DataType), Compressor>,
     estimators: Plans<DataType, DenseEstimator>,
@@ -130,7 +132,6 @@ impl Work<'_> {
     }
 }
 
-const NO_DENSE: Error = Error::Vendor { library: "cuBLASLt", action: "planning a dense GEMM", status: 15 };
 const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
 
 impl LayerContext {
@@ -140,23 +141,30 @@ impl LayerContext {
     /// [`Error::Driver`].
     pub fn new(device: &Device) -> Result<Self> {
         let stream = device.context().new_stream().map_err(|error| Error::driver("creating a stream", error))?;
-        Ok(Self::with(device, stream, None))
+        Ok(Self::with(device, stream, None, true))
     }
 
     /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's time.
     pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
-        Self::with(device, stream, None)
+        Self::with(device, stream, None, true)
+    }
+
+    /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice is taken, so that results of another
+    /// process on the same kind of device, with the same library, are the same to the bit.
+    pub fn repeatable(device: &Device, stream: Arc<CudaStream>) -> Self {
+        Self::with(device, stream, None, false)
     }
 
     /// Returns a context whose GEMMs use this crate's fastest method as measured by the dispatcher. Planning takes about a second for a shape that is not cached yet.
     pub fn measured(device: &Device, stream: Arc<CudaStream>, dispatcher: Dispatcher) -> Self {
-        Self::with(device, stream, Some(dispatcher))
+        Self::with(device, stream, Some(dispatcher), true)
     }
 
-    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>) -> Self {
+    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>, times_plans: bool) -> Self {
         let shared = Shared {
             device: device.clone(),
             libraries: Libraries::found(device),
+            times_plans,
             dispatcher,
             gemms: Plans::default(),
             dense: Plans::default(),
@@ -259,89 +267,6 @@ impl LayerContext {
                 None => Gemm::new(&self.shared.device, problem),
             }
         })
-    }
-
-    /// Returns the dense GEMM for a problem.
-    pub(crate) fn dense(&self, problem: DenseProblem) -> Result<TimedPlan> {
-        self.shared.dense.of(problem, || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            let plans = self.cublaslt()?.plans(problem, PartialSums::Wide, ALGORITHMS)?;
-            fastest(self, (problem, 1), plans)?.ok_or(NO_DENSE)
-        })
-    }
-
-    /// Returns the dense GEMM for several problems of one shape, whose operands each follow one another in memory.
-    pub(crate) fn dense_batched(&self, problem: DenseProblem, batches: usize) -> Result<TimedPlan> {
-        self.shared.batched.of((problem, batches), || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            let plans = self.cublaslt()?.plans_batched(problem, batches, PartialSums::Wide, ALGORITHMS)?;
-            fastest(self, (problem, batches), plans)?.ok_or(NO_DENSE)
-        })
-    }
-
-    /// Returns the dense GEMM with an epilogue whose operands are a vector and a matrix, or null.
-    ///
-    /// # Safety
-    /// Both are valid, of the problem's output type, until this function returns, and nothing else uses them. The plan may run only while they are valid.
-    pub(crate) unsafe fn dense_with_epilogue(
-        &self,
-        problem: DenseProblem,
-        epilogue: DenseEpilogue,
-        operands: (DevicePtr, DevicePtr),
-    ) -> Result<TimedPlan> {
-        self.shared.epilogues.of((problem, epilogue, operands), || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            // SAFETY: the operands are valid while plans are made, and at every run, as this function requires.
-            let plans =
-                unsafe { self.cublaslt()?.plans_with_aux(problem, epilogue, operands, PartialSums::Wide, ALGORITHMS) }?;
-            // Trial runs write to the operands of other epilogues, whose contents must stay: there the library's first choice is taken.
-            let plan = match epilogue {
-                DenseEpilogue::Bias => fastest(self, (problem, 1), plans)?,
-                _ => plans.into_iter().next().map(|plan| TimedPlan { plan, us: None }),
-            };
-            plan.ok_or(NO_DENSE)
-        })
-    }
-
-    /// Returns the dense GEMM for a weight gradient that also writes the bias gradient to a vector, or `None` where the library has none or where a
-    /// dense GEMM and column sums are faster.
-    ///
-    /// # Safety
-    /// The vector is valid, of the problem's output type, until this function returns. The plan may run only while the vector is valid.
-    pub(super) unsafe fn dense_with_bias_gradient(
-        &self,
-        problem: DenseProblem,
-        vector: DevicePtr,
-    ) -> Result<Option<CublasLtPlan>> {
-        self.shared.bias_gradients.of((problem, vector), || {
-            self.expect_not_capturing("planning a dense GEMM")?;
-            let epilogue = DenseEpilogue::BiasGradient;
-            // SAFETY: the vector is valid while plans are tried, and at every run, as this function requires.
-            let plans =
-                unsafe { self.cublaslt()?.plans_with(problem, epilogue, vector, PartialSums::Wide, ALGORITHMS) };
-            let Some(together) = fastest(self, (problem, 1), plans.unwrap_or_default())? else { return Ok(None) };
-            let (Some(together_us), Some(apart_us)) = (together.us, self.dense(problem)?.us) else {
-                return Ok(Some(together.plan));
-            };
-            let is_faster = together_us <= apart_us + self.column_sums_us(problem)?;
-            Ok(is_faster.then_some(together.plan))
-        })
-    }
-
-    /// Microseconds that the sums of op(B) over the reduction take.
-    fn column_sums_us(&self, problem: DenseProblem) -> Result<f64> {
-        let DenseProblem { element, cols, reduction, output, .. } = problem;
-        let kernel = self.column_sums(element)?;
-        let bytes = [cols * reduction * element.bytes(), 4 * cols, kernel.workspace_bytes(reduction, cols)];
-        let memory = bytes.into_iter().map(|bytes| self.allocate(bytes)).collect::<Result<Vec<_>>>()?;
-        let [matrix, sums, workspace] = [0, 1, 2].map(|i: usize| memory[i].device_ptr(&self.stream).0);
-        let to = ColumnSumsTarget { sums, dtype: output, accumulate: false, workspace };
-        // SAFETY: the memory was allocated above for the matrix, and the stream is of its device.
-        median_time(self, || unsafe { kernel.run(self.raw(), matrix, reduction, cols, to) })
-    }
-
-    fn cublaslt(&self) -> Result<&CublasLt> {
-        self.shared.libraries.dense.as_ref().ok_or(cublaslt::MISSING)
     }
 
     pub(super) fn pruner(&self, input: DataType, output: DataType) -> Result<Pruner> {

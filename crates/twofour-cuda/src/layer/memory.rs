@@ -1,6 +1,6 @@
 //! Device memory with a known length and data type, which layers read and write.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::Element;
@@ -89,6 +89,27 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Returns a part of the elements.
+    fn part(self, what: &'static str, range: Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.len {
+            return Err(Error::Length { what, expected: range.end, found: self.len });
+        }
+        let address = self.address + (range.start * self.dtype.bytes()) as u64;
+        Ok(Self { address, len: range.len(), ..self })
+    }
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// Returns a part of the elements.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range that is not within the slice.
+    pub fn part(&self, range: Range<usize>) -> Result<DeviceSlice<'a>> {
+        Ok(Self { region: self.region.part("a part of a slice", range)?, memory: PhantomData })
+    }
+}
+
 impl DeviceSlice<'_> {
     /// Returns a slice of borrowed memory, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's size.
     ///
@@ -106,6 +127,14 @@ impl DeviceSliceMut<'_> {
     /// The memory is on the device and valid, and nothing else reads or writes it, until the streams of all calls that it is passed to have passed those calls.
     pub unsafe fn from_raw(device: &Device, address: DevicePtr, len: usize, dtype: DataType) -> Self {
         Self { region: Region { address, len, dtype, ordinal: device.context().ordinal() }, memory: PhantomData }
+    }
+
+    /// Returns a part of the elements.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a range that is not within the slice.
+    pub fn part(&mut self, range: Range<usize>) -> Result<DeviceSliceMut<'_>> {
+        Ok(DeviceSliceMut { region: self.region.part("a part of a slice", range)?, memory: PhantomData })
     }
 
     /// Reborrows the slice for a shorter time.

@@ -18,6 +18,7 @@
 pub mod borrowed;
 mod context;
 mod dense;
+mod dense_plans;
 mod forward;
 mod gradient;
 mod host_form;

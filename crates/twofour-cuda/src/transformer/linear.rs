@@ -3,7 +3,7 @@
 use super::shape::{Memory, product};
 use crate::{
     Activation, DataType, Error, Result,
-    layer::{Accumulate, DeviceSlice, DeviceSliceMut, LayerContext, dense, zero},
+    layer::{Accumulate, DeviceSlice, DeviceSliceMut, LayerContext, bias_gradient, dense, zero},
     libraries::cublaslt::{DenseEpilogue, DenseProblem, WORKSPACE_BYTES},
     raw::elementwise::ElementFunction,
 };
@@ -257,5 +257,44 @@ impl DenseLinear {
             return zero(context, accumulate, dw, 4 * len);
         }
         dense(context, self.weight_problem(dtype, tokens, accumulate), x, dy, dw)
+    }
+
+    /// Computes `dW` as [`DenseLinear::weight_gradient`] does, and `db`, the column sums of `dy`, to f32 `[out_features]`. Where both are overwritten and cuBLASLt
+    /// is faster so, one GEMM computes both; the additions of the bias gradient are then in another order.
+    ///
+    /// # Errors
+    /// Those of [`DenseLinear::forward`].
+    #[expect(clippy::too_many_arguments, reason = "each is a tensor of its own")]
+    pub fn parameter_gradients(
+        &self,
+        context: &LayerContext,
+        dy: DeviceSlice<'_>,
+        x: DeviceSlice<'_>,
+        tokens: usize,
+        accumulate: Accumulate,
+        dw: DeviceSliceMut<'_>,
+        db: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (dtype, len) = (dy.dtype(), product(self.out_features, self.in_features)?);
+        self.expect_features(dtype)?;
+        let vector = db.at("the bias gradient", context, DataType::F32, self.out_features)?;
+        let plan = if tokens > 0 && accumulate == Accumulate::Overwrite {
+            let problem = self.weight_problem(dtype, tokens, accumulate);
+            // SAFETY: the vector has been found to be as long as the output features, and is borrowed at every run of its plan.
+            unsafe { context.dense_with_bias_gradient(problem, vector) }?
+        } else {
+            None
+        };
+        let Some(plan) = plan else {
+            self.weight_gradient(context, dy, x, tokens, accumulate, dw)?;
+            return bias_gradient(context, dy, tokens, accumulate, db);
+        };
+        let dy = dy.at("the output gradient", context, dtype, product(tokens, self.out_features)?)?;
+        let x = x.at("the input", context, dtype, product(tokens, self.in_features)?)?;
+        let dw = dw.at("the weight gradient", context, DataType::F32, len)?;
+        let mut work = context.work();
+        let [workspace] = work.parts([WORKSPACE_BYTES])?;
+        // SAFETY: the slices have been found to be as long as the problem requires; the stream is of their device.
+        unsafe { plan.run(context.raw(), x, dy, dw, workspace) }
     }
 }

@@ -1,7 +1,7 @@
 //! What training a transformer needs beside the sparse layer: normalization, embedding, attention, gated activations, dense linear layers, the loss and the
 //! optimizer, over device memory.
 //!
-//! Functions launch work on the stream of a [`LayerContext`] and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
+//! Functions launch work on the stream of a [`LayerContext`](crate::layer::LayerContext) and return; they check devices, data types and lengths first. Activations are f32, f16 or bf16, and
 //! all tensors of a call are of one type, unless it says otherwise. Statistics, gradients of parameters and losses are f32. Ids and targets are u32, held as
 //! elements of [`DataType::I32`](crate::DataType::I32) ([`DeviceBuffer::from_ids`](crate::layer::DeviceBuffer::from_ids)). Matrices are row-major, and
 //! `tokens` is `batch * positions`.
@@ -13,16 +13,18 @@
 //! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
-//! | attention | [`attention_forward`], [`attention_backward`] |
+//! | attention | [`attention_forward`], [`attention_backward`], [`prepare_attention`] |
+//! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
-//! | sums, conversions, constants | [`add`], [`add_in_place`], [`activation`], [`convert`], [`fill`] |
+//! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
 //! graph can capture it.
 
+mod activation;
 mod attention;
 mod embedding;
 mod gated;
@@ -35,8 +37,11 @@ mod optimizer;
 mod pointwise;
 mod shape;
 
+pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
+pub use activation::{activation_backward, activation_forward};
 pub use attention::{
     AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
+    prepare_attention,
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
@@ -49,4 +54,4 @@ pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
-pub use pointwise::{activation, add, add_in_place, convert, fill};
+pub use pointwise::{add, add_in_place, convert, copy, fill};

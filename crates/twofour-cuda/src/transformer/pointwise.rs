@@ -2,12 +2,9 @@
 
 use super::shape::Memory;
 use crate::{
-    Activation, DataType, Error, Result,
+    DataType, Error, Result,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
-    raw::{
-        elementwise::ElementFunction,
-        pointwise::{PointwiseOperation, PointwiseParameters},
-    },
+    raw::pointwise::{PointwiseOperation, PointwiseParameters},
 };
 
 /// Computes `out = a + b` for tensors of one length and type: f32, f16 or bf16.
@@ -48,24 +45,6 @@ pub fn add_in_place(context: &LayerContext, x: DeviceSlice<'_>, y: DeviceSliceMu
     unsafe { kernels.run(context.raw(), PointwiseOperation::Add, &parameters) }
 }
 
-/// Computes `y = activation(x)` for tensors of one length and type: f32, f16 or bf16. GELU is `x Φ(x)`.
-///
-/// # Errors
-/// Those of [`add`].
-pub fn activation(
-    context: &LayerContext,
-    activation: Activation,
-    x: DeviceSlice<'_>,
-    y: DeviceSliceMut<'_>,
-) -> Result<()> {
-    let (dtype, len) = (x.dtype(), x.len());
-    let input = x.at("the input of an activation", context, dtype, len)?;
-    let out = y.at("the result of an activation", context, dtype, len)?;
-    let kernels = context.elementwise(dtype)?;
-    // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
-    unsafe { kernels.apply(context.raw(), ElementFunction::Activation(activation), input, out, len) }
-}
-
 /// Converts f32 to f32, f16 or bf16, rounding to nearest even, or one of these to f32.
 ///
 /// # Errors
@@ -88,6 +67,24 @@ pub fn convert(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut
     let kernels = context.pointwise(dtype)?;
     // SAFETY: the slices have been found to be equally long, and the stream is of their device.
     unsafe { kernels.run(context.raw(), operation, &parameters) }
+}
+
+/// Copies a tensor of any type.
+///
+/// # Errors
+/// Those of [`add`], but for no type.
+pub fn copy(context: &LayerContext, from: DeviceSlice<'_>, to: DeviceSliceMut<'_>) -> Result<()> {
+    let (dtype, len) = (from.dtype(), from.len());
+    let source = from.at("the tensor to be copied", context, dtype, len)?;
+    let target = to.at("the copy", context, dtype, len)?;
+    if len == 0 {
+        return Ok(());
+    }
+    context.device().bind()?;
+    let stream = context.stream().cu_stream();
+    // SAFETY: the slices have been found to be equally long, and the stream is of their device.
+    let copied = unsafe { cudarc::driver::result::memcpy_dtod_async(target, source, len * dtype.bytes(), stream) };
+    copied.map_err(|error| Error::driver("copying a tensor", error))
 }
 
 /// Writes a value, rounded to the tensor's type, to every element of a tensor of f32, f16 or bf16.

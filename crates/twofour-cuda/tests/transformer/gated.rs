@@ -3,7 +3,7 @@
 use twofour::Arithmetic;
 use twofour_cuda::{
     layer::LayerContext,
-    transformer::{Gate, gated_backward, gated_forward},
+    transformer::{ElementFunction, Gate, activation_backward, activation_forward, gated_backward, gated_forward},
 };
 
 use crate::{
@@ -66,4 +66,27 @@ fn gated_activations_and_their_gradients_are_those_of_f64() {
             for_each_type(&Case(gate, rows, width));
         }
     }
+}
+
+struct SquaredRelu;
+
+impl Check for SquaredRelu {
+    fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
+        let (x, dy) = (numbers::<T>(1000, 1), numbers::<T>(1000, 2));
+        let (x_there, dy_there) = (up(context, &x), up(context, &dy));
+        let (mut y, mut dx) = (unwritten::<T>(context, 1000), unwritten::<T>(context, 1000));
+        let function = ElementFunction::SquaredRelu;
+        activation_forward(context, function, x_there.as_slice(), y.as_slice_mut()).unwrap();
+        activation_backward(context, function, x_there.as_slice(), dy_there.as_slice(), dx.as_slice_mut()).unwrap();
+        let (x, dy) = (wide(&x), wide(&dy));
+        let expected: Vec<f64> = x.iter().map(|x| x.max(0.0).powi(2)).collect();
+        expect_close("squared ReLU", &y.to_host::<T>().unwrap(), &expected, tolerance);
+        let expected: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| 2.0 * x.max(0.0) * dy).collect();
+        expect_close("squared ReLU's gradient", &dx.to_host::<T>().unwrap(), &expected, tolerance);
+    }
+}
+
+#[test]
+fn an_activation_by_itself_and_its_gradient_are_those_of_f64() {
+    for_each_type(&SquaredRelu);
 }

@@ -65,6 +65,17 @@ impl Check for Case {
         assert!(run(Accumulate::Overwrite) == first, "{what}: another run");
         let twice: Vec<f64> = expected.iter().map(|dw| 2.0 * dw).collect();
         expect_close_to(&format!("{what}: dw twice"), &run(Accumulate::Add), &twice, 1e-5, size);
+
+        let mut db = unwritten::<f32>(context, out);
+        let sums: Vec<f64> = (0..out).map(|col| (0..tokens).map(|token| dy[token * out + col]).sum()).collect();
+        for (accumulate, times) in [(Accumulate::Overwrite, 1.0), (Accumulate::Add, 2.0)] {
+            let (dy, x) = (dy_there.as_slice(), x_there.as_slice());
+            let (w, b) = (dw.as_slice_mut(), db.as_slice_mut());
+            layer.parameter_gradients(context, dy, x, tokens, accumulate, w, b).unwrap();
+            let [weights, biases] = [&expected, &sums].map(|sums| sums.iter().map(|x| times * x).collect::<Vec<_>>());
+            expect_close_to(&format!("{what}: both, dw"), &dw.to_host::<f32>().unwrap(), &weights, 1e-5, size);
+            expect_close_to(&format!("{what}: both, db"), &db.to_host::<f32>().unwrap(), &biases, 1e-5, size);
+        }
     }
 }
 
@@ -73,6 +84,36 @@ fn products_and_their_gradients_are_those_of_f64() {
     for (tokens, out, inputs) in [(1, 8, 8), (64, 128, 96), (257, 72, 200)] {
         for_each_type(&Case(tokens, out, inputs));
     }
+}
+
+/// Contexts that time nothing take the same algorithms.
+struct Repeatable;
+
+impl Check for Repeatable {
+    fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
+        let (tokens, out, inputs) = (96, 64, 512);
+        let (x, w) = (numbers::<T>(tokens * inputs, 1), numbers::<T>(out * inputs, 2));
+        let layer = DenseLinear { out_features: out, in_features: inputs };
+        let run = || {
+            let context = LayerContext::repeatable(context.device(), context.stream().clone());
+            let [x_there, w_there] = [&x, &w].map(|values| up(&context, values));
+            let mut y = unwritten::<T>(&context, tokens * out);
+            layer.forward(&context, (x_there.as_slice(), tokens), w_there.as_slice(), None, y.as_slice_mut())?;
+            y.to_host::<T>()
+        };
+        let first = match run() {
+            Err(Error::NoLibrary { .. }) => return eprintln!("skipped: no cuBLASLt"),
+            first => first.unwrap(),
+        };
+        let expected = product(&wide(&x), &wide(&w), (tokens, out, inputs));
+        expect_close_to("a repeatable context", &first, &expected, tolerance, 23.0);
+        assert!(run().unwrap() == first, "{:?}: another context", T::DTYPE);
+    }
+}
+
+#[test]
+fn contexts_that_time_nothing_give_the_same_bits() {
+    for_each_type(&Repeatable);
 }
 
 fn gelu(x: f64) -> f64 {

@@ -1,9 +1,10 @@
 //! The gradient norm and AdamW.
 
 use half::{bf16, f16};
-use twofour::Arithmetic;
+use twofour::{Arithmetic, MatrixRef, estimate::masked_decay};
 use twofour_cuda::{
-    layer::{DeviceBuffer, LayerContext},
+    DataType,
+    layer::{DeviceBuffer, LayerContext, SparseLinear, SparseLinearSettings},
     raw::adamw::AdamWSettings,
     transformer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients},
 };
@@ -113,4 +114,33 @@ fn steps_are_those_of_the_cpu_write_a_copy_and_can_be_skipped() {
         check_steps::<bf16>(&context, shape);
         check_steps::<f16>(&context, shape);
     }
+}
+
+#[test]
+fn a_sparse_layers_masked_decay_is_that_of_the_cpu() {
+    let Some(context) = context() else { return };
+    let (rows, cols, strength, rate) = (64, 100, 0.02, 1e-2);
+    let mut w: Vec<f32> = numbers(rows * cols, 1);
+    let mut g: Vec<f32> = numbers(rows * cols, 2);
+    let (mut m, mut v) = (vec![0f32; w.len()], vec![0f32; w.len()]);
+    let [mut w_there, mut m_there, mut v_there] = [&w, &m, &v].map(|values| up(&context, values));
+    let (g_there, settings) = (up(&context, &g), SparseLinearSettings::default());
+    let layer = SparseLinear::new(&context, w_there.as_slice(), (rows, cols), DataType::BF16, settings).unwrap();
+    let mut schedule = StepSchedule::new(&context).unwrap();
+    schedule.set_learning_rate(rate).unwrap();
+    schedule.advance(SETTINGS, None).unwrap();
+    let tensors = AdamWTensors {
+        weight: w_there.as_slice_mut(),
+        copy: None,
+        gradient: g_there.as_slice(),
+        first: m_there.as_slice_mut(),
+        second: v_there.as_slice_mut(),
+        gradient_scale: None,
+        skip: None,
+    };
+    adamw(&context, (rows, cols), tensors, Some((&layer, strength)), &schedule, SETTINGS).unwrap();
+    let mask = layer.mask().unwrap();
+    masked_decay(&mut g, MatrixRef::new(rows, cols, &w).unwrap(), &mask, strength).unwrap();
+    on_the_cpu(&mut w, &g, &mut m, &mut v, rate, 1);
+    assert!(w_there.to_host::<f32>().unwrap() == w);
 }

@@ -5,7 +5,7 @@ use twofour::Arithmetic;
 use twofour_cuda::{
     Error,
     layer::LayerContext,
-    transformer::{add, convert, fill},
+    transformer::{add, convert, copy, fill},
 };
 
 use crate::{Check, context, for_each_type, reference::numbers, unwritten, up};
@@ -24,6 +24,13 @@ impl Check for Case {
         convert(context, wide_there.as_slice(), out.as_slice_mut()).unwrap();
         let narrow: Vec<T> = wide.iter().map(|x| T::from_f32(*x)).collect();
         assert!(out.to_host::<T>().unwrap() == narrow, "{what}: from f32");
+        copy(context, a_there.as_slice(), out.as_slice_mut()).unwrap();
+        assert!(out.to_host::<T>().unwrap() == a, "{what}: copied");
+        let (at, mut whole) = (self.0 / 3, out.as_slice_mut());
+        let (from, to) = (a_there.as_slice().part(at..self.0).unwrap(), whole.part(0..self.0 - at).unwrap());
+        copy(context, from, to).unwrap();
+        assert!(out.to_host::<T>().unwrap()[..self.0 - at] == a[at..], "{what}: a part");
+        assert!(matches!(a_there.as_slice().part(0..self.0 + 1), Err(Error::Length { .. })), "{what}");
         let mut back = unwritten::<f32>(context, self.0);
         convert(context, a_there.as_slice(), back.as_slice_mut()).unwrap();
         assert!(back.to_host::<f32>().unwrap().iter().zip(&a).all(|(b, a)| *b == a.to_f32()), "{what}: to f32");

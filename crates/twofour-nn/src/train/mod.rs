@@ -15,7 +15,9 @@
 
 mod checkpoint;
 mod corpus;
+mod progress;
 mod report;
+mod settings;
 mod sparsity;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use twofour::{
     layer::Accumulate,
 };
 
-use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport};
+use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -51,21 +51,6 @@ pub struct Trainer<E: Engine> {
     planned: HashSet<String>,
     /// A [`Kind::Wide`] scalar that losses are added to.
     loss: E::Buffer,
-}
-
-/// What changes from step to step beside the model.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Progress {
-    /// Steps done, skipped ones among them.
-    pub(super) step: u64,
-    /// Updates done.
-    pub(super) updates: u64,
-    pub(super) skipped: u64,
-    /// Skipped steps since the last update.
-    pub(super) skipped_in_a_row: u64,
-    pub(super) loss_scale: LossScale,
-    /// STEP's switch from dense to 2:4.
-    pub(super) switch: Option<PhaseSwitch>,
 }
 
 /// Consecutive skipped steps after which training stops.
@@ -400,33 +385,4 @@ fn is_not_finite(error: &Error) -> bool {
         Error::InLayer { source, .. } => is_not_finite(source),
         _ => false,
     }
-}
-
-/// Checks the settings of the loop.
-fn check(settings: &TrainingSettings) -> Result<()> {
-    let fault = |what, found: String, expected| Err(Error::Setting { what, found, expected });
-    if settings.batch == 0 || settings.steps == 0 {
-        let found = format!("{} and {}", settings.batch, settings.steps);
-        return fault("batch and steps", found, "at least 1 each");
-    }
-    if let Some(micro) = settings.micro_batch
-        && (micro == 0 || !settings.batch.is_multiple_of(micro))
-    {
-        let found = format!("{micro} for a batch of {}", settings.batch);
-        return fault("micro_batch", found, "a divisor of the batch");
-    }
-    for (what, beta) in [("beta1", settings.beta1), ("beta2", settings.beta2)] {
-        if !(0.0..1.0).contains(&beta) {
-            return fault(what, beta.to_string(), "from 0 up to, but not including, 1");
-        }
-    }
-    for (what, value) in
-        [("weight_decay", settings.weight_decay), ("epsilon", settings.epsilon), ("clip_norm", settings.clip_norm)]
-    {
-        // Infinity does not clip.
-        if value.is_nan() || value < 0.0 || (value.is_infinite() && what != "clip_norm") {
-            return fault(what, value.to_string(), "a finite number from 0 up");
-        }
-    }
-    Schedule::new(settings).map(|_| ())
 }

@@ -203,6 +203,8 @@ extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_cons
 template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p) {
     __shared__ float lses[2][SOME], deltas[2][SOME];
     constexpr u32 BYTES = SOME * DIM * 2;
+    // Steps that are unrolled: with all of them, addresses take more registers than two gradients of 128 columns leave.
+    constexpr u32 AT_ONCE = KEYS && DIM > 64 ? 1 : STEPS;
     const u32 all = p.batch * (KEYS ? p.kv_heads : p.heads), tiles = gridDim.x / all, group = p.heads / p.kv_heads;
     // Under a causal mask, the first keys and the last queries have the most work.
     const u32 head = blockIdx.x % all, turn = blockIdx.x / all, first = (KEYS ? turn : tiles - 1 - turn) * ROWS;
@@ -257,7 +259,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         const u32 stage = stages + tile % 2 * (2 * BYTES);
         const u32 column = (begin + tile % of_head) * SOME + lane % 4 * 2;
         float scores[SOME / 8][4] = {}, gradients[SOME / 8][4] = {};
-        #pragma unroll
+        #pragma unroll AT_ONCE
         for (u32 step = 0; step < STEPS; step++) {
             u32 rows[4];
             load_rows(rows, x_tile, 16 * warp, step);
@@ -265,18 +267,29 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
             load_rows(rows, y_tile, 16 * warp, step);
             multiply_transposed<SOME>(gradients, rows, stage + BYTES, step);
         }
+        // The part of the tile beyond the diagonal or the last position has no probabilities.
+        const u32 tile_begin = (begin + tile % of_head) * SOME, least_query = KEYS ? tile_begin : first, end_of_keys = KEYS ? first + ROWS : tile_begin + SOME;
+        const bool whole = first + ROWS <= p.positions && tile_begin + SOME <= p.positions && (!p.causal || end_of_keys <= least_query + 1);
+        if (!whole) {
+            #pragma unroll
+            for (u32 i = 0; i < SOME / 8; i++) {
+                #pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    const u32 mine = row + j / 2 * 8, across = column + 8 * i + j % 2;
+                    const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
+                    if (key >= p.positions || query >= p.positions || (p.causal && key > query)) scores[i][j] = -INFINITE;
+                }
+            }
+        }
         #pragma unroll
         for (u32 i = 0; i < SOME / 8; i++) {
             #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                const u32 mine = row + j / 2 * 8, across = column + 8 * i + j % 2;
-                const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
                 const u32 in_tile = 8 * i + lane % 4 * 2 + j % 2;
                 const float lse = KEYS ? lses[tile % 2][in_tile] : row_lse[j / 2];
                 const float delta = KEYS ? deltas[tile % 2][in_tile] : row_delta[j / 2];
-                const bool kept = key < p.positions && query < p.positions && !(p.causal && key > query);
-                scores[i][j] = kept ? power_of_two(scores[i][j] * factor - lse) : 0.0f;
-                gradients[i][j] = kept ? scores[i][j] * (gradients[i][j] - delta) : 0.0f;
+                scores[i][j] = power_of_two(scores[i][j] * factor - lse);
+                gradients[i][j] = scores[i][j] * (gradients[i][j] - delta);
             }
         }
         if constexpr (KEYS) multiply_weighted<SOME>(dy, scores, stage + BYTES);

@@ -17,7 +17,7 @@ struct CrossEntropy {
     u32 writes_gradient, adds_loss;
 };
 
-extern "C" __global__ void __launch_bounds__(1024) rows(const __grid_constant__ CrossEntropy p) {
+extern "C" __global__ void __launch_bounds__(1024, 1) rows(const __grid_constant__ CrossEntropy p) {
     __shared__ float shared[32];
     Raw* const logits = (Raw*)p.logits + (u64)blockIdx.x * p.classes;
     u32 target = p.targets[blockIdx.x];
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(1024) rows(const __grid_constant__ 
 }
 
 // One CTA adds the rows' losses in f64: each thread every 1024th, then the threads as a tree.
-extern "C" __global__ void __launch_bounds__(1024) sum_losses(const __grid_constant__ CrossEntropy p) {
+extern "C" __global__ void __launch_bounds__(1024, 1) sum_losses(const __grid_constant__ CrossEntropy p) {
     __shared__ double shared[1024];
     double sum = 0.0;
     for (u32 row = threadIdx.x; row < p.rows; row += 1024) sum += (double)p.losses[row];

@@ -22,7 +22,7 @@ struct Embedding {
 };
 
 // A CTA copies a token's row.
-extern "C" __global__ void __launch_bounds__(1024) gather(const __grid_constant__ Embedding p) {
+extern "C" __global__ void __launch_bounds__(1024, 1) gather(const __grid_constant__ Embedding p) {
     const u32 token = blockIdx.x, id = p.ids[token];
     const bool valid = id < p.vocabulary;
     if (!valid && threadIdx.x == 0) atomicMax(p.status, token + 1);

@@ -129,33 +129,49 @@ template <bool CENTERED> __device__ __forceinline__ void backward(const Norm& p)
     });
 }
 
-// A CTA of eight warps sums dy x̂ and dy of 32 columns over a chunk of rows: each warp every eighth row.
+// A CTA of eight warps sums dy x̂ and dy of COLUMNS columns over a chunk of rows: each warp every eighth row, a lane WIDTH neighbouring columns.
+constexpr u32 COLUMNS = 32 * WIDTH;
 template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const Norm& p) {
-    __shared__ float gains[8][32], biases[8][32];
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 32 * blockIdx.x + lane;
+    __shared__ float gains[8][COLUMNS], biases[8][COLUMNS];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, from = COLUMNS * blockIdx.x, col = from + WIDTH * lane;
     const u32 first = blockIdx.y * p.chunk, end = min(first + p.chunk, p.rows);
-    float gain = 0.0f, bias = 0.0f;
-    if (col < p.width) {
-        #pragma unroll 4
-        for (u32 row = first + warp; row < end; row += 8) {
-            const u64 at = (u64)row * p.width + col;
-            const float dy = widen<ELEMENT>(((const Raw*)p.dy)[at]), x = widen<ELEMENT>(((const Raw*)p.x)[at]);
-            gain += dy * ((x - (CENTERED ? p.mean[row] : 0.0f)) * p.rstd[row]);
-            bias += dy;
+    const bool vectors = p.width % WIDTH == 0 && (((u64)p.x | (u64)p.dy) & 15) == 0;
+    float gain[WIDTH] = {}, bias[WIDTH] = {};
+    #pragma unroll 2
+    for (u32 row = first + warp; row < end; row += 8) {
+        const u64 at = (u64)row * p.width + col;
+        const float mean = CENTERED ? p.mean[row] : 0.0f, rstd = p.rstd[row];
+        float x[WIDTH] = {}, dy[WIDTH] = {};
+        if (vectors && col < p.width) {
+            load<WIDTH>((const Raw*)p.x + at, x);
+            load<WIDTH>((const Raw*)p.dy + at, dy);
+        } else if (!vectors) {
+            unrolled<WIDTH>([&](auto i) {
+                if (col + i.value < p.width) {
+                    x[i.value] = widen<ELEMENT>(((const Raw*)p.x)[at + i.value]);
+                    dy[i.value] = widen<ELEMENT>(((const Raw*)p.dy)[at + i.value]);
+                }
+            });
         }
+        unrolled<WIDTH>([&](auto i) {
+            gain[i.value] += dy[i.value] * ((x[i.value] - mean) * rstd);
+            bias[i.value] += dy[i.value];
+        });
     }
-    gains[warp][lane] = gain, biases[warp][lane] = bias;
+    unrolled<WIDTH>([&](auto i) { gains[warp][WIDTH * lane + i.value] = gain[i.value], biases[warp][WIDTH * lane + i.value] = bias[i.value]; });
     __syncthreads();
-    if (warp > 1 || col >= p.width) return;
-    float (*sums)[32] = warp == 0 ? gains : biases;
-    float total = sums[0][lane];
-    for (u32 w = 1; w < 8; w++) total += sums[w][lane];
-    p.partial[((u64)blockIdx.y * 2 + warp) * p.width + col] = total;
+    float* const partial = p.partial + (u64)blockIdx.y * 2 * p.width;
+    for (u32 c = threadIdx.x; c < COLUMNS && from + c < p.width; c += 256) {
+        float of_gain = gains[0][c], of_bias = biases[0][c];
+        for (u32 w = 1; w < 8; w++) of_gain += gains[w][c], of_bias += biases[w][c];
+        partial[from + c] = of_gain;
+        partial[p.width + from + c] = of_bias;
+    }
 }
 
 #define NORM(name, CENTERED)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(1024) name##_forward(const __grid_constant__ Norm p) { forward<CENTERED>(p); }                \
-    extern "C" __global__ void __launch_bounds__(1024) name##_backward(const __grid_constant__ Norm p) { backward<CENTERED>(p); }              \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_forward(const __grid_constant__ Norm p) { forward<CENTERED>(p); }                \
+    extern "C" __global__ void __launch_bounds__(1024, 1) name##_backward(const __grid_constant__ Norm p) { backward<CENTERED>(p); }              \
     extern "C" __global__ void __launch_bounds__(256) name##_parameters(const __grid_constant__ Norm p) { sum_parameters<CENTERED>(p); }
 NORM(layer, true)
 NORM(rms, false)

@@ -95,9 +95,14 @@ impl Norms {
         Launch::simple((parameters.rows, 1), threads)
     }
 
+    /// Returns the columns of a CTA that sums chunks: 16 bytes for each of 32 lanes.
+    fn columns(&self) -> usize {
+        32 * 16 / self.dtype.bytes()
+    }
+
     /// Returns the rows of a chunk, and the number of chunks.
     fn chunks(&self, rows: usize, width: usize) -> (usize, usize) {
-        let wanted = self.blocks.div_ceil(width.div_ceil(32).max(1));
+        let wanted = self.blocks.div_ceil(width.div_ceil(self.columns()).max(1));
         let chunk = rows.div_ceil(wanted).next_multiple_of(8).max(LEAST_CHUNK).max(rows.div_ceil(MOST_GRID_ROWS));
         (chunk, rows.div_ceil(chunk))
     }
@@ -138,7 +143,7 @@ impl Norms {
         let (chunk, chunks) = self.chunks(parameters.rows as usize, parameters.width as usize);
         (parameters.chunk, parameters.chunks) = (chunk as u32, chunks as u32);
         if chunks > 0 {
-            let launch = Launch::simple((parameters.width.div_ceil(32), chunks as u32), BLOCK);
+            let launch = Launch::simple((parameters.width.div_ceil(self.columns() as u32), chunks as u32), BLOCK);
             // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             unsafe { self.kernels(centered).parameters.launch(stream, launch, &parameters) }?;
         }

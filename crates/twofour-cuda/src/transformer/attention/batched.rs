@@ -14,6 +14,9 @@ use crate::{
 /// Most bytes of scores and probabilities at a time.
 const MOST_SCORES: usize = 512 << 20;
 
+/// Most GEMMs of one launch.
+const MOST_BATCHES: usize = 65_535;
+
 /// The GEMMs and sizes of a part of the heads.
 struct Parts {
     context: LayerContext,
@@ -31,7 +34,7 @@ impl Parts {
         let all = shape.batch * shape.kv_heads;
         let rows = shape.heads / shape.kv_heads * shape.positions;
         let bytes = rows.saturating_mul(shape.positions).saturating_mul(4 + dtype.bytes());
-        let most = (MOST_SCORES / bytes.max(1)).clamp(1, all);
+        let most = (MOST_SCORES / bytes.max(1)).clamp(1, all.min(MOST_BATCHES));
         // Parts are equal, so that one plan is for all.
         let groups = (1..=most).rev().find(|groups| all.is_multiple_of(*groups)).unwrap_or(1);
         Self { context: context.clone(), shape, dtype, groups, parts: all / groups, rows }
@@ -98,6 +101,18 @@ impl Parts {
         // SAFETY: the workspace has room for the scores and probabilities of the part, the log-sum-exps have been found to be as many, and the stream is of their device.
         unsafe { kernels.run(self.context.raw(), is_gradient, (self.groups * self.rows) as u32, &parameters) }
     }
+}
+
+/// Plans the GEMMs and loads the kernels of both passes, and allocates their workspace.
+pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: DataType) -> Result<()> {
+    let parts = Parts::new(context, shape, dtype);
+    parts.scores()?;
+    parts.weighted()?;
+    parts.gathered()?;
+    context.softmax(dtype)?;
+    let (scores, probabilities) = parts.bytes();
+    context.work().parts([scores, probabilities, parts.steps().2 as usize, WORKSPACE_BYTES])?;
+    Ok(())
 }
 
 /// Launches attention.

@@ -35,6 +35,13 @@ fn expect_aligned(at: &Tensors) -> Result<()> {
     ])
 }
 
+/// Loads the kernels of both passes, and allocates their workspace.
+pub(super) fn prepare(context: &LayerContext, shape: AttentionShape, dtype: DataType) -> Result<()> {
+    context.fused_attention(dtype, shape.head_dim)?;
+    context.work().parts([4 * shape.lse_len()?])?;
+    Ok(())
+}
+
 /// Launches attention.
 pub(super) fn forward(context: &LayerContext, shape: AttentionShape, dtype: DataType, at: &Tensors) -> Result<()> {
     let kernels = context.fused_attention(dtype, shape.head_dim)?;

@@ -136,6 +136,27 @@ struct Gradients {
     dv: DevicePtr,
 }
 
+/// Plans the GEMMs, loads the kernels and allocates the workspace of attention and its gradients, for tensors that are aligned to 16 bytes.
+///
+/// # Errors
+/// Those of [`attention_forward`]; [`Error::Capturing`] while the stream is being captured.
+pub fn prepare_attention(
+    context: &LayerContext,
+    shape: AttentionShape,
+    engine: AttentionEngine,
+    dtype: DataType,
+) -> Result<()> {
+    shape.validate()?;
+    if shape.query_len()? == 0 {
+        return Ok(());
+    }
+    let nowhere = Tensors { q: 0, k: 0, v: 0, out: 0, lse: 0 };
+    match engine.is_fused(shape, dtype, &nowhere) {
+        true => fused::prepare(context, shape, dtype),
+        false => batched::prepare(context, shape, dtype),
+    }
+}
+
 /// Computes `softmax(q kᵀ / sqrt(head_dim)) v` for each head, and the log-sum-exp of each query's scores.
 ///
 /// `out` is `[batch, heads, positions, head_dim]`, of the inputs' type, and `lse` f32 `[batch, heads, positions]`.

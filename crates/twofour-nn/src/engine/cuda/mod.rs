@@ -14,7 +14,9 @@ use twofour::{
 use twofour_cuda::{
     Device,
     layer::{self, LayerContext},
-    transformer::{self, DenseLinear, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind},
+    transformer::{
+        self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
+    },
 };
 
 use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
@@ -36,12 +38,14 @@ pub struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// The engine on a device, with activations and GEMMs in `compute`: f32, f16 or bf16.
+    /// The engine on a device, with activations and GEMMs in `compute`: f32, f16 or bf16. It times no GEMMs to choose among them, so that a run that is
+    /// resumed by another process repeats bit for bit; [`CudaEngine::on`] with another context does otherwise.
     ///
     /// # Errors
     /// Another type; those of creating a stream and of loading kernels.
     pub fn new(device: &Device, compute: DataType) -> Result<Self> {
-        Self::on(LayerContext::new(device)?, compute)
+        let stream = LayerContext::new(device)?.stream().clone();
+        Self::on(LayerContext::repeatable(device, stream), compute)
     }
 
     /// The engine on an existing context.
@@ -221,7 +225,8 @@ impl Engine for CudaEngine {
     }
 
     fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
-        Ok(transformer::activation(&self.context, activation, x.slice(), y.slice_mut())?)
+        let function = ElementFunction::Activation(activation);
+        Ok(transformer::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
     }
 
     fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {

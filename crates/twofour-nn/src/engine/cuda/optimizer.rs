@@ -3,8 +3,7 @@
 use twofour::DataType;
 use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
-    raw::adamw::AdamWSettings,
-    transformer::{self, AdamWTensors, ClippedGradients, StepSchedule},
+    transformer::{self, AdamWSettings, AdamWTensors, ClippedGradients, StepSchedule},
 };
 
 use super::{CudaBuffer, CudaSparseLinear, Pool};

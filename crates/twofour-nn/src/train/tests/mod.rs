@@ -1,14 +1,15 @@
 //! Training as a whole: it learns, and it resumes bit for bit.
 
-use std::{fs, path::Path, sync::Arc};
+mod checkpoint;
+
+use std::sync::Arc;
 
 use twofour::{
-    file::{TEMP_PREFIX, TEMP_SUFFIX},
     layer::{MaskRule, WeightGradient},
     select::Transposable,
 };
 
-use super::{CHECKPOINT_FILE, Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
+use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
 use crate::{
     Error, Result,
     engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
@@ -103,27 +104,6 @@ fn every_method_learns() {
 }
 
 #[test]
-fn ten_steps_are_some_a_checkpoint_and_the_rest() {
-    for (name, plan) in plans() {
-        let mut whole = trainer(&plan);
-        let expected = steps(&mut whole, 10);
-        for first in [0, 1, 5, 9] {
-            let directory = tempfile::tempdir().unwrap();
-            let mut begun = trainer(&plan);
-            steps(&mut begun, first);
-            begun.save(directory.path()).unwrap();
-            let mut resumed = trainer(&plan);
-            // Whatever it did before leaves no trace.
-            steps(&mut resumed, if first == 5 { 7 } else { 0 });
-            resumed.resume(directory.path()).unwrap();
-            assert_eq!(resumed.steps_done(), first as u64);
-            assert_eq!(steps(&mut resumed, 10 - first), expected[first..], "{name}, after {first}");
-            assert!(bits(&resumed) == bits(&whole), "{name}, after {first}");
-        }
-    }
-}
-
-#[test]
 fn validation_between_steps_changes_nothing() {
     for (name, plan) in plans() {
         let (mut quiet, mut curious) = (trainer(&plan), trainer(&plan));
@@ -152,7 +132,7 @@ fn micro_batches_add_up_to_the_batch() {
 }
 
 #[test]
-fn mvue_estimates_differ_between_micro_batches_and_layers_and_average_to_the_gradient() {
+fn mvue_takes_a_seed_for_each_micro_batch_and_layers_have_seeds_far_apart() {
     let plan =
         SparsityPlan { weight_gradient: WeightGradient::Mvue, ..SparsityPlan::of_method(Method::Ste, layers(), 60) };
     let seeds = |trainer: &Trainer<CpuEngine>| -> Vec<u64> {
@@ -251,69 +231,6 @@ fn steps_that_are_not_finite_are_skipped_and_counted() {
         let error = (0..40).find_map(|_| trainer.step().err()).unwrap();
         assert!(matches!(error, Error::Diverged { count: 30, .. }), "{error}");
     }
-}
-
-#[test]
-fn the_same_state_gives_the_same_bytes() {
-    let directory = tempfile::tempdir().unwrap();
-    let save = |name: &str| {
-        let mut trainer = trainer(&plans()[7].1);
-        steps(&mut trainer, 2);
-        trainer.save(directory.path().join(name)).unwrap();
-        fs::read(directory.path().join(name).join(CHECKPOINT_FILE)).unwrap()
-    };
-    assert!(save("a") == save("b/c"));
-}
-
-fn file_names(directory: &Path) -> Vec<String> {
-    fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect()
-}
-
-#[test]
-fn a_killed_save_leaves_the_last_checkpoint_and_the_next_save_cleans_up() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut saved = trainer(&SparsityPlan::dense());
-    steps(&mut saved, 2);
-    saved.save(directory.path()).unwrap();
-    // What kill -9 in the middle of the next save leaves: the old file, and a truncated temporary one.
-    let leftover = format!("{TEMP_PREFIX}killed{TEMP_SUFFIX}");
-    fs::write(directory.path().join(&leftover), b"half a checkpoint").unwrap();
-    let mut resumed = trainer(&SparsityPlan::dense());
-    resumed.resume(directory.path()).unwrap();
-    assert_eq!(resumed.steps_done(), 2);
-    assert!(bits(&resumed) == bits(&saved));
-    resumed.save(directory.path()).unwrap();
-    assert_eq!(file_names(directory.path()), [CHECKPOINT_FILE]);
-}
-
-#[test]
-fn checkpoints_of_another_run_are_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut dense = trainer(&SparsityPlan::dense());
-    assert!(dense.resume(directory.path()).is_err(), "there is none yet");
-    dense.save(directory.path()).unwrap();
-    let before = bits(&dense);
-    let refused = |mut other: Trainer<CpuEngine>, word: &str| {
-        let error = other.resume(directory.path()).unwrap_err();
-        assert!(matches!(&error, Error::State { reason, .. } if reason.contains(word)), "{word}: {error}");
-    };
-    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
-    refused(trainer(&plan), "sparsity");
-    let dense_plan = SparsityPlan::dense;
-    refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
-    let other = Arc::new(Corpus::new(vec![b'x'; 2000], 0.1).unwrap());
-    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "text");
-    let wider = ModelSettings { width: 64, ..model() };
-    refused(Trainer::new(CpuEngine, &wider, &training(), dense_plan(), corpus()).unwrap(), "sizes");
-    // What does not decide the numbers may differ.
-    let own = TrainingSettings { validate_every: 7, checkpoint_every: 3, ..training() };
-    trainer_with(dense_plan(), own).resume(directory.path()).unwrap();
-
-    let file = directory.path().join(CHECKPOINT_FILE);
-    let bytes = fs::read(&file).unwrap();
-    fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-    assert!(dense.resume(directory.path()).is_err(), "a truncated file");
-    assert!(bits(&dense) == before);
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! Shapes and numbers that operations take.
+
+/// The shape of a linear layer's operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LinearShape {
+    /// Rows of activations.
+    pub tokens: usize,
+    /// Output features.
+    pub out_features: usize,
+    /// Input features.
+    pub in_features: usize,
+}
+
+/// The shape of an attention operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub positions: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; a divisor of `heads`, which share them in groups.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Whether a position attends to itself and earlier positions only.
+    pub causal: bool,
+}
+
+impl AttentionShape {
+    /// Tokens of the batch.
+    pub fn tokens(&self) -> usize {
+        self.batch * self.positions
+    }
+
+    /// Elements of the merged heads of a token.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of queries, keys and values of a token.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SecondMoment {
+    /// It follows the gradient.
+    #[default]
+    Moving,
+    /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML 2023).
+    Watched,
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is raised to the power 3/4 (STEP).
+    Frozen {
+        /// That step.
+        at: u64,
+    },
+}
+
+/// Decay of the elements that a 2:4 mask prunes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PrunedDecay {
+    /// None.
+    None,
+    /// `strength · w` is added to the gradient of pruned elements after its scaling and before the moments.
+    Gradient {
+        /// The factor λ.
+        strength: f32,
+    },
+    /// `learning_rate · strength · w` is taken off pruned elements, decoupled from the moments.
+    Weight {
+        /// The factor λ.
+        strength: f64,
+    },
+}
+
+/// The numbers of an AdamW step of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decay rate of the first moment.
+    pub beta1: f64,
+    /// Decay rate of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of all elements; it is multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// The number of this step, counted from 1.
+    pub step: u64,
+    /// The gradient is multiplied by this first: for clipping, and to undo loss scaling.
+    pub gradient_scale: f32,
+    /// What happens to the second moment.
+    pub second_moment: SecondMoment,
+    /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
+    pub pruned_decay: PrunedDecay,
+}
+
+/// A parameter, its gradient and its moments, as [`Engine::adamw`](super::Engine::adamw) updates them.
+#[derive(Debug)]
+pub struct AdamWState<'a, B, S> {
+    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+    pub master: &'a mut B,
+    /// The gradient, [`Kind::Wide`](super::Kind::Wide).
+    pub gradient: &'a B,
+    /// The first moment, [`Kind::Wide`](super::Kind::Wide).
+    pub first: &'a mut B,
+    /// The second moment, [`Kind::Wide`](super::Kind::Wide).
+    pub second: &'a mut B,
+    /// The copy in the compute type, written in the same pass.
+    pub copy: Option<&'a mut B>,
+    /// The 2:4 layer whose mask says what is pruned.
+    pub sparse: Option<&'a S>,
+}

@@ -1,0 +1,97 @@
+//! Saving and resuming.
+
+use std::{fs, path::Path, sync::Arc};
+
+use twofour::file::{TEMP_PREFIX, TEMP_SUFFIX};
+
+use super::{bits, corpus, layers, model, plans, steps, trainer, trainer_with, training};
+use crate::{
+    Error,
+    engine::cpu::CpuEngine,
+    recipe::{Method, ModelSettings, TrainingSettings},
+    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
+};
+
+#[test]
+fn ten_steps_are_some_a_checkpoint_and_the_rest() {
+    for (name, plan) in plans() {
+        let mut whole = trainer(&plan);
+        let expected = steps(&mut whole, 10);
+        for first in [0, 1, 5, 9] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut begun = trainer(&plan);
+            steps(&mut begun, first);
+            begun.save(directory.path()).unwrap();
+            let mut resumed = trainer(&plan);
+            // Whatever it did before leaves no trace.
+            steps(&mut resumed, if first == 5 { 7 } else { 0 });
+            resumed.resume(directory.path()).unwrap();
+            assert_eq!(resumed.steps_done(), first as u64);
+            assert_eq!(steps(&mut resumed, 10 - first), expected[first..], "{name}, after {first}");
+            assert!(bits(&resumed) == bits(&whole), "{name}, after {first}");
+        }
+    }
+}
+
+#[test]
+fn the_same_state_gives_the_same_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let save = |name: &str| {
+        let mut trainer = trainer(&plans()[7].1);
+        steps(&mut trainer, 2);
+        trainer.save(directory.path().join(name)).unwrap();
+        fs::read(directory.path().join(name).join(CHECKPOINT_FILE)).unwrap()
+    };
+    assert!(save("a") == save("b/c"));
+}
+
+fn file_names(directory: &Path) -> Vec<String> {
+    fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_killed_save_leaves_the_last_checkpoint_and_the_next_save_cleans_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut saved = trainer(&SparsityPlan::dense());
+    steps(&mut saved, 2);
+    saved.save(directory.path()).unwrap();
+    // What kill -9 in the middle of the next save leaves: the old file, and a truncated temporary one.
+    let leftover = format!("{TEMP_PREFIX}killed{TEMP_SUFFIX}");
+    fs::write(directory.path().join(&leftover), b"half a checkpoint").unwrap();
+    let mut resumed = trainer(&SparsityPlan::dense());
+    resumed.resume(directory.path()).unwrap();
+    assert_eq!(resumed.steps_done(), 2);
+    assert!(bits(&resumed) == bits(&saved));
+    resumed.save(directory.path()).unwrap();
+    assert_eq!(file_names(directory.path()), [CHECKPOINT_FILE]);
+}
+
+#[test]
+fn checkpoints_of_another_run_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut dense = trainer(&SparsityPlan::dense());
+    assert!(dense.resume(directory.path()).is_err(), "there is none yet");
+    dense.save(directory.path()).unwrap();
+    let before = bits(&dense);
+    let refused = |mut other: Trainer<CpuEngine>, word: &str| {
+        let error = other.resume(directory.path()).unwrap_err();
+        assert!(matches!(&error, Error::State { reason, .. } if reason.contains(word)), "{word}: {error}");
+    };
+    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
+    refused(trainer(&plan), "sparsity");
+    let dense_plan = SparsityPlan::dense;
+    refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
+    let other = Arc::new(Corpus::new(vec![b'x'; 2000], 0.1).unwrap());
+    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "text");
+    let wider = ModelSettings { width: 64, ..model() };
+    refused(Trainer::new(CpuEngine, &wider, &training(), dense_plan(), corpus()).unwrap(), "sizes");
+    // What does not decide the numbers may differ.
+    let own = TrainingSettings { validate_every: 7, checkpoint_every: 3, ..training() };
+    trainer_with(dense_plan(), own).resume(directory.path()).unwrap();
+
+    let file = directory.path().join(CHECKPOINT_FILE);
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(dense.resume(directory.path()).is_err(), "a truncated file");
+    assert!(bits(&dense) == before);
+}
