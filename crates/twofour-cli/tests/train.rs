@@ -317,6 +317,19 @@ fn a_loss_that_stays_infinite_stops_the_run_with_its_last_checkpoint() {
 }
 
 #[test]
+fn devices_and_precisions_that_are_not_there_leave_no_folder() {
+    let directory = tempfile::tempdir().unwrap();
+    let message = train(directory.path(), "ste", "run", &["training.precision=bf16"]).bad(2);
+    assert!(message.contains("training.precision") && message.contains("the CPU trains in"), "{message}");
+    for (device, code) in [("cuda:99", 1), ("cuda:0,1", 2), ("gpu", 2)] {
+        let ran = run(directory.path(), &["train", &recipe("ste"), "-o", "run", "--device", device]);
+        assert_eq!(ran.code, Some(code), "{device}: {ran:?}");
+        assert!(!ran.stderr.contains("panicked"), "{ran:?}");
+    }
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_folder_that_cannot_be_written_to_is_an_error_that_says_so() {
     // procfs takes no folders, whoever asks.

@@ -17,13 +17,13 @@ mod report;
 mod run;
 mod view;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
 use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{cpu::CpuEngine, cuda::CudaEngine},
+    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
 };
 
@@ -91,23 +91,33 @@ impl Train {
             screen.json(&plan)?;
             return Ok(Verdict::Yes);
         };
-        let folder = Folder::open(&output)?;
-        folder.adopt(&loaded.recipe)?;
-        let _guard = interrupt::guard();
-        let report = match self.device {
-            TrainDevice::Cpu => run::train(CpuEngine, &loaded, &plan, &folder, screen),
+        match self.device {
+            TrainDevice::Cpu => train_in(&output, CpuEngine, &loaded, &plan, screen),
             TrainDevice::Cuda(number) => {
                 let engine = CudaEngine::new(&Device::open(number)?, compute)?;
-                run::train(engine, &loaded, &plan, &folder, screen)
+                train_in(&output, engine, &loaded, &plan, screen)
             }
-        };
-        let report = report.inspect_err(|error| {
-            if error.is::<Interrupted>() {
-                screen.warn("stopped; run the same command again to go on");
-            }
-        })?;
-        finish(screen, &folder, &plan, &report)
+        }
     }
+}
+
+/// Trains in a folder and prints the results.
+fn train_in<E: Engine>(
+    output: &Path,
+    engine: E,
+    loaded: &LoadedRecipe,
+    plan: &RecipePlan,
+    screen: &mut Screen,
+) -> Result<Verdict> {
+    let folder = Folder::open(output)?;
+    folder.adopt(&loaded.recipe)?;
+    let _guard = interrupt::guard();
+    let report = run::train(engine, loaded, plan, &folder, screen).inspect_err(|error| {
+        if error.is::<Interrupted>() {
+            screen.warn("stopped; run the same command again to go on");
+        }
+    })?;
+    finish(screen, &folder, plan, &report)
 }
 
 fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {
