@@ -19,7 +19,7 @@ cargo test -p twofour-cuda --no-run --message-format json |
     while read -r name executable; do
         # Those without a device are for machines with a compiler.
         case $name in
-        adamw | borrowed | borrowed_int4 | compress | devices | dispatch | gemm | int4 | layer | passes | prune) strip -o "$folder/test-$name" "$executable" ;;
+        adamw | borrowed | borrowed_int4 | compress | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
         esac
     done
 cp bench/gpu_run.sh "$folder/run"

@@ -25,6 +25,20 @@ def manifest(dtype, shape, **fields):
 SIZES = b'{"layers":1,"width":8,"heads":1,"context":4,"feed_forward":8}'
 STATE = b'{"model":' + SIZES + b',"training":{},"step":1,"corpus":0,"sparse_layers":[]}'
 
+RECIPE = b"""[model]
+layers = 1
+width = 8
+heads = 1
+context = 4
+[data]
+text = ["a.txt"]
+[training]
+steps = 10
+warm_up = 2
+[sparsity]
+method = "%s"
+"""
+
 SEEDS = {
     "reader/empty": safetensors([], {}),
     "reader/plain": safetensors(
@@ -84,6 +98,10 @@ SEEDS = {
     "gpt/sizes": bytes([0, 2]) + SIZES.replace(b'"', b'\\"'),
     "checkpoint/valid": bytes([1]),
     "checkpoint/state": bytes([2]) + STATE.replace(b'"', b'\\"'),
+    "recipe/fst": RECIPE % b"fst" + b'layers = ["blocks.*.mlp.*", "head"]\nmask = "greedy"\n',
+    "recipe/step": RECIPE % b"step" + b"mask = 'optimal'\n",
+    "recipe/override": b"# training.schedule=wsd\n" + RECIPE % b"dense",
+    "recipe/mistakes": b"# sparsity.nask={a=[1]}\n[model]\nlayers = -1\n[modle]\nx.y = 1979-05-27\n[data]\ntext = 0x5\n",
     "compressed/large": bytes([2, 0]) + struct.pack("<2Q", 1 << 60, 0),
 }
 

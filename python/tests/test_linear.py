@@ -223,3 +223,23 @@ def test_a_layer_without_input_features_returns_its_bias(device, dtype):
     sparse = twofour.Linear(0, 8, device=device, dtype=dtype)
     torch.nn.init.normal_(sparse.bias)
     assert torch.equal(sparse(torch.randn(3, 0, device=device, dtype=dtype)), sparse.bias.detach().expand(3, 8))
+
+
+def test_a_module_with_a_sparse_weight_moves_between_types_and_devices(device):
+    layer = torch.nn.Linear(64, 32, device=device)
+    layer.weight = torch.nn.Parameter(to_sparse_semi_structured(layer.weight, prune=True))
+    dense = layer.weight.to_dense()
+    layer.to(torch.bfloat16)
+    assert layer.weight.dtype == torch.bfloat16 and torch.equal(layer.weight.to_dense(), dense.bfloat16())
+    layer.cpu()
+    assert layer.weight.device.type == "cpu" and torch.equal(layer.weight.to_dense(), dense.bfloat16().cpu())
+    layer.to(device)
+    x = torch.randn(3, 64, device=device, dtype=torch.bfloat16)
+    close(layer(x), x.double() @ dense.bfloat16().double().t() + layer.bias.double())
+
+
+def test_sparse_tensors_are_swapped():
+    first, second = (to_sparse_semi_structured(torch.randn(32, 64), prune=True) for _ in range(2))
+    dense = [first.to_dense(), second.to_dense()]
+    torch.utils.swap_tensors(first, second)
+    assert torch.equal(first.to_dense(), dense[1]) and torch.equal(second.to_dense(), dense[0])

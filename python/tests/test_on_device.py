@@ -4,6 +4,7 @@ too; on a GPU the package's own functions are."""
 import itertools
 
 import pytest
+import safetensors.torch
 import torch
 from conftest import devices
 
@@ -137,4 +138,7 @@ def test_a_model_on_a_gpu_is_saved_as_from_the_host(tmp_path):
     files = [tmp_path / "gpu.safetensors", tmp_path / "host.safetensors"]
     twofour.save_file(model, files[0], compress="1.weight")
     twofour.save_file(model.cpu(), files[1], compress="1.weight")
+    found, expected = (safetensors.torch.load_file(file) for file in files)
+    assert list(found) == list(expected)
+    assert [name for name in found if not torch.equal(found[name].view(torch.uint8), expected[name].view(torch.uint8))] == []
     assert files[0].read_bytes() == files[1].read_bytes()

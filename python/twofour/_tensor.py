@@ -321,6 +321,8 @@ class SparseSemiStructuredTensorCUSPARSELT(SparseSemiStructuredTensor):
 
 for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT):
     SparseSemiStructuredTensor._CLASSES[_class.BACKEND] = _class
+    # The names of torch's slots are properties here. What ``torch.utils.swap_tensors``, and so ``Module.to``, must swap is in ``__dict__``.
+    _class.__slotnames__ = []
 
 
 def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad):

@@ -31,6 +31,7 @@ const AFTER_LONG_HELP: &str = "\
 Start here:
   twofour quickstart                               train a small model dense and 2:4, compare, draw
   twofour advise model.safetensors                 would 2:4 be faster here, for these shapes?
+  twofour train recipes/fst.toml -o runs/fst       sparse training from a recipe
   twofour prune model.safetensors -o pruned.safetensors
   twofour check pruned.safetensors && twofour compress pruned.safetensors -o small.safetensors
 
@@ -74,6 +75,7 @@ pub(crate) enum Command {
     Advise(commands::advise::Advise),
 
     Prune(commands::prune::Prune),
+    Train(commands::train::Train),
     Compress(commands::compress::Compress),
     Decompress(commands::decompress::Decompress),
     Inspect(commands::inspect::Inspect),

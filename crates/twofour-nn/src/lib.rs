@@ -5,6 +5,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`recipe`] | the settings of a training run, as a TOML file has them |
+//! | [`report`] | the metrics of a run, as its folder has them |
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
 //! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
@@ -22,6 +23,7 @@ pub mod optim;
 pub mod parameter;
 pub mod random;
 pub mod recipe;
+pub mod report;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -10,9 +10,9 @@ use twofour_nn::model::{Inference, Sampling};
 
 use crate::{exit::Verdict, present::Screen};
 
-/// Write text with a model that `quickstart` trained
+/// Write text with a model that `quickstart` or `train` trained
 ///
-/// Prints bytes as they are generated. Computes in bf16, the dtype of `quickstart`'s files.
+/// Prints bytes as they are generated. Computes in bf16, the dtype of their files.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -21,7 +21,7 @@ Examples:
 
 The same seed gives the same text.")]
 pub(crate) struct Generate {
-    /// The model's file, dense or compressed, or quickstart's directory for its 2:4 model
+    /// The model's file, dense or compressed, or the folder of `train` or of `quickstart`, for its 2:4 model
     model: PathBuf,
 
     /// The text to go on from
@@ -50,8 +50,8 @@ struct Answer<'a> {
 impl Generate {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
-        let of_quickstart = self.model.join("sparse.safetensors");
-        let path = if of_quickstart.exists() { of_quickstart } else { self.model };
+        let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));
+        let path = of_folder.into_iter().find(|file| file.exists()).unwrap_or(self.model);
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
         sampling.validate()?;
         let model = Inference::<bf16>::load(path)?;

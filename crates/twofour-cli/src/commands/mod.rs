@@ -14,6 +14,7 @@ pub(crate) mod output;
 pub(crate) mod prune;
 pub(crate) mod quickstart;
 pub(crate) mod tensor;
+pub(crate) mod train;
 
 use anyhow::Result;
 
@@ -28,6 +29,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
     let mut screen = Screen::new(&arguments.global);
     match arguments.command {
         Command::Quickstart(command) => command.run(&mut screen),
+        Command::Train(command) => command.run(&mut screen),
         Command::Generate(command) => command.run(&mut screen),
         Command::Check(command) => command.run(&mut screen),
 

@@ -146,8 +146,10 @@ impl Check for Fused {
         let biased: Vec<f64> = plain.iter().enumerate().map(|(i, y)| y + f64::from(b[i % hidden].to_f32())).collect();
         let found = pre.to_host::<T>().unwrap();
         expect_close_to("pre-activation", &found, &biased, tolerance, 8.0);
+        // The library's tanh is the GPU's approximation, with a relative error of 2^-11.
+        let approximate = tolerance.max(5e-4);
         let expected: Vec<f64> = biased.iter().map(|x| gelu(*x)).collect();
-        expect_close_to("GELU", &y.to_host::<T>().unwrap(), &expected, tolerance, 8.0);
+        expect_close_to("GELU", &y.to_host::<T>().unwrap(), &expected, approximate, 8.0);
         let (mut dpre, mut db) = (unwritten::<T>(context, tokens * hidden), unwritten::<T>(context, hidden));
         let (dy_in, to) = ((dy_there.as_slice(), tokens), (dpre.as_slice_mut(), Some(db.as_slice_mut())));
         let run =
@@ -159,9 +161,9 @@ impl Check for Fused {
         let back = product(&wide(&dy), &transposed(&wide(&w2), (inputs, hidden)), (tokens, hidden, inputs));
         let slope = |x: f64| (gelu(x + 1e-5) - gelu(x - 1e-5)) / 2e-5;
         let expected: Vec<f64> = back.iter().zip(wide(&found)).map(|(dy, pre)| dy * slope(pre)).collect();
-        expect_close_to("through GELU", &dpre.to_host::<T>().unwrap(), &expected, tolerance, 8.0);
+        expect_close_to("through GELU", &dpre.to_host::<T>().unwrap(), &expected, approximate, 8.0);
         let sums: Vec<f64> = (0..hidden).map(|c| (0..tokens).map(|t| expected[t * hidden + c]).sum()).collect();
-        expect_close_to("bias gradient", &db.to_host::<T>().unwrap(), &sums, tolerance, 60.0);
+        expect_close_to("bias gradient", &db.to_host::<T>().unwrap(), &sums, approximate, 60.0);
     }
 }
 

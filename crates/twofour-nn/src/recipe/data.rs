@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::reader::Named;
+
 /// How text becomes tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -12,6 +14,10 @@ pub enum Tokenizer {
     /// Every byte is a token.
     #[default]
     Bytes,
+}
+
+impl Named for Tokenizer {
+    const ALL: &'static [(&'static str, Self)] = &[("bytes", Tokenizer::Bytes)];
 }
 
 /// What a model is trained on.
@@ -28,6 +34,6 @@ pub struct DataSettings {
     pub validation: f64,
 }
 
-fn tenth() -> f64 {
+pub(super) fn tenth() -> f64 {
     0.1
 }

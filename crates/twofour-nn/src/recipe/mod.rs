@@ -1,14 +1,40 @@
 //! The settings of a training run, as a TOML file has them.
+//!
+//! | item | |
+//! |---|---|
+//! | [`Recipe::parse`], [`LoadedRecipe::read`] | from a file to settings; every mistake is reported at once, with its line |
+//! | [`Override`] | a value that replaces one of the recipe's |
+//! | [`Recipe::sparsity_plan`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
+//! | [`Recipe::layers`] | which linear layers become 2:4, and why the others do not |
+//! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
+mod check;
 mod data;
+mod layers;
+mod load;
+mod mistake;
 mod model;
+mod near;
+mod overrides;
+mod parse;
+mod plan;
+mod reader;
+mod resolve;
 mod sparsity;
+#[cfg(test)]
+mod tests;
 mod training;
+mod tree;
 
 use serde::{Deserialize, Serialize};
 
 pub use data::{DataSettings, Tokenizer};
+pub use layers::LayerPlan;
+pub use load::{LoadedRecipe, RecipeError};
+pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelKind, ModelSettings};
+pub use overrides::{NotAnOverride, Override};
+pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
 pub use sparsity::{DecayTarget, Method, SparsitySettings};
 pub use training::{Precision, ScheduleKind, TrainingSettings};
 

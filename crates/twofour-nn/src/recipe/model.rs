@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::reader::Named;
+
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -10,6 +12,10 @@ pub enum ModelKind {
     /// A decoder with layer norms, rotary positions and a GELU feed-forward block.
     #[default]
     Gpt,
+}
+
+impl Named for ModelKind {
+    const ALL: &'static [(&'static str, Self)] = &[("gpt", ModelKind::Gpt)];
 }
 
 /// The sizes of a model.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::reader::{Named, name_of};
+
 /// A named method. Each sets the fields of [`SparsitySettings`] that a recipe leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -24,6 +26,25 @@ pub enum Method {
     Step,
 }
 
+impl Method {
+    /// The name in a recipe.
+    pub fn name(self) -> &'static str {
+        name_of(self)
+    }
+}
+
+impl Named for Method {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("dense", Method::Dense),
+        ("fixed", Method::Fixed),
+        ("ste", Method::Ste),
+        ("sr-ste", Method::SrSte),
+        ("fst", Method::Fst),
+        ("s-ste", Method::SSte),
+        ("step", Method::Step),
+    ];
+}
+
 /// Where the decay of pruned weights is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -32,6 +53,18 @@ pub enum DecayTarget {
     Gradient,
     /// To the weight, decoupled from the moments.
     Weight,
+}
+
+impl DecayTarget {
+    /// The name in a recipe.
+    pub fn name(self) -> &'static str {
+        name_of(self)
+    }
+}
+
+impl Named for DecayTarget {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("gradient", DecayTarget::Gradient), ("weight", DecayTarget::Weight)];
 }
 
 /// Which layers are 2:4, when, and how they are trained. Absent fields are those of the method.
@@ -52,7 +85,7 @@ pub struct SparsitySettings {
     pub decay: Option<f64>,
     /// Where that decay is added.
     pub decay_target: Option<DecayTarget>,
-    /// The share of all steps after which layers become 2:4.
+    /// The share of all steps after which layers become 2:4; with [`Method::Step`], after which they may.
     pub begin: Option<f64>,
     /// The share of all steps after which layers become dense again.
     pub end: Option<f64>,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::reader::{Named, name_of};
+
 /// The data type of activations and of GEMMs. Master weights, moments and gradients of parameters are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -17,6 +19,22 @@ pub enum Precision {
     F16,
 }
 
+impl Precision {
+    /// The name in a recipe.
+    pub fn name(self) -> &'static str {
+        name_of(self)
+    }
+}
+
+impl Named for Precision {
+    const ALL: &'static [(&'static str, Self)] = &[
+        ("automatic", Precision::Automatic),
+        ("f32", Precision::F32),
+        ("bf16", Precision::Bf16),
+        ("f16", Precision::F16),
+    ];
+}
+
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -26,6 +44,10 @@ pub enum ScheduleKind {
     Cosine,
     /// Constant, then linear down to the final rate over the last `decay_steps` steps (warm-up, stable, decay).
     Wsd,
+}
+
+impl Named for ScheduleKind {
+    const ALL: &'static [(&'static str, Self)] = &[("cosine", ScheduleKind::Cosine), ("wsd", ScheduleKind::Wsd)];
 }
 
 /// The loop and the optimizer, AdamW.
@@ -70,6 +92,21 @@ pub struct TrainingSettings {
     pub checkpoint_every: u64,
     /// Checkpoints to keep beside the best one.
     pub keep_checkpoints: usize,
+}
+
+impl TrainingSettings {
+    /// Sequences in a forward pass.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch.unwrap_or(self.batch)
+    }
+
+    /// Steps of the fall of the learning rate at the end.
+    pub fn decay_steps(&self) -> u64 {
+        match self.schedule {
+            ScheduleKind::Cosine => self.steps.saturating_sub(self.warm_up),
+            ScheduleKind::Wsd => self.decay_steps.unwrap_or(self.steps / 5),
+        }
+    }
 }
 
 impl Default for TrainingSettings {

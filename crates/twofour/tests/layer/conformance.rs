@@ -190,6 +190,11 @@ fn masks_values_and_flips<E: Engine>(engine: &E, dims: Dims) {
                 let values = Compressed::from_masked(MatrixRef::new(out, inputs, &values).unwrap(), &next).unwrap();
                 check(&layer, &master, &next, &values, "repacked");
             }
+
+            // Training is resumed: a mask that the layer has already changes nothing.
+            let (present, values) = (engine.mask(&layer), engine.packed(&layer));
+            assert_eq!(engine.set_mask(&mut layer, &master, &present).unwrap(), 0, "{what}: flips of the same mask");
+            check(&layer, &master, &present, &values, "restored");
         }
     }
 }

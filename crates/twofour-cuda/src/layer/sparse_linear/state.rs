@@ -6,13 +6,13 @@ use twofour::{Axis, Compressed, Element, Mask, Pattern};
 use super::{SparseLinear, status::NO_FLIPS};
 use crate::{
     Error, Result,
-    layer::DeviceSlice,
+    layer::{DeviceSlice, MaskRule},
     raw::prune::{MaskChoice, NO_NAN},
 };
 
 impl SparseLinear {
-    /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For [`MaskRule::Given`](crate::layer::MaskRule::Given), and for any rule when
-    /// training is resumed.
+    /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For [`MaskRule::Given`], and for any rule when
+    /// training is resumed; with [`MaskRule::SoftThreshold`] the mask that is packed is the master weight's.
     ///
     /// # Errors
     /// [`Error::Core`] where the mask has another shape, is not 2:4 along rows, or not along columns where the transpose is packed; the layer is then
@@ -23,13 +23,22 @@ impl SparseLinear {
         self.context.expect_not_capturing("setting a mask")?;
         let flips = mask.flips(&self.mask.read(&self.context)?)?;
         self.mask.write(&self.context, mask)?;
-        let copied = self
-            .context
-            .stream()
-            .memcpy_htod(&[NO_NAN, NO_FLIPS.wrapping_add(flips)], &mut self.status.memory.slice_mut(..2));
+        let counters = [NO_NAN, NO_FLIPS.wrapping_add(flips)];
+        self.set_counters(counters)?;
+        match self.settings.rule {
+            // Mask and values are one: what follows from the master weight is no flip.
+            MaskRule::SoftThreshold => {
+                self.launch(weight, MaskChoice::Rows)?;
+                self.set_counters(counters)
+            }
+            _ => self.launch(weight, MaskChoice::Given),
+        }
+    }
+
+    fn set_counters(&mut self, counters: [u64; 2]) -> Result<()> {
+        let copied = self.context.stream().memcpy_htod(&counters, &mut self.status.memory.slice_mut(..2));
         copied.map_err(|error| Error::driver("setting a layer's counters", error))?;
-        self.context.synchronize()?;
-        self.launch(weight, MaskChoice::Given)
+        self.context.synchronize()
     }
 
     /// Returns an error unless [`SparseLinear::set_mask`] accepts the mask.
@@ -89,7 +98,7 @@ impl SparseLinear {
         self.transposed.as_ref().map(|transposed| transposed.to_compressed(&self.context)).transpose()
     }
 
-    /// Returns the frozen scale of [`MaskRule::SoftThreshold`](crate::layer::MaskRule::SoftThreshold).
+    /// Returns the frozen scale of [`MaskRule::SoftThreshold`].
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -101,7 +110,7 @@ impl SparseLinear {
         Ok(Some(bytemuck::pod_read_unaligned(&bytes)))
     }
 
-    /// Replaces the scale of [`MaskRule::SoftThreshold`](crate::layer::MaskRule::SoftThreshold) when training is resumed. It takes effect at the next [`SparseLinear::remask`]. Other rules have no scale.
+    /// Replaces the scale of [`MaskRule::SoftThreshold`] when training is resumed. It takes effect at the next [`SparseLinear::remask`]. Other rules have no scale.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.

@@ -254,15 +254,13 @@ struct Storer {
         });
     }
 
-    // Writes results after scales, a bias for each feature and ReLU to a staging buffer, for tokens from `token` on. The thread's features are `row` and `row + 8`.
-    template <int FIRST, bool TOKEN_SCALES> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, u32 feature, u32 token) const {
-        const u32 lane = threadIdx.x % 32;
-        const Finisher finisher(p, feature + threadIdx.x % 128 / 32 * 16 + lane / 4, token + lane % 4 * 2);
+    // Writes results after scales, a bias for each feature and ReLU to a staging buffer, for tokens from the finisher's on.
+    template <int FIRST, bool TOKEN_SCALES> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher) const {
         const bool relu = p.to.activation == RELU;
         lay_out<!ALWAYS_SCALED>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
             float by_token[2] = {1.0f, 1.0f}, value[4];
-            if (TOKEN_SCALES && (!ALWAYS_SCALED || p.to.token_scales)) finisher.scales_of_tokens(eight * 8, by_token);
+            if (TOKEN_SCALES && (!ALWAYS_SCALED || p.to.token_scales)) finisher.scales_of_tokens(FIRST + eight * 8, by_token);
             #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float scale = TOKEN_SCALES ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
@@ -408,14 +406,20 @@ struct Storer {
         });
     }
 
-    // Stores the tile's pieces after scales, bias and ReLU, which are computed in registers.
+    // Stores the tile's pieces after scales, bias and ReLU, which are computed in registers. The scales and bias of 64 features are loaded once for all of their
+    // pieces: a load takes as long as a piece, and nothing else of the warpgroup runs meanwhile.
     template <bool TOKEN_SCALES> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
-        unrolled<PIECES>([&](auto piece) {
-            constexpr int WHICH = decltype(piece)::value, BLOCK = WHICH / CHUNKS, FIRST = WHICH % CHUNKS * CHUNK;
-            if (!owns(WHICH)) return;
-            const u32 at = begin();
-            round_finished<FIRST, TOKEN_SCALES>(sums[BLOCK], at, feature + BLOCK * 64, token + FIRST);
-            end(at, feature + BLOCK * 64, token + FIRST);
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+        unrolled<BLOCKS>([&](auto block) {
+            constexpr int BLOCK = decltype(block)::value;
+            const Finisher finisher(p, feature + BLOCK * 64 + row, token + lane % 4 * 2);
+            unrolled<CHUNKS>([&](auto chunk) {
+                constexpr int CHUNK_INDEX = decltype(chunk)::value, FIRST = CHUNK_INDEX * CHUNK;
+                if (!owns(BLOCK * CHUNKS + CHUNK_INDEX)) return;
+                const u32 at = begin();
+                round_finished<FIRST, TOKEN_SCALES>(sums[BLOCK], at, finisher);
+                end(at, feature + BLOCK * 64, token + FIRST);
+            });
         });
     }
 

@@ -1,0 +1,63 @@
+//! What a recipe will do, as a table.
+
+use anyhow::Result;
+use twofour_nn::{recipe::RecipePlan, train::SparseBegin};
+
+use crate::present::{
+    Screen,
+    style::{self, paint},
+    table::{Align, Table},
+    units,
+};
+
+/// Prints the plan.
+pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
+    let mut table = Table::new([
+        ("linear layer", Align::Left),
+        ("[out, in]", Align::Right),
+        ("form", Align::Left),
+        ("why", Align::Left),
+    ]);
+    for layer in &plan.layers {
+        let form = if layer.sparse { paint(style::GOOD, "2:4") } else { "dense".to_owned() };
+        let shape = units::shape(&[layer.out_features, layer.in_features]);
+        table.row([layer.name.clone(), shape, form, paint(style::FAINT, &layer.reason)]);
+    }
+    screen.line(table)?;
+    screen.line("")?;
+    let mut table = Table::new([("quantity", Align::Left), ("value", Align::Right)]);
+    let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    row("method", plan.method.to_owned());
+    row("parameters", units::count(plan.parameters));
+    let share = plan.sparse_weights as f64 / plan.parameters as f64;
+    row("weights of 2:4 layers", format!("{}, {}", units::count(plan.sparse_weights), units::percent(share)));
+    row("steps", units::count(plan.steps as usize));
+    row("layers are 2:4", when(plan));
+    row("tokens a step", units::count(plan.step_tokens as usize));
+    row("tokens", units::count(plan.tokens as usize));
+    let memory = &plan.memory;
+    for (name, bytes) in [
+        ("master weights, f32", memory.masters),
+        ("gradients, f32", memory.gradients),
+        ("moments, f32", memory.moments),
+        ("dense copies for GEMMs", memory.copies),
+        ("packed 2:4 weights and masks", memory.packed),
+        ("activations, about", memory.activations),
+        ("memory, about", memory.total()),
+    ] {
+        row(name, units::bytes(bytes));
+    }
+    row("precision of activations and GEMMs", plan.precision.to_owned());
+    screen.line(table)
+}
+
+/// The steps at which layers are 2:4, in words.
+fn when(plan: &RecipePlan) -> String {
+    match plan.sparse {
+        None => "never".to_owned(),
+        Some((SparseBegin::Step(begin), end)) => format!("from step {begin} to {end}"),
+        Some((SparseBegin::Settled { earliest, latest }, end)) => {
+            format!("from when variances have settled, step {earliest} to {latest}, to {end}")
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The folder of a training run.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{ErrorKind, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+use twofour_nn::recipe::Recipe;
+
+use crate::exit::Usage;
+
+/// The recipe of the run, by which its folder is recognized.
+const RECIPE: &str = "recipe.toml";
+
+/// The file that the process which trains in the folder holds locked, with its number.
+const LOCK: &str = "lock";
+
+/// A folder that this process trains in. Others are refused while this lives, and no longer, however the process ends.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Folder {
+    /// Opens a folder that is missing, empty, or holds a run, and locks it.
+    ///
+    /// # Errors
+    /// [`Usage`] for a folder with anything else in it, a path that is not a folder, or one in which another process trains. None is changed.
+    pub(super) fn open(path: &Path) -> Result<Folder> {
+        let at = || path.display().to_string();
+        match fs::read_dir(path) {
+            Ok(mut entries) => {
+                let foreign = entries.any(|entry| entry.is_ok_and(|entry| !is_trace(&entry.file_name())));
+                if foreign && !path.join(RECIPE).exists() {
+                    bail!(Usage(format!(
+                        "{}: is not empty and holds no training run; nothing was changed, choose another folder with -o",
+                        path.display()
+                    )));
+                }
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => fs::create_dir_all(path).with_context(at)?,
+            Err(e) if e.kind() == ErrorKind::NotADirectory => {
+                bail!(Usage(format!("{}: is a file, not a folder; choose another with -o", path.display())))
+            }
+            Err(e) => return Err(e).with_context(at),
+        }
+        Ok(Folder { path: path.to_owned(), _lock: lock(path)? })
+    }
+
+    /// The path of a file or folder in the run's folder.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the recipe into a new folder; in one that holds a run, checks that it is the same recipe.
+    ///
+    /// # Errors
+    /// [`Usage`] with the keys that differ.
+    pub(super) fn adopt(&self, recipe: &Recipe) -> Result<()> {
+        let path = self.file(RECIPE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                let text = toml::to_string(&absolute(recipe)?).context("writing the recipe")?;
+                return self.write(RECIPE, text.as_bytes());
+            }
+            Err(e) => return Err(e).with_context(|| path.display().to_string()),
+        };
+        let own = Recipe::parse(&text, Path::new(""), &[]).map_err(|mistakes| {
+            Usage(format!("{}: changed by hand, or of another version of twofour; {mistakes}", path.display()))
+        })?;
+        let differing = differences(&own, recipe)?;
+        if differing.is_empty() {
+            return Ok(());
+        }
+        bail!(Usage(format!(
+            "{} holds a run of another recipe; choose another folder with -o, or make these the same:\n  {}",
+            self.path.display(),
+            differing.join("\n  ")
+        )))
+    }
+
+    /// Writes a file atomically.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.file(name);
+        let temporary = self.file(&format!(".{name}.tmp"));
+        let written = File::create(&temporary)
+            .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::rename(&temporary, &path));
+        if written.is_err() {
+            // It may not even exist.
+            let _ = fs::remove_file(&temporary);
+        }
+        written.with_context(|| path.display().to_string())
+    }
+
+    /// Writes JSON atomically.
+    pub(super) fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(value).with_context(|| format!("writing {name}"))?;
+        text.push(b'\n');
+        self.write(name, &text)
+    }
+}
+
+/// Whether a process that was killed before it wrote the recipe leaves a file of this name.
+fn is_trace(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name == LOCK || name.starts_with('.') && name.ends_with(".tmp")
+}
+
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let at = || path.display().to_string();
+    let mut file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).with_context(at)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            file.read_to_string(&mut holder).with_context(at)?;
+            bail!(Usage(format!(
+                "{}: process {} trains in this folder; wait for it, stop it, or choose another folder with -o",
+                folder.display(),
+                holder.trim()
+            )));
+        }
+        Err(TryLockError::Error(error)) => return Err(error).with_context(at),
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).with_context(at)?;
+    Ok(file)
+}
+
+/// The recipe with paths that hold wherever the copy is read.
+fn absolute(recipe: &Recipe) -> Result<Recipe> {
+    let mut recipe = recipe.clone();
+    for path in &mut recipe.data.text {
+        *path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
+    }
+    Ok(recipe)
+}
+
+/// The keys in which two recipes differ, with both values. Text is not compared by its paths but by its bytes, which the checkpoint knows.
+fn differences(own: &Recipe, given: &Recipe) -> Result<Vec<String>> {
+    let [own, given] = [own, given].map(|recipe| -> Result<BTreeMap<String, Value>> {
+        let mut flat = BTreeMap::new();
+        flatten(String::new(), serde_json::to_value(recipe).context("comparing recipes")?, &mut flat);
+        flat.retain(|key, value| !key.starts_with("data.text") && !value.is_null());
+        Ok(flat)
+    });
+    let (own, given) = (own?, given?);
+    let keys: std::collections::BTreeSet<&String> = own.keys().chain(given.keys()).collect();
+    let word = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
+    let differing = keys.into_iter().filter(|key| own.get(*key) != given.get(*key));
+    Ok(differing.map(|key| format!("{key}: {} there, {} here", word(own.get(key)), word(given.get(key)))).collect())
+}
+
+fn flatten(path: String, value: Value, into: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(entries) => {
+            for (key, value) in entries {
+                let path = if path.is_empty() { key } else { format!("{path}.{key}") };
+                flatten(path, value, into);
+            }
+        }
+        value => {
+            into.insert(path, value);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! `twofour train`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `device` | where a run computes |
+//! | `folder` | the run's folder: its lock, its recipe, its files |
+//! | `dry_run` | the plan as a table |
+//! | `run` | training, validation, checkpoints |
+//! | `view` | the run while it goes on |
+//! | `report`, `picture` | `report.json`, `report.svg` |
+
+mod device;
+mod dry_run;
+mod folder;
+mod picture;
+mod report;
+mod run;
+mod view;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use twofour_cuda::Device;
+use twofour_nn::{
+    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
+    recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
+};
+
+use self::{device::TrainDevice, folder::Folder, report::Report};
+use crate::{
+    exit::{Usage, Verdict},
+    interrupt::{self, Interrupted},
+    present::{
+        Screen,
+        table::{Align, Table},
+        units,
+    },
+};
+
+/// Train a model dense or 2:4 from a recipe, resumable at any moment
+///
+/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste or step. The
+/// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
+/// trained.
+///
+/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, model.safetensors (bf16, 2:4 layers compressed), the
+/// checkpoints last/ and best/, and the recipe with its overrides. The same command again goes on where an interrupted or killed run stopped.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour train recipes/fst.toml --dry-run
+  twofour train recipes/fst.toml -o runs/fst
+  twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
+  twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
+
+A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
+pub(crate) struct Train {
+    /// The recipe, a TOML file
+    recipe: PathBuf,
+
+    /// Folder of the run; a run that was interrupted there goes on
+    #[arg(long, short, value_name = "DIR", required_unless_present = "dry_run")]
+    output: Option<PathBuf>,
+
+    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: TrainDevice,
+
+    /// Replace a value of the recipe, as in training.steps=20; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Override>,
+
+    /// Show which layers become 2:4 and why, parameters, memory, steps and tokens; train nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Train {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let loaded = LoadedRecipe::read(&self.recipe, &self.set).map_err(|error| match error {
+            RecipeError::Io { .. } => error.into(),
+            error => anyhow::Error::from(Usage(error.to_string())),
+        })?;
+        let refused = |mistakes| Usage(format!("{}: {mistakes}", self.recipe.display()));
+        let compute = loaded.recipe.compute_type(self.device.kind()).map_err(refused)?;
+        let plan = loaded.recipe.plan(self.device.kind());
+        let Some(output) = self.output.filter(|_| !self.dry_run) else {
+            dry_run::show(screen, &plan)?;
+            screen.json(&plan)?;
+            return Ok(Verdict::Yes);
+        };
+        match self.device {
+            TrainDevice::Cpu => train_in(&output, CpuEngine, &loaded, &plan, screen),
+            TrainDevice::Cuda(number) => {
+                let engine = CudaEngine::new(&Device::open(number)?, compute)?;
+                train_in(&output, engine, &loaded, &plan, screen)
+            }
+        }
+    }
+}
+
+/// Trains in a folder and prints the results.
+fn train_in<E: Engine>(
+    output: &Path,
+    engine: E,
+    loaded: &LoadedRecipe,
+    plan: &RecipePlan,
+    screen: &mut Screen,
+) -> Result<Verdict> {
+    let folder = Folder::open(output)?;
+    folder.adopt(&loaded.recipe)?;
+    let _guard = interrupt::guard();
+    let report = run::train(engine, loaded, plan, &folder, screen).inspect_err(|error| {
+        if error.is::<Interrupted>() {
+            screen.warn("stopped; run the same command again to go on");
+        }
+    })?;
+    finish(screen, &folder, plan, &report)
+}
+
+fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {
+    let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
+    let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
+    let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
+    row("validation loss, nats a token", loss(report.val_loss));
+    if let Some(steps) = report.best_steps.filter(|steps| *steps != report.steps) {
+        row(&format!("lowest, after {steps} steps"), loss(report.best_val_loss));
+    }
+    row("training loss", loss(report.loss));
+    row("tokens a second", units::count(report.tokens_per_s as usize));
+    if report.skipped_steps > 0 {
+        row("skipped steps", units::count(report.skipped_steps as usize));
+    }
+    if plan.sparse_weights > 0 {
+        row("weights of 2:4 layers", units::percent(plan.sparse_weights as f64 / plan.parameters as f64));
+    }
+    screen.line("")?;
+    screen.line(table)?;
+    screen.line("")?;
+    for (name, what) in [
+        ("report.json", "all figures"),
+        ("report.svg", "the picture"),
+        ("metrics.jsonl", "a line for each step"),
+        (run::MODEL, "the model, its 2:4 layers compressed"),
+    ] {
+        screen.line(format!("{}  {what}", folder.file(name).display()))?;
+    }
+    screen.json(report)?;
+    Ok(Verdict::Yes)
+}

@@ -1,0 +1,227 @@
+//! A training run in its folder, from wherever it is to its end.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use anyhow::{Context, Result, bail};
+use twofour::{DataType, MatrixRef, file::Overwrite};
+use twofour_nn::{
+    engine::{Engine, SparseLayer as _},
+    recipe::{LoadedRecipe, RecipePlan},
+    report::{LayerMetrics, MetricsLog, StepMetrics},
+    train::{CHECKPOINT_FILE, Corpus, StepReport, Trainer},
+};
+
+use super::{folder::Folder, picture, report::Report, view::View};
+use crate::{
+    interrupt, measure,
+    present::{Screen, units},
+};
+
+/// The folder of the newest checkpoint.
+const LAST: &str = "last";
+
+/// The folder of the checkpoint with the lowest validation loss.
+const BEST: &str = "best";
+
+/// The model at the end, in bf16, its 2:4 layers compressed.
+pub(super) const MODEL: &str = "model.safetensors";
+
+/// A run in progress.
+struct Run<'a, E: Engine> {
+    trainer: Trainer<E>,
+    folder: &'a Folder,
+    log: MetricsLog,
+    /// Every step so far.
+    steps: Vec<StepMetrics>,
+    /// The lowest validation loss so far.
+    best: f64,
+    /// Steps that the checkpoint in `last` has.
+    saved: Option<u64>,
+}
+
+/// Trains from the folder's checkpoint, or from the beginning, to the end, and reports.
+pub(super) fn train<E: Engine>(
+    engine: E,
+    loaded: &LoadedRecipe,
+    plan: &RecipePlan,
+    folder: &Folder,
+    screen: &mut Screen,
+) -> Result<Report> {
+    let mut run = Run::open(engine, loaded, folder)?;
+    screen.line(format!(
+        "Training {} parameters, {}, {} steps on {}",
+        units::count(plan.parameters),
+        plan.method,
+        plan.steps,
+        units::bytes(loaded.text.len() as u64)
+    ))?;
+    let begun = run.trainer.steps_done();
+    if begun > 0 {
+        screen.line(format!("going on from step {begun} of {}", plan.steps))?;
+    }
+    let mut view = View::new(screen, plan.steps, begun);
+    while !run.trainer.is_finished() {
+        if interrupt::requested() {
+            run.save()?;
+            drop(view);
+            screen.line(format!("saved at step {} of {}", run.trainer.steps_done(), plan.steps))?;
+            return Err(interrupt::Interrupted.into());
+        }
+        let metrics = run.step(loaded)?;
+        view.update(screen, metrics)?;
+    }
+    drop(view);
+    run.finish(loaded, plan)
+}
+
+impl<'a, E: Engine> Run<'a, E> {
+    fn open(engine: E, loaded: &LoadedRecipe, folder: &'a Folder) -> Result<Self> {
+        let recipe = &loaded.recipe;
+        let corpus = Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?);
+        let plan = recipe.sparsity_plan()?;
+        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan, corpus)?;
+        let last = folder.file(LAST);
+        if last.join(CHECKPOINT_FILE).exists() {
+            let path = folder.path().display();
+            trainer
+                .resume(&last)
+                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
+        }
+        let done = trainer.steps_done();
+        let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
+        let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
+        Ok(Run { trainer, folder, log, steps, best, saved: (done > 0).then_some(done) })
+    }
+
+    /// One step, its validation and its checkpoint.
+    fn step(&mut self, loaded: &LoadedRecipe) -> Result<&StepMetrics> {
+        let report = self.trainer.step().with_context(|| match self.saved {
+            Some(step) => format!(
+                "stopped; {} holds the checkpoint of step {step}, and {} that of the lowest validation loss, if any was measured",
+                self.folder.file(LAST).display(),
+                self.folder.file(BEST).display()
+            ),
+            None => "stopped before the first checkpoint".to_owned(),
+        })?;
+        let done = self.trainer.steps_done();
+        let training = &loaded.recipe.training;
+        let is_due = |every: u64| every > 0 && done.is_multiple_of(every);
+        let validates = is_due(training.validate_every) || self.trainer.is_finished();
+        let val_loss = if validates { Some(self.trainer.validate(training.validation_sequences)?) } else { None };
+        let layers = self.layers(&report, validates)?;
+        let finite = |value: f64| value.is_finite().then_some(value);
+        self.steps.push(StepMetrics {
+            step: report.step,
+            loss: finite(report.loss),
+            learning_rate: report.learning_rate,
+            gradient_norm: finite(report.gradient_norm),
+            skipped: report.skipped,
+            flip_rate: report.flip_rate,
+            val_loss: val_loss.and_then(finite),
+            layers,
+            tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
+        });
+        let metrics = self.steps.last().context("a step has metrics")?;
+        // At once, for whoever follows the file.
+        self.log.append(metrics).and_then(|()| self.log.flush()).with_context(|| unsaved(self.saved))?;
+        if let Some(loss) = metrics.val_loss.filter(|loss| *loss < self.best) {
+            self.best = loss;
+            self.trainer.save(self.folder.file(BEST)).with_context(|| unsaved(self.saved))?;
+        }
+        // Where steps are skipped, the checkpoint before may be the last good one.
+        if is_due(training.checkpoint_every) && !report.skipped || self.trainer.is_finished() {
+            self.save()?;
+            self.keep(training.keep_checkpoints)?;
+        }
+        self.steps.last().context("a step has metrics")
+    }
+
+    /// Flip rates and kept mass of the 2:4 layers, at steps that record them.
+    fn layers(&self, report: &StepReport, validates: bool) -> Result<BTreeMap<String, LayerMetrics>> {
+        let rare = self.trainer.plan().mask_every != 1 && !report.layer_flip_rates.is_empty();
+        if !validates && !rare {
+            return Ok(BTreeMap::new());
+        }
+        let engine = self.trainer.engine();
+        let sparse = self.trainer.model().linears().filter(|linear| linear.sparse().is_some());
+        let mut layers = BTreeMap::new();
+        for (index, linear) in sparse.enumerate() {
+            let kept = match linear.sparse().filter(|_| validates) {
+                None => None,
+                Some(sparse) => {
+                    let master = engine.read(linear.weight().master())?;
+                    let matrix = MatrixRef::new(linear.out_features(), linear.in_features(), &master)?;
+                    Some(sparse.mask()?.kept_l1(matrix)?)
+                }
+            };
+            let flip_rate = report.layer_flip_rates.get(index).copied();
+            layers.insert(linear.name().to_owned(), LayerMetrics { flip_rate, kept });
+        }
+        Ok(layers)
+    }
+
+    /// Writes the checkpoint to go on from. The metrics of its steps are on the disk before it is.
+    fn save(&mut self) -> Result<()> {
+        let done = self.trainer.steps_done();
+        if self.saved == Some(done) {
+            return Ok(());
+        }
+        self.log.sync().with_context(|| unsaved(self.saved))?;
+        self.trainer.save(self.folder.file(LAST)).with_context(|| unsaved(self.saved))?;
+        self.saved = Some(done);
+        Ok(())
+    }
+
+    /// Keeps the newest checkpoint under its step's name too, where more than one is kept, and removes the oldest.
+    fn keep(&self, count: usize) -> Result<()> {
+        let folder = self.folder.file("checkpoints");
+        if count < 2 {
+            return Ok(());
+        }
+        let done = self.trainer.steps_done();
+        let at = || folder.display().to_string();
+        let copy = folder.join(format!("{done:010}"));
+        std::fs::create_dir_all(&copy).with_context(at)?;
+        let (from, to) = (self.folder.file(LAST).join(CHECKPOINT_FILE), copy.join(CHECKPOINT_FILE));
+        if !to.exists() {
+            // A checkpoint's file is replaced, never written to: both names may have the same one.
+            std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(|_| ())).with_context(at)?;
+        }
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&folder).with_context(at)? {
+            let name = entry.with_context(at)?.file_name();
+            // Files that the run did not write stay.
+            if name.len() == 10 && name.to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        for name in names.iter().rev().skip(count) {
+            std::fs::remove_dir_all(folder.join(name)).with_context(at)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the model, the picture, and last the report.
+    fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
+        self.save()?;
+        let Some(last) = self.steps.last() else { bail!("a run of no steps") };
+        let report = Report::new(loaded, plan, &self.steps, last, measure::machine()?);
+        let (engine, model) = self.trainer.engine_and_model();
+        model.save(engine, self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
+        let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));
+        let layers: Vec<&str> =
+            plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();
+        self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;
+        self.folder.write_json("report.json", &report)?;
+        Ok(report)
+    }
+}
+
+/// What is lost where the folder cannot be written to, and what to do.
+fn unsaved(saved: Option<u64>) -> String {
+    let from = saved.map_or("the beginning".to_owned(), |step| format!("step {step}"));
+    format!(
+        "cannot write to the run's folder; make room there and run the same command again, which goes on from {from}"
+    )
+}

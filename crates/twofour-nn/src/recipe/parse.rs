@@ -1,0 +1,167 @@
+//! From a recipe's text to its settings.
+
+use std::path::Path;
+
+use super::{
+    DataSettings, Mistakes, ModelSettings, Override, Place, Recipe, SparsitySettings, TrainingSettings, check,
+    data::tenth,
+    reader::{Range, Section},
+    tree,
+};
+
+/// The largest size of a model: a bound before anything is allocated.
+const LARGEST: u64 = 1 << 20;
+
+/// The most steps.
+const MOST_STEPS: u64 = 1 << 40;
+
+const POSITIVE: Range = Range { words: "a number above 0", holds: |x| x > 0.0 };
+const NOT_NEGATIVE: Range = Range { words: "a number from 0 up", holds: |x| x >= 0.0 };
+const SHARE: Range = Range { words: "a share from 0 to 1", holds: |x| (0.0..=1.0).contains(&x) };
+const VALIDATION: Range = Range { words: "a share above 0 and at most 0.5", holds: |x| x > 0.0 && x <= 0.5 };
+const MOMENT: Range = Range { words: "a number from 0 to below 1", holds: |x| (0.0..1.0).contains(&x) };
+
+const SECTIONS: [&str; 4] = ["model", "data", "training", "sparsity"];
+
+/// The sections while they are read and checked.
+pub(super) struct Sections<'a> {
+    pub(super) model: Section<'a>,
+    pub(super) data: Section<'a>,
+    pub(super) training: Section<'a>,
+    pub(super) sparsity: Section<'a>,
+}
+
+impl Recipe {
+    /// Reads a recipe's text, with values replaced by the overrides. Paths of text in the recipe are relative to `folder`; those of
+    /// overrides to the working directory.
+    ///
+    /// # Errors
+    /// Every mistake: syntax, unknown keys and names with near misses, values out of range, settings that exclude each other, layers that
+    /// the model does not have.
+    ///
+    /// ```
+    /// use twofour_nn::recipe::Recipe;
+    /// let text = "[model]\nlayers = 2\nwidht = 64\nheads = 4\ncontext = 32\n[data]\ntext = 'a.txt'\n[training]\nsteps = 0\n";
+    /// let mistakes = Recipe::parse(text, ".".as_ref(), &[]).unwrap_err();
+    /// let lines: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+    /// assert_eq!(lines[0], "line 1: model.width: is missing: width of the residual stream");
+    /// assert_eq!(lines[1], "line 3: model.widht: unknown key; did you mean `width`?");
+    /// assert_eq!(lines[2], "line 9: training.steps: found 0, expected a whole number from 1 to 1099511627776");
+    /// ```
+    pub fn parse(text: &str, folder: &Path, overrides: &[Override]) -> Result<Recipe, Mistakes> {
+        let ParsedRecipe { recipe, mistakes, .. } = ParsedRecipe::new(text, folder, overrides);
+        mistakes.or(recipe)
+    }
+}
+
+/// A recipe with all that is wrong with it. Where a value is wrong, its default or a small one stands for it.
+pub(super) struct ParsedRecipe {
+    pub(super) recipe: Recipe,
+    pub(super) mistakes: Mistakes,
+    /// Of each path of `data.text`.
+    pub(super) text_places: Vec<Place>,
+}
+
+impl ParsedRecipe {
+    pub(super) fn new(text: &str, folder: &Path, overrides: &[Override]) -> ParsedRecipe {
+        let mut mistakes = Mistakes::default();
+        let m = &mut mistakes;
+        let root = tree::parse(text, overrides, m);
+        for (key, node) in &root {
+            if !SECTIONS.contains(&key.as_str()) {
+                let problem = format!("unknown section; {}", super::near::suggestion(key, SECTIONS));
+                m.add(node.place.clone(), key.clone(), problem);
+            }
+        }
+        let [model, data, training, sparsity] = SECTIONS.map(|name| Section::new(&root, name, m));
+        let mut sections = Sections { model, data, training, sparsity };
+        let (data, text_places) = read_data(&mut sections.data, folder, m);
+        let recipe = Recipe {
+            model: read_model(&mut sections.model, m),
+            data,
+            training: read_training(&mut sections.training, m),
+            sparsity: read_sparsity(&mut sections.sparsity, m),
+        };
+        check::check(&recipe, &sections, m);
+        for section in [sections.model, sections.data, sections.training, sections.sparsity] {
+            section.end(m);
+        }
+        ParsedRecipe { recipe, mistakes, text_places }
+    }
+}
+
+fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
+    let kind = s.choice("kind", m).unwrap_or_default();
+    let mut size = |key, what: Option<&str>| {
+        let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
+        match what {
+            Some(what) => Some(s.required(key, what, value, 1, m)),
+            None => value,
+        }
+    };
+    ModelSettings {
+        kind,
+        layers: size("layers", Some("number of layers")).unwrap_or(1),
+        width: size("width", Some("width of the residual stream")).unwrap_or(1),
+        heads: size("heads", Some("heads of attention")).unwrap_or(1),
+        context: size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
+        feed_forward: size("feed_forward", None),
+    }
+}
+
+fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (DataSettings, Vec<Place>) {
+    let texts = s.texts("text", m);
+    let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
+    let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
+    let path = |(text, place): (String, &Place)| match place {
+        Place::Override => text.into(),
+        _ => folder.join(text),
+    };
+    let settings = DataSettings {
+        text: texts.into_iter().zip(&places).map(path).collect(),
+        tokenizer: s.choice("tokenizer", m).unwrap_or_default(),
+        validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
+    };
+    (settings, places)
+}
+
+fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
+    let d = TrainingSettings::default();
+    TrainingSettings {
+        steps: s.integer("steps", 1, MOST_STEPS, m).unwrap_or(d.steps),
+        batch: s.integer("batch", 1, LARGEST, m).map_or(d.batch, |n| n as usize),
+        micro_batch: s.integer("micro_batch", 1, LARGEST, m).map(|n| n as usize),
+        learning_rate: s.number("learning_rate", POSITIVE, m).unwrap_or(d.learning_rate),
+        final_learning_rate: s.number("final_learning_rate", NOT_NEGATIVE, m).unwrap_or(d.final_learning_rate),
+        warm_up: s.integer("warm_up", 0, MOST_STEPS, m).unwrap_or(d.warm_up),
+        schedule: s.choice("schedule", m).unwrap_or(d.schedule),
+        decay_steps: s.integer("decay_steps", 0, MOST_STEPS, m),
+        weight_decay: s.number("weight_decay", NOT_NEGATIVE, m).unwrap_or(d.weight_decay),
+        beta1: s.number("beta1", MOMENT, m).unwrap_or(d.beta1),
+        beta2: s.number("beta2", MOMENT, m).unwrap_or(d.beta2),
+        epsilon: s.number("epsilon", POSITIVE, m).unwrap_or(d.epsilon),
+        clip_norm: s.number("clip_norm", NOT_NEGATIVE, m).unwrap_or(d.clip_norm),
+        precision: s.choice("precision", m).unwrap_or(d.precision),
+        seed: s.integer("seed", 0, u64::MAX, m).unwrap_or(d.seed),
+        validate_every: s.integer("validate_every", 0, MOST_STEPS, m).unwrap_or(d.validate_every),
+        validation_sequences: s
+            .integer("validation_sequences", 1, LARGEST, m)
+            .map_or(d.validation_sequences, |n| n as usize),
+        checkpoint_every: s.integer("checkpoint_every", 0, MOST_STEPS, m).unwrap_or(d.checkpoint_every),
+        keep_checkpoints: s.integer("keep_checkpoints", 1, 1000, m).map_or(d.keep_checkpoints, |n| n as usize),
+    }
+}
+
+fn read_sparsity(s: &mut Section<'_>, m: &mut Mistakes) -> SparsitySettings {
+    SparsitySettings {
+        method: s.choice("method", m).unwrap_or_default(),
+        layers: s.texts("layers", m).map(|list| list.into_iter().map(|(text, _)| text).collect()),
+        mask: s.choice("mask", m).map(super::resolve::mask_name),
+        mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
+        weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
+        decay: s.number("decay", NOT_NEGATIVE, m),
+        decay_target: s.choice("decay_target", m),
+        begin: s.number("begin", SHARE, m),
+        end: s.number("end", SHARE, m),
+    }
+}

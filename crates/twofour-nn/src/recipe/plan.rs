@@ -1,0 +1,157 @@
+//! What a recipe will do, before anything is done.
+
+use serde::Serialize;
+use twofour::{DataType, layer::MaskRule};
+
+use super::{LayerPlan, Mistakes, Place, Precision, Recipe, resolve::mask_of};
+use crate::{
+    model::{GptConfig, VOCABULARY},
+    train::SparseBegin,
+};
+
+/// Where a recipe is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The CPU; computes in f32.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+/// Bytes of a run on one device. Activations are estimated from the shapes; the rest is exact but for an engine's workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    /// f32 master weights.
+    pub masters: u64,
+    /// f32 gradients of parameters.
+    pub gradients: u64,
+    /// Both f32 moments.
+    pub moments: u64,
+    /// Copies of dense parameters in the data type of GEMMs.
+    pub copies: u64,
+    /// Packed 2:4 weights, in both directions where masks are transposable, and masks.
+    pub packed: u64,
+    /// Activations that a forward pass keeps for the backward pass.
+    pub activations: u64,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.masters + self.gradients + self.moments + self.copies + self.packed + self.activations
+    }
+}
+
+/// What a recipe will do.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecipePlan {
+    /// Where.
+    pub device: DeviceKind,
+    /// The data type of activations and of GEMMs.
+    pub precision: &'static str,
+    /// The method.
+    pub method: &'static str,
+    /// Trainable parameters.
+    pub parameters: usize,
+    /// Those of layers that are 2:4, biases not counted.
+    pub sparse_weights: usize,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// When layers become 2:4, and the step before which they become dense again; absent for the method dense.
+    pub sparse: Option<(SparseBegin, u64)>,
+    /// Tokens of an optimizer step.
+    pub step_tokens: u64,
+    /// Tokens of all steps.
+    pub tokens: u64,
+    /// Bytes.
+    pub memory: MemoryPlan,
+    /// The linear layers.
+    pub layers: Vec<LayerPlan>,
+}
+
+impl Recipe {
+    /// The data type of activations and of GEMMs on a device.
+    pub fn precision_on(&self, device: DeviceKind) -> Precision {
+        match (self.training.precision, device) {
+            (Precision::Automatic, DeviceKind::Cpu) => Precision::F32,
+            (Precision::Automatic, DeviceKind::Cuda) => Precision::Bf16,
+            (precision, _) => precision,
+        }
+    }
+
+    /// The data type for an engine of a device.
+    ///
+    /// # Errors
+    /// A precision that the device does not compute in; 2:4 layers in f32 on a GPU.
+    pub fn compute_type(&self, device: DeviceKind) -> Result<DataType, Mistakes> {
+        let precision = self.precision_on(device);
+        let has_sparse = self.layers().iter().any(|layer| layer.sparse);
+        let problem = match (device, precision) {
+            (DeviceKind::Cpu, Precision::Bf16 | Precision::F16) => "the CPU trains in \"f32\"",
+            (DeviceKind::Cuda, Precision::F32) if has_sparse => "2:4 layers on a GPU require \"bf16\" or \"f16\"",
+            (_, Precision::Bf16) => return Ok(DataType::BF16),
+            (_, Precision::F16) => return Ok(DataType::F16),
+            (_, Precision::F32 | Precision::Automatic) => return Ok(DataType::F32),
+        };
+        let mut mistakes = Mistakes::default();
+        mistakes.add(Place::Absent, "training.precision", format!("found \"{}\"; {problem}", precision.name()));
+        Err(mistakes)
+    }
+
+    /// What the recipe will do on a device.
+    pub fn plan(&self, device: DeviceKind) -> RecipePlan {
+        let layers = self.layers();
+        let precision = self.precision_on(device);
+        // A recipe that was not parsed may contradict itself: its plan is not run then.
+        let sparsity = self.sparsity_plan().ok().filter(|plan| !plan.layers.is_empty());
+        let sparse = layers.iter().filter(|layer| layer.sparse);
+        let sparse_weights = sparse.map(LayerPlan::weights).sum();
+        let parameters = GptConfig::from(&self.model).parameters();
+        let step_tokens = self.training.batch as u64 * self.model.context as u64;
+        RecipePlan {
+            device,
+            precision: precision.name(),
+            method: self.sparsity.method.name(),
+            parameters,
+            sparse_weights,
+            steps: self.training.steps,
+            sparse: sparsity.map(|plan| (plan.begin, plan.end.unwrap_or(self.training.steps))),
+            step_tokens,
+            tokens: step_tokens.saturating_mul(self.training.steps),
+            memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision),
+            layers,
+        }
+    }
+
+    fn memory(&self, layers: &[LayerPlan], parameters: u64, sparse_weights: u64, precision: Precision) -> MemoryPlan {
+        let element = if precision == Precision::F32 { 4 } else { 2 };
+        let transposable = matches!(mask_of(&self.sparsity), MaskRule::Transposable(_));
+        // Kept values and four bits of metadata for each group of four; a mask of one bit for each weight.
+        let packed = |layer: &LayerPlan| {
+            let weights = layer.out_features as u64 * layer.in_features.next_multiple_of(4) as u64;
+            let one = weights / 2 * element + weights / 8;
+            one * if transposable { 2 } else { 1 } + weights / 8
+        };
+        MemoryPlan {
+            masters: 4 * parameters,
+            gradients: 4 * parameters,
+            moments: 8 * parameters,
+            copies: element * (parameters - sparse_weights),
+            packed: layers.iter().filter(|layer| layer.sparse).map(packed).sum(),
+            activations: self.activations(element),
+        }
+    }
+
+    /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
+    /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
+    fn activations(&self, element: u64) -> u64 {
+        let model = &self.model;
+        let [width, context, heads, hidden] =
+            [model.width, model.context, model.heads, model.feed_forward()].map(|size| size as u64);
+        let tokens = self.training.micro_batch() as u64 * context;
+        let block = 8 * width + heads * context + 2 * hidden;
+        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + VOCABULARY as u64;
+        tokens.saturating_mul(elements).saturating_mul(element)
+    }
+}

@@ -1,0 +1,158 @@
+//! Reading typed values out of a recipe's tables, with every mistake noted.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Mistakes, Place,
+    near::suggestion,
+    tree::{Node, Value},
+};
+
+/// A choice among names.
+pub(super) trait Named: Copy + 'static {
+    /// All choices with their names.
+    const ALL: &'static [(&'static str, Self)];
+}
+
+/// The name of a choice.
+pub(super) fn name_of<T: Named + PartialEq>(value: T) -> &'static str {
+    T::ALL.iter().find(|(_, choice)| *choice == value).map_or("", |(name, _)| name)
+}
+
+/// A range of numbers, in words and as a test.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Range {
+    pub(super) words: &'static str,
+    pub(super) holds: fn(f64) -> bool,
+}
+
+/// A section of the recipe while it is read.
+pub(super) struct Section<'a> {
+    name: &'static str,
+    place: Place,
+    entries: Option<&'a BTreeMap<String, Node>>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Section<'a> {
+    /// The section of the name; one that is absent has no entries.
+    pub(super) fn new(root: &'a BTreeMap<String, Node>, name: &'static str, mistakes: &mut Mistakes) -> Self {
+        let node = root.get(name);
+        let entries = match node.map(|node| &node.value) {
+            None => None,
+            Some(Value::Table(entries)) => Some(entries),
+            Some(other) => {
+                let place = node.map_or(Place::Absent, |node| node.place.clone());
+                mistakes.add(place, name, format!("found {}, expected a section, [{name}]", other.describe()));
+                None
+            }
+        };
+        Section { name, place: node.map_or(Place::Absent, |node| node.place.clone()), entries, known: Vec::new() }
+    }
+
+    /// The place of a key, or of its section where it is absent.
+    pub(super) fn place(&self, key: &str) -> Place {
+        self.entries.and_then(|entries| entries.get(key)).map_or(Place::Absent, |node| node.place.clone())
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<&'a Node> {
+        self.known.push(key);
+        self.entries?.get(key)
+    }
+
+    fn path(&self, key: &str) -> String {
+        format!("{}.{key}", self.name)
+    }
+
+    fn wrong(&self, key: &str, node: &Node, expected: &str, mistakes: &mut Mistakes) {
+        let problem = format!("found {}, expected {expected}", node.value.describe());
+        mistakes.add(node.place.clone(), self.path(key), problem);
+    }
+
+    /// Notes that a key is absent; returns the substitute with which checking goes on.
+    pub(super) fn required<T>(&self, key: &str, what: &str, value: Option<T>, substitute: T, m: &mut Mistakes) -> T {
+        value.unwrap_or_else(|| {
+            if self.place(key) == Place::Absent {
+                m.add(self.place.clone(), self.path(key), format!("is missing: {what}"));
+            }
+            substitute
+        })
+    }
+
+    /// A whole number within bounds.
+    pub(super) fn integer(&mut self, key: &'static str, least: u64, most: u64, m: &mut Mistakes) -> Option<u64> {
+        let node = self.take(key)?;
+        let value = match node.value {
+            Value::Integer(Some(value)) => u64::try_from(value).ok().filter(|value| (least..=most).contains(value)),
+            _ => None,
+        };
+        if value.is_none() {
+            let expected = match most {
+                u64::MAX => format!("a whole number from {least} up"),
+                _ => format!("a whole number from {least} to {most}"),
+            };
+            self.wrong(key, node, &expected, m);
+        }
+        value
+    }
+
+    /// A number within a range.
+    pub(super) fn number(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<f64> {
+        let node = self.take(key)?;
+        let value = match node.value {
+            Value::Integer(Some(value)) => Some(value as f64),
+            Value::Float(value) => Some(value),
+            _ => None,
+        };
+        let value = value.filter(|value| value.is_finite() && (range.holds)(*value));
+        if value.is_none() {
+            self.wrong(key, node, range.words, m);
+        }
+        value
+    }
+
+    /// One of the choices.
+    pub(super) fn choice<T: Named>(&mut self, key: &'static str, m: &mut Mistakes) -> Option<T> {
+        let names = T::ALL.iter().map(|(name, _)| *name);
+        let node = self.take(key)?;
+        let Value::Text(text) = &node.value else {
+            let list: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
+            self.wrong(key, node, &list.join(", "), m);
+            return None;
+        };
+        let found = T::ALL.iter().find(|(name, _)| name == text);
+        if found.is_none() {
+            m.add(node.place.clone(), self.path(key), format!("found {text:?}; {}", suggestion(text, names)));
+        }
+        found.map(|(_, value)| *value)
+    }
+
+    /// A list of texts, or one text, with their places.
+    pub(super) fn texts(&mut self, key: &'static str, m: &mut Mistakes) -> Option<Vec<(String, Place)>> {
+        let node = self.take(key)?;
+        let items = match &node.value {
+            Value::List(items) => items.as_slice(),
+            _ => std::slice::from_ref(node),
+        };
+        let mut texts = Vec::new();
+        for item in items {
+            match &item.value {
+                Value::Text(text) if !text.is_empty() && !text.contains('\0') => {
+                    texts.push((text.clone(), item.place.clone()));
+                }
+                _ => self.wrong(key, item, "text, or a list of texts", m),
+            }
+        }
+        Some(texts)
+    }
+
+    /// Notes the keys that nothing has asked for.
+    pub(super) fn end(self, mistakes: &mut Mistakes) {
+        for (key, node) in self.entries.into_iter().flatten() {
+            if !self.known.contains(&key.as_str()) {
+                let problem = format!("unknown key; {}", suggestion(key, self.known.iter().copied()));
+                mistakes.add(node.place.clone(), format!("{}.{key}", self.name), problem);
+            }
+        }
+    }
+}
