@@ -257,7 +257,7 @@ fn settings_out_of_range_are_named() -> Result<()> {
     Ok(())
 }
 
-/// Losses and gradient norms of `twofour_candle::train::Trainer` from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
+/// Losses and gradient norms of the trainer over candle that this one replaced, from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
 /// machine: the first 20 steps.
 const CANDLE: [(&str, [(f64, f64); 20]); 3] = [
     (
