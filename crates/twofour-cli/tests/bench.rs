@@ -35,7 +35,7 @@ fn every_contender_appears_with_every_figure() {
     assert_eq!(contenders(rows, "bf16"), set(&["twofour 2:4", "twofour 2:4 f32", "twofour dense"]));
     assert_eq!(contenders(rows, "i8"), set(&["twofour 2:4", "twofour 2:4 f32", "twofour dense"]));
     // In f32 only prefill is measured beside the smaller dtypes.
-    assert_eq!(rows.len(), 2 * (4 + 3 + 2) + 2);
+    assert_eq!(rows.len(), 2 * (3 + 2 + 2) + 2);
     for row in rows {
         let decode = row["tokens"] == 1;
         assert_eq!(row["work"], if decode { "decode" } else { "prefill" });

@@ -316,7 +316,7 @@ mod tests {
             panic!("{told:?}")
         };
         assert!(rows.iter().zip(rounds_us).all(|(row, rounds)| row.rounds == rounds.len()), "{told:?}");
-        assert_eq!((work.tokens, rows.len()), (2, 4));
+        assert_eq!((work.tokens, rows.len()), (2, 3));
         assert!(rows.iter().all(|r| r.what() == *work && r.median_us > 0.0 && r.min_us <= r.median_us));
         assert!((rows[0].byte_limit - 32.0 / 17.0).abs() < 1e-9, "{}", rows[0].byte_limit);
     }
