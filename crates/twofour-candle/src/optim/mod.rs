@@ -5,6 +5,8 @@
 
 mod adamw;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod update;
 
 pub use adamw::{AdamW, AdamWConfig};
