@@ -1,5 +1,6 @@
 //! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; masked decay:
-//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU.
+//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU,
+//! and in the phases of [`AdamW::step_in_phase`] those of the `twofour-nn` crate's.
 //!
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A step's number and learning rate are either
 //! arguments of the call ([`StepNumber::Host`]), which a graph repeats, or in device memory ([`StepNumber::Device`]), which [`AdamW::advance`]
