@@ -61,7 +61,7 @@ pub struct AdamWSchedule {
     pub step: DevicePtr,
     /// An f64: the learning rate of the next step.
     pub learning_rate: DevicePtr,
-    /// 16 bytes for [`AdamW::advance`] to write and [`AdamW::step`] to read, aligned to 16.
+    /// 16 bytes for [`AdamW::advance`](super::AdamW::advance) to write and [`AdamW::step`](super::AdamW::step) to read, aligned to 16.
     pub numbers: DevicePtr,
 }
 
@@ -70,7 +70,7 @@ pub struct AdamWSchedule {
 pub enum StepNumber {
     /// This number, counted from 1, with the learning rate of the [`AdamWSettings`].
     Host(u64),
-    /// The number and learning rate of the last [`AdamW::advance`].
+    /// The number and learning rate of the last [`AdamW::advance`](super::AdamW::advance).
     Device(AdamWSchedule),
 }
 
