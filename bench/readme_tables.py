@@ -15,6 +15,7 @@ import pathlib
 import re
 import sys
 
+import accuracy_tables
 import grid_tables
 import python_tables
 
@@ -354,7 +355,13 @@ DOCUMENTS = {
         "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
     },
+    "docs/training.md": {
+        "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
+    },
 }
+
+# Pictures and how they are drawn.
+PICTURES = {"docs/accuracy-h200.svg": lambda: accuracy_tables.picture(ROOT / "bench/results/h200/accuracy")}
 
 
 def main():
@@ -377,6 +384,12 @@ def main():
             document.write_text(after)
         elif before != after:
             sys.exit(f"the tables of {name} are not what bench/results says; run python3 bench/readme_tables.py")
+    for name, draw in PICTURES.items():
+        drawn, path = draw(), ROOT / name
+        if "--check" not in sys.argv:
+            path.write_text(drawn)
+        elif not path.exists() or path.read_text() != drawn:
+            sys.exit(f"{name} is not what bench/results says; run python3 bench/readme_tables.py")
 
 
 if __name__ == "__main__":

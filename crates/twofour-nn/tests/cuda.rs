@@ -3,12 +3,19 @@
 
 use std::sync::Arc;
 
-use twofour::{DataType, layer::MaskRule, select::Transposable};
+use twofour::{
+    DataType,
+    layer::{MaskRule, SparseLinearSettings},
+    select::Transposable,
+};
 use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{Engine, SparseLayer as _, cpu::CpuEngine, cuda::CudaEngine},
-    recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
-    train::{Corpus, SparsityPlan, Trainer},
+    engine::{
+        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SparseLayer as _, cpu::CpuEngine,
+        cuda::CudaEngine,
+    },
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, TrainingSettings},
+    train::{Corpus, Decay, SparseBegin, SparsityPlan, Trainer},
 };
 
 /// An engine on the first device, or a message why the test is skipped.
@@ -41,7 +48,7 @@ fn trainer<E: Engine>(engine: E, plan: &SparsityPlan) -> Trainer<E> {
     Trainer::new(engine, &model(), &training(), plan.clone(), corpus).unwrap()
 }
 
-/// Plans whose methods the CUDA engine has.
+/// Plans of every method.
 fn plans() -> Vec<(&'static str, SparsityPlan)> {
     let of = |method| SparsityPlan::of_method(method, layers(), 60);
     vec![
@@ -55,7 +62,18 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
         ("sr-ste", of(Method::SrSte)),
         ("fst", SparsityPlan { mask_every: 3, end: Some(15), ..of(Method::Fst) }),
         ("s-ste", of(Method::SSte)),
+        (
+            "ste, decay of weights",
+            SparsityPlan { decay: Some(Decay { strength: 2.0, target: DecayTarget::Weight }), ..of(Method::Ste) },
+        ),
+        ("step", step_switching_after(12)),
     ]
+}
+
+/// STEP whose layers become 2:4 after the update past that number, so that a short test sees its second moments watched and then frozen.
+fn step_switching_after(latest: u64) -> SparsityPlan {
+    let begin = SparseBegin::Settled { earliest: latest, latest };
+    SparsityPlan { begin, ..SparsityPlan::of_method(Method::Step, layers(), 60) }
 }
 
 fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
@@ -97,7 +115,9 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
 
 #[test]
 fn resuming_on_the_gpu_is_exact() {
-    for (name, plan) in plans() {
+    // Resumed before the switch that is then seen, and after it.
+    let early = [("step, watched", step_switching_after(5)), ("step, frozen", step_switching_after(1))];
+    for (name, plan) in plans().into_iter().chain(early) {
         let directory = tempfile::tempdir().unwrap();
         let Some(first) = engine(DataType::BF16) else { return };
         let mut whole = trainer(first, &plan);
@@ -113,6 +133,7 @@ fn resuming_on_the_gpu_is_exact() {
                 |r: &twofour_nn::train::StepReport| (r.loss.to_bits(), r.gradient_norm.to_bits(), r.flip_rate);
             assert_eq!(numbers(&a), numbers(&b), "{name}, step {step}");
         }
+        assert_eq!(whole.is_sparse(), !matches!(name, "dense" | "step"), "{name}");
     }
 }
 
@@ -133,5 +154,67 @@ fn a_checkpoint_of_one_engine_goes_on_on_the_other() {
         assert_eq!(cpu.steps_done(), 6);
         let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
         assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{name}: {a:?}, {b:?}");
+    }
+}
+
+/// A parameter after a step: its weights and moments, and the sum of changes.
+fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], masked: bool) -> ([Vec<f32>; 3], f64) {
+    let buffer = |values: &[f32]| {
+        let mut buffer = engine.zeros(Kind::Wide, values.len()).unwrap();
+        engine.write(&mut buffer, values).unwrap();
+        buffer
+    };
+    let [mut master, gradient, mut first, mut second] = values.each_ref().map(|values| buffer(values));
+    let layer = engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap();
+    let sparse = masked.then_some(&layer);
+    let state = AdamWState {
+        master: &mut master,
+        gradient: &gradient,
+        first: &mut first,
+        second: &mut second,
+        copy: None,
+        sparse,
+    };
+    let changes = engine.adamw(step, state).unwrap();
+    ([&master, &first, &second].map(|buffer| engine.read(buffer).unwrap()), changes)
+}
+
+const SHAPE: (usize, usize) = (72, 132);
+
+#[test]
+fn the_optimizer_has_the_bits_of_the_cpu_in_every_phase_and_with_every_decay() {
+    let Some(cuda) = engine(DataType::BF16) else { return };
+    let numbers = |seed: u32| -> Vec<f32> {
+        let hash = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77);
+        (0..(SHAPE.0 * SHAPE.1) as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    };
+    let second = numbers(4 << 16).iter().map(|v| v * v).collect();
+    let values = [numbers(1 << 16), numbers(2 << 16), numbers(3 << 16), second];
+    for second_moment in [SecondMoment::Moving, SecondMoment::Watched, SecondMoment::Frozen { at: 4 }] {
+        for pruned_decay in
+            [PrunedDecay::None, PrunedDecay::Gradient { strength: 0.3 }, PrunedDecay::Weight { strength: 0.7 }]
+        {
+            for (masked, number) in [(false, 7), (true, 7), (true, 8)] {
+                let step = AdamWStep {
+                    learning_rate: 1e-2 / number as f64,
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    epsilon: 1e-8,
+                    weight_decay: 0.1,
+                    step: number,
+                    gradient_scale: 0.37,
+                    second_moment,
+                    pruned_decay,
+                };
+                let (expected, of_cpu) = after_step(&CpuEngine, &step, &values, masked);
+                let (found, of_cuda) = after_step(&cuda, &step, &values, masked);
+                for (name, (found, expected)) in ["weight", "first", "second"].iter().zip(found.iter().zip(&expected)) {
+                    let same = found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{name}, masked {masked}: {step:?}");
+                }
+                assert!((of_cpu - of_cuda).abs() <= 1e-6 * of_cpu, "{of_cpu}, {of_cuda}: {step:?}");
+                assert_eq!(of_cuda > 0.0, second_moment == SecondMoment::Watched, "{step:?}");
+            }
+        }
     }
 }

@@ -18,7 +18,7 @@
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
-//! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`] |
+//! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
@@ -53,5 +53,8 @@ pub use kernels::prepare;
 pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
-pub use optimizer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients};
+pub use optimizer::{
+    AdamWPhase, AdamWTensors, ClippedGradients, PrunedDecay, SecondMoment, StepSchedule, adamw, adamw_in_phase,
+    clip_gradients,
+};
 pub use pointwise::{add, add_in_place, convert, copy, fill};

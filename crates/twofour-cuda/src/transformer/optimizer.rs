@@ -8,7 +8,9 @@ use crate::{
     arguments::expect_dimension,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear},
     raw::{
-        adamw::{AdamWCopy, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber},
+        adamw::{
+            self as raw, AdamW, AdamWCopy, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber,
+        },
         gradient_norm::{ClipParameters, GradientNorm},
     },
 };
@@ -154,6 +156,50 @@ pub struct AdamWTensors<'a> {
     pub skip: Option<DeviceSlice<'a>>,
 }
 
+/// What happens to the second moment in [`adamw_in_phase`].
+#[derive(Debug, Default)]
+pub enum SecondMoment<'a> {
+    /// It follows the gradient.
+    #[default]
+    Moving,
+    /// It follows the gradient, and the sum over elements of the magnitude of its change is written (STEP: Lu et al., "Learning N:M Structured Sparsity Masks
+    /// from Scratch with Precondition", ICML 2023).
+    Watched {
+        /// An f32 `[1]` for the sum, which is taken in f64 in a fixed order; 0 where the step is skipped.
+        changes: DeviceSliceMut<'a>,
+    },
+    /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to the power 3/4 (STEP).
+    Frozen {
+        /// That step.
+        at: u64,
+    },
+}
+
+/// Decay of the weights that the mask of a sparse layer prunes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PrunedDecay {
+    /// `strength · w` is added to the gradient of pruned weights after its scaling and before the moments.
+    Gradient {
+        /// The factor.
+        strength: f32,
+    },
+    /// `learning_rate · strength · w` is taken off pruned weights, decoupled from the moments. The schedule's learning rate must not be set between
+    /// [`StepSchedule::advance`] and the step.
+    Weight {
+        /// The factor.
+        strength: f64,
+    },
+}
+
+/// What [`adamw_in_phase`] does to second moments and to pruned weights.
+#[derive(Debug, Default)]
+pub struct AdamWPhase<'a> {
+    /// What happens to the second moment.
+    pub second_moment: SecondMoment<'a>,
+    /// A sparse layer of the parameter's shape, and the decay of the weights that its mask prunes.
+    pub pruned_decay: Option<(&'a SparseLinear, PrunedDecay)>,
+}
+
 /// Updates a parameter `[rows, cols]` and its moments in place (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019), with the constants of
 /// the schedule's current step, bit for bit as on a CPU. `masked_decay` is a sparse layer of this shape and the factor that the weights which its mask prunes are
 /// multiplied by before they are added to their gradient ([`twofour::estimate::masked_decay`]).
@@ -164,15 +210,34 @@ pub struct AdamWTensors<'a> {
 /// multiples of 4; [`Error::TooLarge`]; [`Error::Driver`].
 pub fn adamw(
     context: &LayerContext,
-    (rows, cols): (usize, usize),
+    shape: (usize, usize),
     tensors: AdamWTensors<'_>,
     masked_decay: Option<(&SparseLinear, f32)>,
     schedule: &StepSchedule,
     settings: AdamWSettings,
 ) -> Result<()> {
+    let pruned_decay = masked_decay.map(|(layer, strength)| (layer, PrunedDecay::Gradient { strength }));
+    let phase = AdamWPhase { second_moment: SecondMoment::Moving, pruned_decay };
+    adamw_in_phase(context, shape, tensors, phase, schedule, settings)
+}
+
+/// As [`adamw`], with a second moment that is watched or frozen, or decay of pruned weights that does not pass through the moments.
+///
+/// # Errors
+/// Those of [`adamw`], for the tensor of [`SecondMoment::Watched`] too; [`Error::Dimension`] for a second moment that is frozen at step 0; for a watched one
+/// those of allocating workspace.
+pub fn adamw_in_phase(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    tensors: AdamWTensors<'_>,
+    phase: AdamWPhase<'_>,
+    schedule: &StepSchedule,
+    settings: AdamWSettings,
+) -> Result<()> {
     let len = product(rows, cols)?;
     expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
-    if let Some((layer, _)) = masked_decay {
+    let AdamWPhase { second_moment, pruned_decay } = phase;
+    if let Some((layer, _)) = pruned_decay {
         let (what, expected) = ("the sparse layer of the masked decay", (layer.out_features(), layer.in_features()));
         if expected != (rows, cols) {
             return Err(Error::Length { what, expected: len, found: expected.0 * expected.1 });
@@ -182,7 +247,12 @@ pub fn adamw(
             return Err(Error::OtherDevice { what, expected, found });
         }
     }
-    let masked_decay = masked_decay.map(|(layer, strength)| MaskedDecay { tiles: layer.mask_tiles(), strength });
+    let (strength, pruned_weight_decay) = match pruned_decay {
+        Some((_, PrunedDecay::Gradient { strength })) => (strength, 0.0),
+        Some((_, PrunedDecay::Weight { strength })) => (0.0, strength),
+        None => (0.0, 0.0),
+    };
+    let masked_decay = pruned_decay.map(|(layer, _)| MaskedDecay { tiles: layer.mask_tiles(), strength });
     let AdamWTensors { weight, copy, gradient, first, second, gradient_scale, skip } = tensors;
     let f32 = DataType::F32;
     let copied = |copy: DeviceSliceMut<'_>| -> Result<AdamWCopy> {
@@ -202,7 +272,19 @@ pub fn adamw(
     let skip = skip.map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1)).transpose()?;
     let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay, gradient_scale: scale, skip };
     let kernels = context.optimizers(gradient.dtype())?;
-    // SAFETY: the slices have been found to be as long as the shape requires, the schedule's memory is valid as long as it is borrowed, as the mask
-    // is, and the stream is of their device.
-    unsafe { kernels.step(context.raw(), state, settings, step) }
+    // Held until everything is launched: partial sums are in the workspace.
+    let mut work = None;
+    let second_moment = match second_moment {
+        SecondMoment::Moving => raw::SecondMoment::Moving,
+        SecondMoment::Frozen { at } => raw::SecondMoment::Frozen { at },
+        SecondMoment::Watched { changes } => {
+            let changes = changes.at("the sum of changes", context, f32, 1)?;
+            let [partial] = work.insert(context.work()).parts([AdamW::watched_bytes(len)])?;
+            raw::SecondMoment::Watched { changes, partial }
+        }
+    };
+    let phase = raw::AdamWPhase { second_moment, pruned_weight_decay };
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial sums, the schedule's memory is valid as
+    // long as it is borrowed, as the mask is, and the stream is of their device.
+    unsafe { kernels.step_in_phase(context.raw(), state, settings, step, phase) }
 }

@@ -6,7 +6,10 @@ use twofour_cuda::{
     DataType,
     layer::{DeviceBuffer, LayerContext, SparseLinear, SparseLinearSettings},
     raw::adamw::AdamWSettings,
-    transformer::{AdamWTensors, ClippedGradients, StepSchedule, adamw, clip_gradients},
+    transformer::{
+        AdamWPhase, AdamWTensors, ClippedGradients, PrunedDecay, SecondMoment, StepSchedule, adamw, adamw_in_phase,
+        clip_gradients,
+    },
 };
 
 use crate::{context, reference::numbers, unwritten, up};
@@ -143,4 +146,50 @@ fn a_sparse_layers_masked_decay_is_that_of_the_cpu() {
     masked_decay(&mut g, MatrixRef::new(rows, cols, &w).unwrap(), &mask, strength).unwrap();
     on_the_cpu(&mut w, &g, &mut m, &mut v, rate, 1);
     assert!(w_there.to_host::<f32>().unwrap() == w);
+}
+
+#[test]
+fn a_watched_step_sums_changes_and_a_frozen_one_makes_none() {
+    let Some(context) = context() else { return };
+    let (rows, cols, strength, rate) = (64, 100, 0.7, 1e-2);
+    let (before, g) = (numbers::<f32>(rows * cols, 1), numbers::<f32>(rows * cols, 2));
+    let (mut w, mut m, mut v) = (before.clone(), vec![0f32; before.len()], vec![0f32; before.len()]);
+    let [mut w_there, mut m_there, mut v_there] = [&w, &m, &v].map(|values| up(&context, values));
+    let (g_there, settings) = (up(&context, &g), SparseLinearSettings::default());
+    let layer = SparseLinear::new(&context, w_there.as_slice(), (rows, cols), DataType::BF16, settings).unwrap();
+    let mask = layer.mask().unwrap();
+    let mut changes = unwritten::<f32>(&context, 1);
+    let mut schedule = StepSchedule::new(&context).unwrap();
+    schedule.set_learning_rate(rate).unwrap();
+    let mut step = |second_moment: SecondMoment<'_>, pruned_decay: Option<PrunedDecay>| {
+        schedule.advance(SETTINGS, None).unwrap();
+        let tensors = AdamWTensors {
+            weight: w_there.as_slice_mut(),
+            copy: None,
+            gradient: g_there.as_slice(),
+            first: m_there.as_slice_mut(),
+            second: v_there.as_slice_mut(),
+            gradient_scale: None,
+            skip: None,
+        };
+        let phase = AdamWPhase { second_moment, pruned_decay: pruned_decay.map(|decay| (&layer, decay)) };
+        adamw_in_phase(&context, (rows, cols), tensors, phase, &schedule, SETTINGS).unwrap();
+        [&w_there, &m_there, &v_there].map(|buffer| buffer.to_host::<f32>().unwrap())
+    };
+    let decay = Some(PrunedDecay::Weight { strength });
+    let found = step(SecondMoment::Watched { changes: changes.as_slice_mut() }, decay);
+    on_the_cpu(&mut w, &g, &mut m, &mut v, rate, 1);
+    // Pruned weights decay by more.
+    let left = |decay: f64| (1.0 - rate * decay) as f32;
+    let corrected = |beta: f64| (1.0 / (1.0 - beta)) as f32;
+    for i in (0..w.len()).filter(|i| !mask.is_kept(i / cols, i % cols)) {
+        let root = (v[i] * corrected(SETTINGS.beta2)).sqrt() + SETTINGS.epsilon as f32;
+        let step = m[i] * corrected(SETTINGS.beta1) / root;
+        w[i] = before[i] * left(SETTINGS.weight_decay + strength) - step * rate as f32;
+    }
+    assert!(found == [w, m, v.clone()]);
+    let (sum, expected) = (changes.to_host::<f32>().unwrap()[0], v.iter().map(|v| f64::from(*v)).sum::<f64>());
+    assert!((f64::from(sum) - expected).abs() <= 1e-6 * expected, "{sum}, not {expected}");
+    let [after, _, frozen] = step(SecondMoment::Frozen { at: 1 }, None);
+    assert!(frozen == v && after != found[0]);
 }

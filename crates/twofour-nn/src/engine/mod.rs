@@ -292,7 +292,7 @@ pub trait Engine: Debug + Send + Sync + Sized {
 
     /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
-    /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0.
+    /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
     ///
     /// # Errors
     /// Operands that do not fit; what the engine does not support.

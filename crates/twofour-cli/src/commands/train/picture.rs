@@ -131,7 +131,11 @@ fn chart(area: &Area<'_, '_>, title: &str, unit: &str, curves: &[Curve]) -> Resu
         .x_desc("step")
         .y_desc(unit)
         .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| if most - least < 0.2 { format!("{y:.3}") } else { format!("{y:.1}") })
+        .y_label_formatter(&|y| match most - least {
+            range if range < 0.2 => format!("{y:.3}"),
+            range if range < 2.0 => format!("{y:.2}"),
+            _ => format!("{y:.1}"),
+        })
         .label_style((FONT, 15, &INK))
         .axis_desc_style((FONT, 15, &INK))
         .draw()

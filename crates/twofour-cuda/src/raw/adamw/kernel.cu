@@ -1,5 +1,6 @@
 // An AdamW step on f32 weights, with masked decay of the elements that a mask of 4x4 tiles prunes, in one pass. Results are bit for bit those of
-// twofour-candle on the CPU, because no operations are contracted to FMA.
+// twofour-candle and twofour-nn on the CPU, because no operations are contracted to FMA. The second moment moves, moves and is watched, or is frozen (STEP:
+// Lu et al., ICML 2023); pruned elements may also decay decoupled from the moments.
 //
 // Defined outside: GRADIENT.
 
@@ -18,10 +19,15 @@ struct Parameters {
     const Numbers* numbers_at;   // read instead of `numbers`, or null
     u16* copy;                   // the weight in 16 bits, written in the same pass, or null
     const u32* skip;             // where it is not 0, nothing is written; or null
+    const double* rate_at;       // read instead of `rate`, or null
+    double* partial;             // of each CTA, the sum of the magnitudes of the second moment's changes; for `watched_step`
     u64 count;
+    double rate, pruned_decay;   // what is taken off pruned elements where `decays_pruned`: their product, times the element
     u32 cols;
     u32 copy_is_bf16;
-    float masked_decay, beta1, rest1, beta2, rest2, epsilon;
+    u32 is_frozen;               // the second moment stays, and `frozen_scale` corrects it
+    u32 decays_pruned;
+    float masked_decay, beta1, rest1, beta2, rest2, epsilon, frozen_scale;
     Numbers numbers;
 };
 
@@ -31,46 +37,91 @@ struct __align__(4 * sizeof(Raw)) FourRaw { Raw of[4]; };
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 
-__device__ __forceinline__ void update(const Parameters& p, const Numbers& n, float scale, bool kept, float& w, float g, float& m, float& v) {
+// Updates an element and returns the magnitude of its second moment's change. `pruned_left` is what decay leaves of pruned elements.
+__device__ __forceinline__ float update(
+    const Parameters& p, const Numbers& n, float pruned_left, float scale, bool kept, float& w, float g, float& m, float& v) {
     g = times(g, scale);
     if (!kept) g = add(g, times(p.masked_decay, w));
     m = add(times(m, p.beta1), times(g, p.rest1));
-    v = add(times(v, p.beta2), times(times(g, g), p.rest2));
+    const float before = v;
+    if (!p.is_frozen) v = add(times(v, p.beta2), times(times(g, g), p.rest2));
     const float step = __fdiv_rn(times(m, n.first_scale), add(__fsqrt_rn(times(v, n.second_scale)), p.epsilon));
-    w = add(times(w, n.decay), -times(step, n.learning_rate));
+    w = add(times(w, kept ? n.decay : pruned_left), -times(step, n.learning_rate));
+    return fabsf(add(v, -before));
 }
 
 __device__ __forceinline__ u16 copied(const Parameters& p, float w) { return p.copy_is_bf16 ? narrow<BF16>(w) : narrow<F16>(w); }
 
-// A thread updates four elements, which are in one row where there is a mask.
-extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) {
+// A thread updates four elements, which are in one row where there is a mask. Returns the sum of the changes of their second moments where it is watched.
+template <bool WATCHED> __device__ __forceinline__ double update_four(const Parameters& p) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
-    if (at >= p.count || (p.skip && *p.skip)) return;
+    if (at >= p.count || (p.skip && *p.skip)) return 0.0;
     const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
-    const Numbers n = p.numbers_at ? *p.numbers_at : p.numbers;
+    Numbers n = p.numbers_at ? *p.numbers_at : p.numbers;
+    if (p.is_frozen) n.second_scale = p.frozen_scale;
+    const float left = p.decays_pruned ? (float)(1.0 - __dmul_rn(p.rate_at ? *p.rate_at : p.rate, p.pruned_decay)) : n.decay;
     u32 kept = 15;
     if (p.tiles) {
         const u64 row = at / p.cols;
         const u32 col = (u32)(at - row * p.cols);
         kept = p.tiles[row / 4 * (p.cols / 4) + col / 4] >> 4 * (row % 4);
     }
+    double sum = 0.0;
     if (at + 4 <= p.count) {
         float4 w = *(const float4*)(p.weight + at), m = *(const float4*)(p.first + at), v = *(const float4*)(p.second + at);
         const FourRaw g = *(const FourRaw*)((const Raw*)p.gradient + at);
-        update(p, n, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
-        update(p, n, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
-        update(p, n, scale, kept & 4, w.z, widen<GRADIENT>(g.of[2]), m.z, v.z);
-        update(p, n, scale, kept & 8, w.w, widen<GRADIENT>(g.of[3]), m.w, v.w);
+        const float x = update(p, n, left, scale, kept & 1, w.x, widen<GRADIENT>(g.of[0]), m.x, v.x);
+        const float y = update(p, n, left, scale, kept & 2, w.y, widen<GRADIENT>(g.of[1]), m.y, v.y);
+        const float z = update(p, n, left, scale, kept & 4, w.z, widen<GRADIENT>(g.of[2]), m.z, v.z);
+        const float u = update(p, n, left, scale, kept & 8, w.w, widen<GRADIENT>(g.of[3]), m.w, v.w);
         *(float4*)(p.weight + at) = w;
         *(float4*)(p.first + at) = m;
-        *(float4*)(p.second + at) = v;
+        if (!p.is_frozen) *(float4*)(p.second + at) = v;
         if (p.copy) *(ushort4*)(p.copy + at) = make_ushort4(copied(p, w.x), copied(p, w.y), copied(p, w.z), copied(p, w.w));
-        return;
+        if constexpr (WATCHED) sum = ((double)x + (double)y) + ((double)z + (double)u);
+        return sum;
     }
     for (u64 i = at; i < p.count; i++) {
-        update(p, n, scale, kept >> (i - at) & 1, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
+        const bool is_kept = kept >> (i - at) & 1;
+        const float change =
+            update(p, n, left, scale, is_kept, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
         if (p.copy) p.copy[i] = copied(p, p.weight[i]);
+        if constexpr (WATCHED) sum += (double)change;
     }
+    return sum;
+}
+
+// The sum over the 256 threads of a CTA, in a fixed order.
+__device__ __forceinline__ double sum_of_256(double value) {
+    __shared__ double shared[256];
+    shared[threadIdx.x] = value;
+    __syncthreads();
+    for (u32 half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) { update_four<false>(p); }
+
+extern "C" __global__ void __launch_bounds__(256, 4) watched_step(const __grid_constant__ Parameters p) {
+    const double sum = sum_of_256(update_four<true>(p));
+    if (threadIdx.x == 0) p.partial[blockIdx.x] = sum;
+}
+
+struct Changes {
+    const double* partial;
+    float* sum;
+    u32 count;
+};
+
+// Adds the partial sums of `watched_step`, in a fixed order.
+extern "C" __global__ void __launch_bounds__(256) sum_changes(const __grid_constant__ Changes p) {
+    double sum = 0.0;
+    for (u64 i = threadIdx.x; i < p.count; i += 256) sum += p.partial[i];
+    sum = sum_of_256(sum);
+    if (threadIdx.x == 0) *p.sum = (float)sum;
 }
 
 // The schedule of a captured step: the step's number and learning rate, in device memory.

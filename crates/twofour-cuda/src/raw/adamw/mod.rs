@@ -1,9 +1,18 @@
 //! AdamW on the device, with masked decay in the same pass (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; masked decay:
-//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU.
+//! [`twofour::estimate::masked_decay`]). Results are bit for bit those of the `twofour-candle` crate's optimizer on a CPU,
+//! and in the phases of [`AdamW::step_in_phase`] those of the `twofour-nn` crate's.
 //!
 //! Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them. A step's number and learning rate are either
 //! arguments of the call ([`StepNumber::Host`]), which a graph repeats, or in device memory ([`StepNumber::Device`]), which [`AdamW::advance`]
 //! updates at each replay.
+
+mod launch;
+mod operands;
+
+use launch::{AdamWNumbers, AdamWParameters, ChangesParameters, RawSchedule, corrected};
+pub use operands::{
+    AdamWCopy, AdamWPhase, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, SecondMoment, StepNumber,
+};
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -13,96 +22,13 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// The optimizer's hyperparameters.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWSettings {
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Decay rate of the first moment, the mean of gradients.
-    pub beta1: f64,
-    /// Decay rate of the second moment, the mean of squared gradients.
-    pub beta2: f64,
-    /// Added to the square root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay of all elements; it is multiplied by the learning rate.
-    pub weight_decay: f64,
-}
-
-/// Decay of pruned elements, added to their gradient.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MaskedDecay {
-    /// The mask, in the format of [`crate::raw::prune::BothWays::tiles`].
-    pub tiles: DevicePtr,
-    /// The factor that pruned elements are multiplied by before they are added to their gradient.
-    pub strength: f32,
-}
-
-/// A copy of a weight in 16 bits, which GEMMs read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdamWCopy {
-    /// The copy, of as many elements as the weight, aligned to 8 bytes.
-    pub address: DevicePtr,
-    /// f16 or bf16.
-    pub dtype: DataType,
-}
-
-/// A parameter with its gradient and moments, `[rows, cols]` each.
-#[derive(Debug, Clone, Copy)]
-pub struct AdamWState {
-    /// The dense master weight, f32.
-    pub weight: DevicePtr,
-    /// The gradient.
-    pub gradient: DevicePtr,
-    /// The first moment, f32; initially zeros.
-    pub first: DevicePtr,
-    /// The second moment, f32; initially zeros.
-    pub second: DevicePtr,
-    /// A copy of the weight, written in the same pass.
-    pub copy: Option<AdamWCopy>,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-}
-
-/// The number and learning rate of steps in device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdamWSchedule {
-    /// A u64: the number of completed steps; initially 0.
-    pub step: DevicePtr,
-    /// An f64: the learning rate of the next step.
-    pub learning_rate: DevicePtr,
-    /// 16 bytes for [`AdamW::advance`] to write and [`AdamW::step`] to read, aligned to 16.
-    pub numbers: DevicePtr,
-}
-
-/// The source of a step's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepNumber {
-    /// This number, counted from 1, with the learning rate of the [`AdamWSettings`].
-    Host(u64),
-    /// The number and learning rate of the last [`AdamW::advance`].
-    Device(AdamWSchedule),
-}
-
-/// A step of the optimizer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWStep {
-    /// The step's number.
-    pub number: StepNumber,
-    /// Masked decay.
-    pub masked_decay: Option<MaskedDecay>,
-    /// An f32 that gradients are multiplied by first: for clipping, or to undo loss scaling. It does not scale masked decay.
-    pub gradient_scale: Option<DevicePtr>,
-    /// A u32: where it is not 0 when the kernel runs, the step writes nothing. For steps whose gradients are not finite.
-    pub skip: Option<DevicePtr>,
-}
-
 /// The kernel for gradients of one data type, on one device.
 #[derive(Debug, Clone)]
 pub struct AdamW {
     gradient: DataType,
     kernel: Kernel,
+    watched: Kernel,
+    sum_changes: Kernel,
     advance: Kernel,
 }
 
@@ -116,65 +42,6 @@ fn source(gradient: DataType) -> Source {
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
     FLOAT_TYPES.into_iter().map(source).collect()
-}
-
-/// The kernel's parameters, in its memory layout.
-#[repr(C)]
-struct AdamWParameters {
-    weight: DevicePtr,
-    gradient: DevicePtr,
-    first: DevicePtr,
-    second: DevicePtr,
-    tiles: DevicePtr,
-    gradient_scale: DevicePtr,
-    numbers_at: DevicePtr,
-    copy: DevicePtr,
-    skip: DevicePtr,
-    count: u64,
-    cols: u32,
-    copy_is_bf16: u32,
-    masked_decay: f32,
-    beta1: f32,
-    rest1: f32,
-    beta2: f32,
-    rest2: f32,
-    epsilon: f32,
-    numbers: AdamWNumbers,
-}
-
-/// The constants of a step that depend on its number and learning rate, in the kernel's memory layout.
-#[derive(Default)]
-#[repr(C)]
-struct AdamWNumbers {
-    decay: f32,
-    first_scale: f32,
-    second_scale: f32,
-    learning_rate: f32,
-}
-
-impl AdamWNumbers {
-    fn of(step: u64, settings: AdamWSettings) -> Self {
-        let AdamWSettings { learning_rate, beta1, beta2, weight_decay, .. } = settings;
-        let corrected = |beta: f64| (1.0 / (1.0 - beta.powf(step as f64))) as f32;
-        Self {
-            decay: (1.0 - learning_rate * weight_decay) as f32,
-            first_scale: corrected(beta1),
-            second_scale: corrected(beta2),
-            learning_rate: learning_rate as f32,
-        }
-    }
-}
-
-/// The parameters of the kernel that counts steps, in its memory layout.
-#[repr(C)]
-struct RawSchedule {
-    step: DevicePtr,
-    learning_rate: DevicePtr,
-    numbers: DevicePtr,
-    beta1: f64,
-    beta2: f64,
-    weight_decay: f64,
-    skip: DevicePtr,
 }
 
 fn expect_schedule(schedule: AdamWSchedule) -> Result<()> {
@@ -192,7 +59,13 @@ impl AdamW {
             return Err(Error::Gradient { element: gradient });
         }
         let source = source(gradient);
-        Ok(Self { gradient, kernel: device.kernel(&source, "step")?, advance: device.kernel(&source, "advance")? })
+        Ok(Self {
+            gradient,
+            kernel: device.kernel(&source, "step")?,
+            watched: device.kernel(&source, "watched_step")?,
+            sum_changes: device.kernel(&source, "sum_changes")?,
+            advance: device.kernel(&source, "advance")?,
+        })
     }
 
     /// Counts a step on the device, and computes the constants that [`AdamW::step`] reads from the step's number and learning rate. Requires one call
@@ -250,28 +123,82 @@ impl AdamW {
         settings: AdamWSettings,
         step: AdamWStep,
     ) -> Result<()> {
+        // SAFETY: this function requires the same; nothing is watched.
+        unsafe { self.step_in_phase(stream, parameter, settings, step, AdamWPhase::default()) }
+    }
+
+    /// Returns the bytes of partial sums that [`SecondMoment::Watched`] needs for a parameter of so many elements.
+    pub fn watched_bytes(elements: usize) -> usize {
+        elements.div_ceil(4 * BLOCK as usize) * size_of::<f64>()
+    }
+
+    /// As [`AdamW::step`], with a second moment that is watched or frozen, and decay of pruned elements that does not pass through the moments: bit for bit the
+    /// engine of the `twofour-nn` crate on a CPU, but for the order in which changes are summed.
+    ///
+    /// # Errors
+    /// Those of [`AdamW::step`], with pointers of the sum of changes aligned to 4 bytes and of partial sums to 8; [`Error::Dimension`] also where the second
+    /// moment is frozen at step 0.
+    ///
+    /// # Safety
+    /// That of [`AdamW::step`], for the memory of [`SecondMoment::Watched`] too.
+    pub unsafe fn step_in_phase(
+        &self,
+        stream: Stream,
+        parameter: AdamWState,
+        settings: AdamWSettings,
+        step: AdamWStep,
+        phase: AdamWPhase,
+    ) -> Result<()> {
         let AdamWState { weight, gradient, first, second, copy, rows, cols } = parameter;
         let too_large = Error::TooLarge { rows, cols };
         let count = (rows as u64).checked_mul(cols as u64).filter(|_| cols <= u32::MAX as usize);
         let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
             return Err(too_large);
         };
-        let (numbers, numbers_at) = match step.number {
+        let (numbers, numbers_at, rate_at) = match step.number {
             StepNumber::Host(0) => {
                 return Err(Error::Dimension { what: "number of the step", size: 0, most: usize::MAX });
             }
-            StepNumber::Host(number) => (AdamWNumbers::of(number, settings), 0),
+            StepNumber::Host(number) => (AdamWNumbers::of(number, settings), 0, 0),
             StepNumber::Device(schedule) => {
                 expect_schedule(schedule)?;
-                (AdamWNumbers::default(), schedule.numbers)
+                (AdamWNumbers::default(), schedule.numbers, schedule.learning_rate)
             }
+        };
+        let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
+        let (frozen_scale, epsilon) = match phase.second_moment {
+            SecondMoment::Frozen { at: 0 } => {
+                let what = "number of the step that the second moment is frozen at";
+                return Err(Error::Dimension { what, size: 0, most: usize::MAX });
+            }
+            SecondMoment::Frozen { at } => (Some(corrected(beta2, at)), epsilon.powf(0.75)),
+            SecondMoment::Moving | SecondMoment::Watched { .. } => (None, epsilon),
+        };
+        let watched = match phase.second_moment {
+            SecondMoment::Watched { changes, partial } => {
+                expect_pointers(&[("sum of changes", changes, 4)])?;
+                if count > 0 {
+                    expect_pointers(&[("partial sums of changes", partial, 8)])?;
+                }
+                Some((changes, partial))
+            }
+            SecondMoment::Moving | SecondMoment::Frozen { .. } => None,
         };
         if step.masked_decay.is_some() {
             expect_multiple("rows of the parameter", rows, 4)?;
             expect_multiple("columns of the parameter", cols, 4)?;
         }
+        let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
+        let sum_changes = || match watched {
+            None => Ok(()),
+            Some((sum, partial)) => {
+                let parameters = ChangesParameters { partial, sum, count: blocks };
+                // SAFETY: the structure has the kernel's layout; there are as many partial sums as blocks, and the stream is of the device, as this function requires.
+                unsafe { self.sum_changes.launch(stream, Launch::simple((1, 1), BLOCK), &parameters) }
+            }
+        };
         if count == 0 {
-            return Ok(());
+            return sum_changes();
         }
         expect_pointers(&[
             ("weight", weight, 16),
@@ -295,7 +222,7 @@ impl AdamW {
                 return Err(Error::DataType { operation, dtype: copy.dtype, supported: "f16, bf16" });
             }
         }
-        let AdamWSettings { beta1, beta2, epsilon, .. } = settings;
+        let decays_pruned = step.masked_decay.is_some() && phase.pruned_weight_decay != 0.0;
         let parameters = AdamWParameters {
             weight,
             gradient,
@@ -306,20 +233,28 @@ impl AdamW {
             numbers_at,
             copy: copy.map_or(0, |copy| copy.address),
             skip: step.skip.unwrap_or(0),
+            rate_at,
+            partial: watched.map_or(0, |(_, partial)| partial),
             count,
+            rate: learning_rate,
+            pruned_decay: weight_decay + phase.pruned_weight_decay,
             cols: cols as u32,
             copy_is_bf16: u32::from(copy.is_some_and(|copy| copy.dtype == DataType::BF16)),
+            is_frozen: u32::from(frozen_scale.is_some()),
+            decays_pruned: u32::from(decays_pruned),
             masked_decay: step.masked_decay.map_or(0.0, |masked| masked.strength),
             beta1: beta1 as f32,
             rest1: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
             rest2: (1.0 - beta2) as f32,
             epsilon: epsilon as f32,
+            frozen_scale: frozen_scale.unwrap_or(0.0),
             numbers,
         };
-        let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
+        let kernel = if watched.is_some() { &self.watched } else { &self.kernel };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { self.kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }
+        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
+        sum_changes()
     }
 
     /// Returns the data type of the gradients.

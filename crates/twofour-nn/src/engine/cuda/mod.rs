@@ -320,8 +320,7 @@ impl Engine for CudaEngine {
             what: "an optimizer step after a step that panicked".to_owned(),
             remedy: "start again from the last checkpoint",
         })?;
-        optimizer.step(&self.context, step, state)?;
-        Ok(0.0)
+        optimizer.step(&self.context, step, state)
     }
 }
 

@@ -3,12 +3,12 @@
 use twofour::DataType;
 use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
-    transformer::{self, AdamWSettings, AdamWTensors, ClippedGradients, StepSchedule},
+    transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, StepSchedule},
 };
 
 use super::{CudaBuffer, CudaSparseLinear, Pool};
 use crate::{
-    Error, Result,
+    Result,
     engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment},
 };
 
@@ -34,32 +34,29 @@ pub(super) struct Optimizer {
     schedules: Vec<(AdamWSettings, u64, StepSchedule)>,
     scale: DeviceBuffer,
     scale_value: f32,
+    /// The sum of the changes of a watched second moment.
+    changes: DeviceBuffer,
 }
 
 impl Optimizer {
     pub(super) fn new(context: &LayerContext) -> Result<Self> {
-        Ok(Optimizer { schedules: vec![], scale: DeviceBuffer::from_host(context, &[1f32])?, scale_value: 1.0 })
+        let [scale, changes] = [DeviceBuffer::from_host(context, &[1f32])?, DeviceBuffer::from_host(context, &[0f32])?];
+        Ok(Optimizer { schedules: vec![], scale, scale_value: 1.0, changes })
     }
 
+    /// A step of one parameter. Returns the sum of the changes of its second moment where the step watches them, and then waits; otherwise 0.
     pub(super) fn step(
         &mut self,
         context: &LayerContext,
         step: &AdamWStep,
         state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
-    ) -> Result<()> {
-        let unsupported = |what: &str| {
-            let remedy = "train with this method on the CPU, or choose another";
-            Err(Error::Unsupported { engine: "cuda", what: what.to_owned(), remedy })
-        };
+    ) -> Result<f64> {
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
-        let masked_decay = match (step.pruned_decay, sparse) {
-            (PrunedDecay::None, _) | (_, None) => None,
-            (PrunedDecay::Gradient { strength }, Some(sparse)) => Some((sparse.layer(), strength)),
-            (PrunedDecay::Weight { .. }, Some(_)) => return unsupported("decay of pruned weights beside the moments"),
+        let pruned_decay = match step.pruned_decay {
+            PrunedDecay::None => None,
+            PrunedDecay::Gradient { strength } => Some(transformer::PrunedDecay::Gradient { strength }),
+            PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
         };
-        if step.second_moment != SecondMoment::Moving {
-            return unsupported("method `step`, whose second moments are watched and frozen");
-        }
         if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
             self.scale.write(&[step.gradient_scale])?;
             self.scale_value = step.gradient_scale;
@@ -79,7 +76,18 @@ impl Optimizer {
             gradient_scale: Some(self.scale.as_slice()),
             skip: None,
         };
-        Ok(transformer::adamw(context, shape, tensors, masked_decay, &self.schedules[at].2, settings)?)
+        let second_moment = match step.second_moment {
+            SecondMoment::Moving => transformer::SecondMoment::Moving,
+            SecondMoment::Watched => transformer::SecondMoment::Watched { changes: self.changes.as_slice_mut() },
+            SecondMoment::Frozen { at } => transformer::SecondMoment::Frozen { at },
+        };
+        let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(pruned_decay);
+        let phase = AdamWPhase { second_moment, pruned_decay };
+        transformer::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].2, settings)?;
+        match step.second_moment {
+            SecondMoment::Watched => Ok(self.changes.to_host::<f32>()?.first().copied().map_or(f64::NAN, f64::from)),
+            SecondMoment::Moving | SecondMoment::Frozen { .. } => Ok(0.0),
+        }
     }
 
     /// The index of the schedule that holds the constants of this step.
