@@ -10,7 +10,8 @@ use twofour_nn::recipe::{DeviceKind, Override, Recipe};
 fuzz_target!(|bytes: &[u8]| {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     // The first line is an override where it is a comment.
-    let given = text.lines().next().and_then(|line| line.strip_prefix("# ")).and_then(|line| line.parse::<Override>().ok());
+    let given =
+        text.lines().next().and_then(|line| line.strip_prefix("# ")).and_then(|line| line.parse::<Override>().ok());
     let Ok(recipe) = Recipe::parse(text, Path::new(""), given.as_slice()) else { return };
     let plan = recipe.plan(DeviceKind::Cuda);
     assert_eq!(plan.layers.len(), 4 * recipe.model.layers + 1);
