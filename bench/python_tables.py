@@ -60,7 +60,8 @@ def linear_table(folder):
         peer = gain if "dense" not in times else "-"
         body.append([name.replace("torch.", ""), f"{base['us']:.0f} µs" if base else "-", f"{times['twofour']['us']:.0f} µs", gain, gain, peer])
     head = ["", "dense (pruning: torch's operator)", "twofour", "speedup", "worst layer", "over torch's 2:4"]
-    return f"**{found['machine']}**, torch {found['torch']}, {found['rounds']} rounds\n\n" + rows(head, body)
+    threads = f", {found['threads']} threads" if found["engine"] else ""
+    return f"**{found['machine']}**{threads}, torch {found['torch']}, {found['rounds']} rounds\n\n" + rows(head, body)
 
 
 def model_table(folder):
