@@ -79,7 +79,10 @@ python() {
     site=$here/python/site
     python3 -m pip install --quiet --no-index --no-deps --upgrade --target "$site" "$here"/python/twofour-*.whl || exit 1
     export PYTHONPATH="$site"
-    try python-tests python3 -m pytest -q -p no:cacheprovider -k "cuda or not cpu" "$here/python/tests"
+    # On several processes where pytest-xdist is installed: one takes longer than ten minutes.
+    workers=$(python3 -c 'import xdist' 2>/dev/null && echo "-n 6")
+    # shellcheck disable=SC2086  # words
+    try python-tests python3 -m pytest -q $workers -p no:cacheprovider -k "cuda or nccl or not cpu" "$here/python/tests"
     tail -n 3 "$out/python-tests.log"
     for name in host linear vit_step; do
         try "python-$name" python3 "$here/python/python/$name.py" -o "$out/python-$name.json"
