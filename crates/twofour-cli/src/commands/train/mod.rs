@@ -133,8 +133,15 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     if report.skipped_steps > 0 {
         row("skipped steps", units::count(report.skipped_steps as usize));
     }
+    // FST and its kin end dense, as their papers have it.
+    let dense_from = plan.sparse.map(|(_, end)| end).filter(|end| *end < plan.steps);
+    let is_sparse_at_the_end = plan.sparse_weights > 0 && dense_from.is_none();
     if plan.sparse_weights > 0 {
-        row("weights of 2:4 layers", units::percent(plan.sparse_weights as f64 / plan.parameters as f64));
+        let share = units::percent(plan.sparse_weights as f64 / plan.parameters as f64);
+        match dense_from {
+            None => row("weights of 2:4 layers", share),
+            Some(end) => row("weights that were 2:4", format!("{share}, until step {end}; dense at the end")),
+        }
     }
     screen.line("")?;
     screen.line(table)?;
@@ -143,7 +150,7 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
         ("report.json", "all figures"),
         ("report.svg", "the picture"),
         ("metrics.jsonl", "a line for each step"),
-        (run::MODEL, "the model, its 2:4 layers compressed"),
+        (run::MODEL, if is_sparse_at_the_end { "the model, its 2:4 layers compressed" } else { "the model, dense" }),
     ] {
         screen.line(format!("{}  {what}", folder.file(name).display()))?;
     }
