@@ -38,7 +38,7 @@ def picture(folder):
     found, _ = losses(folder)
     every = [loss for of in found.values() for loss in of]
     low, high = min(every) - 0.002, max(every) + 0.002
-    left, width, row, top = 210, 460, 24, 30
+    left, width, row, top = 270, 460, 24, 30
     height = top + row * len(found) + 34
     at = lambda loss: left + (loss - low) / (high - low) * width  # noqa: E731
     parts = [

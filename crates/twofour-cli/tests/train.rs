@@ -332,7 +332,7 @@ fn devices_and_precisions_that_are_not_there_leave_no_folder() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_folder_that_cannot_be_written_to_is_an_error_that_says_so() {
-    // procfs takes no folders, whoever asks.
+    // No user can create a folder in procfs.
     let directory = tempfile::tempdir().unwrap();
     let message = train(directory.path(), "ste", "/proc/twofour-run", &[]).bad(1);
     assert!(message.contains("/proc/twofour-run"), "{message}");

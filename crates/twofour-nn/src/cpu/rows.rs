@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-/// Elements of one task: small enough to balance, large enough to pay for the hand-over, and within a first-level cache.
+/// Elements of one task: small enough to balance, large enough to outweigh the cost of scheduling it, and within L1.
 const TASK: usize = 8192;
 
 /// Rows of one task. It depends on the row length alone, so that sums over tasks come out the same on every machine.

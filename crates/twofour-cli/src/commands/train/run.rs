@@ -122,7 +122,7 @@ impl<'a, E: Engine> Run<'a, E> {
             tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
         });
         let metrics = self.steps.last().context("a step has metrics")?;
-        // At once, for whoever follows the file.
+        // At once, so that a program that follows the file sees the line.
         self.log.append(metrics).and_then(|()| self.log.flush()).with_context(|| unsaved(self.saved))?;
         if let Some(loss) = metrics.val_loss.filter(|loss| *loss < self.best) {
             self.best = loss;

@@ -407,7 +407,7 @@ struct Storer {
     }
 
     // Stores the tile's pieces after scales, bias and ReLU, which are computed in registers. The scales and bias of 64 features are loaded once for all of their
-    // pieces: a load takes as long as a piece, and nothing else of the warpgroup runs meanwhile.
+    // pieces, because the warpgroup waits for each load.
     template <bool TOKEN_SCALES> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
         unrolled<BLOCKS>([&](auto block) {
