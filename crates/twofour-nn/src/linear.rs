@@ -115,6 +115,13 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
+    /// [`Linear::refresh`] after an update that the guard may have skipped.
+    pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
+        let Some(sparse) = &mut self.sparse else { return Ok(()) };
+        let refreshed = engine.refresh(sparse, self.weight.master(), selects_mask, guard);
+        refreshed.map_err(|error| error.in_layer(&self.name))
+    }
+
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
     pub(crate) fn restore(&mut self, mask: Mask, scale: Option<f32>, seed: u64) -> Result<()> {
         let Some(sparse) = &mut self.sparse else { return Ok(()) };
@@ -179,14 +186,14 @@ impl<E: Engine> Linear<E> {
     }
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
-    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep) -> Result<f64> {
-        self.weight.update(engine, step, self.sparse.as_ref())
+    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<f64> {
+        self.weight.update(engine, step, self.sparse.as_ref(), guard)
     }
 
     /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep) -> Result<()> {
+    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<()> {
         match &mut self.bias {
-            Some(bias) => bias.update(engine, step, None).map(|_| ()),
+            Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
             None => Ok(()),
         }
     }

@@ -24,6 +24,7 @@ use crate::{
         elementwise::Elementwise,
         engine::Engine,
         estimate::DenseEstimator,
+        flips::Flips,
         gemm::{Gemm, copies::Copies, int4::Int4Gemm},
         prune::Pruner,
         quantize::Quantizer,
@@ -62,6 +63,7 @@ pub(super) struct Shared {
     quantizers: Plans<DataType, Quantizer>,
     int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
+    flips: Plans<(), Flips>,
     transformer: TransformerKernels,
 }
 
@@ -179,6 +181,7 @@ impl LayerContext {
             quantizers: Plans::default(),
             int4: Plans::default(),
             copies: Plans::default(),
+            flips: Plans::default(),
             transformer: TransformerKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
@@ -307,6 +310,11 @@ impl LayerContext {
     /// Returns the kernels that copy rows.
     pub(super) fn copies(&self) -> Result<Copies> {
         self.shared.copies.of((), || self.load(Copies::new))
+    }
+
+    /// Returns the kernel that reads the flips of several layers.
+    pub(crate) fn flip_counters(&self) -> Result<Flips> {
+        self.shared.flips.of((), || self.load(Flips::new))
     }
 
     /// Loads kernels, which is impossible during a capture.

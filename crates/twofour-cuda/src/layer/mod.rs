@@ -42,7 +42,7 @@ pub(crate) use gradient::zero;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
-pub use sparse_linear::{Precision, SparseLinear};
+pub use sparse_linear::{Precision, SparseLinear, flip_counts};
 pub use twofour::layer::{
     Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

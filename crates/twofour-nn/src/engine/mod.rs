@@ -14,8 +14,9 @@
 //!   `[out, in]`.
 //! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order in which threads finish.
 //! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters take an [`Accumulate`].
-//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::gradient_norm`] and the methods of
-//!   [`SparseLayer`] that return numbers or masks wait.
+//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::findings`], [`Engine::gradient_norm`] and the methods of
+//!   [`SparseLayer`] that return numbers or masks wait. A training step waits once, for its findings: whether its gradients are finite, and what clips
+//!   them, is decided where they are ([`Engine::StepGuard`]).
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
 pub mod cpu;
@@ -33,7 +34,9 @@ use twofour::{
 
 use crate::Result;
 
-pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment};
+pub use operands::{
+    AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment, StepFindings, StepLimits,
+};
 pub use sparse::SparseLayer;
 
 /// What the elements of a buffer are.
@@ -73,6 +76,9 @@ pub trait Engine: Debug + Send + Sync + Sized {
     type Rotary: Debug + Send + Sync;
     /// A trainable 2:4 weight.
     type SparseLinear: SparseLayer<Self::Buffer>;
+
+    /// What decides about a step's update, in the engine's memory: whether loss and gradients are finite, and what gradients are multiplied by.
+    type StepGuard: Debug + Send;
 
     /// The engine's name, as in `cpu`.
     fn name(&self) -> &'static str;
@@ -284,6 +290,43 @@ pub trait Engine: Debug + Send + Sync + Sized {
         loss: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// The guard of a training loop, with room for the flips of that many 2:4 layers.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn step_guard(&self, layers: usize) -> Result<Self::StepGuard>;
+
+    /// Computes the norm of gradients, all of [`Kind::Wide`], and the factor that removes their loss scale and clips the norm, and takes note of the loss,
+    /// [`Kind::Wide`] of one element. Where the norm or the loss is not finite, the calls that take the guard change nothing until it judges again.
+    ///
+    /// # Errors
+    /// Another kind.
+    fn judge(
+        &self,
+        gradients: &[&Self::Buffer],
+        loss: &Self::Buffer,
+        limits: StepLimits,
+        guard: &mut Self::StepGuard,
+    ) -> Result<()>;
+
+    /// What the guard found, and the flips of layers: at most as many as the guard has room for. Waits.
+    ///
+    /// # Errors
+    /// More layers; those of the device.
+    fn findings(&self, guard: &mut Self::StepGuard, layers: &[&Self::SparseLinear]) -> Result<StepFindings>;
+
+    /// [`SparseLayer::remask`] if it `selects_mask`, otherwise [`SparseLayer::repack`]; nothing where the guard skips the step.
+    ///
+    /// # Errors
+    /// Those of [`SparseLayer::remask`].
+    fn refresh(
+        &self,
+        layer: &mut Self::SparseLinear,
+        master: &Self::Buffer,
+        selects_mask: bool,
+        guard: &Self::StepGuard,
+    ) -> Result<()>;
+
     /// The root of the sum of the squares of all elements of [`Kind::Wide`] buffers: NaN or infinite where an element is. Waits.
     ///
     /// # Errors
@@ -293,10 +336,16 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
     /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
+    /// With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and returns 0.
     ///
     /// # Errors
     /// Operands that do not fit; what the engine does not support.
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, Self::Buffer, Self::SparseLinear>) -> Result<f64>;
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<f64>;
 
     /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {

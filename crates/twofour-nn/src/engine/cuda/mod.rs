@@ -2,6 +2,7 @@
 
 mod attention;
 mod buffer;
+mod guard;
 mod optimizer;
 mod sparse;
 
@@ -19,12 +20,16 @@ use twofour_cuda::{
     },
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
+    StepLimits,
+};
 use crate::{Error, Result};
 
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
+pub use guard::CudaStepGuard;
 use optimizer::Optimizer;
 pub use sparse::CudaSparseLinear;
 
@@ -82,6 +87,7 @@ impl Engine for CudaEngine {
     type AttentionState = CudaAttention;
     type Rotary = CudaRotary;
     type SparseLinear = CudaSparseLinear;
+    type StepGuard = CudaStepGuard;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -310,17 +316,51 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
+    fn step_guard(&self, layers: usize) -> Result<CudaStepGuard> {
+        CudaStepGuard::new(&self.context, layers)
+    }
+
+    fn judge(
+        &self,
+        gradients: &[&CudaBuffer],
+        loss: &CudaBuffer,
+        limits: StepLimits,
+        guard: &mut CudaStepGuard,
+    ) -> Result<()> {
+        guard.judge(&self.context, gradients, loss, limits)
+    }
+
+    fn findings(&self, guard: &mut CudaStepGuard, layers: &[&CudaSparseLinear]) -> Result<StepFindings> {
+        guard.findings(&self.context, layers)
+    }
+
+    fn refresh(
+        &self,
+        layer: &mut CudaSparseLinear,
+        master: &CudaBuffer,
+        selects_mask: bool,
+        guard: &CudaStepGuard,
+    ) -> Result<()> {
+        // Packing again what a skipped step left as it was changes nothing.
+        if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
+    }
+
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
 
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CudaBuffer, CudaSparseLinear>) -> Result<f64> {
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
         let mut optimizer = self.optimizer.lock().map_err(|_| Error::Unsupported {
             engine: "cuda",
             what: "an optimizer step after a step that panicked".to_owned(),
             remedy: "start again from the last checkpoint",
         })?;
-        optimizer.step(&self.context, step, state)
+        optimizer.step(&self.context, step, state, guard)
     }
 }
 

@@ -3,10 +3,10 @@
 use twofour::DataType;
 use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
-    transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, StepSchedule},
+    transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
 };
 
-use super::{CudaBuffer, CudaSparseLinear, Pool};
+use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard, Pool};
 use crate::{
     Result,
     engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment},
@@ -22,7 +22,7 @@ pub(super) fn norm((context, pool): (&LayerContext, &Pool), gradients: &[&CudaBu
         non_finite: non_finite.as_slice_mut(),
     };
     let slices: Vec<_> = gradients.iter().map(|gradient| gradient.slice()).collect();
-    transformer::clip_gradients(context, &slices, f32::INFINITY, None, to)?;
+    transformer::clip_gradients(context, &slices, GradientClip::to(f32::INFINITY), to)?;
     let found = norm.to_host::<f32>()?.first().copied().unwrap_or(f32::NAN);
     [norm, scale, non_finite].into_iter().for_each(|buffer| pool.give(buffer));
     Ok(f64::from(found))
@@ -50,6 +50,7 @@ impl Optimizer {
         context: &LayerContext,
         step: &AdamWStep,
         state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
         let pruned_decay = match step.pruned_decay {
@@ -57,7 +58,9 @@ impl Optimizer {
             PrunedDecay::Gradient { strength } => Some(transformer::PrunedDecay::Gradient { strength }),
             PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
         };
-        if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
+        if guard.is_some() {
+            step.expect_unscaled("cuda")?;
+        } else if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
             self.scale.write(&[step.gradient_scale])?;
             self.scale_value = step.gradient_scale;
         }
@@ -73,8 +76,8 @@ impl Optimizer {
             gradient: gradient.slice(),
             first: first.slice_mut(),
             second: second.slice_mut(),
-            gradient_scale: Some(self.scale.as_slice()),
-            skip: None,
+            gradient_scale: Some(guard.map_or_else(|| Ok(self.scale.as_slice()), CudaStepGuard::factor)?),
+            skip: guard.map(CudaStepGuard::skip).transpose()?,
         };
         let second_moment = match step.second_moment {
             SecondMoment::Moving => transformer::SecondMoment::Moving,
@@ -103,8 +106,7 @@ impl Optimizer {
         };
         let (own, own_number, schedule) = &mut self.schedules[at];
         if *own != settings || *own_number != number {
-            schedule.set_steps(number.saturating_sub(1))?;
-            schedule.set_learning_rate(settings.learning_rate)?;
+            schedule.set(number.saturating_sub(1), settings.learning_rate)?;
             schedule.advance(settings, None)?;
             (*own, *own_number) = (settings, number);
         }
