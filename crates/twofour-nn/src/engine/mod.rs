@@ -23,6 +23,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod operands;
+mod phase;
 mod sparse;
 
 use std::fmt::Debug;
@@ -37,6 +38,7 @@ use crate::Result;
 pub use operands::{
     AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment, StepFindings, StepLimits,
 };
+pub use phase::StepPhase;
 pub use sparse::SparseLayer;
 
 /// What the elements of a buffer are.
@@ -346,6 +348,14 @@ pub trait Engine: Debug + Send + Sync + Sized {
         state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
+
+    /// Says which phase of a step begins. Engines that measure phases take note of it.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn begin_phase(&self, _: StepPhase) -> Result<()> {
+        Ok(())
+    }
 
     /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {

@@ -8,7 +8,7 @@ use super::{GptConfig, VOCABULARY};
 use crate::{
     Error, Result,
     block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
-    engine::{AdamWStep, Engine, Kind},
+    engine::{AdamWStep, Engine, Kind, StepPhase},
     linear::Linear,
     parameter::Parameter,
     random::Stream,
@@ -329,6 +329,7 @@ impl<E: Engine> Gpt<E> {
         let tokens = shape.tokens();
         let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
         engine.cross_entropy(VOCABULARY, &mut d_logits, targets, Some(scale), loss)?;
+        engine.begin_phase(StepPhase::Backward)?;
         let Saved { layers, x, statistics, normalized } = saved;
         let workspace = &mut self.workspace;
         self.head.parameter_gradients(engine, &d_logits, &normalized, tokens, accumulate)?;

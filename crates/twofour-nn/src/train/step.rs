@@ -6,7 +6,7 @@ use super::{Decay, Trainer};
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Buffer as _, Engine, Kind, PrunedDecay, SecondMoment, StepFindings, StepLimits},
+    engine::{AdamWStep, Buffer as _, Engine, Kind, PrunedDecay, SecondMoment, StepFindings, StepLimits, StepPhase},
     linear::Linear,
     parameter::Parameter,
     recipe::{DecayTarget, TrainingSettings},
@@ -68,28 +68,40 @@ impl<E: Engine> Trainer<E> {
             Err(error) if is_not_finite(&error) => return Ok(Launched::Refused),
             passed => passed?,
         }
+        self.engine.begin_phase(StepPhase::Update)?;
+        self.judge()?;
         let changes = self.update(learning_rate)?;
+        self.engine.begin_phase(StepPhase::Masks)?;
         // A layer that changes its form is packed when it does.
         if !changes_form {
             let Trainer { engine, model, guard, .. } = self;
             model.linears_mut().try_for_each(|linear| linear.refresh_guarded(engine, selects_mask, guard))?;
         }
+        self.engine.begin_phase(StepPhase::Rest)?;
         Ok(Launched::Done { changes })
     }
 
-    /// The passes of all micro-batches of a step, and the guard's decision.
+    /// The passes of all micro-batches of a step.
     fn passes(&mut self) -> Result<()> {
         let shape = self.micro_batch();
-        let Trainer { engine, model, settings, loss, guard, micro_batches, progress, .. } = self;
+        let Trainer { engine, model, loss, micro_batches, progress, .. } = self;
         let loss_scale = progress.loss_scale.scale();
         let tokens: usize = micro_batches.iter().map(|[inputs, _]| inputs.len()).sum();
         let scale = loss_scale / tokens as f32;
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
         for [inputs, targets] in &*micro_batches {
+            engine.begin_phase(StepPhase::Forward)?;
             model.gradients_of(engine, (inputs, targets), shape, (scale, accumulate), loss)?;
             accumulate = Accumulate::Add;
         }
+        Ok(())
+    }
+
+    /// The guard's decision about the update.
+    fn judge(&mut self) -> Result<()> {
+        let Trainer { engine, model, settings, loss, guard, progress, .. } = self;
+        let loss_scale = progress.loss_scale.scale();
         // Matrices first, then vectors: the order that sums are taken in.
         let parameters = model.parameters();
         let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);

@@ -6,7 +6,7 @@ mod guard;
 mod optimizer;
 mod sparse;
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use twofour::{
     DataType,
@@ -15,6 +15,7 @@ use twofour::{
 use twofour_cuda::{
     Device,
     layer::{self, LayerContext},
+    measure::PhaseMarks,
     transformer::{
         self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
@@ -22,7 +23,7 @@ use twofour_cuda::{
 
 use super::{
     AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
-    StepLimits,
+    StepLimits, StepPhase,
 };
 use crate::{Error, Result};
 
@@ -40,6 +41,8 @@ pub struct CudaEngine {
     compute: DataType,
     optimizer: Mutex<Optimizer>,
     pool: Pool,
+    /// Where phases begin, while they are measured.
+    phases: Mutex<Option<PhaseMarks>>,
 }
 
 impl CudaEngine {
@@ -60,12 +63,31 @@ impl CudaEngine {
     pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
         transformer::prepare(&context, compute)?;
         let optimizer = Mutex::new(Optimizer::new(&context)?);
-        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default() })
+        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default(), phases: Mutex::default() })
     }
 
     /// The context that work is launched on.
     pub fn context(&self) -> &LayerContext {
         &self.context
+    }
+
+    /// Measures the phases of the steps from now on, until [`CudaEngine::take_phases`].
+    pub fn measure_phases(&self) {
+        *self.phases() = Some(PhaseMarks::new(&self.context));
+    }
+
+    /// Stops measuring phases. Returns the milliseconds of device time of each phase since [`CudaEngine::measure_phases`], by [`StepPhase::name`]; what was
+    /// between steps counts as `rest`. Waits.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn take_phases(&self) -> Result<Vec<(&'static str, f64)>> {
+        let marks = self.phases().take();
+        marks.map_or_else(|| Ok(vec![]), |mut marks| Ok(marks.take()?))
+    }
+
+    fn phases(&self) -> MutexGuard<'_, Option<PhaseMarks>> {
+        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dtype(&self, kind: Kind) -> DataType {
@@ -347,6 +369,13 @@ impl Engine for CudaEngine {
 
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
+    }
+
+    fn begin_phase(&self, phase: StepPhase) -> Result<()> {
+        match self.phases().as_mut() {
+            Some(marks) => Ok(marks.begin(phase.name())?),
+            None => Ok(()),
+        }
     }
 
     fn adamw(
