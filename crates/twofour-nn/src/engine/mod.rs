@@ -217,6 +217,23 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// Operands that do not fit.
     fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
+    /// [`Engine::activation_gradient`], and [`Engine::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
+    /// linear layer that made it. The bits are those of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &Self::Buffer,
+        dy: &mut Self::Buffer,
+        accumulate: Accumulate,
+        db: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.activation_gradient(activation, x, dy)?;
+        self.bias_gradient(dy, accumulate, db)
+    }
+
     /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
     ///
     /// # Errors

@@ -261,6 +261,19 @@ impl Engine for CudaEngine {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
     }
 
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &CudaBuffer,
+        dy: &mut CudaBuffer,
+        accumulate: Accumulate,
+        db: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
+        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
+        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
     fn linear(
         &self,
         shape: LinearShape,
