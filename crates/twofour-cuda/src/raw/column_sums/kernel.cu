@@ -65,7 +65,8 @@ template <int F> __device__ __forceinline__ void gradient_chunks(const ColumnSum
     const u64 begin = (u64)(first + warp) * p.cols + col, step = 8 * (u64)p.cols;
     Raw* at = (Raw*)p.matrix + begin;
     const Raw* input = (const Raw*)p.input + begin;
-    const bool vectors = p.cols % WIDTH == 0 && ((u64)p.matrix | (u64)p.input) % sizeof(Vector) == 0;
+    // The precise functions of f32 leave no registers for vectors.
+    const bool vectors = ELEMENT != F32 && p.cols % WIDTH == 0 && ((u64)p.matrix | (u64)p.input) % sizeof(Vector) == 0;
     float sum[WIDTH] = {};
     const auto through = [&](Raw gradient, Raw in) { return narrow<ELEMENT>(widen<ELEMENT>(gradient) * slope_in<F, ELEMENT>(widen<ELEMENT>(in))); };
     if (vectors && col < p.cols) {
@@ -81,12 +82,13 @@ template <int F> __device__ __forceinline__ void gradient_chunks(const ColumnSum
         }
     } else if (!vectors) {
         for (u32 row = first + warp; row < end; row += 8, at += step, input += step) {
-            unrolled<WIDTH>([&](auto i) {
-                if (col + i.value < p.cols) {
-                    at[i.value] = through(at[i.value], input[i.value]);
-                    sum[i.value] += widen<ELEMENT>(at[i.value]);
+            #pragma unroll 1
+            for (u32 i = 0; i < WIDTH; i++) {
+                if (col + i < p.cols) {
+                    at[i] = through(at[i], input[i]);
+                    sum[i] += widen<ELEMENT>(at[i]);
                 }
-            });
+            }
         }
     }
     unrolled<WIDTH>([&](auto i) { sums[warp][WIDTH * lane + i.value] = sum[i.value]; });
