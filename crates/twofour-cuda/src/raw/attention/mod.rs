@@ -16,8 +16,13 @@ const TYPES: [DataType; 2] = [DataType::F16, DataType::BF16];
 /// Elements of a head that there are kernels for.
 const DIMS: [u32; 3] = [32, 64, 128];
 
-/// Rows of a CTA's tile.
-const ROWS: u32 = 64;
+/// Columns of a tile of the forward pass, and of the backward pass.
+const COLUMNS: [u32; 2] = [64, 32];
+
+/// Returns the rows of a CTA's tile for heads of `dim` elements.
+fn rows(dim: u32) -> u32 {
+    if dim > 64 { 64 } else { 128 }
+}
 
 /// Threads of a CTA.
 const THREADS: u32 = 128;
@@ -97,20 +102,19 @@ impl FusedAttention {
         Ok(kernels)
     }
 
-    /// Bytes of shared memory: queries, and two stages of keys and values, 64 rows each.
+    /// Bytes of shared memory: queries, and two stages of keys and values.
     fn forward_bytes(&self) -> u32 {
-        5 * 64 * self.dim * 2
+        (rows(self.dim) + 4 * COLUMNS[0]) * self.dim * 2
     }
 
-    /// Bytes of shared memory: two tiles of 64 rows, and two stages of two tiles of columns.
+    /// Bytes of shared memory: two tiles of rows, and two stages of two tiles of columns.
     fn backward_bytes(&self) -> u32 {
-        let columns = if self.dim > 64 { 32 } else { 64 };
-        (2 * 64 + 4 * columns) * self.dim * 2
+        (2 * rows(self.dim) + 4 * COLUMNS[1]) * self.dim * 2
     }
 
-    fn launch(heads: u32, parameters: &FusedAttentionParameters, shared: u32) -> Result<Launch> {
+    fn launch(&self, heads: u32, parameters: &FusedAttentionParameters, shared: u32) -> Result<Launch> {
         let FusedAttentionParameters { batch, positions, .. } = *parameters;
-        let (all, tiles) = (u64::from(batch) * u64::from(heads), u64::from(positions.div_ceil(ROWS)));
+        let (all, tiles) = (u64::from(batch) * u64::from(heads), u64::from(positions.div_ceil(rows(self.dim))));
         let blocks = all.checked_mul(tiles).filter(|blocks| *blocks <= i32::MAX as u64);
         let blocks = blocks.ok_or(Error::TooLarge { rows: all as usize, cols: positions as usize })?;
         Ok(Launch { grid: (blocks as u32, 1), block: THREADS, shared, cluster: 1 })
@@ -122,7 +126,7 @@ impl FusedAttention {
     /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call, and aligned to 16 bytes; the stream is of
     /// this device.
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
-        let launch = Self::launch(parameters.heads, parameters, self.forward_bytes())?;
+        let launch = self.launch(parameters.heads, parameters, self.forward_bytes())?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.forward.launch(stream, launch, parameters) }
     }
@@ -136,8 +140,8 @@ impl FusedAttention {
         let queries = u64::from(batch) * u64::from(heads) * u64::from(positions);
         // A warp for each query.
         let warps = Launch::simple((blocks_of_elements(queries * 32, 1)?, 1), BLOCK);
-        let by_keys = Self::launch(kv_heads, parameters, self.backward_bytes())?;
-        let by_queries = Self::launch(heads, parameters, self.backward_bytes())?;
+        let by_keys = self.launch(kv_heads, parameters, self.backward_bytes())?;
+        let by_queries = self.launch(heads, parameters, self.backward_bytes())?;
         // SAFETY: the structure has the kernels' layout, and its pointers are valid, as this function requires.
         unsafe {
             self.sum_products.launch(stream, warps, parameters)?;
