@@ -2,7 +2,7 @@
 // log-sum-exps in the backward pass. One kernel computes the gradients of keys and values for a tile of keys, another those of queries for a tile of queries, so that
 // no two CTAs add to one place.
 //
-// Tensors are [batch, heads, positions, DIM], aligned to 16 bytes. A CTA of four warps has a tile of ROWS rows, FRAGMENTS times 16 for each warp, and goes through tiles
+// Tensors are [batch, heads, positions, DIM], aligned to 16 bytes; the result and its gradient may also be [batch, positions, heads, DIM]. A CTA of four warps has a tile of ROWS rows, FRAGMENTS times 16 for each warp, and goes through tiles
 // of columns. Every fragment of columns that a warp loads from shared memory is multiplied with all of its rows: with one fragment of 16 rows the loads take longer than the
 // products.
 //
@@ -27,7 +27,13 @@ struct Attention {
     u32 batch, positions, heads, kv_heads;
     u32 causal;
     float scale;
+    // Elements between two positions of the result and of its gradient, between two heads, and between two sequences.
+    u32 out_row;
+    u64 out_head, out_sequence;
 };
+
+// Returns the first element of a head of the result or of its gradient; heads of all sequences are counted.
+__device__ __forceinline__ u64 out_at(const Attention& p, u32 head) { return head / p.heads * p.out_sequence + head % p.heads * p.out_head; }
 
 // Rows' tiles, and two stages of columns' tiles.
 extern __shared__ __align__(128) u8 shared[];
@@ -39,12 +45,12 @@ __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
 }
 
 // Copies rows from `first` on to a tile in shared memory; rows beyond the last are zeros.
-template <u32 COUNT> __device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions) {
+template <u32 COUNT> __device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions, u32 stride = DIM) {
     #pragma unroll
     for (u32 i = threadIdx.x; i < COUNT * CHUNKS; i += 128) {
         const u32 row = i / CHUNKS, chunk = i % CHUNKS;
         const bool is_there = first + row < positions;
-        copy_16(to + place(row, chunk), from + (u64)(is_there ? first + row : 0) * DIM + 8 * chunk, is_there);
+        copy_16(to + place(row, chunk), from + (u64)(is_there ? first + row : 0) * stride + 8 * chunk, is_there);
     }
 }
 
@@ -97,13 +103,13 @@ template <u32 N> __device__ __forceinline__ void multiply_weighted(float (&sums)
 }
 
 // Stores 16 rows, each times a factor.
-__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high) {
+__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride = DIM) {
     const u32 lane = threadIdx.x % 32, row = first + lane / 4;
     #pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) {
         const u32 col = 8 * i + lane % 4 * 2;
-        if (row < positions) *(u32*)(to + (u64)row * DIM + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
-        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * DIM + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
+        if (row < positions) *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
+        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
     }
 }
 
@@ -208,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(128) forward(const __grid_constant_
     #pragma unroll
     for (u32 f = 0; f < FRAGMENTS; f++) {
         total[f][0] = sum_of_row(total[f][0]), total[f][1] = sum_of_row(total[f][1]);
-        store_rows(p.to_out + head * size, first + own + 16 * f, p.positions, sums[f], 1.0f / total[f][0], 1.0f / total[f][1]);
+        store_rows(p.to_out + out_at(p, head), first + own + 16 * f, p.positions, sums[f], 1.0f / total[f][0], 1.0f / total[f][1], p.out_row);
         const u32 query = row + 16 * f;
         if (lane % 4 == 0 && query < p.positions) lse[query] = largest[f][0] * p.scale + logf(total[f][0]);
         if (lane % 4 == 0 && query + 8 < p.positions) lse[query + 8] = largest[f][1] * p.scale + logf(total[f][1]);
@@ -219,11 +225,11 @@ extern "C" __global__ void __launch_bounds__(128) forward(const __grid_constant_
 extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_constant__ Attention p) {
     const u64 query = (u64)blockIdx.x * 8 + threadIdx.x / 32;
     if (query >= (u64)p.batch * p.heads * p.positions) return;
+    const u32 head = (u32)(query / p.positions);
+    const u64 at = out_at(p, head) + (query - (u64)head * p.positions) * p.out_row;
     float sum = 0.0f;
     #pragma unroll
-    for (u32 col = threadIdx.x % 32; col < DIM; col += 32) {
-        sum += widen<ELEMENT>(p.out[query * DIM + col]) * widen<ELEMENT>(p.dout[query * DIM + col]);
-    }
+    for (u32 col = threadIdx.x % 32; col < DIM; col += 32) sum += widen<ELEMENT>(p.out[at + col]) * widen<ELEMENT>(p.dout[at + col]);
     for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
     if (threadIdx.x % 32 == 0) p.to_delta[query] = sum;
 }
@@ -240,8 +246,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const u64 size = (u64)p.positions * DIM;
     // The first head of the columns.
     const u32 heads = KEYS ? p.kv_heads : p.heads, other = KEYS ? head / heads * p.heads + head % heads * group : head / heads * p.kv_heads + head % heads / group;
-    const Raw *x = (KEYS ? p.k : p.q) + head * size, *y = (KEYS ? p.v : p.dout) + head * size;
-    const Raw *z = (KEYS ? p.q : p.k) + other * size, *w = (KEYS ? p.dout : p.v) + other * size;
+    const Raw *x = (KEYS ? p.k : p.q) + head * size, *y = KEYS ? p.v + head * size : p.dout + out_at(p, head);
+    const Raw *z = (KEYS ? p.q : p.k) + other * size, *w = KEYS ? p.dout + out_at(p, other) : p.v + other * size;
     const u32 x_tile = shared_address(shared), y_tile = x_tile + ROWS * DIM * 2, stages = y_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, own = 16 * FRAGMENTS * (threadIdx.x / 32), row = first + own + lane / 4;
     const u32 begin = KEYS && p.causal ? first / SOME : 0;
@@ -251,7 +257,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const auto load_columns = [&](u32 tile) {
         const u32 head_of_group = tile / of_head, at = (begin + tile % of_head) * SOME, to = stages + tile % 2 * (2 * BYTES);
         load_tile<SOME>(to, z + head_of_group * size, at, p.positions);
-        load_tile<SOME>(to + BYTES, w + head_of_group * size, at, p.positions);
+        load_tile<SOME>(to + BYTES, w + head_of_group * (KEYS ? p.out_head : size), at, p.positions, KEYS ? p.out_row : DIM);
         if (KEYS && threadIdx.x < SOME) {
             const u32 query = at + threadIdx.x;
             const u64 index = (u64)(other + head_of_group) * p.positions + query;
@@ -260,7 +266,7 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         }
     };
     load_tile<ROWS>(x_tile, x, first, p.positions);
-    load_tile<ROWS>(y_tile, y, first, p.positions);
+    load_tile<ROWS>(y_tile, y, first, p.positions, KEYS ? DIM : p.out_row);
     load_columns(0);
     commit_copies();
     // Of each eight rows.

@@ -60,6 +60,9 @@ pub(crate) struct FusedAttentionParameters {
     pub(crate) kv_heads: u32,
     pub(crate) causal: u32,
     pub(crate) scale: f32,
+    pub(crate) out_row: u32,
+    pub(crate) out_head: u64,
+    pub(crate) out_sequence: u64,
 }
 
 fn source(dtype: DataType, dim: u32) -> Source {

@@ -236,12 +236,12 @@ impl Engine for CudaEngine {
     fn attention_gradient(
         &self,
         shape: AttentionShape,
-        (state, _, _): (CudaAttention, &CudaBuffer, &CudaBuffer),
+        (state, _, merged): (CudaAttention, &CudaBuffer, &CudaBuffer),
         rotary: Option<&CudaRotary>,
         d_merged: &CudaBuffer,
         d_qkv: &mut CudaBuffer,
     ) -> Result<()> {
-        attention::gradient((&self.context, &self.pool), shape, state, rotary, (d_merged, d_qkv))
+        attention::gradient((&self.context, &self.pool), shape, (state, merged), rotary, (d_merged, d_qkv))
     }
 
     fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
