@@ -10,7 +10,7 @@ use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
 use super::{grid::GridOptions, output::Output};
 use crate::{
     exit::{Usage, Verdict},
-    measure::cuda::{self, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, TrainRow},
+    measure::cuda::{self, AttentionRow, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, TrainRow},
     present::{
         Screen,
         progress::Progress,
@@ -40,6 +40,8 @@ Suites:
           or from an unbiased 2:4 estimate of the output gradient
   layer   a training step of a layer with bias by the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias
           and its gradient in epilogues
+  attention
+          attention forward and backward in bf16: kernels that keep scores in registers, and batched GEMMs with a softmax
   overhead
           host microseconds of a planned call, ours and the libraries'
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
@@ -85,6 +87,8 @@ enum Suite {
     TrainLinear,
     /// A training step of the 2:4 layer
     Layer,
+    /// Attention forward and backward
+    Attention,
     /// Host time of a call
     Overhead,
     /// The layers of models
@@ -99,6 +103,7 @@ impl Suite {
             Suite::Decode => "decode",
             Suite::TrainLinear => "train-linear",
             Suite::Layer => "layer",
+            Suite::Attention => "attention",
             Suite::Overhead => "overhead",
             Suite::Grid => "grid",
         }
@@ -129,6 +134,7 @@ enum Rows {
     Prune(Vec<PruneRow>),
     Gemm(Vec<GemmRow>),
     Train(Vec<TrainRow>),
+    Attention(Vec<AttentionRow>),
     Overhead(Vec<OverheadRow>),
 }
 
@@ -151,6 +157,7 @@ impl Cuda {
         let mut progress = screen.progress();
         let (rows, libraries) = match self.suite {
             Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
+            Suite::Attention => (Rows::Attention(self.attention(&device, &mut progress)?), None),
             _ => {
                 let libraries = Libraries::open(&device)?;
                 let [cublaslt, cusparselt] = libraries.versions()?;
@@ -215,6 +222,17 @@ impl Cuda {
         Ok(rows)
     }
 
+    fn attention(&self, device: &Device, progress: &mut Progress) -> Result<Vec<AttentionRow>> {
+        let works = cuda::ATTENTION_SHAPES;
+        let mut rows = Vec::new();
+        for (done, shape) in works.into_iter().enumerate() {
+            let what = format!("attention, {} x {} tokens", shape.batch, shape.positions);
+            progress.steps(&what, done as u64, works.len() as u64);
+            rows.extend(cuda::attention(device, shape, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
     fn gemm(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
         // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
@@ -272,6 +290,11 @@ impl Answer {
             Rows::Train(rows) => {
                 screen.line(train_table(rows))?;
                 screen.line("\nMedians.")
+            }
+            Rows::Attention(rows) => {
+                screen.line(attention_table(rows))?;
+                screen
+                    .line("\nMedians. TFLOP/s: of the products over all scores, half of them where the mask is causal.")
             }
             Rows::Overhead(rows) => {
                 screen.line(overhead_table(rows))?;
@@ -356,6 +379,30 @@ fn train_table(rows: &[TrainRow]) -> Table {
             row.contender.into(),
             row.kernel.clone(),
             time(row.us),
+        ]);
+    }
+    table
+}
+
+fn attention_table(rows: &[AttentionRow]) -> Table {
+    let mut table = Table::new([
+        ("attention", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("pass", Align::Left),
+        ("time", Align::Right),
+        ("TFLOP/s", Align::Right),
+    ]);
+    for row in rows {
+        let [batch, positions, heads, head_dim] = row.shape;
+        let mask = if row.causal { "causal" } else { "full" };
+        table.row([
+            format!("{batch} x {positions} tokens, {heads} heads of {head_dim}, {mask}"),
+            row.dtype.into(),
+            row.contender.into(),
+            row.part.into(),
+            time(row.us),
+            format!("{:.0}", row.tflops),
         ]);
     }
     table
