@@ -2,7 +2,7 @@
 
 use twofour::{
     Mask,
-    layer::{Accumulate, SparseLinearSettings},
+    layer::{Accumulate, Activation, SparseLinearSettings},
 };
 
 use crate::{
@@ -115,6 +115,13 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
+    /// [`Linear::refresh`] after an update that the guard may have skipped.
+    pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
+        let Some(sparse) = &mut self.sparse else { return Ok(()) };
+        let refreshed = engine.refresh(sparse, self.weight.master(), selects_mask, guard);
+        refreshed.map_err(|error| error.in_layer(&self.name))
+    }
+
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
     pub(crate) fn restore(&mut self, mask: Mask, scale: Option<f32>, seed: u64) -> Result<()> {
         let Some(sparse) = &mut self.sparse else { return Ok(()) };
@@ -152,15 +159,48 @@ impl<E: Engine> Linear<E> {
         tokens: usize,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let shape = self.shape(tokens);
-        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
-            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
-            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
-        })?;
+        self.weight_gradient(engine, dy, x, tokens, accumulate)?;
         match &mut self.bias {
             Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
             None => Ok(()),
         }
+    }
+
+    fn weight_gradient(
+        &mut self,
+        engine: &E,
+        dy: &E::Buffer,
+        x: &E::Buffer,
+        tokens: usize,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let shape = self.shape(tokens);
+        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
+            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
+            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
+        })
+    }
+
+    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`, and writes or adds the gradients of weight
+    /// and bias.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn gradients_through(
+        &mut self,
+        engine: &E,
+        (activation, y): (Activation, &E::Buffer),
+        dy: &mut E::Buffer,
+        (x, tokens): (&E::Buffer, usize),
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        match self.bias.as_mut().filter(|bias| bias.gradient().is_some()) {
+            Some(bias) => bias.record(accumulate, |db, accumulate| {
+                engine.activation_and_bias_gradient(activation, y, dy, accumulate, db)
+            })?,
+            None => engine.activation_gradient(activation, y, dy)?,
+        }
+        self.weight_gradient(engine, dy, x, tokens, accumulate)
     }
 
     /// `dx = dy · W`.
@@ -179,14 +219,14 @@ impl<E: Engine> Linear<E> {
     }
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
-    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep) -> Result<f64> {
-        self.weight.update(engine, step, self.sparse.as_ref())
+    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<f64> {
+        self.weight.update(engine, step, self.sparse.as_ref(), guard)
     }
 
     /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep) -> Result<()> {
+    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<()> {
         match &mut self.bias {
-            Some(bias) => bias.update(engine, step, None).map(|_| ()),
+            Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
             None => Ok(()),
         }
     }

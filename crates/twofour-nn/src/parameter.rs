@@ -131,9 +131,16 @@ impl<E: Engine> Parameter<E> {
     }
 
     /// An optimizer step; nothing if the parameter does not train.
-    pub(crate) fn update(&mut self, engine: &E, step: &AdamWStep, sparse: Option<&E::SparseLinear>) -> Result<f64> {
+    pub(crate) fn update(
+        &mut self,
+        engine: &E,
+        step: &AdamWStep,
+        sparse: Option<&E::SparseLinear>,
+        guard: &E::StepGuard,
+    ) -> Result<f64> {
         let Some(Training { gradient, first, second }) = &mut self.training else { return Ok(0.0) };
         let copy = self.copy.as_mut();
-        engine.adamw(step, AdamWState { master: &mut self.master, gradient, first, second, copy, sparse })
+        let state = AdamWState { master: &mut self.master, gradient, first, second, copy, sparse };
+        engine.adamw(step, state, Some(guard))
     }
 }

@@ -113,6 +113,83 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     assert!((a - b).abs() < 1e-3 * a, "{a} {b}");
 }
 
+/// Masters, bit by bit.
+fn masters(trainer: &Trainer<CudaEngine>) -> Vec<u32> {
+    let read = |buffer| trainer.engine().read(buffer).unwrap();
+    trainer.model().parameters().iter().flat_map(|p| read(p.master())).map(f32::to_bits).collect()
+}
+
+/// Overwrites an element of the last norm's bias, and returns what it was.
+fn poison(trainer: &mut Trainer<CudaEngine>, value: f32) -> f32 {
+    let (engine, model) = trainer.engine_and_model();
+    let bias = model.parameters_mut().into_iter().find(|parameter| parameter.name() == "norm.bias").unwrap();
+    let mut values = engine.read(bias.master()).unwrap();
+    let before = std::mem::replace(&mut values[3], value);
+    bias.write(engine, &values).unwrap();
+    before
+}
+
+/// The device decides that a step is skipped: weights and masks stay, and the next update is the one that would have come.
+#[test]
+fn a_step_that_is_not_finite_changes_nothing_on_the_gpu() {
+    for (name, plan) in plans() {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        let (mut skipping, mut straight) = (trainer(one, &plan), trainer(other, &plan));
+        for trainer in [&mut skipping, &mut straight] {
+            (0..2).for_each(|_| assert!(!trainer.step().unwrap().skipped));
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            let good = poison(&mut skipping, bad);
+            let (before, masks_before) = (masters(&skipping), masks(&skipping));
+            let report = skipping.step().unwrap();
+            assert!(
+                report.skipped && report.flip_rate == 0.0 && report.layer_flip_rates.is_empty(),
+                "{name}: {report:?}"
+            );
+            assert!(masters(&skipping) == before, "{name}, {bad}");
+            assert_eq!(masks(&skipping), masks_before, "{name}, {bad}");
+            poison(&mut skipping, good);
+        }
+        assert_eq!(masters(&skipping), masters(&straight), "{name}");
+        assert!(!skipping.step().unwrap().skipped, "{name}");
+        assert!(masters(&skipping) != masters(&straight), "{name}");
+    }
+}
+
+/// Replayed graphs have the bits of launches, through changes of form, mask selections, validation and skipped steps.
+#[test]
+fn captured_steps_have_the_bits_of_launched_ones() {
+    let switching = SparsityPlan {
+        begin: SparseBegin::Step(5),
+        end: Some(10),
+        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+    };
+    for (name, plan) in plans().into_iter().chain([("ste, steps 5 to 10", switching)]) {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let (mut captured, mut launched) = (trainer(one, &plan), trainer(other, &plan));
+        for step in 0..20 {
+            let [a, b] = [&mut captured, &mut launched].map(|trainer| {
+                if step == 7 {
+                    trainer.validate(3).unwrap();
+                }
+                let good = (step == 13).then(|| poison(trainer, f32::NAN));
+                let report = trainer.step().unwrap();
+                good.map(|good| poison(trainer, good));
+                assert_eq!(report.skipped, step == 13, "{name}, step {step}");
+                (report.loss.to_bits(), report.gradient_norm.to_bits(), report.layer_flip_rates, report.learning_rate)
+            });
+            assert_eq!(a, b, "{name}, step {step}");
+            assert_eq!(masks(&captured), masks(&launched), "{name}, step {step}");
+        }
+        assert!(masters(&captured) == masters(&launched), "{name}");
+        assert_eq!(captured.take_note(), None, "{name}");
+        let replays = captured.engine().replayed_steps();
+        assert!(replays >= 2, "{name}: {replays} replays");
+        assert_eq!(launched.engine().replayed_steps(), 0, "{name}");
+    }
+}
+
 #[test]
 fn resuming_on_the_gpu_is_exact() {
     // Resumed before the switch that is then seen, and after it.
@@ -175,7 +252,7 @@ fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], m
         copy: None,
         sparse,
     };
-    let changes = engine.adamw(step, state).unwrap();
+    let changes = engine.adamw(step, state, None).unwrap();
     ([&master, &first, &second].map(|buffer| engine.read(buffer).unwrap()), changes)
 }
 

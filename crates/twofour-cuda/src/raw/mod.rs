@@ -31,6 +31,7 @@ pub mod elementwise;
 pub(crate) mod embedding;
 pub mod engine;
 pub mod estimate;
+pub(crate) mod flips;
 mod float_types;
 pub(crate) mod gated;
 pub mod gemm;
@@ -55,7 +56,8 @@ pub use weight::{DenseWeight, MetaOrder, Packed};
 fn transformer_sources() -> impl Iterator<Item = Source> {
     let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
     let heads = heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources());
-    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source()]);
+    let elements =
+        gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source(), flips::source()]);
     rows.chain(heads).chain(elements)
 }
 

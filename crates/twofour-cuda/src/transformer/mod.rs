@@ -54,7 +54,7 @@ pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
-    AdamWPhase, AdamWTensors, ClippedGradients, PrunedDecay, SecondMoment, StepSchedule, adamw, adamw_in_phase,
-    clip_gradients,
+    AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
+    adamw_in_phase, clip_gradients,
 };
 pub use pointwise::{add, add_in_place, convert, copy, fill};

@@ -1,5 +1,7 @@
 //! Shapes and numbers that operations take.
 
+use crate::{Error, Result};
+
 /// The shape of a linear layer's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinearShape {
@@ -98,6 +100,44 @@ pub struct AdamWStep {
     pub second_moment: SecondMoment,
     /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
     pub pruned_decay: PrunedDecay,
+}
+
+impl AdamWStep {
+    /// An error unless the gradient's own scale is 1: a guard has the factor.
+    pub(super) fn expect_unscaled(&self, engine: &'static str) -> Result<()> {
+        if self.gradient_scale == 1.0 {
+            return Ok(());
+        }
+        let what = format!("a gradient scale of {} beside the factor of a step's guard", self.gradient_scale);
+        Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
+    }
+}
+
+/// What [`Engine::judge`](super::Engine::judge) multiplies gradients by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLimits {
+    /// The largest norm of all gradients together; no limit if it is 0 or infinite.
+    pub clip_norm: f64,
+    /// The factor that the gradients carry, and the loss does not.
+    pub loss_scale: f32,
+}
+
+/// What [`Engine::findings`](super::Engine::findings) reads after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepFindings {
+    /// The loss that [`Engine::judge`](super::Engine::judge) was given.
+    pub loss: f64,
+    /// The norm of all gradients together, without the loss scale.
+    pub norm: f64,
+    /// Mask elements that the last selection changed, for each layer.
+    pub flips: Vec<u64>,
+}
+
+impl StepFindings {
+    /// Whether loss and norm are finite; the step is skipped where they are not.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.norm.is_finite()
+    }
 }
 
 /// A parameter, its gradient and its moments, as [`Engine::adamw`](super::Engine::adamw) updates them.

@@ -8,7 +8,7 @@ use super::{GptConfig, VOCABULARY};
 use crate::{
     Error, Result,
     block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
-    engine::{AdamWStep, Engine, Kind},
+    engine::{AdamWStep, Engine, Kind, StepPhase},
     linear::Linear,
     parameter::Parameter,
     random::Stream,
@@ -202,22 +202,23 @@ impl<E: Engine> Gpt<E> {
         &mut self,
         engine: &E,
         step: impl Fn(&Parameter<E>, Option<&str>) -> AdamWStep,
+        guard: &E::StepGuard,
     ) -> Result<f64> {
         let own = step(&self.embedding, None);
-        let mut changes = self.embedding.update(engine, &own, None)?;
+        let mut changes = self.embedding.update(engine, &own, None, guard)?;
         let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
             attention.norm.parameters_mut().into_iter().chain(feed_forward.norm.parameters_mut())
         });
         for parameter in norms.chain(self.norm.parameters_mut()) {
             let own = step(parameter, None);
-            parameter.update(engine, &own, None)?;
+            parameter.update(engine, &own, None, guard)?;
         }
         for linear in self.linears_mut() {
             let own = step(linear.weight(), Some(linear.name()));
-            changes += linear.update_weight(engine, &own)?;
+            changes += linear.update_weight(engine, &own, guard)?;
             if let Some(bias) = linear.bias() {
                 let own = step(bias, None);
-                linear.update_bias(engine, &own)?;
+                linear.update_bias(engine, &own, guard)?;
             }
         }
         Ok(changes)
@@ -310,10 +311,25 @@ impl<E: Engine> Gpt<E> {
     ) -> Result<()> {
         check_tokens("inputs", bytes, shape)?;
         check_tokens("targets", targets, shape)?;
-        let tokens = shape.tokens();
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
-        let (mut d_logits, saved) = self.forward(engine, &ids, shape)?;
-        engine.cross_entropy(VOCABULARY, &mut d_logits, &targets, Some(scale), loss)?;
+        self.gradients_of(engine, (&ids, &targets), shape, (scale, accumulate), loss)?;
+        self.workspace.give([ids, targets]);
+        Ok(())
+    }
+
+    /// [`Gpt::gradients`] of bytes that are in the engine's memory, and known to be below 256.
+    pub(crate) fn gradients_of(
+        &mut self,
+        engine: &E,
+        (ids, targets): (&E::Buffer, &E::Buffer),
+        shape: BatchShape,
+        (scale, accumulate): (f32, Accumulate),
+        loss: &mut E::Buffer,
+    ) -> Result<()> {
+        let tokens = shape.tokens();
+        let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
+        engine.cross_entropy(VOCABULARY, &mut d_logits, targets, Some(scale), loss)?;
+        engine.begin_phase(StepPhase::Backward)?;
         let Saved { layers, x, statistics, normalized } = saved;
         let workspace = &mut self.workspace;
         self.head.parameter_gradients(engine, &d_logits, &normalized, tokens, accumulate)?;
@@ -322,16 +338,16 @@ impl<E: Engine> Gpt<E> {
         let mut dx = workspace.compute(engine, tokens * self.config.width)?;
         engine.clear(&mut dx)?;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([d_logits, d_normalized, x, targets].into_iter().chain(statistics));
+        workspace.give([d_logits, d_normalized, x].into_iter().chain(statistics));
         for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
         }
         let width = self.config.width;
         self.embedding.record(accumulate, |gradient, accumulate| {
-            engine.embedding_gradient(&dx, width, &ids, accumulate, gradient)
+            engine.embedding_gradient(&dx, width, ids, accumulate, gradient)
         })?;
-        workspace.give([dx, ids]);
+        workspace.give([dx]);
         Ok(())
     }
 }

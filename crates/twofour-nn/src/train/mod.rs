@@ -19,6 +19,7 @@ mod progress;
 mod report;
 mod settings;
 mod sparsity;
+mod step;
 #[cfg(test)]
 mod tests;
 mod trainer;

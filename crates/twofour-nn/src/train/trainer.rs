@@ -2,21 +2,18 @@
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
-use twofour::{
-    adamw_step::{ChangeMean, PhaseSwitch},
-    layer::Accumulate,
-};
+use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
-use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check};
+use super::{Corpus, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check, step::Flips};
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SparseLayer as _},
+    engine::{Engine, Kind},
+    linear::Linear,
     model::{Gpt, GptConfig},
-    optim::{LossScale, Schedule, clip_factor},
-    parameter::Parameter,
+    optim::{LossScale, Schedule},
     random::Stream,
-    recipe::{DecayTarget, ModelSettings, TrainingSettings},
+    recipe::{ModelSettings, TrainingSettings},
 };
 
 /// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
@@ -48,9 +45,12 @@ pub struct Trainer<E: Engine> {
     pub(super) progress: Progress,
     schedule: Schedule,
     /// The plan's layers.
-    planned: HashSet<String>,
+    pub(super) planned: HashSet<String>,
     /// A [`Kind::Wide`] scalar that losses are added to.
-    loss: E::Buffer,
+    pub(super) loss: E::Buffer,
+    pub(super) guard: E::StepGuard,
+    /// Inputs and targets of each micro-batch of the step.
+    pub(super) micro_batches: Vec<[E::Buffer; 2]>,
 }
 
 /// Consecutive skipped steps after which training stops.
@@ -107,10 +107,12 @@ impl<E: Engine> Trainer<E> {
             loss_scale: LossScale::for_type(engine.compute_type()),
             switch,
         };
-        let loss = engine.zeros(Kind::Wide, 1)?;
+        let (loss, guard) = (engine.zeros(Kind::Wide, 1)?, engine.step_guard(names.len())?);
         let planned = plan.layers.iter().cloned().collect();
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
-        let mut trainer = Trainer { engine, model, corpus, settings, plan, progress, schedule, planned, loss };
+        let micro_batches = vec![];
+        let mut trainer =
+            Trainer { engine, model, corpus, settings, plan, progress, schedule, planned, loss, guard, micro_batches };
         trainer.change_form()?;
         Ok(trainer)
     }
@@ -128,6 +130,11 @@ impl<E: Engine> Trainer<E> {
     /// Engine and model, for running the model.
     pub fn engine_and_model(&mut self) -> (&E, &mut Gpt<E>) {
         (&self.engine, &mut self.model)
+    }
+
+    /// What a person should know about how the engine works, such as why it captures no steps: each message once.
+    pub fn take_note(&self) -> Option<String> {
+        self.engine.take_note()
     }
 
     /// The text that it is trained on.
@@ -174,6 +181,13 @@ impl<E: Engine> Trainer<E> {
         has_begun && self.plan.end.is_none_or(|end| step < end)
     }
 
+    /// Whether a layer must change its form before the step of that number.
+    fn form_changes(&self, step: u64) -> bool {
+        let becomes_sparse = self.plans_sparse(step);
+        let is_planned = |linear: &Linear<E>| becomes_sparse && self.planned.contains(linear.name());
+        self.model.linears().any(|linear| linear.sparse().is_some() != is_planned(linear))
+    }
+
     /// Makes the plan's layers 2:4 or dense, as the next step requires; returns whether anything changed.
     fn change_form(&mut self) -> Result<bool> {
         let becomes_sparse = self.plans_sparse(self.progress.step);
@@ -207,9 +221,12 @@ impl<E: Engine> Trainer<E> {
         let begin = Instant::now();
         let step = self.progress.step;
         let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
-        let outcome = self.passes(step)?;
-        let tokens = self.settings.batch * self.model.config().context;
-        let skipped = !(outcome.loss.is_finite() && outcome.norm.is_finite());
+        let changes_form = self.form_changes(step + 1);
+        let selects_mask = is_sparse && !changes_form && self.plan.selects_mask_after(step + 1);
+        let tokens = self.upload(step)?;
+        let launched = self.launch(learning_rate, changes_form, selects_mask)?;
+        let found = self.findings(&launched, selects_mask)?;
+        let skipped = !found.is_finite();
         self.progress.loss_scale.observe(!skipped);
         self.progress.step += 1;
         let mut flips = Flips::default();
@@ -219,17 +236,18 @@ impl<E: Engine> Trainer<E> {
             if self.progress.skipped_in_a_row >= MOST_SKIPPED {
                 return Err(Error::Diverged { step, count: MOST_SKIPPED });
             }
-            self.change_form()?;
         } else {
             self.progress.skipped_in_a_row = 0;
-            self.update(learning_rate, &outcome)?;
-            flips = self.refresh()?;
+            self.progress.updates += 1;
+            self.observe(&launched);
+            flips = self.flips(&found.flips);
         }
+        self.change_form()?;
         Ok(StepReport {
             step,
-            loss: outcome.loss,
+            loss: found.loss / tokens as f64,
             learning_rate,
-            gradient_norm: outcome.norm,
+            gradient_norm: found.norm,
             flip_rate: flips.overall,
             layer_flip_rates: flips.layers,
             is_sparse,
@@ -238,104 +256,6 @@ impl<E: Engine> Trainer<E> {
             tokens,
             seconds: begin.elapsed().as_secs_f64(),
         })
-    }
-
-    /// The passes of all micro-batches of a step.
-    fn passes(&mut self, step: u64) -> Result<Outcome> {
-        let Trainer { engine, model, corpus, settings, loss, .. } = self;
-        let context = model.config().context;
-        let batch = corpus.batch(settings.seed, step, settings.batch, context);
-        let micro_batch = settings.micro_batch.unwrap_or(settings.batch);
-        let loss_scale = self.progress.loss_scale.scale();
-        let scale = loss_scale / batch.inputs.len() as f32;
-        let shape = BatchShape { batch: micro_batch, positions: context };
-        engine.clear(loss)?;
-        let micro_batches = batch.inputs.chunks(shape.tokens()).zip(batch.targets.chunks(shape.tokens()));
-        let mut accumulate = Accumulate::Overwrite;
-        for tokens in micro_batches {
-            match model.gradients(engine, tokens, shape, (scale, accumulate), loss) {
-                Err(error) if is_not_finite(&error) => {
-                    return Ok(Outcome { loss: f64::NAN, norm: f64::NAN, loss_scale });
-                }
-                outcome => outcome?,
-            }
-            accumulate = Accumulate::Add;
-        }
-        // Matrices first, then vectors: the order that sums are taken in.
-        let parameters = model.parameters();
-        let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);
-        let gradients: Vec<&E::Buffer> = matrices.iter().chain(&vectors).filter_map(|p| p.gradient()).collect();
-        let norm = engine.gradient_norm(&gradients)? / f64::from(loss_scale);
-        let sum = f64::from(engine.read(loss)?.first().copied().unwrap_or(f32::NAN));
-        Ok(Outcome { loss: sum / batch.inputs.len() as f64, norm, loss_scale })
-    }
-
-    /// The optimizer's step, and STEP's decision to switch.
-    fn update(&mut self, learning_rate: f64, outcome: &Outcome) -> Result<()> {
-        let updates = self.progress.updates + 1;
-        let TrainingSettings { beta1, beta2, epsilon, weight_decay, clip_norm, .. } = self.settings;
-        let factor = clip_factor(outcome.norm, clip_norm) / f64::from(outcome.loss_scale);
-        let decay = match self.plan.decay {
-            None => PrunedDecay::None,
-            Some(Decay { strength, target: DecayTarget::Gradient }) => {
-                PrunedDecay::Gradient { strength: strength as f32 }
-            }
-            Some(Decay { strength, target: DecayTarget::Weight }) => PrunedDecay::Weight { strength },
-        };
-        let is_sparse = self.is_sparse();
-        let switch = self.progress.switch.as_ref();
-        let second_moment = match switch.map(PhaseSwitch::switched_at) {
-            Some(None) => SecondMoment::Watched,
-            Some(Some(at)) if is_sparse => SecondMoment::Frozen { at },
-            _ => SecondMoment::Moving,
-        };
-        let planned = &self.planned;
-        let step = |parameter: &Parameter<E>, linear: Option<&str>| {
-            let is_planned = linear.is_some_and(|name| planned.contains(name));
-            AdamWStep {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-                weight_decay: if parameter.shape().len() >= 2 { weight_decay } else { 0.0 },
-                step: updates,
-                gradient_scale: factor as f32,
-                second_moment: if is_planned { second_moment } else { SecondMoment::Moving },
-                pruned_decay: if is_planned { decay } else { PrunedDecay::None },
-            }
-        };
-        let changes = self.model.update(&self.engine, step)?;
-        self.progress.updates = updates;
-        if let Some(switch) = &mut self.progress.switch {
-            let planned = self.model.linears().filter(|linear| self.planned.contains(linear.name()));
-            let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
-            switch.advance();
-            switch.observe(changes, elements, epsilon);
-        }
-        Ok(())
-    }
-
-    /// Masks and packed weights of the next step.
-    fn refresh(&mut self) -> Result<Flips> {
-        if self.change_form()? {
-            return Ok(Flips::default());
-        }
-        let selects_mask = self.plan.selects_mask_after(self.progress.step);
-        for linear in self.model.linears_mut() {
-            linear.refresh(selects_mask)?;
-        }
-        if !selects_mask {
-            return Ok(Flips::default());
-        }
-        let (mut flips, mut elements, mut layers) = (0, 0, vec![]);
-        for linear in self.model.linears() {
-            let Some(sparse) = linear.sparse() else { continue };
-            let (of_layer, size) = (sparse.flips()?, (linear.out_features() * linear.in_features()) as u64);
-            flips += of_layer;
-            elements += size;
-            layers.push(of_layer as f64 / size.max(1) as f64);
-        }
-        Ok(Flips { overall: flips as f64 / elements.max(1) as f64, layers })
     }
 
     /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
@@ -360,29 +280,5 @@ impl<E: Engine> Trainer<E> {
             tokens += batch.inputs.len();
         }
         Ok(total / tokens as f64)
-    }
-}
-
-/// What the passes of a step found.
-struct Outcome {
-    loss: f64,
-    norm: f64,
-    /// The factor that the gradients still carry.
-    loss_scale: f32,
-}
-
-/// Shares of mask elements that changed.
-#[derive(Default)]
-struct Flips {
-    overall: f64,
-    layers: Vec<f64>,
-}
-
-/// Whether an estimate of a gradient was refused because the gradient is not finite.
-fn is_not_finite(error: &Error) -> bool {
-    match error {
-        Error::Core(twofour::Error::NotANumber { .. } | twofour::Error::Infinite { .. }) => true,
-        Error::InLayer { source, .. } => is_not_finite(source),
-        _ => false,
     }
 }

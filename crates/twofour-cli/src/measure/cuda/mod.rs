@@ -7,6 +7,7 @@ mod layer;
 mod overhead;
 mod prune;
 mod sample;
+mod step;
 mod train;
 
 use anyhow::Result;
@@ -21,6 +22,7 @@ pub(crate) use grid::{
 pub(crate) use layer::layer;
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
+pub(crate) use step::{BLOCK_MODELS, STEP_MODELS, StepRow, step};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
 
 /// The GPU that was measured.

@@ -28,10 +28,10 @@ impl SparseLinear {
         match self.settings.rule {
             // Mask and values are one: what follows from the master weight is no flip.
             MaskRule::SoftThreshold => {
-                self.launch(weight, MaskChoice::Rows)?;
+                self.launch(weight, MaskChoice::Rows, None)?;
                 self.set_counters(counters)
             }
-            _ => self.launch(weight, MaskChoice::Given),
+            _ => self.launch(weight, MaskChoice::Given, None),
         }
     }
 

@@ -12,10 +12,14 @@ use twofour::{
     layer::{self, Accumulate, Activation, SparseLinearSettings},
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
+    StepLimits,
+};
 use crate::{
     Error, Result,
     cpu::{self, adamw::AdamWSlices, rope::Table, rows},
+    optim::clip_factor,
 };
 
 pub use attention::CpuAttention;
@@ -26,6 +30,21 @@ pub use sparse::CpuSparseLinear;
 /// The CPU. Its compute type is f32, so parameters have no copies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuEngine;
+
+/// What was decided about a step.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuStepGuard {
+    loss: f64,
+    norm: f64,
+    /// What gradients are multiplied by.
+    factor: f32,
+}
+
+impl CpuStepGuard {
+    fn skips(&self) -> bool {
+        !(self.loss.is_finite() && self.norm.is_finite())
+    }
+}
 
 /// Number of rows of `width` elements in a buffer.
 fn rows_of(what: &'static str, buffer: &CpuBuffer, width: usize) -> Result<usize> {
@@ -49,6 +68,7 @@ impl Engine for CpuEngine {
     type AttentionState = CpuAttention;
     type Rotary = Table;
     type SparseLinear = CpuSparseLinear;
+    type StepGuard = CpuStepGuard;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -266,6 +286,44 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    fn step_guard(&self, _: usize) -> Result<CpuStepGuard> {
+        Ok(CpuStepGuard { loss: 0.0, norm: 0.0, factor: 1.0 })
+    }
+
+    fn judge(
+        &self,
+        gradients: &[&CpuBuffer],
+        loss: &CpuBuffer,
+        limits: StepLimits,
+        guard: &mut CpuStepGuard,
+    ) -> Result<()> {
+        let StepLimits { clip_norm, loss_scale } = limits;
+        expect_length("the loss", 1, loss.len())?;
+        let norm = self.gradient_norm(gradients)? / f64::from(loss_scale);
+        let factor = clip_factor(norm, clip_norm) / f64::from(loss_scale);
+        *guard = CpuStepGuard { loss: f64::from(loss.floats()?[0]), norm, factor: factor as f32 };
+        Ok(())
+    }
+
+    fn findings(&self, guard: &mut CpuStepGuard, layers: &[&CpuSparseLinear]) -> Result<StepFindings> {
+        let flips = layers.iter().map(|layer| layer.flips()).collect::<Result<_>>()?;
+        Ok(StepFindings { loss: guard.loss, norm: guard.norm, flips })
+    }
+
+    fn refresh(
+        &self,
+        layer: &mut CpuSparseLinear,
+        master: &CpuBuffer,
+        selects_mask: bool,
+        guard: &CpuStepGuard,
+    ) -> Result<()> {
+        match (guard.skips(), selects_mask) {
+            (true, _) => Ok(()),
+            (false, true) => layer.remask(master),
+            (false, false) => layer.repack(master),
+        }
+    }
+
     fn gradient_norm(&self, gradients: &[&CpuBuffer]) -> Result<f64> {
         let mut sum = 0.0;
         for gradient in gradients {
@@ -274,7 +332,21 @@ impl Engine for CpuEngine {
         Ok(sum.sqrt())
     }
 
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CpuBuffer, CpuSparseLinear>) -> Result<f64> {
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, CpuBuffer, CpuSparseLinear>,
+        guard: Option<&CpuStepGuard>,
+    ) -> Result<f64> {
+        let gradient_scale = match guard {
+            Some(guard) if guard.skips() => return Ok(0.0),
+            Some(guard) => {
+                step.expect_unscaled("cpu")?;
+                guard.factor
+            }
+            None => step.gradient_scale,
+        };
+        let step = &AdamWStep { gradient_scale, ..*step };
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
         for (what, found) in [("a gradient", gradient), ("a first moment", &*first), ("a second moment", &*second)] {
             expect_length(what, master.len(), found.len())?;

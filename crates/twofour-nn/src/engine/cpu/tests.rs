@@ -305,7 +305,7 @@ fn adamw_is_its_formula_with_and_without_a_mask() {
                 copy: None,
                 sparse: masked.then_some(&layer),
             };
-            let changes = ENGINE.adamw(&step, state).unwrap();
+            let changes = ENGINE.adamw(&step, state, None).unwrap();
             let mut expected_changes = 0.0;
             for i in 0..p.len() {
                 let kept = !masked || mask.is_kept(i / 72, i % 72);

@@ -2,7 +2,10 @@
 
 mod attention;
 mod buffer;
+mod control;
+mod guard;
 mod optimizer;
+mod repeat;
 mod sparse;
 
 use std::sync::Mutex;
@@ -14,18 +17,24 @@ use twofour::{
 use twofour_cuda::{
     Device,
     layer::{self, LayerContext},
+    measure::PhaseMarks,
     transformer::{
         self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
-use crate::{Error, Result};
+use super::{
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
+    StepLimits, StepPhase,
+};
+use crate::Result;
 
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
+pub use guard::CudaStepGuard;
 use optimizer::Optimizer;
+use repeat::Repeats;
 pub use sparse::CudaSparseLinear;
 
 /// A GPU and a stream of it.
@@ -35,6 +44,9 @@ pub struct CudaEngine {
     compute: DataType,
     optimizer: Mutex<Optimizer>,
     pool: Pool,
+    /// Where phases begin, while they are measured.
+    phases: Mutex<Option<PhaseMarks>>,
+    repeats: Mutex<Repeats>,
 }
 
 impl CudaEngine {
@@ -55,7 +67,14 @@ impl CudaEngine {
     pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
         transformer::prepare(&context, compute)?;
         let optimizer = Mutex::new(Optimizer::new(&context)?);
-        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default() })
+        Ok(CudaEngine {
+            context,
+            compute,
+            optimizer,
+            pool: Pool::default(),
+            phases: Mutex::default(),
+            repeats: Mutex::default(),
+        })
     }
 
     /// The context that work is launched on.
@@ -82,6 +101,7 @@ impl Engine for CudaEngine {
     type AttentionState = CudaAttention;
     type Rotary = CudaRotary;
     type SparseLinear = CudaSparseLinear;
+    type StepGuard = CudaStepGuard;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -233,6 +253,19 @@ impl Engine for CudaEngine {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
     }
 
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &CudaBuffer,
+        dy: &mut CudaBuffer,
+        accumulate: Accumulate,
+        db: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
+        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
+        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
     fn linear(
         &self,
         shape: LinearShape,
@@ -310,17 +343,65 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
+    fn step_guard(&self, layers: usize) -> Result<CudaStepGuard> {
+        CudaStepGuard::new(&self.context, layers)
+    }
+
+    fn judge(
+        &self,
+        gradients: &[&CudaBuffer],
+        loss: &CudaBuffer,
+        limits: StepLimits,
+        guard: &mut CudaStepGuard,
+    ) -> Result<()> {
+        guard.judge(&self.context, gradients, loss, limits)
+    }
+
+    fn findings(&self, guard: &mut CudaStepGuard, layers: &[&CudaSparseLinear]) -> Result<StepFindings> {
+        guard.findings(&self.context, layers)
+    }
+
+    fn refresh(
+        &self,
+        layer: &mut CudaSparseLinear,
+        master: &CudaBuffer,
+        selects_mask: bool,
+        guard: &CudaStepGuard,
+    ) -> Result<()> {
+        // Packing again what a skipped step left as it was changes nothing.
+        if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
+    }
+
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
 
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CudaBuffer, CudaSparseLinear>) -> Result<f64> {
-        let mut optimizer = self.optimizer.lock().map_err(|_| Error::Unsupported {
-            engine: "cuda",
-            what: "an optimizer step after a step that panicked".to_owned(),
-            remedy: "start again from the last checkpoint",
-        })?;
-        optimizer.step(&self.context, step, state)
+    fn begin_update(&self, learning_rate: f64, step: u64) -> Result<()> {
+        self.optimizer()?.begin(learning_rate, step)
+    }
+
+    fn repeat(&self, key: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        self.repeat_step(key, &mut work)
+    }
+
+    fn take_note(&self) -> Option<String> {
+        self.repeats().take_note()
+    }
+
+    fn begin_phase(&self, phase: StepPhase) -> Result<()> {
+        match self.phases().as_mut() {
+            Some(marks) => Ok(marks.begin(phase.name())?),
+            None => Ok(()),
+        }
+    }
+
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        self.optimizer()?.step(&self.context, step, state, guard)
     }
 }
 

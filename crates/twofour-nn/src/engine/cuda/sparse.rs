@@ -4,7 +4,7 @@ use twofour::{
     DataType, Mask,
     layer::{Accumulate, Activation, SparseLinearSettings},
 };
-use twofour_cuda::layer::{Forward, LayerContext, SparseLinear};
+use twofour_cuda::layer::{DeviceSlice, Forward, LayerContext, SparseLinear};
 
 use super::CudaBuffer;
 use crate::{Result, engine::SparseLayer};
@@ -22,6 +22,11 @@ impl CudaSparseLinear {
         settings: SparseLinearSettings,
     ) -> Result<Self> {
         Ok(Self(SparseLinear::new(context, master.slice(), shape, dtype, settings)?))
+    }
+
+    /// [`SparseLayer::remask`] unless the flag is not 0.
+    pub(super) fn remask_unless(&mut self, master: &CudaBuffer, skip: DeviceSlice<'_>) -> Result<()> {
+        Ok(self.0.remask_unless(master.slice(), skip)?)
     }
 
     /// The layer over device memory.
