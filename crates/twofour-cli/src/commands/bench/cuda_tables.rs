@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    measure::cuda::{GemmRow, OverheadRow, PruneRow, StepRow, TrainRow},
+    measure::cuda::{AttentionRow, GemmRow, OverheadRow, PruneRow, StepRow, TrainRow},
     present::{
         table::{Align, Table},
         units,
@@ -127,6 +127,31 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
             update,
             masks,
             format!("{:.2} GB", row.bytes as f64 / 1e9),
+        ]);
+    }
+    table
+}
+
+/// Returns the table of attention.
+pub(super) fn attention(rows: &[AttentionRow]) -> Table {
+    let mut table = Table::new([
+        ("attention", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("pass", Align::Left),
+        ("time", Align::Right),
+        ("TFLOP/s", Align::Right),
+    ]);
+    for row in rows {
+        let [batch, positions, heads, head_dim] = row.shape;
+        let mask = if row.causal { "causal" } else { "full" };
+        table.row([
+            format!("{batch} x {positions} tokens, {heads} heads of {head_dim}, {mask}"),
+            row.dtype.into(),
+            row.contender.into(),
+            row.part.into(),
+            time(row.us),
+            format!("{:.0}", row.tflops),
         ]);
     }
     table
