@@ -138,8 +138,7 @@ pub(crate) fn step(device: &Device, config: GptConfig, rounds: u32) -> Result<Ve
 impl Contender {
     fn new(device: &Device, config: GptConfig, (name, rule): (&'static str, Option<MaskRule>)) -> Result<Self> {
         let before = device.context().mem_get_info()?.0;
-        let settings =
-            TrainingSettings { batch: BATCH, steps: 10_000, warm_up: 100, learning_rate: 3e-4, ..Default::default() };
+        let settings = settings();
         let engine = CudaEngine::new(device, DataType::BF16)?;
         let model = Gpt::build(&engine, &config, |name, shape| Ok(values(name, shape.iter().product())))?;
         let layers: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
@@ -150,9 +149,7 @@ impl Contender {
                 SparsityPlan { rule, ..SparsityPlan::of_method(Method::Ste, layers, settings.steps) }
             }
         };
-        let text = (0..1u32 << 20).map(|at| (bits(at) >> 24) as u8).collect();
-        let corpus = Arc::new(Corpus::new(text, 0.0)?);
-        let trainer = Trainer::with_model(engine, model, &settings, plan, corpus)?;
+        let trainer = Trainer::with_model(engine, model, &settings, plan, Arc::new(corpus()?))?;
         let mut contender = Contender { name, trainer, times: vec![], bytes: 0, loss: f64::NAN };
         for _ in 0..WARM_UP {
             contender.step()?;
@@ -214,6 +211,17 @@ impl Contender {
     }
 }
 
+/// The settings of a run that never ends.
+fn settings() -> TrainingSettings {
+    TrainingSettings { batch: BATCH, steps: 10_000, warm_up: 100, learning_rate: 3e-4, ..Default::default() }
+}
+
+/// A MiB of bytes that look random. The trainer requires a validation part.
+fn corpus() -> Result<Corpus> {
+    let text = (0..1u32 << 20).map(|at| (bits(at) >> 24) as u8).collect();
+    Ok(Corpus::new(text, 0.01)?)
+}
+
 /// The median of some numbers.
 fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
@@ -241,7 +249,27 @@ fn values(name: &str, count: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{bits, values};
+    use std::sync::Arc;
+
+    use twofour_nn::{
+        engine::cpu::CpuEngine,
+        model::{Gpt, GptConfig},
+        train::{SparsityPlan, Trainer},
+    };
+
+    use super::{BATCH, LARGE, bits, corpus, settings, values};
+
+    /// What a GPU is given trains: here with a tiny model of the same context on a CPU.
+    #[test]
+    fn the_settings_and_the_text_train() {
+        corpus().unwrap().expect_sequences_of(LARGE.context).unwrap();
+        let config = GptConfig { layers: 1, width: 8, heads: 2, context: 16, feed_forward: 16 };
+        let model = Gpt::build(&CpuEngine, &config, |name, shape| Ok(values(name, shape.iter().product()))).unwrap();
+        let corpus = Arc::new(corpus().unwrap());
+        let mut trainer = Trainer::with_model(CpuEngine, model, &settings(), SparsityPlan::dense(), corpus).unwrap();
+        let report = trainer.step().unwrap();
+        assert_eq!((report.skipped, report.tokens), (false, BATCH * 16));
+    }
 
     #[test]
     fn initial_values_spread_as_a_gpt_s() {
