@@ -27,8 +27,8 @@ unsafe impl<V: ByteVector> StripKernel for Int4Kernel<V> {
     type Activation = i8;
     type Sum = f32;
 
-    // As int8: the sums of groups in f32 are in the output, not in registers.
-    const TOKENS: usize = if V::BYTES == 4 * ROWS { 4 } else { 3 };
+    // The sums of groups in f32 are in the output, not in registers. More tokens than int8 has in a pass, since unpacking a line takes longer.
+    const TOKENS: usize = if V::BYTES == 4 * ROWS { 8 } else { 3 };
     const SUMS: usize = if V::BYTES == 4 * ROWS { 16 } else { 6 };
 
     #[inline(always)]
@@ -40,34 +40,48 @@ unsafe impl<V: ByteVector> StripKernel for Int4Kernel<V> {
     ) {
         // SAFETY: all reads are inside the strips and the activations, and `out` is valid for `ROWS` sums each; prefetching may point anywhere.
         unsafe {
-            let mut x: [_; N] = std::array::from_fn(|n| x.add(n * stride));
-            for out in out.iter().flatten() {
-                out.write_bytes(0, ROWS);
+            // Loops over indices: LLVM leaves calls of the iterators and maps of arrays.
+            let (mut x, mut at) = ([x; N], [strips[0].as_ptr(); S]);
+            for n in 0..N {
+                x[n] = x[n].add(n * stride);
             }
-            let mut at = strips.map(|strip| strip.as_ptr());
+            for s in 0..S {
+                at[s] = strips[s].as_ptr();
+                for n in 0..N {
+                    out[s][n].cast::<[f32; ROWS]>().write([0.0; ROWS]);
+                }
+            }
             for blocks in strips[0].groups() {
                 let headers = at;
                 let (mut low, mut high) = ([[V::zero(); N]; S], [[V::zero(); N]; S]);
-                for at in &mut at {
-                    prefetch(at.wrapping_add(V::AHEAD));
-                    *at = at.add(CACHE_LINE);
+                for s in 0..S {
+                    prefetch(at[s].wrapping_add(V::AHEAD));
+                    at[s] = at[s].add(CACHE_LINE);
                 }
                 for _ in 0..blocks {
-                    for at in at {
-                        prefetch(at.wrapping_add(V::AHEAD));
+                    for s in 0..S {
+                        prefetch(at[s].wrapping_add(V::AHEAD));
                     }
                     line::<V, S, N, 0>(at, x, &mut low, &mut high);
                     line::<V, S, N, 1>(at, x, &mut low, &mut high);
                     line::<V, S, N, 2>(at, x, &mut low, &mut high);
                     line::<V, S, N, 3>(at, x, &mut low, &mut high);
-                    at = at.map(|at| at.add(BLOCK_BYTES));
-                    x = x.map(|x| x.add(BLOCK_COLS));
+                    for s in 0..S {
+                        at[s] = at[s].add(BLOCK_BYTES);
+                    }
+                    for n in 0..N {
+                        x[n] = x[n].add(BLOCK_COLS);
+                    }
                 }
                 for s in 0..S {
+                    let scales = V::scales::<0>(headers[s]);
                     for n in 0..N {
-                        low[s][n].add_scaled::<0>(headers[s], out[s][n]);
-                        if V::BYTES < 4 * ROWS {
-                            high[s][n].add_scaled::<1>(headers[s], out[s][n].add(V::BYTES / 4));
+                        low[s][n].add_scaled(scales, out[s][n]);
+                    }
+                    if V::BYTES < 4 * ROWS {
+                        let scales = V::scales::<1>(headers[s]);
+                        for n in 0..N {
+                            high[s][n].add_scaled(scales, out[s][n].add(V::BYTES / 4));
                         }
                     }
                 }
