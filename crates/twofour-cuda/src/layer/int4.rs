@@ -204,7 +204,10 @@ mod tests {
             }
         }
         assert!(matches!(decode(&[0; 3], (16, 128), Granularity::Row), Err(Error::Length { found: 3, .. })));
-        let narrow = Int4::quantize(&Compressed::from_pruned(MatrixRef::new(16, 128, &[1.0f32; 2048]).unwrap()).unwrap(), Granularity::Group64);
+        let narrow = Int4::quantize(
+            &Compressed::from_pruned(MatrixRef::new(16, 128, &[1.0f32; 2048]).unwrap()).unwrap(),
+            Granularity::Group64,
+        );
         let (of_64, packed) = (bytes((16, 128), Granularity::Group64), encode(&narrow.unwrap()));
         assert!(of_64.is_err() && packed.unwrap_err().to_string().contains("not for 64"));
         assert!(matches!(bytes((usize::MAX, 128), Granularity::Row), Err(Error::TooLarge { .. })));

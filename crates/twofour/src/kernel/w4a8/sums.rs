@@ -31,6 +31,8 @@ unsafe impl<V: ByteVector> StripKernel for Int4Kernel<V> {
     const TOKENS: usize = if V::BYTES == 4 * ROWS { 8 } else { 3 };
     const SUMS: usize = if V::BYTES == 4 * ROWS { 16 } else { 6 };
 
+    // Loops over indices: LLVM leaves calls of the iterators and maps of arrays, which cost more than a line.
+    #[allow(clippy::needless_range_loop)]
     #[inline(always)]
     unsafe fn sums<const S: usize, const N: usize>(
         strips: [Strip<'_>; S],
@@ -40,7 +42,6 @@ unsafe impl<V: ByteVector> StripKernel for Int4Kernel<V> {
     ) {
         // SAFETY: all reads are inside the strips and the activations, and `out` is valid for `ROWS` sums each; prefetching may point anywhere.
         unsafe {
-            // Loops over indices: LLVM leaves calls of the iterators and maps of arrays.
             let (mut x, mut at) = ([x; N], [strips[0].as_ptr(); S]);
             for n in 0..N {
                 x[n] = x[n].add(n * stride);
