@@ -12,6 +12,7 @@ pub(crate) mod kernels;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod prune;
+pub(crate) mod quantize;
 pub(crate) mod quickstart;
 pub(crate) mod tensor;
 pub(crate) mod train;
@@ -35,6 +36,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
 
         Command::Advise(command) => command.run(&mut screen),
         Command::Prune(command) => command.run(&mut screen),
+        Command::Quantize(command) => command.run(&mut screen),
         Command::Compress(command) => command.run(&mut screen),
         Command::Decompress(command) => command.run(&mut screen),
         Command::Inspect(command) => command.run(&mut screen),

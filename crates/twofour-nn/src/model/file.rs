@@ -178,12 +178,7 @@ fn decompressed(reader: &Reader, name: &str, shape: [usize; 2]) -> Result<Vec<f3
         ValueFormat::Plain(DataType::F32) => reader.compressed::<f32>(name)?.to_dense(),
         ValueFormat::Plain(DataType::BF16) => widened(reader.compressed::<bf16>(name)?.to_dense()),
         ValueFormat::Plain(DataType::F16) => widened(reader.compressed::<f16>(name)?.to_dense()),
-        ValueFormat::ScaledI8 => {
-            let (values, scales) =
-                (reader.compressed::<i8>(name)?.to_dense(), reader.scales(name)?.unwrap_or_default());
-            let rows = values.chunks(shape[1].max(1)).zip(&scales);
-            rows.flat_map(|(row, scale)| row.iter().map(move |value| f32::from(*value) * scale)).collect()
-        }
+        ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => reader.int8(name)?.dequantize().to_dense(),
         ValueFormat::Int4(_) => widened(reader.int4(name)?.dequantize().to_dense()),
         other => return Err(unsupported(reader, name, other)),
     })

@@ -137,11 +137,10 @@ fn packed(reader: &Reader, name: &str, shape: [usize; 2], bias: Option<Vec<f32>>
         ValueFormat::Plain(DataType::F32) => PackedLinear::new(reader.compressed::<f32>(name)?, bias, activation)?,
         ValueFormat::Plain(DataType::BF16) => PackedLinear::new(reader.compressed::<bf16>(name)?, bias, activation)?,
         ValueFormat::Plain(DataType::F16) => PackedLinear::new(reader.compressed::<f16>(name)?, bias, activation)?,
-        ValueFormat::ScaledI8 => {
-            let scales = reader.scales(name)?.unwrap_or_default();
-            PackedLinear::new_i8(reader.compressed::<i8>(name)?, scales, bias, activation)?
+        ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => {
+            PackedLinear::new_int8(reader.int8(name)?, bias, activation)?
         }
-        ValueFormat::Int4(_) => PackedLinear::new(reader.int4(name)?.dequantize(), bias, activation)?,
+        ValueFormat::Int4(_) => PackedLinear::new_int4(&reader.int4(name)?, bias, activation)?,
         other => return Err(file::unsupported(reader, name, other)),
     })
 }
