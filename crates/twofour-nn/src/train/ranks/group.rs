@@ -179,7 +179,9 @@ mod tests {
         let aborts = Arc::new(AtomicUsize::new(0));
         for rank in &ranks {
             let aborts = aborts.clone();
-            rank.on_failure(Box::new(move || drop(aborts.fetch_add(1, Ordering::SeqCst))));
+            rank.on_failure(Box::new(move || {
+                aborts.fetch_add(1, Ordering::SeqCst);
+            }));
         }
         let failing = ranks.remove(1);
         thread::scope(|scope| {

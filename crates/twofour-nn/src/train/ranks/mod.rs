@@ -64,6 +64,28 @@ impl<E: Engine> Seat<E> {
         &self.rank
     }
 
+    /// Sums gradients and a loss over all ranks, which call it with buffers of the same lengths.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] where another rank has failed; those of the device.
+    pub fn sum(&mut self, gradients: Vec<&mut E::Buffer>, loss: &mut E::Buffer) -> Result<()> {
+        self.reduction.ready(&self.rank, gradients)?;
+        self.reduction.finish(&self.rank, loss)
+    }
+
+    /// An error once a rank has failed: sums since then are worth nothing.
+    ///
+    /// # Errors
+    /// [`Error::Rank`].
+    pub fn check(&self) -> Result<()> {
+        self.rank.check()
+    }
+
+    /// Stops all ranks, because this one cannot go on for that reason. The first failure counts.
+    pub fn fail(&self, reason: &str) {
+        self.rank.fail(reason.to_owned());
+    }
+
     /// What is added to seeds of random estimates, so that ranks draw different numbers.
     pub(super) fn seed_offset(&self) -> u64 {
         (self.rank.index() as u64).wrapping_mul(SEED_DISTANCE)

@@ -208,7 +208,7 @@ fn a_rank_that_fails_or_panics_stops_the_others_and_says_why() {
             }
             make(engine)
         });
-        lead(members(3), own, |trainer| trainer.step().map(drop))
+        lead(members(4), own, |trainer| trainer.step().map(drop))
     };
     let error = broken(|| Err(Error::Length { what: "memory of a rank", expected: 2, found: 1 })).unwrap_err();
     assert!(error.to_string().contains("memory of a rank") && matches!(error, Error::Rank { .. }), "{error}");
