@@ -207,30 +207,9 @@ pub enum Error {
         status: i32,
     },
 
-    /// NCCL was not found.
-    #[error(
-        "no NCCL, which several GPUs require; searched: {searched}; install it or Python's package nvidia-nccl-cu12 or -cu13, and name its folder in \
-         TWOFOUR_NCCL if it is not found"
-    )]
-    NoNccl {
-        /// The places that were searched.
-        searched: String,
-    },
-
-    /// A call of NCCL failed.
-    #[error("{action}: NCCL says status {status} ({text}); NCCL_DEBUG=INFO makes it say more")]
-    Nccl {
-        /// The failed action.
-        action: &'static str,
-        /// The library's status code.
-        status: i32,
-        /// Its explanation.
-        text: String,
-    },
-
-    /// A sum over GPUs after one of them had failed.
-    #[error("sums over several GPUs were aborted, because one of them failed")]
-    Aborted,
+    /// NCCL is missing, or a call of it failed.
+    #[error(transparent)]
+    Nccl(#[from] crate::libraries::nccl::NcclError),
 
     /// A call of the driver failed.
     #[error("{action}: the CUDA driver says {code} ({text})")]

@@ -5,8 +5,9 @@ use std::{
     ptr,
 };
 
+use super::NcclError;
 use crate::{
-    DevicePtr, Error, Result,
+    DevicePtr, Result,
     libraries::loader::{Loaded, Search, functions},
 };
 
@@ -67,7 +68,7 @@ impl Nccl {
                 (version(&mut number) == 0).then_some(Nccl { functions, version: number, error_text, last_error })
             }
         });
-        found.ok_or_else(|| Error::NoNccl { searched: SEARCH.places() })
+        found.ok_or_else(|| NcclError::Missing { searched: SEARCH.places() }.into())
     }
 
     /// Returns the version, as in (2, 27, 3).
@@ -92,7 +93,7 @@ impl Nccl {
         // SAFETY: a null communicator is allowed: the error is the thread's last.
         let cause = self.last_error.map_or(String::new(), |last| text(unsafe { last(ptr::null_mut()) }));
         let text = if cause.is_empty() { what } else { format!("{what}: {cause}") };
-        Err(Error::Nccl { action, status, text })
+        Err(NcclError::Call { action, status, text }.into())
     }
 }
 
@@ -119,6 +120,7 @@ pub(super) fn failing() -> Nccl {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn an_error_names_action_status_and_cause() {
@@ -134,7 +136,7 @@ mod tests {
     fn without_the_library_the_error_says_what_was_searched_and_what_to_do() {
         if let Err(error) = Nccl::find() {
             let text = error.to_string();
-            assert!(matches!(error, Error::NoNccl { .. }));
+            assert!(matches!(error, Error::Nccl(NcclError::Missing { .. })));
             for word in ["TWOFOUR_NCCL", "libnccl.so.2", "nvidia-nccl", "/usr/local/cuda/lib64"] {
                 assert!(text.contains(word), "{word}: {text}");
             }

@@ -7,6 +7,7 @@
 //!
 //! The library is searched in the folder that `TWOFOUR_NCCL` names, by the system's loader, in a CUDA toolkit and in Python packages (`nvidia-nccl`).
 
+mod error;
 mod functions;
 mod sums;
 
@@ -20,10 +21,11 @@ use std::{
 use functions::{Handle, Nccl};
 
 use crate::{
-    DataType, Device, Error, Result,
+    DataType, Device, Result,
     layer::{DeviceBuffer, LayerContext},
 };
 
+pub use error::NcclError;
 pub use sums::StreamedSums;
 
 /// Elements of the sums that establish the connections between GPUs: few, and enough for the way that large buffers take.
@@ -35,7 +37,7 @@ const ABORT_PATIENCE: Duration = Duration::from_secs(20);
 /// Returns the version of the installed library, as in (2, 27, 3).
 ///
 /// # Errors
-/// [`Error::NoNccl`] with the places that were searched.
+/// [`NcclError::Missing`] with the places that were searched.
 pub fn version() -> Result<(i32, i32, i32)> {
     Ok(Nccl::find()?.version())
 }
@@ -71,7 +73,7 @@ impl Communicator {
     /// for another rank on the host.
     ///
     /// # Errors
-    /// [`Error::NoNccl`]; [`Error::Nccl`] for a device that is named twice, or GPUs that cannot reach each other; those of allocating memory.
+    /// [`NcclError::Missing`]; [`NcclError::Call`] for a device that is named twice, or GPUs that cannot reach each other; those of allocating memory.
     pub fn of_devices(devices: &[Device]) -> Result<Vec<Self>> {
         let nccl = Nccl::find()?;
         let ordinals: Vec<i32> = devices.iter().map(|device| device.context().ordinal() as i32).collect();
@@ -165,6 +167,3 @@ fn connect(nccl: &Nccl, communicators: &[Communicator], len: usize) -> Result<()
     nccl.expect("connecting GPUs", ended)?;
     buffers.iter().try_for_each(|(_, context)| context.synchronize())
 }
-
-/// An error for a call after [`Communicator::abort`].
-const ABORTED: Error = Error::Aborted;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::{
-    ABORTED, Communicator, Owned,
+    Communicator, NcclError, Owned,
     functions::{F32, Nccl, SUM},
 };
 use crate::{
@@ -54,7 +54,7 @@ impl StreamedSums {
     /// [`StreamedSums::finish`], which dropping this does, too.
     ///
     /// # Errors
-    /// [`Error::SliceType`] and [`Error::OtherDevice`] for a buffer of another type or GPU; [`Error::Aborted`] once another rank has failed; [`Error::Nccl`],
+    /// [`Error::SliceType`] and [`Error::OtherDevice`] for a buffer of another type or GPU; [`NcclError::Aborted`] once another rank has failed; [`NcclError::Call`],
     /// [`Error::Driver`].
     pub fn begin(&mut self, buffers: &mut [DeviceSliceMut<'_>]) -> Result<()> {
         let nccl = Nccl::find()?;
@@ -97,7 +97,7 @@ pub(super) fn launch(
     stream: &CudaStream,
     buffers: &mut [DeviceSliceMut<'_>],
 ) -> Result<()> {
-    let Some(Owned(handle)) = handle else { return Err(ABORTED) };
+    let Some(Owned(handle)) = handle else { return Err(NcclError::Aborted.into()) };
     for buffer in buffers {
         let len = buffer.len();
         let at = buffer.expect("a buffer to sum over GPUs", context, DataType::F32, len)?;
