@@ -2,7 +2,7 @@
 
 use twofour::{
     Mask,
-    layer::{Accumulate, SparseLinearSettings},
+    layer::{Accumulate, Activation, SparseLinearSettings},
 };
 
 use crate::{
@@ -166,15 +166,48 @@ impl<E: Engine> Linear<E> {
         tokens: usize,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let shape = self.shape(tokens);
-        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
-            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
-            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
-        })?;
+        self.weight_gradient(engine, dy, x, tokens, accumulate)?;
         match &mut self.bias {
             Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
             None => Ok(()),
         }
+    }
+
+    fn weight_gradient(
+        &mut self,
+        engine: &E,
+        dy: &E::Buffer,
+        x: &E::Buffer,
+        tokens: usize,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let shape = self.shape(tokens);
+        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
+            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
+            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
+        })
+    }
+
+    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`, and writes or adds the gradients of weight
+    /// and bias.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn gradients_through(
+        &mut self,
+        engine: &E,
+        (activation, y): (Activation, &E::Buffer),
+        dy: &mut E::Buffer,
+        (x, tokens): (&E::Buffer, usize),
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        match self.bias.as_mut().filter(|bias| bias.gradient().is_some()) {
+            Some(bias) => bias.record(accumulate, |db, accumulate| {
+                engine.activation_and_bias_gradient(activation, y, dy, accumulate, db)
+            })?,
+            None => engine.activation_gradient(activation, y, dy)?,
+        }
+        self.weight_gradient(engine, dy, x, tokens, accumulate)
     }
 
     /// `dx = dy · W`.

@@ -156,6 +156,40 @@ fn a_step_that_is_not_finite_changes_nothing_on_the_gpu() {
     }
 }
 
+/// Replayed graphs have the bits of launches, through changes of form, mask selections, validation and skipped steps.
+#[test]
+fn captured_steps_have_the_bits_of_launched_ones() {
+    let switching = SparsityPlan {
+        begin: SparseBegin::Step(5),
+        end: Some(10),
+        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+    };
+    for (name, plan) in plans().into_iter().chain([("ste, steps 5 to 10", switching)]) {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let (mut captured, mut launched) = (trainer(one, &plan), trainer(other, &plan));
+        for step in 0..20 {
+            let [a, b] = [&mut captured, &mut launched].map(|trainer| {
+                if step == 7 {
+                    trainer.validate(3).unwrap();
+                }
+                let good = (step == 13).then(|| poison(trainer, f32::NAN));
+                let report = trainer.step().unwrap();
+                good.map(|good| poison(trainer, good));
+                assert_eq!(report.skipped, step == 13, "{name}, step {step}");
+                (report.loss.to_bits(), report.gradient_norm.to_bits(), report.layer_flip_rates, report.learning_rate)
+            });
+            assert_eq!(a, b, "{name}, step {step}");
+            assert_eq!(masks(&captured), masks(&launched), "{name}, step {step}");
+        }
+        assert!(masters(&captured) == masters(&launched), "{name}");
+        assert_eq!(captured.take_note(), None, "{name}");
+        let replays = captured.engine().replayed_steps();
+        assert!(replays >= 2, "{name}: {replays} replays");
+        assert_eq!(launched.engine().replayed_steps(), 0, "{name}");
+    }
+}
+
 #[test]
 fn resuming_on_the_gpu_is_exact() {
     // Resumed before the switch that is then seen, and after it.

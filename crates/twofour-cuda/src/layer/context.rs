@@ -9,7 +9,10 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
-use super::dense::TimedPlan;
+use super::{
+    captured::{FreeCount, FreeNote},
+    dense::TimedPlan,
+};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     dispatch::Dispatcher,
@@ -64,6 +67,7 @@ pub(super) struct Shared {
     int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
     flips: Plans<(), Flips>,
+    freed: FreeCount,
     transformer: TransformerKernels,
 }
 
@@ -182,6 +186,7 @@ impl LayerContext {
             int4: Plans::default(),
             copies: Plans::default(),
             flips: Plans::default(),
+            freed: FreeCount::default(),
             transformer: TransformerKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
@@ -220,6 +225,15 @@ impl LayerContext {
             .map(|(memory, _)| memory.len())
             .chain(workspace.outgrown.iter().map(CudaSlice::len))
             .sum()
+    }
+
+    pub(super) fn free_count(&self) -> &FreeCount {
+        &self.shared.freed
+    }
+
+    /// Returns a note for the owner of device memory, which is dropped before the memory: graphs that were captured before are then not replayed.
+    pub(crate) fn free_note(&self) -> FreeNote {
+        self.shared.freed.note()
     }
 
     pub(crate) fn ordinal(&self) -> usize {

@@ -4,12 +4,13 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use half::{bf16, f16};
 use twofour::{Element, Mask, MatrixRef};
 
-use super::LayerContext;
+use super::{FreeNote, LayerContext};
 use crate::{DataType, DevicePtr, Error, Result, raw::DenseWeight};
 
 /// A mask in device memory.
 #[derive(Debug)]
 pub(super) struct TileMask {
+    _freed: FreeNote,
     rows: usize,
     cols: usize,
     tiles: CudaSlice<u16>,
@@ -24,7 +25,7 @@ impl TileMask {
         let zeros = context.stream().alloc_zeros::<u16>(len);
         let tiles = zeros.map_err(|error| Error::driver("allocating a mask", error))?;
         let tiles_at = tiles.device_ptr(context.stream()).0;
-        Ok(Self { rows, cols, tiles, tiles_at })
+        Ok(Self { _freed: context.free_note(), rows, cols, tiles, tiles_at })
     }
 
     /// Returns the address.

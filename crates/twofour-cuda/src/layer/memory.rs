@@ -5,7 +5,7 @@ use std::{marker::PhantomData, ops::Range};
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::Element;
 
-use super::LayerContext;
+use super::{FreeNote, LayerContext};
 use crate::{DataType, Device, DevicePtr, Error, Result};
 
 /// The address, number and data type of elements.
@@ -37,6 +37,7 @@ pub struct DeviceSliceMut<'a> {
 pub struct DeviceBuffer {
     region: Region,
     context: LayerContext,
+    _freed: FreeNote,
     memory: CudaSlice<u8>,
 }
 
@@ -192,7 +193,7 @@ impl DeviceBuffer {
         let memory = context.allocate(bytes)?;
         let address = memory.device_ptr(context.stream()).0;
         let region = Region { address, len, dtype, ordinal: context.ordinal() };
-        Ok(Self { region, context: context.clone(), memory })
+        Ok(Self { region, context: context.clone(), _freed: context.free_note(), memory })
     }
 
     /// Copies host memory to the device and synchronizes the stream.

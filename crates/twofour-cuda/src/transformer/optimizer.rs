@@ -6,7 +6,7 @@ use super::shape::{MOST, Memory, at_if, product};
 use crate::{
     DataType, Error, Result,
     arguments::expect_dimension,
-    layer::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear},
+    layer::{DeviceSlice, DeviceSliceMut, FreeNote, LayerContext, SparseLinear},
     raw::{
         adamw::{
             self as raw, AdamW, AdamWCopy, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber,
@@ -90,6 +90,7 @@ pub fn clip_gradients(
 #[derive(Debug)]
 pub struct StepSchedule {
     context: LayerContext,
+    _freed: FreeNote,
     /// The number of steps, the bits of the learning rate, and the constants.
     memory: CudaSlice<u64>,
     raw: AdamWSchedule,
@@ -106,7 +107,7 @@ impl StepSchedule {
         let memory = allocated.map_err(|error| Error::driver("allocating device memory", error))?;
         let at = memory.device_ptr(context.stream()).0;
         let raw = AdamWSchedule { step: at, learning_rate: at + 8, numbers: at + 16 };
-        Ok(Self { context: context.clone(), memory, raw })
+        Ok(Self { context: context.clone(), _freed: context.free_note(), memory, raw })
     }
 
     /// Returns the number of completed steps; synchronizes the stream.

@@ -89,8 +89,8 @@ impl<E: Engine> FeedForwardBlock<E> {
         self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
         let mut d_hidden = activated;
         self.down.input_gradient(engine, &dy, tokens, &mut d_hidden)?;
-        engine.activation_gradient(self.activation, &hidden, &mut d_hidden)?;
-        self.up.parameter_gradients(engine, &d_hidden, &normalized, tokens, accumulate)?;
+        let input = (&normalized, tokens);
+        self.up.gradients_through(engine, (self.activation, &hidden), &mut d_hidden, input, accumulate)?;
         let mut d_normalized = normalized;
         self.up.input_gradient(engine, &d_hidden, tokens, &mut d_normalized)?;
         let mut dx = dy;

@@ -19,6 +19,7 @@
 //!   them, is decided where they are ([`Engine::StepGuard`]).
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
+mod buffer;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -35,36 +36,12 @@ use twofour::{
 
 use crate::Result;
 
+pub use buffer::{Buffer, Kind};
 pub use operands::{
     AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
 pub use sparse::SparseLayer;
-
-/// What the elements of a buffer are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// f32: master weights, gradients of parameters, moments, statistics, losses.
-    Wide,
-    /// The engine's compute type ([`Engine::compute_type`]): activations, their gradients, and copies of parameters for GEMMs.
-    Compute,
-    /// u32: tokens.
-    Index,
-}
-
-/// Memory of an engine.
-pub trait Buffer: Debug + Send {
-    /// Number of elements.
-    fn len(&self) -> usize;
-
-    /// What they are.
-    fn kind(&self) -> Kind;
-
-    /// Whether there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
 
 /// Memory and operations of a device.
 ///
@@ -217,6 +194,23 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// Operands that do not fit.
     fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
+    /// [`Engine::activation_gradient`], and [`Engine::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
+    /// linear layer that made it. The bits are those of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &Self::Buffer,
+        dy: &mut Self::Buffer,
+        accumulate: Accumulate,
+        db: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.activation_gradient(activation, x, dy)?;
+        self.bias_gradient(dy, accumulate, db)
+    }
+
     /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
     ///
     /// # Errors
@@ -348,6 +342,30 @@ pub trait Engine: Debug + Send + Sync + Sized {
         state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
+
+    /// Announces learning rate and number, counted from 1, of the next [`Engine::adamw`] calls of a [`Engine::repeat`]ed step: it has those at each repetition,
+    /// whatever its calls were given when they were captured.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn begin_update(&self, _learning_rate: f64, _step: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Runs `work`, or repeats what it launched at an earlier call with the same key: the same calls with the same numbers on the same memory, but for learning
+    /// rate and number of [`Engine::begin_update`]. `work` changes nothing but the engine's memory, and neither waits nor writes from host memory. It may run
+    /// twice in a call, the first time without effect.
+    ///
+    /// # Errors
+    /// Those of `work`, and of the device.
+    fn repeat(&self, _key: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
+
+    /// What a person should know about how the engine works, such as why it repeats no steps: each message once.
+    fn take_note(&self) -> Option<String> {
+        None
+    }
 
     /// Says which phase of a step begins. Engines that measure phases take note of it.
     ///

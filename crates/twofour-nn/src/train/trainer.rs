@@ -149,6 +149,11 @@ impl<E: Engine> Trainer<E> {
         (&self.engine, &mut self.model)
     }
 
+    /// What a person should know about how the engine works, such as why it captures no steps: each message once.
+    pub fn take_note(&self) -> Option<String> {
+        self.engine.take_note()
+    }
+
     /// The text that it is trained on.
     pub fn corpus(&self) -> &Corpus {
         &self.corpus

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     exit::{Usage, Verdict},
-    measure::cuda::{self, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow},
+    measure::cuda::{self, AttentionRow, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow},
     present::{Screen, progress::Progress},
 };
 
@@ -40,6 +40,8 @@ Suites:
           or from an unbiased 2:4 estimate of the output gradient
   layer   a training step of a layer with bias by the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias
           and its gradient in epilogues
+  attention
+          attention forward and backward in bf16: kernels that keep scores in registers, and batched GEMMs with a softmax
   step    whole training steps of a GPT in bf16 at GPT-2 774M's sizes, and at a third of its layers: dense, and with 2:4 MLPs whose masks are selected
           in every step, transposable and along rows; with the device time of each phase, and the memory
   block   the same for one block
@@ -88,6 +90,8 @@ enum Suite {
     TrainLinear,
     /// A training step of the 2:4 layer
     Layer,
+    /// Attention forward and backward
+    Attention,
     /// Training steps of a GPT
     Step,
     /// Training steps of one block
@@ -106,6 +110,7 @@ impl Suite {
             Suite::Decode => "decode",
             Suite::TrainLinear => "train-linear",
             Suite::Layer => "layer",
+            Suite::Attention => "attention",
             Suite::Step => "step",
             Suite::Block => "block",
             Suite::Overhead => "overhead",
@@ -138,6 +143,7 @@ enum Rows {
     Prune(Vec<PruneRow>),
     Gemm(Vec<GemmRow>),
     Train(Vec<TrainRow>),
+    Attention(Vec<AttentionRow>),
     Overhead(Vec<OverheadRow>),
     Step(Vec<StepRow>),
 }
@@ -161,6 +167,7 @@ impl Cuda {
         let mut progress = screen.progress();
         let (rows, libraries) = match self.suite {
             Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
+            Suite::Attention => (Rows::Attention(self.attention(&device, &mut progress)?), None),
             Suite::Step => (Rows::Step(self.step(&device, &mut progress, &cuda::STEP_MODELS)?), None),
             Suite::Block => (Rows::Step(self.step(&device, &mut progress, &cuda::BLOCK_MODELS)?), None),
             _ => {
@@ -227,6 +234,17 @@ impl Cuda {
         Ok(rows)
     }
 
+    fn attention(&self, device: &Device, progress: &mut Progress) -> Result<Vec<AttentionRow>> {
+        let works = cuda::ATTENTION_SHAPES;
+        let mut rows = Vec::new();
+        for (done, shape) in works.into_iter().enumerate() {
+            let what = format!("attention, {} x {} tokens", shape.batch, shape.positions);
+            progress.steps(&what, done as u64, works.len() as u64);
+            rows.extend(cuda::attention(device, shape, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
     fn step(&self, device: &Device, progress: &mut Progress, models: &[GptConfig]) -> Result<Vec<StepRow>> {
         let mut rows = Vec::new();
         for (done, config) in models.iter().enumerate() {
@@ -288,6 +306,11 @@ impl Answer {
             Rows::Train(rows) => {
                 screen.line(cuda_tables::train(rows))?;
                 screen.line("\nMedians.")
+            }
+            Rows::Attention(rows) => {
+                screen.line(cuda_tables::attention(rows))?;
+                screen
+                    .line("\nMedians. TFLOP/s: of the products over all scores, half of them where the mask is causal.")
             }
             Rows::Step(rows) => {
                 screen.line(cuda_tables::step(rows))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    measure::cuda::{GemmRow, OverheadRow, PruneRow, StepRow, TrainRow},
+    measure::cuda::{AttentionRow, GemmRow, OverheadRow, PruneRow, StepRow, TrainRow},
     present::{
         table::{Align, Table},
         units,
@@ -100,6 +100,7 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
         ("contender", Align::Left),
         ("step", Align::Right),
         ("p90", Align::Right),
+        ("without graph", Align::Right),
         ("tokens/s", Align::Right),
         ("over dense", Align::Right),
         (phases[0], Align::Right),
@@ -118,6 +119,7 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
             row.contender.into(),
             format!("{:.2} ms", row.ms),
             format!("{:.2} ms", row.p90_ms),
+            format!("{:.2} ms", row.launched_ms),
             format!("{:.0}", row.tokens_per_s),
             format!("{:.3}", dense / row.ms),
             forward,
@@ -125,6 +127,31 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
             update,
             masks,
             format!("{:.2} GB", row.bytes as f64 / 1e9),
+        ]);
+    }
+    table
+}
+
+/// Returns the table of attention.
+pub(super) fn attention(rows: &[AttentionRow]) -> Table {
+    let mut table = Table::new([
+        ("attention", Align::Left),
+        ("dtype", Align::Left),
+        ("contender", Align::Left),
+        ("pass", Align::Left),
+        ("time", Align::Right),
+        ("TFLOP/s", Align::Right),
+    ]);
+    for row in rows {
+        let [batch, positions, heads, head_dim] = row.shape;
+        let mask = if row.causal { "causal" } else { "full" };
+        table.row([
+            format!("{batch} x {positions} tokens, {heads} heads of {head_dim}, {mask}"),
+            row.dtype.into(),
+            row.contender.into(),
+            row.part.into(),
+            time(row.us),
+            format!("{:.0}", row.tflops),
         ]);
     }
     table

@@ -107,6 +107,9 @@ pub(super) fn train<E: Engine>(
         }
         let metrics = run.step(loaded)?;
         view.update(screen, metrics)?;
+        if let Some(note) = run.trainer.take_note() {
+            screen.warn(note);
+        }
     }
     drop(view);
     run.finish(loaded, plan)

@@ -1,5 +1,6 @@
 //! Device time of GPU kernels: contenders interleaved, between two events, with a cold L2.
 
+mod attention;
 mod gemm;
 mod grid;
 mod layer;
@@ -13,6 +14,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_cuda::{Device, compiler::Compiler};
 
+pub(crate) use attention::{ATTENTION_SHAPES, AttentionRow, attention};
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
 pub(crate) use grid::{
     CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,

@@ -19,6 +19,9 @@ const BATCH: usize = 8;
 /// Steps of each contender before its first one that counts: plans and memory, then masks.
 const WARM_UP: usize = 4;
 
+/// Steps that are launched call by call.
+const LAUNCHED: usize = 11;
+
 /// Steps whose phases are measured.
 const PHASED: usize = 5;
 
@@ -52,6 +55,10 @@ pub(crate) struct StepRow {
     pub(crate) p90_ms: f64,
     /// The minimum, milliseconds.
     pub(crate) min_ms: f64,
+    /// Whether the steps were replays of a CUDA graph.
+    pub(crate) captured: bool,
+    /// Median milliseconds of steps that are launched call by call.
+    pub(crate) launched_ms: f64,
     /// Tokens a second, at the median.
     pub(crate) tokens_per_s: f64,
     /// Device memory that the model, its optimizer and its steps took.
@@ -168,6 +175,12 @@ impl Contender {
         times.sort_by(f64::total_cmp);
         let at = |share: f64| times.get(((times.len() - 1) as f64 * share).round() as usize).copied();
         let ms = at(0.5).context("no rounds")?;
+        let captured = self.trainer.engine().replayed_steps() > 0;
+        self.trainer.engine().capture_steps(false);
+        for _ in 0..LAUNCHED {
+            self.step()?;
+        }
+        let launched_ms = median(std::mem::take(&mut self.times));
         let mut phases: Vec<(&'static str, Vec<f64>)> = vec![];
         for _ in 0..PHASED {
             self.trainer.engine().measure_phases();
@@ -179,10 +192,6 @@ impl Contender {
                 }
             }
         }
-        let median = |mut all: Vec<f64>| {
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        };
         let GptConfig { layers, width, heads, context, feed_forward } = config;
         let parameters = self.trainer.model().parameters();
         Ok(StepRow {
@@ -195,12 +204,20 @@ impl Contender {
             ms,
             p90_ms: at(0.9).unwrap_or(ms),
             min_ms: at(0.0).unwrap_or(ms),
+            captured,
+            launched_ms,
             tokens_per_s: (BATCH * context) as f64 / ms * 1e3,
             bytes: self.bytes,
             phases: phases.into_iter().map(|(phase, all)| Phase { phase, ms: median(all) }).collect(),
             loss: self.loss,
         })
     }
+}
+
+/// The median of some numbers.
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Bits that look random.

@@ -2,11 +2,13 @@
 
 mod attention;
 mod buffer;
+mod control;
 mod guard;
 mod optimizer;
+mod repeat;
 mod sparse;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use twofour::{
     DataType,
@@ -25,13 +27,14 @@ use super::{
     AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
     StepLimits, StepPhase,
 };
-use crate::{Error, Result};
+use crate::Result;
 
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
 pub use guard::CudaStepGuard;
 use optimizer::Optimizer;
+use repeat::Repeats;
 pub use sparse::CudaSparseLinear;
 
 /// A GPU and a stream of it.
@@ -43,6 +46,7 @@ pub struct CudaEngine {
     pool: Pool,
     /// Where phases begin, while they are measured.
     phases: Mutex<Option<PhaseMarks>>,
+    repeats: Mutex<Repeats>,
 }
 
 impl CudaEngine {
@@ -63,31 +67,19 @@ impl CudaEngine {
     pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
         transformer::prepare(&context, compute)?;
         let optimizer = Mutex::new(Optimizer::new(&context)?);
-        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default(), phases: Mutex::default() })
+        Ok(CudaEngine {
+            context,
+            compute,
+            optimizer,
+            pool: Pool::default(),
+            phases: Mutex::default(),
+            repeats: Mutex::default(),
+        })
     }
 
     /// The context that work is launched on.
     pub fn context(&self) -> &LayerContext {
         &self.context
-    }
-
-    /// Measures the phases of the steps from now on, until [`CudaEngine::take_phases`].
-    pub fn measure_phases(&self) {
-        *self.phases() = Some(PhaseMarks::new(&self.context));
-    }
-
-    /// Stops measuring phases. Returns the milliseconds of device time of each phase since [`CudaEngine::measure_phases`], by [`StepPhase::name`]; what was
-    /// between steps counts as `rest`. Waits.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn take_phases(&self) -> Result<Vec<(&'static str, f64)>> {
-        let marks = self.phases().take();
-        marks.map_or_else(|| Ok(vec![]), |mut marks| Ok(marks.take()?))
-    }
-
-    fn phases(&self) -> MutexGuard<'_, Option<PhaseMarks>> {
-        self.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dtype(&self, kind: Kind) -> DataType {
@@ -261,6 +253,19 @@ impl Engine for CudaEngine {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
     }
 
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &CudaBuffer,
+        dy: &mut CudaBuffer,
+        accumulate: Accumulate,
+        db: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
+        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
+        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
     fn linear(
         &self,
         shape: LinearShape,
@@ -371,6 +376,18 @@ impl Engine for CudaEngine {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
 
+    fn begin_update(&self, learning_rate: f64, step: u64) -> Result<()> {
+        self.optimizer()?.begin(learning_rate, step)
+    }
+
+    fn repeat(&self, key: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        self.repeat_step(key, &mut work)
+    }
+
+    fn take_note(&self) -> Option<String> {
+        self.repeats().take_note()
+    }
+
     fn begin_phase(&self, phase: StepPhase) -> Result<()> {
         match self.phases().as_mut() {
             Some(marks) => Ok(marks.begin(phase.name())?),
@@ -384,12 +401,7 @@ impl Engine for CudaEngine {
         state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
-        let mut optimizer = self.optimizer.lock().map_err(|_| Error::Unsupported {
-            engine: "cuda",
-            what: "an optimizer step after a step that panicked".to_owned(),
-            remedy: "start again from the last checkpoint",
-        })?;
-        optimizer.step(&self.context, step, state, guard)
+        self.optimizer()?.step(&self.context, step, state, guard)
     }
 }
 
