@@ -64,7 +64,8 @@ impl<E: Engine> Trainer<E> {
 
     /// Compares masks and weights with those of the other ranks, where it is time to, or whenever layers `changed` their form.
     pub(super) fn compare_if_due(&mut self, changed: bool) -> Result<()> {
-        let is_due = changed || self.progress.step.is_multiple_of(COMPARED_EVERY);
+        // After the first step too: a gradient that was not summed shows there.
+        let is_due = changed || self.progress.step == 1 || self.progress.step.is_multiple_of(COMPARED_EVERY);
         if self.seat.is_some() && is_due { self.compare() } else { Ok(()) }
     }
 
