@@ -294,6 +294,12 @@ fn a_dry_run_says_what_becomes_sparse_and_why_not() {
     assert_eq!(plan["layers"][3]["reason"], "in_features padded from 130 to 132");
     assert_eq!((plan["precision"].as_str(), plan["device"].as_str()), (Some("bf16"), Some("cuda")));
     assert_eq!(plan["memory"]["masters"].as_u64().unwrap(), 4 * plan["parameters"].as_u64().unwrap());
+    let two = ["train", &recipe("ste"), "--dry-run", "--json", "--device", "cuda:0,1"];
+    let (one, two) = (run(directory.path(), &two[..4]).good().json(), run(directory.path(), &two).good().json());
+    assert_eq!((two["devices"].as_u64(), &two["step_tokens"]), (Some(2), &one["step_tokens"]));
+    // Half the sequences, in half the bytes an element.
+    let activations = |plan: &Value| plan["memory"]["activations"].as_u64().unwrap();
+    assert_eq!(activations(&one), 4 * activations(&two));
     assert!(names(directory.path()).is_empty(), "a dry run writes nothing");
 }
 
@@ -321,7 +327,8 @@ fn devices_and_precisions_that_are_not_there_leave_no_folder() {
     let directory = tempfile::tempdir().unwrap();
     let message = train(directory.path(), "ste", "run", &["training.precision=bf16"]).bad(2);
     assert!(message.contains("training.precision") && message.contains("the CPU trains in"), "{message}");
-    for (device, code) in [("cuda:99", 1), ("cuda:0,1", 2), ("gpu", 2)] {
+    // Two of three GPUs may be there, but a batch of 8 is not divided evenly over three.
+    for (device, code) in [("cuda:99", 1), ("cuda:98,99", 1), ("cuda:0,1,2", 2), ("cuda:0,0", 2), ("gpu", 2)] {
         let ran = run(directory.path(), &["train", &recipe("ste"), "-o", "run", "--device", device]);
         assert_eq!(ran.code, Some(code), "{device}: {ran:?}");
         assert!(!ran.stderr.contains("panicked"), "{ran:?}");

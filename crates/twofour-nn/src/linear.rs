@@ -135,6 +135,13 @@ impl<E: Engine> Linear<E> {
         restore().map_err(|error| error.in_layer(&self.name))
     }
 
+    /// Adds to the seed of MVUE weight gradients; nothing for a dense layer.
+    pub(crate) fn move_seed(&mut self, by: u64) -> Result<()> {
+        let Some(sparse) = self.sparse.as_mut().filter(|_| by != 0) else { return Ok(()) };
+        let seed = sparse.seed()?.wrapping_add(by);
+        sparse.set_seed(seed).map_err(|error| error.in_layer(&self.name))
+    }
+
     /// `y = x · Wᵀ + bias`.
     ///
     /// # Errors

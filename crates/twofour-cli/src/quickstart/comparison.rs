@@ -8,7 +8,7 @@ use twofour::{
     file::{Overwrite, Reader},
 };
 use twofour_nn::{
-    engine::cpu::CpuEngine,
+    engine::Engine,
     model::{Inference, Sampling},
     train::Trainer,
 };
@@ -36,7 +36,7 @@ const RESERVE: Duration = Duration::from_secs(4);
 
 /// Sequences that can be validated in half of the time that is left, the same for both models. A sequence needs one forward
 /// pass: a third of what it takes to train on it.
-fn validation_sequences(plan: &Plan, training: &Training) -> usize {
+fn validation_sequences<E: Engine>(plan: &Plan, training: &Training<E>) -> usize {
     let left = plan.length().saturating_sub(training.spent()).saturating_sub(RESERVE).as_secs_f64();
     let losses = &training.losses;
     let of = |seconds: f64, steps: usize| seconds / (3 * steps.max(1) * plan.training.batch) as f64;
@@ -45,20 +45,26 @@ fn validation_sequences(plan: &Plan, training: &Training) -> usize {
 }
 
 /// Writes both models as bf16 files, the 2:4 one compressed, and measures them, taking about what is left of the time.
-pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, text: &[u8]) -> Result<Report> {
+pub(crate) fn compare<E: Engine>(
+    plan: &Plan,
+    folder: &Folder,
+    training: &mut Training<E>,
+    text: &[u8],
+) -> Result<Report> {
     let sequences = validation_sequences(plan, training);
     let dense_loss = training.dense.validate(sequences)? as f32;
     interrupt::check()?;
     let sparse_loss = training.sparse.validate(sequences)? as f32;
     interrupt::check()?;
     let [dense_file, sparse_file] = ["dense.safetensors", "sparse.safetensors"].map(|name| folder.file(name));
-    training.dense.model().save(&CpuEngine, &dense_file, Overwrite::Yes, DataType::BF16)?;
-    training.sparse.model().save(&CpuEngine, &sparse_file, Overwrite::Yes, DataType::BF16)?;
+    for (trainer, file) in [(&training.dense, &dense_file), (&training.sparse, &sparse_file)] {
+        trainer.model().save(trainer.engine(), file, Overwrite::Yes, DataType::BF16)?;
+    }
     let reader = Reader::open(&sparse_file)?;
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
     let dense_bytes = reader.compressed_weights().map(|w| w.dense_bytes()).sum();
 
-    let inference = |trainer: &Trainer<CpuEngine>| Inference::<f32>::new(trainer.engine(), trainer.model());
+    let inference = |trainer: &Trainer<E>| Inference::<f32>::new(trainer.engine(), trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);
     let sample = sample(&sparse_file, plan.seed)?;
     let left = plan.length().saturating_sub(training.spent());

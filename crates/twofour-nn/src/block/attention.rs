@@ -9,6 +9,7 @@ use crate::{
     Error, Result,
     engine::{AttentionShape, Engine},
     linear::Linear,
+    parameter::Parameter,
 };
 
 /// `x + out(attention(qkv(layer_norm(x))))` for `x: [batch, positions, width]`.
@@ -93,6 +94,12 @@ impl<E: Engine> AttentionBlock<E> {
         self.out.forward(engine, &merged, tokens, &mut y)?;
         engine.add(&x, &mut y)?;
         Ok((y, SavedAttention { shape, x, statistics, normalized, qkv, merged, state }))
+    }
+
+    /// The parameters: those of the norm, then of the linear layers.
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
+        let linears = self.qkv.parameters_mut().chain(self.out.parameters_mut());
+        self.norm.parameters_mut().into_iter().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.

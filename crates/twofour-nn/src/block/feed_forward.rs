@@ -3,7 +3,7 @@
 use twofour::layer::{Accumulate, Activation};
 
 use super::{LayerNorm, Workspace};
-use crate::{Error, Result, engine::Engine, linear::Linear};
+use crate::{Error, Result, engine::Engine, linear::Linear, parameter::Parameter};
 
 /// `x + down(activation(up(layer_norm(x))))` for `x: [tokens, width]`.
 #[derive(Debug)]
@@ -65,6 +65,12 @@ impl<E: Engine> FeedForwardBlock<E> {
         self.down.forward(engine, &activated, tokens, &mut y)?;
         engine.add(&x, &mut y)?;
         Ok((y, SavedFeedForward { tokens, x, statistics, normalized, hidden, activated }))
+    }
+
+    /// The parameters: those of the norm, then of the linear layers.
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
+        let linears = self.up.parameters_mut().chain(self.down.parameters_mut());
+        self.norm.parameters_mut().into_iter().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.

@@ -312,12 +312,13 @@ impl<E: Engine> Gpt<E> {
         check_tokens("inputs", bytes, shape)?;
         check_tokens("targets", targets, shape)?;
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
-        self.gradients_of(engine, (&ids, &targets), shape, (scale, accumulate), loss)?;
+        self.gradients_of(engine, (&ids, &targets), shape, (scale, accumulate), loss, &mut |_| Ok(()))?;
         self.workspace.give([ids, targets]);
         Ok(())
     }
 
-    /// [`Gpt::gradients`] of bytes that are in the engine's memory, and known to be below 256.
+    /// [`Gpt::gradients`] of bytes that are in the engine's memory, and known to be below 256. `ready` receives gradients as they are complete: those of
+    /// all parameters, each once, in an order that depends on the configuration alone.
     pub(crate) fn gradients_of(
         &mut self,
         engine: &E,
@@ -325,6 +326,7 @@ impl<E: Engine> Gpt<E> {
         shape: BatchShape,
         (scale, accumulate): (f32, Accumulate),
         loss: &mut E::Buffer,
+        ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
     ) -> Result<()> {
         let tokens = shape.tokens();
         let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
@@ -339,17 +341,25 @@ impl<E: Engine> Gpt<E> {
         engine.clear(&mut dx)?;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
         workspace.give([d_logits, d_normalized, x].into_iter().chain(statistics));
+        ready(gradients(self.norm.parameters_mut().into_iter().chain(self.head.parameters_mut())))?;
         for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
+            ready(gradients(layer.feed_forward.parameters_mut()))?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
+            ready(gradients(layer.attention.parameters_mut()))?;
         }
         let width = self.config.width;
         self.embedding.record(accumulate, |gradient, accumulate| {
             engine.embedding_gradient(&dx, width, ids, accumulate, gradient)
         })?;
         workspace.give([dx]);
-        Ok(())
+        ready(gradients([&mut self.embedding]))
     }
+}
+
+/// The gradients of parameters that train.
+fn gradients<'a, E: Engine + 'a>(parameters: impl IntoIterator<Item = &'a mut Parameter<E>>) -> Vec<&'a mut E::Buffer> {
+    parameters.into_iter().filter_map(Parameter::gradient_mut).collect()
 }
 
 /// Whether the linear layer of that name has a bias.

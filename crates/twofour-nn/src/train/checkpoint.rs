@@ -78,7 +78,7 @@ impl<E: Engine> Trainer<E> {
             .filter_map(|linear| Some((linear.name(), linear.sparse()?)))
             .map(|(name, sparse)| {
                 let scale = sparse.scale()?.map(f32::to_bits);
-                Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()? })
+                Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()?.wrapping_sub(self.seed_offset()) })
             })
             .collect::<Result<_>>()?;
         let progress = &self.progress;
@@ -166,7 +166,7 @@ impl<E: Engine> Trainer<E> {
                 self.engine.write(moment, &values)?;
             }
         }
-        let settings = self.plan.layer_settings();
+        let (settings, offset) = (self.plan.layer_settings(), self.seed_offset());
         let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
         for linear in self.model.linears_mut() {
             match sparse.next_if(|(layer, _)| layer.name == linear.name()) {
@@ -174,7 +174,8 @@ impl<E: Engine> Trainer<E> {
                     if linear.sparse().is_none() {
                         linear.make_sparse(&self.engine, settings, layer.seed)?;
                     }
-                    linear.restore(mask, layer.scale.map(f32::from_bits), layer.seed)?;
+                    let seed = layer.seed.wrapping_add(offset);
+                    linear.restore(mask, layer.scale.map(f32::from_bits), seed)?;
                 }
                 None => linear.make_dense(&self.engine)?,
             }

@@ -6,6 +6,7 @@
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
+//! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
 //! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
 //! weights; AdamW; new masks and packed weights for the next step.
@@ -16,16 +17,19 @@
 mod checkpoint;
 mod corpus;
 mod progress;
+pub mod ranks;
 mod report;
 mod settings;
 mod sparsity;
 mod step;
 #[cfg(test)]
 mod tests;
+mod together;
 mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
+pub use ranks::GradientReduction;
 pub use report::StepReport;
 pub use sparsity::{Decay, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

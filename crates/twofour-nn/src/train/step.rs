@@ -8,7 +8,7 @@ use std::{
 
 use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
-use super::{Decay, Trainer};
+use super::{Decay, Trainer, ranks::Seat};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -46,16 +46,26 @@ fn is_not_finite(error: &Error) -> bool {
 impl<E: Engine> Trainer<E> {
     /// Sequences of a micro-batch.
     fn micro_batch(&self) -> BatchShape {
-        let batch = self.settings.micro_batch.unwrap_or(self.settings.batch);
-        BatchShape { batch, positions: self.model.config().context }
+        let TrainingSettings { batch, micro_batch, .. } = self.settings;
+        let share = batch / self.ranks();
+        BatchShape { batch: micro_batch.unwrap_or(share).min(share), positions: self.model.config().context }
     }
 
-    /// Brings the batch of a step to the engine; returns its tokens.
+    /// Trainers that divide each batch.
+    fn ranks(&self) -> usize {
+        self.seat.as_ref().map_or(1, |seat| seat.rank().count())
+    }
+
+    /// Brings this rank's share of the batch of a step to the engine; returns the tokens of the whole batch.
     pub(super) fn upload(&mut self, step: u64) -> Result<usize> {
         let shape = self.micro_batch();
+        let index = self.seat.as_ref().map_or(0, |seat| seat.rank().index());
+        let share = self.settings.batch / self.ranks() * shape.positions;
+        let own = index * share..(index + 1) * share;
         let Trainer { engine, corpus, settings, micro_batches, .. } = self;
         let batch = corpus.batch(settings.seed, step, settings.batch, shape.positions);
-        let parts = batch.inputs.chunks(shape.tokens()).zip(batch.targets.chunks(shape.tokens()));
+        let (inputs, targets) = (&batch.inputs[own.clone()], &batch.targets[own]);
+        let parts = inputs.chunks(shape.tokens()).zip(targets.chunks(shape.tokens()));
         for (index, (inputs, targets)) in parts.enumerate() {
             if index == micro_batches.len() {
                 micro_batches
@@ -74,7 +84,7 @@ impl<E: Engine> Trainer<E> {
         let (shape, update) = (self.micro_batch(), self.progress.updates + 1);
         let (planned_step, step) = self.numbers(learning_rate, update);
         let form: Vec<bool> = self.model.linears().map(|linear| linear.sparse().is_some()).collect();
-        let Trainer { engine, model, loss, guard, micro_batches, planned, settings, progress, .. } = self;
+        let Trainer { engine, model, loss, guard, micro_batches, planned, settings, progress, seat, .. } = self;
         let limits = StepLimits { clip_norm: settings.clip_norm, loss_scale: progress.loss_scale.scale() };
         let kind = (shape, micro_batches.len(), limits, changes_form, selects_mask, form);
         let launched = Launched::Done { changes: 0.0 };
@@ -90,9 +100,10 @@ impl<E: Engine> Trainer<E> {
             steps: [planned_step, step],
             refresh: (!changes_form).then_some(selects_mask),
             launched,
+            seat: seat.as_mut(),
         };
-        if planned_step.second_moment == SecondMoment::Watched {
-            // The change is read while the step is launched.
+        if planned_step.second_moment == SecondMoment::Watched || launch.seat.is_some() {
+            // The change is read while the step is launched; sums over ranks are begun once.
             launch.run()?;
         } else {
             engine.begin_update(learning_rate, update)?;
@@ -181,6 +192,7 @@ struct StepLaunch<'a, E: Engine> {
     /// Whether masks are selected; nothing where layers change their form, which packs them.
     refresh: Option<bool>,
     launched: Launched,
+    seat: Option<&'a mut Seat<E>>,
 }
 
 impl<E: Engine> StepLaunch<'_, E> {
@@ -207,17 +219,31 @@ impl<E: Engine> StepLaunch<'_, E> {
 
     /// The passes of all micro-batches.
     fn passes(&mut self) -> Result<()> {
-        let StepLaunch { engine, model, loss, micro_batches, shape, limits, .. } = self;
-        let tokens: usize = micro_batches.iter().map(|[inputs, _]| inputs.len()).sum();
+        let StepLaunch { engine, model, loss, micro_batches, shape, limits, seat, .. } = self;
+        let ranks = seat.as_ref().map_or(1, |seat| seat.rank().count());
+        let tokens = ranks * micro_batches.iter().map(|[inputs, _]| inputs.len()).sum::<usize>();
         let scale = limits.loss_scale / tokens as f32;
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
-        for [inputs, targets] in *micro_batches {
+        let last = micro_batches.len().saturating_sub(1);
+        for (index, [inputs, targets]) in micro_batches.iter().enumerate() {
             engine.begin_phase(StepPhase::Forward)?;
-            model.gradients_of(engine, (inputs, targets), *shape, (scale, accumulate), loss)?;
+            let mut ready = |gradients: Vec<&mut E::Buffer>| match seat {
+                Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
+                _ => Ok(()),
+            };
+            let tokens = (inputs, targets);
+            let outcome = model.gradients_of(engine, tokens, *shape, (scale, accumulate), loss, &mut ready);
+            match (outcome, &mut *seat) {
+                (Err(error), Some(Seat { reduction, rank })) if is_not_finite(&error) => {
+                    reduction.refuse(rank)?;
+                    break;
+                }
+                (outcome, _) => outcome?,
+            }
             accumulate = Accumulate::Add;
         }
-        Ok(())
+        seat.as_mut().map_or(Ok(()), |Seat { reduction, rank }| reduction.finish(rank, loss))
     }
 
     /// The guard's decision about the update.

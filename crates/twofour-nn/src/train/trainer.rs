@@ -4,7 +4,9 @@ use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
-use super::{Corpus, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check, step::Flips};
+use super::{
+    Corpus, SparseBegin, SparsityPlan, StepReport, progress::Progress, ranks::Seat, settings::check, step::Flips,
+};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -37,6 +39,8 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Trainer<E: Engine> {
+    /// Its place among other ranks. First, so that sums of gradients end before their memory is freed.
+    pub(super) seat: Option<Seat<E>>,
     pub(super) engine: E,
     pub(super) model: Gpt<E>,
     pub(super) corpus: Arc<Corpus>,
@@ -111,8 +115,21 @@ impl<E: Engine> Trainer<E> {
         let planned = plan.layers.iter().cloned().collect();
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
         let micro_batches = vec![];
-        let mut trainer =
-            Trainer { engine, model, corpus, settings, plan, progress, schedule, planned, loss, guard, micro_batches };
+        let seat = None;
+        let mut trainer = Trainer {
+            seat,
+            engine,
+            model,
+            corpus,
+            settings,
+            plan,
+            progress,
+            schedule,
+            planned,
+            loss,
+            guard,
+            micro_batches,
+        };
         trainer.change_form()?;
         Ok(trainer)
     }
@@ -192,13 +209,18 @@ impl<E: Engine> Trainer<E> {
     fn change_form(&mut self) -> Result<bool> {
         let becomes_sparse = self.plans_sparse(self.progress.step);
         let seeds = Stream::new(self.settings.seed, "mvue");
+        let offset = self.seed_offset();
         let mut has_changed = false;
         for (index, linear) in (0u64..).zip(self.model.linears_mut()) {
             let is_planned = self.planned.contains(linear.name());
             match (linear.sparse().is_some(), becomes_sparse && is_planned) {
                 // Seeds of layers are far apart: each weight gradient takes one.
                 (false, true) => {
-                    linear.make_sparse(&self.engine, self.plan.layer_settings(), seeds.bits(index) >> 1)?;
+                    linear.make_sparse(
+                        &self.engine,
+                        self.plan.layer_settings(),
+                        (seeds.bits(index) >> 1).wrapping_add(offset),
+                    )?;
                 }
                 (true, false) => linear.make_dense(&self.engine)?,
                 _ => continue,
@@ -212,9 +234,25 @@ impl<E: Engine> Trainer<E> {
     /// says so.
     ///
     /// # Errors
-    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine.
+    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine. Among other ranks: [`Error::Rank`] where another has failed, and
+    /// [`Error::RanksDiffer`].
     pub fn step(&mut self) -> Result<StepReport> {
-        E::scope(|| self.step_in_scope())
+        self.begin_with_others()?;
+        self.step_with_others()
+    }
+
+    /// A step that all ranks have begun.
+    pub(super) fn step_with_others(&mut self) -> Result<StepReport> {
+        let outcome = match self.seat.as_ref().and_then(|seat| seat.reduction.threads()) {
+            Some(threads) => threads.install(|| E::scope(|| self.step_in_scope())),
+            None => E::scope(|| self.step_in_scope()),
+        };
+        self.told(outcome)
+    }
+
+    /// What is added to seeds on this rank.
+    pub(super) fn seed_offset(&self) -> u64 {
+        self.seat.as_ref().map_or(0, Seat::seed_offset)
     }
 
     fn step_in_scope(&mut self) -> Result<StepReport> {
@@ -226,6 +264,8 @@ impl<E: Engine> Trainer<E> {
         let tokens = self.upload(step)?;
         let launched = self.launch(learning_rate, changes_form, selects_mask)?;
         let found = self.findings(&launched, selects_mask)?;
+        // Sums that were aborted are worth nothing.
+        self.seat.as_ref().map_or(Ok(()), |seat| seat.rank.check())?;
         let skipped = !found.is_finite();
         self.progress.loss_scale.observe(!skipped);
         self.progress.step += 1;
@@ -242,7 +282,8 @@ impl<E: Engine> Trainer<E> {
             self.observe(&launched);
             flips = self.flips(&found.flips);
         }
-        self.change_form()?;
+        let changed = self.change_form()?;
+        self.compare_if_due(changed)?;
         Ok(StepReport {
             step,
             loss: found.loss / tokens as f64,

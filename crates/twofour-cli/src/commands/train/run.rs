@@ -1,14 +1,14 @@
 //! A training run in its folder, from wherever it is to its end.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use twofour::{DataType, MatrixRef, file::Overwrite};
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
-    recipe::{LoadedRecipe, RecipePlan},
+    recipe::{LoadedRecipe, ModelSettings, RecipePlan, TrainingSettings},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, Corpus, StepReport, Trainer},
+    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, StepReport, Trainer},
 };
 
 use super::{folder::Folder, picture, report::Report, view::View};
@@ -39,15 +39,53 @@ struct Run<'a, E: Engine> {
     saved: Option<u64>,
 }
 
-/// Trains from the folder's checkpoint, or from the beginning, to the end, and reports.
+/// Where a run begins: new, or at the folder's checkpoint.
+pub(super) struct Beginning {
+    model: ModelSettings,
+    training: TrainingSettings,
+    plan: SparsityPlan,
+    corpus: Arc<Corpus>,
+    folder: PathBuf,
+    last: PathBuf,
+}
+
+impl Beginning {
+    /// The beginning of a run in a folder.
+    pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder) -> Result<Self> {
+        let recipe = &loaded.recipe;
+        Ok(Beginning {
+            model: recipe.model.clone(),
+            training: recipe.training.clone(),
+            plan: recipe.sparsity_plan()?,
+            corpus: Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?),
+            folder: folder.path().to_owned(),
+            last: folder.file(LAST),
+        })
+    }
+
+    /// The trainer with an engine.
+    pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E>> {
+        let Beginning { model, training, plan, corpus, folder, last } = self;
+        let mut trainer = Trainer::new(engine, model, training, plan.clone(), corpus.clone())?;
+        if last.join(CHECKPOINT_FILE).exists() {
+            let path = folder.display();
+            trainer
+                .resume(last)
+                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
+        }
+        Ok(trainer)
+    }
+}
+
+/// Trains from where a trainer is to the end, and reports.
 pub(super) fn train<E: Engine>(
-    engine: E,
+    trainer: Trainer<E>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut run = Run::open(engine, loaded, folder)?;
+    let mut run = Run::open(trainer, folder)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -78,18 +116,7 @@ pub(super) fn train<E: Engine>(
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn open(engine: E, loaded: &LoadedRecipe, folder: &'a Folder) -> Result<Self> {
-        let recipe = &loaded.recipe;
-        let corpus = Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?);
-        let plan = recipe.sparsity_plan()?;
-        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan, corpus)?;
-        let last = folder.file(LAST);
-        if last.join(CHECKPOINT_FILE).exists() {
-            let path = folder.path().display();
-            trainer
-                .resume(&last)
-                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
-        }
+    fn open(trainer: Trainer<E>, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);

@@ -82,6 +82,14 @@ impl SparseLinear {
         self.mask.read(&self.context)
     }
 
+    /// Returns a hash of the mask, the same for equal masks on all devices; synchronizes the stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn mask_hash(&self) -> Result<u64> {
+        self.mask.hash(&self.context)
+    }
+
     /// Returns the packed weight in canonical form, as a copy in host memory; synchronizes the stream.
     ///
     /// # Errors

@@ -77,6 +77,10 @@ impl SparseLayer<CudaBuffer> for CudaSparseLinear {
         Ok(self.0.mask()?)
     }
 
+    fn mask_hash(&self) -> Result<u64> {
+        Ok(self.0.mask_hash()?)
+    }
+
     fn set_mask(&mut self, master: &CudaBuffer, mask: Mask) -> Result<()> {
         Ok(self.0.set_mask(master.slice(), &mask)?)
     }

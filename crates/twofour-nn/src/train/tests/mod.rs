@@ -1,6 +1,7 @@
 //! Training as a whole: it learns, and it resumes bit for bit.
 
 mod checkpoint;
+mod ranks;
 
 use std::sync::Arc;
 
