@@ -33,7 +33,7 @@ use twofour::{
 
 use crate::Result;
 
-pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment};
+pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, PrunedDecay, SecondMoment};
 pub use sparse::SparseLayer;
 
 /// What the elements of a buffer are.
