@@ -7,7 +7,7 @@ use clap::Args;
 use twofour::DataType;
 use twofour_nn::model::{Checkpoint, LanguageModel};
 
-use crate::dtype::parse_dtype;
+use crate::dtype::computing;
 
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
@@ -16,7 +16,7 @@ pub(crate) struct ModelArguments {
     model: PathBuf,
 
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
-    #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
+    #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
 }
 

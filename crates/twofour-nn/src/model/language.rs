@@ -150,6 +150,7 @@ pub(super) fn dtype_of(reader: &Reader) -> DataType {
         StoredDType::F32 => Some(DataType::F32),
         _ => None,
     };
-    let floats = reader.plain_tensors().filter_map(|tensor| Some((tensor.shape.iter().product(), float(tensor.dtype)?)));
+    let floats =
+        reader.plain_tensors().filter_map(|tensor| Some((tensor.shape.iter().product(), float(tensor.dtype)?)));
     floats.max_by_key(|(len, _): &(usize, _)| *len).map_or(DataType::F32, |(_, dtype)| dtype)
 }

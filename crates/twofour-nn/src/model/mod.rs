@@ -1,5 +1,6 @@
 //! Whole models over an [`Engine`](crate::engine::Engine), their files, and inference.
 
+mod calibration;
 mod checkpoint;
 mod config;
 mod decoder;
@@ -12,6 +13,7 @@ mod sampling;
 mod tests;
 mod tokenizer;
 
+pub use calibration::{Calibration, Observation, Replace};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};

@@ -152,6 +152,12 @@ impl Checkpoint {
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {
-        StoredParts { reader: &self.reader, layout: &self.layout, tied: self.config.tied }
+        StoredParts::new(&self.reader, &self.layout, self.config.tied)
+    }
+
+    /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.
+    pub(crate) fn stored(&self, linear: &str) -> Option<(Vec<String>, bool)> {
+        let linear = self.layout.linears.get(linear)?;
+        Some((linear.parts.iter().map(|(name, _)| format!("{name}.weight")).collect(), linear.is_transposed))
     }
 }

@@ -14,23 +14,33 @@ use super::{
 use crate::{
     Error, Result,
     model::{
+        calibration::Replace,
         file,
         inference::{
             build::Parts,
-            linear::{Linear, LinearPart},
+            linear::{Linear, LinearPart, narrowed},
         },
     },
 };
 
 /// A checkpoint's tensors, whose shapes were checked.
-#[derive(Debug)]
 pub(crate) struct StoredParts<'a> {
-    pub(crate) reader: &'a Reader,
-    pub(crate) layout: &'a Layout,
-    pub(crate) tied: bool,
+    reader: &'a Reader,
+    layout: &'a Layout,
+    tied: bool,
+    replace: Option<Replace<'a>>,
 }
 
-impl StoredParts<'_> {
+impl<'a> StoredParts<'a> {
+    pub(super) fn new(reader: &'a Reader, layout: &'a Layout, tied: bool) -> Self {
+        StoredParts { reader, layout, tied, replace: None }
+    }
+
+    /// The same with other weights in place of those that `replace` returns.
+    pub(crate) fn replacing(self, replace: Option<Replace<'a>>) -> Self {
+        StoredParts { replace, ..self }
+    }
+
     /// A tensor that is stored as floats, as `T`.
     fn floats<T: Arithmetic + StoredElement>(&self, name: &str) -> Result<Vec<T>> {
         let view = self.reader.tensor(name)?;
@@ -61,14 +71,22 @@ impl StoredParts<'_> {
     ) -> Result<LinearPart<T>> {
         let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
         let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;
-        let is_compressed = file::is_compressed(self.reader, &weight);
+        let replaced = self.replace.and_then(|replace| replace(&weight));
+        let is_compressed = file::is_compressed(self.reader, &weight) && replaced.is_none();
         if is_compressed && !linear.is_transposed && !stays_dense {
             return LinearPart::compressed(self.reader, &weight, shape, bias);
         }
         let stored = linear.stored_shape(*outputs);
-        let values: Vec<T> = match is_compressed {
-            true => file::values(self.reader, &weight, &stored)?.into_iter().map(T::from_f32).collect(),
-            false => self.floats(&weight)?,
+        let values: Vec<T> = match replaced {
+            Some(values) => {
+                let (expected, found) = (outputs * linear.inputs, values.len());
+                if found != expected {
+                    return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
+                }
+                narrowed(values)
+            }
+            None if is_compressed => narrowed(file::values(self.reader, &weight, &stored)?),
+            None => self.floats(&weight)?,
         };
         let values = if linear.is_transposed { transposed(&values, stored) } else { values };
         if stays_dense {

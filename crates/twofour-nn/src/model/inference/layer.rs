@@ -40,6 +40,18 @@ pub(crate) enum Role {
     Down,
 }
 
+impl Role {
+    /// The layer's name within its block.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::Qkv => "attn.qkv",
+            Role::Out => "attn.out",
+            Role::Up => "mlp.up",
+            Role::Down => "mlp.down",
+        }
+    }
+}
+
 /// What sees the inputs of linear layers: `[tokens, in_features]`.
 pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]);
 

@@ -1,6 +1,6 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
-mod attention;
+pub(super) mod attention;
 pub(super) mod build;
 mod gpt;
 pub(super) mod layer;
@@ -13,7 +13,7 @@ mod tests;
 
 use std::ops::ControlFlow;
 
-use twofour::kernel::KernelElement;
+use twofour::kernel::{Activation, KernelElement};
 
 use self::{
     layer::{Layer, widened},
@@ -122,29 +122,44 @@ impl<T: KernelElement> Inference<T> {
 
     /// The residual stream of tokens at `position` and after, before the first layer.
     fn embed(&self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
-        let DecoderConfig { width, .. } = self.config;
         let table = self.embedding.as_deref().or_else(|| self.head.dense_values()).unwrap_or_default();
-        let mut x = Vec::with_capacity(tokens.len() * width);
-        for (index, &token) in tokens.iter().enumerate() {
-            let row = table.chunks_exact(width).nth(token as usize);
-            x.extend(widened(row.ok_or_else(|| self.no_token(token, index))?));
-        }
-        if let Some(positions) = &self.positions {
-            let added = &positions[position * width..][..x.len()];
-            x.iter_mut().zip(added).for_each(|(x, added)| *x += added.to_f32());
-        }
-        Ok(x)
+        embed((table, self.config.width), self.positions.as_deref(), tokens, position)
+    }
+
+    /// The scores of the token that follows each of those whose last hidden states are `x: [tokens, width]`.
+    pub(crate) fn head_of(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let tokens = x.len() / self.config.width;
+        Ok(widened(&self.head.forward(&self.norm.forward::<T>(x), tokens, Activation::Identity)?))
     }
 
     /// An error for the first token that is not in the vocabulary.
     fn expect_tokens(&self, tokens: &[u32]) -> Result<()> {
         match tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.config.vocabulary) {
             None => Ok(()),
-            Some((index, &token)) => Err(self.no_token(token, index)),
+            Some((index, &token)) => Err(no_token(token, index, self.config.vocabulary)),
         }
     }
+}
 
-    fn no_token(&self, token: u32, position: usize) -> Error {
-        Error::Token { what: "inputs", token, position, vocabulary: self.config.vocabulary }
+fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
+    Error::Token { what: "inputs", token, position, vocabulary }
+}
+
+/// The rows of a table `[vocabulary, width]` that tokens name, with the learned vectors of `position` and after added.
+pub(super) fn embed<T: KernelElement>(
+    (table, width): (&[T], usize),
+    positions: Option<&[T]>,
+    tokens: &[u32],
+    position: usize,
+) -> Result<Vec<f32>> {
+    let mut x = Vec::with_capacity(tokens.len() * width);
+    for (index, &token) in tokens.iter().enumerate() {
+        let row = table.chunks_exact(width).nth(token as usize);
+        x.extend(widened(row.ok_or_else(|| no_token(token, index, table.len() / width))?));
     }
+    if let Some(positions) = positions {
+        let added = &positions[position * width..][..x.len()];
+        x.iter_mut().zip(added).for_each(|(x, added)| *x += added.to_f32());
+    }
+    Ok(x)
 }

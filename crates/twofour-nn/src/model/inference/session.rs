@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use twofour::kernel::{Activation, KernelElement};
+use twofour::kernel::KernelElement;
 
 use super::{
     Inference,
     attention::Cache,
-    layer::{Place, widened},
+    layer::Place,
 };
 use crate::{
     Error, Result,
@@ -55,8 +55,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
     pub fn feed(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (model, width) = (self.model, self.model.config.width);
         let x = self.hidden(tokens)?;
-        let last = model.norm.forward::<T>(&x[x.len() - width..]);
-        Ok(widened(&model.head.forward(&last, 1, Activation::Identity)?))
+        model.head_of(&x[x.len() - width..])
     }
 
     /// Feeds tokens and returns the scores of the token that follows each, `[tokens, vocabulary]`.
@@ -65,8 +64,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
     /// Those of [`Session::feed`].
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let model = self.model;
-        let x = model.norm.forward::<T>(&self.hidden(tokens)?);
-        Ok(widened(&model.head.forward(&x, tokens.len(), Activation::Identity)?))
+        model.head_of(&self.hidden(tokens)?)
     }
 
     /// Feeds tokens and returns the sum of `-log p`, in nats, of each of the last `count` of them given those before it.
@@ -85,9 +83,7 @@ impl<'a, T: KernelElement> Session<'a, T> {
         let (x, targets) = (&x[first * width..][..count * width], &tokens[first + 1..]);
         let mut sum = 0.0;
         for (x, targets) in x.chunks(at_once * width).zip(targets.chunks(at_once)) {
-            let x = model.norm.forward::<T>(x);
-            let logits = widened(&model.head.forward(&x, targets.len(), Activation::Identity)?);
-            sum += cross_entropy::loss(&logits, vocabulary, targets);
+            sum += cross_entropy::loss(&model.head_of(x)?, vocabulary, targets);
         }
         Ok(sum)
     }
