@@ -2,6 +2,7 @@
 
 mod attention;
 mod buffer;
+mod norm;
 mod optimizer;
 mod sparse;
 
@@ -207,18 +208,7 @@ impl Engine for CudaEngine {
         y: &mut CudaBuffer,
         rstd: &mut CudaBuffer,
     ) -> Result<()> {
-        let width = gain.len();
-        let norm = Norm { kind: NormKind::RootMeanSquare, rows: rows_of(x, width), width, epsilon };
-        let tensors = NormForward {
-            x: x.slice(),
-            residual: None,
-            gain: gain.slice(),
-            bias: None,
-            y: y.slice_mut(),
-            mean: None,
-            rstd: rstd.slice_mut(),
-        };
-        Ok(transformer::norm_forward(&self.context, norm, tensors)?)
+        norm::rms_forward(&self.context, (x, gain), epsilon, y, rstd)
     }
 
     fn rms_norm_gradient(
@@ -230,21 +220,7 @@ impl Engine for CudaEngine {
         accumulate: Accumulate,
         d_gain: &mut CudaBuffer,
     ) -> Result<()> {
-        let width = gain.len();
-        let norm = Norm { kind: NormKind::RootMeanSquare, rows: rows_of(x, width), width, epsilon };
-        let tensors = NormBackward {
-            x: x.slice(),
-            gain: gain.slice(),
-            mean: None,
-            rstd: rstd.slice(),
-            dy: dy.slice(),
-            dx: dx.slice_mut(),
-            accumulate_dx: Accumulate::Add,
-            dgain: d_gain.slice_mut(),
-            dbias: None,
-            accumulate,
-        };
-        Ok(transformer::norm_backward(&self.context, norm, tensors)?)
+        norm::rms_gradient(&self.context, (x, gain, rstd), epsilon, (dy, dx), accumulate, d_gain)
     }
 
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {

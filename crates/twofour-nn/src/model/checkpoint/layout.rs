@@ -13,8 +13,10 @@ pub(crate) struct Layout {
     pub(crate) linears: BTreeMap<String, StoredLinear>,
     /// Everything else: norms' parameters and tables, by their full name.
     pub(crate) tensors: BTreeMap<String, StoredTensor>,
-    /// Whether an extra tensor of that name is ignored.
+    /// Extra tensors are ignored whose names end so.
     pub(crate) ignored: Vec<&'static str>,
+    /// Extra tensors are ignored whose names begin so.
+    pub(crate) ignored_beginnings: Vec<&'static str>,
 }
 
 /// A linear layer: its output features are those of the parts, one after the other.
@@ -87,8 +89,11 @@ impl Layout {
         }
         let plain = reader.plain_tensors().map(|tensor| &tensor.name);
         let stored = plain.chain(reader.compressed_weights().map(|weight| &weight.name));
-        let is_extra =
-            |name: &&String| !known.contains(*name) && !self.ignored.iter().any(|ending| name.ends_with(ending));
+        let is_ignored = |name: &String| {
+            self.ignored.iter().any(|ending| name.ends_with(ending))
+                || self.ignored_beginnings.iter().any(|beginning| name.starts_with(beginning))
+        };
+        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name);
         match { stored }.find(is_extra) {
             None => Ok(()),
             Some(name) => Err(CheckpointError::ExtraTensor { path: reader.path().to_owned(), name: name.clone() }),

@@ -12,11 +12,13 @@
 //! | `qwen3` | norms of queries and keys |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
 
+mod bert;
 mod error;
 mod fields;
 mod gpt2;
 mod layout;
 mod llama;
+mod save;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,8 @@ use twofour::{
 };
 
 pub use self::error::CheckpointError;
-use self::{fields::Fields, llama::Family};
-pub(crate) use self::{layout::Layout, tensors::StoredParts};
+pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+use self::{fields::Fields, layout::Layout, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
 use crate::{Result, engine::Engine};
 
@@ -166,7 +168,7 @@ impl Checkpoint {
 
     /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.
     pub(crate) fn stored(&self, linear: &str) -> Option<(Vec<String>, bool)> {
-        let linear = self.layout.linears.get(linear)?;
-        Some((linear.parts.iter().map(|(name, _)| format!("{name}.weight")).collect(), linear.is_transposed))
+        let is_transposed = self.layout.linears.get(linear)?.is_transposed;
+        Some((self.parts().weights_of(linear), is_transposed))
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct StoredParts<'a> {
 }
 
 impl<'a> StoredParts<'a> {
-    pub(super) fn new(reader: &'a Reader, layout: &'a Layout, tied: bool) -> Self {
+    pub(crate) fn new(reader: &'a Reader, layout: &'a Layout, tied: bool) -> Self {
         StoredParts { reader, layout, tied, replace: None }
     }
 
@@ -57,6 +57,17 @@ impl<'a> StoredParts<'a> {
                 Err(CheckpointError::DType { path, name, found }.into())
             }
         }
+    }
+
+    /// Whether there is a linear layer of that name.
+    pub(crate) fn has_linear(&self, ours: &str) -> bool {
+        self.layout.linears.contains_key(ours)
+    }
+
+    /// The names of the weights that make up a linear layer.
+    pub(crate) fn weights_of(&self, ours: &str) -> Vec<String> {
+        let parts = self.layout.linears.get(ours).map(|linear| linear.parts.as_slice()).unwrap_or_default();
+        parts.iter().map(|(name, _)| format!("{name}.weight")).collect()
     }
 
     /// The values of a parameter, by the name that the model has for it; a linear layer's parts one after the other.

@@ -117,6 +117,53 @@ fn models_that_train_compute_the_same_logits() {
     }
 }
 
+/// Fine-tuning of a pruned model: the static mask is that of its zeros, and what is saved is a checkpoint again.
+#[test]
+fn a_pruned_checkpoint_is_fine_tuned_and_saved() {
+    use std::sync::Arc;
+
+    use crate::{
+        engine::cpu::CpuEngine,
+        recipe::{Method, TrainingSettings},
+        train::{Corpus, SparsityPlan, Trainer},
+    };
+    let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
+    let is_linear = |name: &str| name.contains("proj.weight");
+    let mut which = |tensor: &file::TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
+    let (_folder, pruned) = converted("llama", |to| {
+        file::prune(directory("llama"), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+    });
+    fs::copy(directory("llama").join("tokenizer.json"), pruned.join("tokenizer.json")).unwrap();
+    let checkpoint = Checkpoint::open(&pruned).unwrap();
+    let model = checkpoint.model(&CpuEngine).unwrap();
+    let layers: Vec<String> = model.linears().map(|l| l.name().to_owned()).filter(|name| name != "head").collect();
+    let training = TrainingSettings { steps: 25, batch: 2, warm_up: 2, learning_rate: 3e-3, ..Default::default() };
+    let plan = SparsityPlan::of_method(Method::Fixed, layers, training.steps);
+    let tokens = expected("llama").tokens.repeat(10);
+    let corpus = Arc::new(Corpus::of_tokens(tokens.clone(), 0.1).unwrap());
+    let mut trainer = Trainer::with_model(CpuEngine, model, &training, plan, corpus).unwrap();
+    let before = trainer.validate(2).unwrap();
+    while !trainer.is_finished() {
+        trainer.step().unwrap();
+    }
+    assert!(trainer.validate(2).unwrap() < before - 0.3);
+    let out = tempfile::tempdir().unwrap();
+    let (engine, model) = trainer.engine_and_model();
+    checkpoint.save((engine, model), out.path(), Overwrite::No, DataType::F32).unwrap();
+    let saved = Checkpoint::open(out.path()).unwrap();
+    saved.tokenizer().unwrap();
+    let shape = crate::block::BatchShape { batch: 1, positions: 20 };
+    let trained = model.logits(engine, &tokens[..20], shape).unwrap();
+    let logits = saved.inference::<f32>().unwrap().session().logits(&tokens[..20]).unwrap();
+    assert!(largest_difference(&logits, &trained) < 1e-3);
+    // Not a zero of the pruned checkpoint has come back.
+    for tensor in checkpoint.reader().tensors().filter(|tensor| is_linear(&tensor.name)) {
+        let of = |reader: &Reader| crate::model::file::plain(reader, &tensor.name, &tensor.shape).unwrap();
+        let (old, new) = (of(checkpoint.reader()), of(saved.reader()));
+        assert!(old != new && old.iter().zip(&new).all(|(old, new)| *old != 0.0 || *new == 0.0), "{}", tensor.name);
+    }
+}
+
 #[test]
 fn tokenizers_encode_and_decode_as_the_python_package_does() {
     for family in FAMILIES {
