@@ -7,7 +7,7 @@ use super::{
 use crate::engine::Nonlinearity;
 
 /// Twice the root of 2/π, and the cubic coefficient of GELU's approximation.
-const TANH_GELU: [f32; 2] = [1.595_769_1, 0.044_715];
+const TANH_GELU: [f32; 2] = [1.595_769, 0.044_715];
 
 /// A function with its derivative, as loops are compiled for it.
 trait Function: Sync {

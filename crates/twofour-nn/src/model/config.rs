@@ -78,6 +78,11 @@ impl GptConfig {
         (DecoderConfig::from(&own) == *config).then_some(own)
     }
 
+    /// Output and input features of every linear layer with its name, in the order of computation.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        DecoderConfig::from(self).linear_layers()
+    }
+
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
         DecoderConfig::from(self).parameters()
