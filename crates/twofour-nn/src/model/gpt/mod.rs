@@ -197,7 +197,7 @@ impl<E: Engine> Gpt<E> {
     /// Scores of the next byte after each of `bytes` `[batch, positions]`: `[batch, positions, vocabulary]`.
     ///
     /// # Errors
-    /// Sequences longer than the context, bytes above 255.
+    /// Sequences longer than the context, tokens outside the vocabulary.
     pub fn logits(&mut self, engine: &E, bytes: &[u32], shape: BatchShape) -> Result<Vec<f32>> {
         self.check_tokens("inputs", bytes, shape)?;
         let ids = self.ids(engine, bytes)?;
