@@ -81,6 +81,7 @@ pub(crate) enum Command {
     Quantize(commands::quantize::Quantize),
     Decompress(commands::decompress::Decompress),
     Inspect(commands::inspect::Inspect),
+    Eval(commands::eval::Eval),
     Generate(commands::generate::Generate),
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),

@@ -31,7 +31,15 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
 }
 
 fn model() -> ModelSettings {
-    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 128, heads: 4, context: 64, feed_forward: Some(256) }
+    ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 2,
+        width: 128,
+        heads: 4,
+        kv_heads: None,
+        context: 64,
+        feed_forward: Some(256),
+    }
 }
 
 fn training() -> TrainingSettings {
@@ -78,6 +86,69 @@ fn step_switching_after(latest: u64) -> SparsityPlan {
 
 fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
     trainer.model().linears().filter_map(|linear| Some(linear.sparse()?.mask().unwrap())).collect()
+}
+
+/// A LLaMA's operations: root-mean-square norm, grouped queries, SwiGLU.
+#[test]
+fn a_llama_trains_as_on_the_cpu() {
+    let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
+    for method in [Method::Dense, Method::Ste] {
+        let plan = SparsityPlan::of_method(method, layers(), 60);
+        let Some(engine) = engine(DataType::BF16) else { return };
+        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
+        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus.clone()).unwrap();
+        assert_eq!(masks(&cpu), masks(&cuda), "{method:?}");
+        for step in 0..20 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{method:?}, step {step}: {a:?}, {b:?}");
+            let norms = (a.gradient_norm, b.gradient_norm);
+            assert!((norms.0 - norms.1).abs() < 0.05 * norms.0, "{method:?}, step {step}: {a:?}, {b:?}");
+        }
+    }
+}
+
+/// In f32, each of these operations and its gradient.
+#[test]
+fn operations_of_a_llama_are_those_of_the_cpu() {
+    use twofour_nn::{engine::Nonlinearity, random::Stream};
+    let Some(cuda) = engine(DataType::F32) else { return };
+    let numbers = |len: usize, name: &str| -> Vec<f32> {
+        let stream = Stream::new(3, name);
+        (0..len as u64).map(|i| stream.normal(i) as f32).collect()
+    };
+    fn run<E: Engine>(engine: &E, inputs: &[Vec<f32>; 4], function: Nonlinearity) -> [Vec<f32>; 5] {
+        use twofour::layer::Accumulate;
+        let (tokens, width) = (37, 96);
+        let buffer = |kind: Kind, values: &[f32]| {
+            let mut buffer = engine.zeros(kind, values.len()).unwrap();
+            engine.write(&mut buffer, values).unwrap();
+            buffer
+        };
+        let zeros = |kind: Kind, len: usize| engine.zeros(kind, len).unwrap();
+        let [x, gain, dy, gated_x] = inputs;
+        let (x, gain, dy) = (buffer(Kind::Compute, x), buffer(Kind::Wide, gain), buffer(Kind::Compute, dy));
+        let gated_x = buffer(Kind::Compute, gated_x);
+        let (mut y, mut statistics) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, tokens));
+        engine.rms_norm(&x, &gain, 1e-5, &mut y, &mut statistics).unwrap();
+        let (mut dx, mut d_gain) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, width));
+        let saved = (&x, &gain, &statistics);
+        engine.rms_norm_gradient(saved, 1e-5, &dy, &mut dx, Accumulate::Overwrite, &mut d_gain).unwrap();
+        let (mut gated, mut d_gated) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Compute, tokens * 2 * width));
+        engine.gated(function, width, &gated_x, &mut gated).unwrap();
+        engine.gated_gradient(function, width, &gated_x, &dy, &mut d_gated).unwrap();
+        [&y, &dx, &d_gain, &gated, &d_gated].map(|buffer| engine.read(buffer).unwrap())
+    }
+    let inputs = [numbers(37 * 96, "x"), numbers(96, "gain"), numbers(37 * 96, "dy"), numbers(37 * 192, "gated")];
+    for function in [Nonlinearity::Relu, Nonlinearity::Gelu, Nonlinearity::TanhGelu, Nonlinearity::Silu] {
+        let (found, expected) = (run(&cuda, &inputs, function), run(&CpuEngine, &inputs, function));
+        for (what, (found, expected)) in ["y", "dx", "gain", "gated", "gate"].iter().zip(found.iter().zip(&expected)) {
+            for (a, b) in found.iter().zip(expected) {
+                assert!((a - b).abs() < 1e-4 * (1.0 + b.abs()), "{what}, {function:?}: {a}, {b}");
+            }
+        }
+    }
 }
 
 #[test]

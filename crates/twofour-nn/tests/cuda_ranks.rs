@@ -46,8 +46,15 @@ fn layers() -> Vec<String> {
 }
 
 fn make(plan: &SparsityPlan, micro_batch: Option<usize>) -> Make {
-    let model =
-        ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 128, heads: 4, context: 64, feed_forward: Some(256) };
+    let model = ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 2,
+        width: 128,
+        heads: 4,
+        context: 64,
+        feed_forward: Some(256),
+        kv_heads: None,
+    };
     let training = TrainingSettings { batch: 4, micro_batch, steps: 300, warm_up: 4, seed: 9, ..Default::default() };
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
     let (corpus, plan) = (Arc::new(Corpus::new(text, 0.1).unwrap()), plan.clone());

@@ -1,5 +1,7 @@
 //! Shapes and numbers that operations take.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Result};
 
 /// The shape of a linear layer's operands.
@@ -45,6 +47,20 @@ impl AttentionShape {
     pub fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
+}
+
+/// A function of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nonlinearity {
+    /// `max(x, 0)`.
+    Relu,
+    /// GELU, `x Φ(x)`.
+    Gelu,
+    /// GELU's approximation by tanh, `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    TanhGelu,
+    /// `x / (1 + exp(-x))`.
+    Silu,
 }
 
 /// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.

@@ -4,6 +4,7 @@ mod attention;
 mod buffer;
 mod control;
 mod guard;
+mod norm;
 mod optimizer;
 mod repeat;
 mod sparse;
@@ -19,13 +20,13 @@ use twofour_cuda::{
     layer::{self, LayerContext},
     measure::PhaseMarks,
     transformer::{
-        self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
+        self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
 };
 
 use super::{
-    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SparseLayer as _, StepFindings,
-    StepLimits, StepPhase,
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SparseLayer as _,
+    StepFindings, StepLimits, StepPhase,
 };
 use crate::Result;
 
@@ -219,8 +220,31 @@ impl Engine for CudaEngine {
         Ok(transformer::norm_backward(&self.context, norm, tensors)?)
     }
 
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<CudaRotary> {
-        Ok(CudaRotary::new(positions, head_dim))
+    fn rms_norm(
+        &self,
+        x: &CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_forward(&self.context, (x, gain), epsilon, y, rstd)
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        (x, gain, rstd): (&CudaBuffer, &CudaBuffer, &CudaBuffer),
+        epsilon: f32,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_gradient(&self.context, (x, gain, rstd), epsilon, (dy, dx), accumulate, d_gain)
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {
+        Ok(CudaRotary::new(positions, frequencies))
     }
 
     fn attention(
@@ -264,6 +288,24 @@ impl Engine for CudaEngine {
         let (context, tokens) = (&self.context, rows_of(dy, db.len()));
         let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
         Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let shape = (rows_of(y, width), width);
+        Ok(transformer::gated_forward(&self.context, gate(function), shape, x.slice(), y.slice_mut())?)
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CudaBuffer,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let shape = (rows_of(dy, width), width);
+        let (x, dy, dx) = (x.slice(), dy.slice(), dx.slice_mut());
+        Ok(transformer::gated_backward(&self.context, gate(function), shape, x, dy, dx)?)
     }
 
     fn linear(
@@ -402,6 +444,15 @@ impl Engine for CudaEngine {
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
         self.optimizer()?.step(&self.context, step, state, guard)
+    }
+}
+
+fn gate(function: Nonlinearity) -> Gate {
+    match function {
+        Nonlinearity::Relu => Gate::Relu,
+        Nonlinearity::Gelu => Gate::Gelu,
+        Nonlinearity::TanhGelu => Gate::TanhGelu,
+        Nonlinearity::Silu => Gate::Silu,
     }
 }
 
