@@ -115,6 +115,11 @@ impl Mask {
         self.words.par_chunks_mut((height * stride(self.cols)).max(1))
     }
 
+    /// All words, row by row.
+    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+
     /// How many elements are kept.
     pub fn count(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
@@ -253,6 +258,15 @@ pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) 
         for (bit, (value, out)) in values.iter().zip(out).enumerate() {
             *out = if word >> bit & 1 == 1 { *value } else { T::ZERO };
         }
+    }
+}
+
+/// Sets up to 64 bits of a mask's row from column `col` on, the first from bit 0.
+pub(crate) fn set_bits(words: &mut [u64], col: usize, bits: u64) {
+    let (word, shift) = (col / 64, col % 64);
+    words[word] |= bits << shift;
+    if shift > 0 && bits >> (64 - shift) > 0 {
+        words[word + 1] |= bits >> (64 - shift);
     }
 }
 
