@@ -175,7 +175,21 @@ pub enum Error {
         damping: f64,
     },
 
-    /// A setting of a solver that is out of range.
+    /// A parameter that a sparsifier does not have, or for which its caller has no weight.
+    #[error("parameter `{name}`: the sparsifier and its caller must both have it; prepare it, or return its weight")]
+    NoParameter {
+        /// The name asked for.
+        name: String,
+    },
+
+    /// A parameter that is prepared already.
+    #[error("parameter `{name}` is prepared already; a parameter has one rule")]
+    DuplicateParameter {
+        /// Its name.
+        name: String,
+    },
+
+    /// A setting that is out of range.
     #[error("{what} is {value}: must be {expected}")]
     Setting {
         /// Which setting.

@@ -9,6 +9,7 @@
 //! | choosing the mask | [`select`] |
 //! | what each element is worth | [`criterion`] |
 //! | statistics of a layer's inputs | [`calibration`] |
+//! | masks over the life of a training run | [`sparsify`] |
 //! | pruning that adjusts the kept weights | [`solve`] |
 //! | stand-ins for a tensor inside training | [`estimate`] |
 //! | is a tensor already 2:4? | [`verify`] |
@@ -41,6 +42,7 @@ pub mod matrix;
 pub mod pattern;
 pub mod select;
 pub mod solve;
+pub mod sparsify;
 pub mod verify;
 
 pub use compressed::Compressed;
