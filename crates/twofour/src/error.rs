@@ -189,6 +189,17 @@ pub enum Error {
         name: String,
     },
 
+    /// A pruned weight with an element that its mask does not keep.
+    #[error("row {row}, column {col}: the pruned weight is {value} where its mask keeps nothing; it must be 0 there")]
+    NotPruned {
+        /// Row of the first such element.
+        row: usize,
+        /// Column of the first such element.
+        col: usize,
+        /// The element.
+        value: f32,
+    },
+
     /// A setting that is out of range.
     #[error("{what} is {value}: must be {expected}")]
     Setting {

@@ -3,10 +3,13 @@
 //! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8), with an entry
 //! in the file's metadata; anything else in the file is an ordinary tensor. `docs/format.md` is the specification.
 //!
-//! [`compress`](compress()), [`decompress`](decompress()) and [`prune`](prune()) convert whole models, one tensor at a time.
+//! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()) and [`prune_with`] convert whole models, one tensor at a time.
 //! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
 //! however large the model.
+//!
+//! A directory in gives a directory out, in which everything else of the model (configuration, tokenizer, texts, subdirectories) is copied; weights of other formats
+//! and hidden files are not. So a library that loads the input loads the output. For a model of one file an output that is named `*.safetensors` is that file alone.
 //!
 //! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a sharded
 //! model every shard is complete and on the disk before the first gets its name, and the index gets its name last: a
@@ -70,7 +73,8 @@ mod writer;
 
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
-    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress, decompress, prune,
+    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, compress,
+    decompress, prune, prune_with,
 };
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};

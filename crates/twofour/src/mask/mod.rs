@@ -168,7 +168,11 @@ impl Mask {
         Ok(self.retained(matrix)?.l2())
     }
 
-    fn retained<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Retained> {
+    /// Counts and sums of what is kept.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub(crate) fn retained<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Retained> {
         self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
         let rows = if self.cols == 0 { 0 } else { self.rows };
         let of_row = |row| Retained::of_row(matrix.row(row), self.row_words(row));

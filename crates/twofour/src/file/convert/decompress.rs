@@ -49,9 +49,9 @@ pub fn decompress(
     overwrite: Overwrite,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<DecompressReport> {
-    let reader = Reader::open(input)?;
+    let reader = Reader::open(input.as_ref())?;
     let mut conversion = Decompress { report: DecompressReport::default() };
-    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
+    run(&mut conversion, (input.as_ref(), &reader), output.as_ref(), overwrite, progress)?;
     Ok(conversion.report)
 }
 

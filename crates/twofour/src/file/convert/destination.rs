@@ -12,6 +12,7 @@ use super::super::{
     unique::quoted,
     writer::{Output, Sealed, directory_of, sync_directory},
 };
+use super::companions::companions;
 use crate::{Error, Result};
 
 /// The output's place, found fit before any work is done.
@@ -19,45 +20,52 @@ use crate::{Error, Result};
 pub(super) struct Destination {
     path: PathBuf,
     overwrite: Overwrite,
+    /// Whether `path` is a directory.
+    is_directory: bool,
+    /// The directory that the input is, whose other files come along.
+    model: Option<PathBuf>,
 }
 
 impl Destination {
     /// Checks the output's place against the input's and the file system.
-    pub(super) fn new(reader: &Reader, path: &Path, overwrite: Overwrite) -> Result<Self> {
+    pub(super) fn new((input, reader): (&Path, &Reader), path: &Path, overwrite: Overwrite) -> Result<Self> {
         let fault = |reason: &str| Err(Error::Format { path: path.to_owned(), reason: reason.to_owned() });
         let parent = directory_of(path);
         let io = |source| Error::Io { path: parent.to_owned(), action: "looking for the output's directory", source };
         fs::metadata(parent).map_err(io)?;
         let exists = fs::symlink_metadata(path).is_ok();
-        let Some((index_path, _)) = reader.index() else {
+        let names_file = path.extension().is_some_and(|e| e == "safetensors" || e == "json");
+        let model = input.is_dir().then(|| input.to_owned());
+        let sharded = reader.index().is_some();
+        if !sharded && (model.is_none() || names_file) {
             if path.is_dir() {
                 return fault("is a directory, but the input is a single file; name the file to write");
             }
             if exists && overwrite == Overwrite::No {
                 return Err(Error::Exists { path: path.to_owned() });
             }
-            return Ok(Destination { path: path.to_owned(), overwrite });
-        };
-        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+            return Ok(Destination { path: path.to_owned(), overwrite, is_directory: false, model: None });
+        }
+        if names_file {
             return fault("names a file, but the input is sharded; name a directory to write");
         }
         if exists {
             if !path.is_dir() {
-                return fault("is a file, but the input is sharded; name a directory to write");
+                return fault("is a file, but the input is a directory or sharded; name a directory to write");
             }
             let listing = |source| Error::Io { path: path.to_owned(), action: "listing the directory", source };
             let same = fs::canonicalize(path).map_err(listing)?
-                == fs::canonicalize(directory_of(index_path)).map_err(listing)?;
+                == fs::canonicalize(directory_of(first_path(reader))).map_err(listing)?;
             if same {
                 return fault(
-                    "is the input's own directory; a sharded model cannot be converted in place, name another",
+                    "is the input's own directory; a model in a directory cannot be converted in place, name another",
                 );
             }
             if overwrite == Overwrite::No && fs::read_dir(path).map_err(listing)?.next().is_some() {
                 return Err(Error::Exists { path: path.to_owned() });
             }
         }
-        Ok(Destination { path: path.to_owned(), overwrite })
+        Ok(Destination { path: path.to_owned(), overwrite, is_directory: true, model })
     }
 
     /// An error where two shards would hold a tensor of the same name.
@@ -83,7 +91,7 @@ impl Destination {
             (self.path.join(file_name(path)), empty)
         });
         let mut made = MadeDirectory(None);
-        if index.is_some() {
+        if self.is_directory {
             match fs::create_dir(&self.path) {
                 Ok(()) => made.0 = Some(self.path.clone()),
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
@@ -124,6 +132,7 @@ impl Opened {
     /// Begins the file that the input's shard turns into.
     pub(super) fn writer(&mut self, input: &Path, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
         let path = match &mut self.index {
+            None if self.destination.is_directory => self.destination.path.join(file_name(input)),
             None => self.destination.path.clone(),
             Some((_, index)) => {
                 let shard = file_name(input);
@@ -143,9 +152,15 @@ impl Opened {
         Ok(())
     }
 
-    /// Gives every file its name, the index last.
+    /// Gives every file its name: those beside the weights first, the index last.
     pub(super) fn publish(self) -> Result<()> {
-        let Opened { destination: Destination { path, overwrite }, index, total_bytes, sealed, mut made } = self;
+        let Opened { destination, index, total_bytes, sealed, mut made } = self;
+        let Destination { path, overwrite, model, .. } = destination;
+        let mut subdirectories = Vec::new();
+        let companions = match &model {
+            None => Vec::new(),
+            Some(model) => copied(model, &path, overwrite, &mut subdirectories)?,
+        };
         let index = match index {
             None => None,
             Some((index_path, mut index)) => {
@@ -162,8 +177,37 @@ impl Opened {
             }
         };
         made.0 = None;
-        sealed.into_iter().chain(index).try_for_each(Sealed::publish)
+        subdirectories.iter_mut().for_each(|made: &mut MadeDirectory| made.0 = None);
+        companions.into_iter().chain(sealed).chain(index).try_for_each(Sealed::publish)
     }
+}
+
+/// Copies what lies beside the input's weights to files without names yet.
+fn copied(model: &Path, output: &Path, overwrite: Overwrite, made: &mut Vec<MadeDirectory>) -> Result<Vec<Sealed>> {
+    let (files, directories) = companions(model, output)?;
+    for directory in directories {
+        let mut path = output.to_owned();
+        for part in directory.components() {
+            path.push(part);
+            match fs::create_dir(&path) {
+                // Inner directories are removed before outer ones.
+                Ok(()) => made.insert(0, MadeDirectory(Some(path.clone()))),
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(Error::Io { path, action: "making a directory of the output", source }),
+            }
+        }
+    }
+    let copy = |file: PathBuf| {
+        let from = model.join(&file);
+        let io = |source| Error::Io { path: from.clone(), action: "reading a file to copy", source };
+        Output::whole(&output.join(&file), overwrite, &fs::read(&from).map_err(io)?)
+    };
+    files.into_iter().map(copy).collect()
+}
+
+/// The index, or the only file.
+fn first_path(reader: &Reader) -> &Path {
+    reader.index().map_or_else(|| reader.path(), |(path, _)| path)
 }
 
 /// The last component of a path that names a file.

@@ -1,5 +1,6 @@
 //! The conversions' common ground: what a piece of a model is, and the two passes over all of them.
 
+mod companions;
 mod compress;
 mod decompress;
 mod destination;
@@ -17,14 +18,14 @@ use super::{
     CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
     Writer,
 };
-use crate::{DataType, Element, Error, MatrixRef, Result, match_element};
+use crate::{Arithmetic, DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
 pub use decompress::{DecompressReport, DecompressedWeight, decompress};
-pub use prune::{PruneOutcome, PruneReport, PrunedTensor, prune};
+pub use prune::{PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, prune, prune_with};
 
 /// How far a conversion is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,12 +103,12 @@ trait Conversion {
 /// Runs a conversion over every shard of a model.
 fn run(
     conversion: &mut impl Conversion,
-    reader: &Reader,
+    (input, reader): (&Path, &Reader),
     output: &Path,
     overwrite: Overwrite,
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
-    let destination = Destination::new(reader, output, overwrite)?;
+    let destination = Destination::new((input, reader), output, overwrite)?;
     let items: Vec<Vec<Item<'_>>> = reader
         .shards()
         .iter()
@@ -180,7 +181,7 @@ impl<'a> Matrix<'a> {
         })
     }
 
-    fn typed<T: Element, C: OnMatrix>(self, view: TensorView<'_>, code: C) -> Result<C::Output> {
+    fn typed<T: Arithmetic, C: OnMatrix>(self, view: TensorView<'_>, code: C) -> Result<C::Output> {
         let elements = view.elements::<T>()?;
         code.run(MatrixRef::new(self.rows, self.cols, &elements)?)
     }
@@ -190,7 +191,7 @@ impl<'a> Matrix<'a> {
 trait OnMatrix {
     type Output;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
 }
 
 /// An error with the place of the first NaN or infinity.
