@@ -79,6 +79,7 @@ pub(crate) enum Command {
     Compress(commands::compress::Compress),
     Decompress(commands::decompress::Decompress),
     Inspect(commands::inspect::Inspect),
+    Eval(commands::eval::Eval),
     Generate(commands::generate::Generate),
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),

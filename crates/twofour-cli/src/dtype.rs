@@ -30,3 +30,9 @@ pub(crate) fn possible(data_type: DataType) -> PossibleValue {
 pub(crate) fn on_cpu() -> impl TypedValueParser<Value = DataType> {
     PossibleValuesParser::new(ON_CPU.map(possible)).try_map(|name| name.parse::<DataType>())
 }
+
+/// The parser of an option that takes the data types that models compute in.
+pub(crate) fn computing() -> impl TypedValueParser<Value = DataType> {
+    let types = [DataType::F32, DataType::BF16, DataType::F16].map(DataType::name);
+    PossibleValuesParser::new(types).try_map(|name| name.parse::<DataType>())
+}

@@ -98,6 +98,11 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(check.contains("2:4"), !["dense", "fst"].contains(&method), "{method}: {check}");
         let text = run(directory.path(), &["generate", method, "--prompt", "the ", "--bytes", "20"]).good().stdout;
         assert!(text.len() > 20, "{text}");
+        let eval = ["eval", method, "--text", "text.txt", "--json"];
+        fs::write(directory.path().join("text.txt"), "the two of every four ".repeat(20)).unwrap();
+        let perplexity = run(directory.path(), &eval).good().json()["perplexity"].as_f64().unwrap();
+        // A uniform guess has 256.
+        assert!(perplexity > 1.0 && perplexity < 300.0, "{method}: {perplexity}");
         // Again: nothing is trained, and the report is the same.
         let mut again = arguments(method, method, more);
         again.push("--json".to_owned());

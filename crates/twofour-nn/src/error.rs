@@ -10,6 +10,10 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] twofour::Error),
 
+    /// A checkpoint directory that cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::model::CheckpointError),
+
     /// The CUDA engine failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

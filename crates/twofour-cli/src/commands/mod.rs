@@ -6,10 +6,12 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
 pub(crate) mod decompress;
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod man;
+pub(crate) mod model;
 pub(crate) mod output;
 pub(crate) mod prune;
 pub(crate) mod quickstart;
@@ -30,6 +32,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
     match arguments.command {
         Command::Quickstart(command) => command.run(&mut screen),
         Command::Train(command) => command.run(&mut screen),
+        Command::Eval(command) => command.run(&mut screen),
         Command::Generate(command) => command.run(&mut screen),
         Command::Check(command) => command.run(&mut screen),
 

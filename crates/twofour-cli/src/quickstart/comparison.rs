@@ -9,7 +9,7 @@ use twofour::{
 };
 use twofour_nn::{
     engine::cpu::CpuEngine,
-    model::{Inference, Sampling},
+    model::{Inference, Sampling, Tokenizer},
     train::Trainer,
 };
 
@@ -104,7 +104,7 @@ fn decode(dense: &Inference<f32>, sparse: &Inference<f32>, budget: Duration) -> 
             if session.remaining() == 0 {
                 session = model.session();
             }
-            session.feed(b"e")?;
+            session.feed(&[u32::from(b'e')])?;
             anyhow::Ok(())
         }
     };
@@ -115,24 +115,26 @@ fn decode(dense: &Inference<f32>, sparse: &Inference<f32>, budget: Duration) -> 
 
 /// Prefill tokens per second; `text` is as long as the context.
 fn prefill(dense: &Inference<f32>, sparse: &Inference<f32>, text: &[u8], budget: Duration) -> Result<[f64; 2]> {
+    let tokens: &[u32] = &text.iter().map(|&byte| byte.into()).collect::<Vec<_>>();
     let runner = |model| {
         let model: &Inference<f32> = model;
         move || {
-            model.session().feed(text)?;
+            model.session().feed(tokens)?;
             anyhow::Ok(())
         }
     };
     let (mut run_dense, mut run_sparse) = (runner(dense), runner(sparse));
     let times = measure::medians(&mut [&mut run_dense, &mut run_sparse], budget)?;
-    Ok([times[0], times[1]].map(|time| text.len() as f64 / time.as_secs_f64()))
+    Ok([times[0], times[1]].map(|time| tokens.len() as f64 / time.as_secs_f64()))
 }
 
 /// Returns the continuation that the compressed model, loaded from its file, generates.
 fn sample(file: &std::path::Path, seed: u64) -> Result<String> {
     let model = Inference::<f32>::load(file)?;
     let mut bytes = Vec::with_capacity(SAMPLE_BYTES);
-    model.generate(PROMPT.as_bytes(), SAMPLE_BYTES, Sampling { temperature: TEMPERATURE, seed }, |byte| {
-        bytes.push(byte);
+    let prompt = Tokenizer::Bytes.encode(PROMPT)?;
+    model.generate(&prompt, SAMPLE_BYTES, Sampling { temperature: TEMPERATURE, seed }, |token| {
+        bytes.push(token as u8);
         ControlFlow::Continue(())
     })?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -2,19 +2,32 @@
 
 use twofour::layer::{Accumulate, Activation};
 
-use super::{LayerNorm, Workspace};
-use crate::{Error, Result, engine::Engine, linear::Linear};
+use super::{Norm, NormStatistics, Workspace};
+use crate::{
+    Error, Result,
+    engine::{Engine, Nonlinearity},
+    linear::Linear,
+};
 
-/// `x + down(activation(up(layer_norm(x))))` for `x: [tokens, width]`.
+/// `x + down(function(up(norm(x))))` for `x: [tokens, width]`.
 #[derive(Debug)]
 pub struct FeedForwardBlock<E: Engine> {
     /// The norm in front.
-    pub norm: LayerNorm<E>,
-    /// `[hidden, width]`.
+    pub norm: Norm<E>,
+    /// `[hidden, width]`; of a gated function `[2 hidden, width]`, the gate first.
     pub up: Linear<E>,
     /// `[width, hidden]`.
     pub down: Linear<E>,
-    activation: Activation,
+    function: FeedForwardFunction,
+}
+
+/// What a [`FeedForwardBlock`] applies to its hidden layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FeedForwardFunction {
+    /// An activation.
+    Plain(Activation),
+    /// `function(gate) ⊙ up` (Shazeer, "GLU Variants Improve Transformer", 2020).
+    Gated(Nonlinearity),
 }
 
 /// What the backward pass of a [`FeedForwardBlock`] reads.
@@ -22,7 +35,7 @@ pub struct FeedForwardBlock<E: Engine> {
 pub struct SavedFeedForward<E: Engine> {
     tokens: usize,
     x: E::Buffer,
-    statistics: [E::Buffer; 2],
+    statistics: NormStatistics<E>,
     normalized: E::Buffer,
     hidden: E::Buffer,
     activated: E::Buffer,
@@ -33,15 +46,19 @@ impl<E: Engine> FeedForwardBlock<E> {
     ///
     /// # Errors
     /// Layers whose shapes do not fit.
-    pub fn new(norm: LayerNorm<E>, up: Linear<E>, down: Linear<E>, activation: Activation) -> Result<Self> {
-        let (width, hidden) = (norm.width(), up.out_features());
-        if up.in_features() != width || (down.out_features(), down.in_features()) != (width, hidden) {
+    pub fn new(norm: Norm<E>, up: Linear<E>, down: Linear<E>, function: FeedForwardFunction) -> Result<Self> {
+        let (width, hidden) = (norm.width(), down.in_features());
+        let up_width = match function {
+            FeedForwardFunction::Plain(_) => hidden,
+            FeedForwardFunction::Gated(_) => 2 * hidden,
+        };
+        if (up.out_features(), up.in_features()) != (up_width, width) || down.out_features() != width {
             let of = |linear: &Linear<E>| format!("[{}, {}]", linear.out_features(), linear.in_features());
             let found = format!("{} and {} for width {width}", of(&up), of(&down));
-            let expected = "[hidden, width] and [width, hidden]";
+            let expected = "[hidden, width] and [width, hidden]; with a gate [2 hidden, width] first";
             return Err(Error::Setting { what: "layers of a feed-forward block", found, expected });
         }
-        Ok(FeedForwardBlock { norm, up, down, activation })
+        Ok(FeedForwardBlock { norm, up, down, function })
     }
 
     /// The block's output, and what its backward pass needs.
@@ -55,12 +72,15 @@ impl<E: Engine> FeedForwardBlock<E> {
         x: E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, SavedFeedForward<E>)> {
-        let (width, hidden_size) = (self.norm.width(), self.up.out_features());
+        let (width, hidden_size) = (self.norm.width(), self.down.in_features());
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
-        let mut hidden = workspace.compute(engine, tokens * hidden_size)?;
+        let mut hidden = workspace.compute(engine, tokens * self.up.out_features())?;
         self.up.forward(engine, &normalized, tokens, &mut hidden)?;
         let mut activated = workspace.compute(engine, tokens * hidden_size)?;
-        engine.activation(self.activation, &hidden, &mut activated)?;
+        match self.function {
+            FeedForwardFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
+            FeedForwardFunction::Gated(function) => engine.gated(function, hidden_size, &hidden, &mut activated)?,
+        }
         let mut y = workspace.compute(engine, tokens * width)?;
         self.down.forward(engine, &activated, tokens, &mut y)?;
         engine.add(&x, &mut y)?;
@@ -81,15 +101,26 @@ impl<E: Engine> FeedForwardBlock<E> {
     ) -> Result<E::Buffer> {
         let SavedFeedForward { tokens, x, statistics, normalized, hidden, activated } = saved;
         self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
-        let mut d_hidden = activated;
-        self.down.input_gradient(engine, &dy, tokens, &mut d_hidden)?;
-        engine.activation_gradient(self.activation, &hidden, &mut d_hidden)?;
+        let mut d_activated = activated;
+        self.down.input_gradient(engine, &dy, tokens, &mut d_activated)?;
+        let d_hidden = match self.function {
+            FeedForwardFunction::Plain(activation) => {
+                engine.activation_gradient(activation, &hidden, &mut d_activated)?;
+                d_activated
+            }
+            FeedForwardFunction::Gated(function) => {
+                let mut d_hidden = workspace.compute(engine, tokens * self.up.out_features())?;
+                engine.gated_gradient(function, self.down.in_features(), &hidden, &d_activated, &mut d_hidden)?;
+                workspace.give([d_activated]);
+                d_hidden
+            }
+        };
         self.up.parameter_gradients(engine, &d_hidden, &normalized, tokens, accumulate)?;
         let mut d_normalized = normalized;
         self.up.input_gradient(engine, &d_hidden, tokens, &mut d_normalized)?;
         let mut dx = dy;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, hidden, d_hidden, d_normalized].into_iter().chain(statistics));
+        workspace.give([x, hidden, d_hidden, d_normalized].into_iter().chain(statistics.into_buffers()));
         Ok(dx)
     }
 }
@@ -97,6 +128,6 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics));
+        workspace.give([self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics.into_buffers()));
     }
 }

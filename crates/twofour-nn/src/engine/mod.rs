@@ -33,7 +33,7 @@ use twofour::{
 
 use crate::Result;
 
-pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment};
+pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, PrunedDecay, SecondMoment};
 pub use sparse::SparseLayer;
 
 /// What the elements of a buffer are.
@@ -163,12 +163,41 @@ pub trait Engine: Debug + Send + Sync + Sized {
         gradients: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
-    /// The table of rotary position embedding for up to `positions` positions and heads of `head_dim` elements: element `i` of the lower half of a
-    /// head is paired with element `i` of the upper half and rotated by `position · 10000^(-2i / head_dim)`.
+    /// `y = x / sqrt(mean of x² + epsilon) · gain` for each token; the gain is [`Kind::Wide`], `[width]`. `statistics`, of [`Kind::Wide`], `[tokens]`, is for
+    /// [`Engine::rms_norm_gradient`] alone: an engine may leave it as it is.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn rms_norm(
+        &self,
+        x: &Self::Buffer,
+        gain: &Self::Buffer,
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
+    /// [`Engine::rms_norm`], which had the same `epsilon`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn rms_norm_gradient(
+        &self,
+        saved: (&Self::Buffer, &Self::Buffer, &Self::Buffer),
+        epsilon: f32,
+        dy: &Self::Buffer,
+        dx: &mut Self::Buffer,
+        accumulate: Accumulate,
+        d_gain: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The table of rotary position embedding for up to `positions` positions: element `i` of the lower half of a head is paired with element `i` of the upper
+    /// half and rotated by `position · frequencies[i]`. A head has twice as many elements as there are frequencies.
     ///
     /// # Errors
     /// Not enough memory.
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Self::Rotary>;
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Self::Rotary>;
 
     /// Attention of every head, `softmax(q kᵀ / sqrt(head_dim)) v`, with queries and keys rotated if there is a table. `qkv` is
     /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state
@@ -208,6 +237,25 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// # Errors
     /// Operands that do not fit.
     fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
+    /// `y = function(gate) ⊙ up` for `x` of rows that hold `width` elements of the gate and then `width` of `up`; `y` is `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn gated(&self, function: Nonlinearity, width: usize, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// The gradient of [`Engine::gated`] for `x`, `[tokens, 2 width]`, from `dy`, `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &Self::Buffer,
+        dy: &Self::Buffer,
+        dx: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
     ///

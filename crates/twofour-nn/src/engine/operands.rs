@@ -45,6 +45,19 @@ impl AttentionShape {
     }
 }
 
+/// A function of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Nonlinearity {
+    /// `max(x, 0)`.
+    Relu,
+    /// GELU, `x Φ(x)`.
+    Gelu,
+    /// GELU's approximation by tanh, `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    TanhGelu,
+    /// `x / (1 + exp(-x))`.
+    Silu,
+}
+
 /// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SecondMoment {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use twofour::layer::{Accumulate, Activation};
 
-use super::{GptConfig, VOCABULARY};
+use super::{GptConfig, VOCABULARY, decoder::Rope};
 use crate::{
     Error, Result,
     block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
@@ -102,7 +102,7 @@ impl<E: Engine> Gpt<E> {
             let gain = parameter(&format!("{name}.weight"), &[width], false)?;
             LayerNorm::new(gain, parameter(&format!("{name}.bias"), &[width], false)?)
         };
-        let rotary = Arc::new(engine.rotary(context, width / heads)?);
+        let rotary = Arc::new(engine.rotary(context, &Rope { base: 10_000.0, scaling: None }.frequencies(width / heads))?);
         let layers = (0..config.layers)
             .map(|layer| {
                 let at = |part: &str| format!("blocks.{layer}.{part}");

@@ -12,7 +12,7 @@ use twofour::{
     layer::{self, Accumulate, Activation, SparseLinearSettings},
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity};
 use crate::{
     Error, Result,
     cpu::{self, adamw::AdamWSlices, rope::Table, rows},
@@ -154,8 +154,42 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Table> {
-        Ok(Table::new(positions, head_dim / 2))
+    fn rms_norm(
+        &self,
+        x: &CpuBuffer,
+        gain: &CpuBuffer,
+        epsilon: f32,
+        y: &mut CpuBuffer,
+        _: &mut CpuBuffer,
+    ) -> Result<()> {
+        rows_of("the input of a norm", x, gain.len())?;
+        expect_length("the output of a norm", x.len(), y.len())?;
+        cpu::rms_norm::forward(x.floats()?, gain.floats()?, epsilon, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        (x, gain, _): (&CpuBuffer, &CpuBuffer, &CpuBuffer),
+        epsilon: f32,
+        dy: &CpuBuffer,
+        dx: &mut CpuBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CpuBuffer,
+    ) -> Result<()> {
+        rows_of("the input of a norm", x, gain.len())?;
+        expect_length("the gradient of a norm's output", x.len(), dy.len())?;
+        expect_length("the gradient of a norm's input", x.len(), dx.len())?;
+        expect_length("the gradient of a norm's parameter", gain.len(), d_gain.len())?;
+        if accumulate == Accumulate::Overwrite {
+            self.clear(d_gain)?;
+        }
+        cpu::rms_norm::backward(x.floats()?, gain.floats()?, epsilon, dy.floats()?, dx.floats_mut()?, d_gain.floats_mut()?);
+        Ok(())
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Table> {
+        Ok(Table::of(0..positions, frequencies))
     }
 
     fn attention(
@@ -188,6 +222,28 @@ impl Engine for CpuEngine {
     fn activation_gradient(&self, activation: Activation, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
         expect_length("the gradient of an activation", x.len(), dy.len())?;
         cpu::activation::backward_in_place(activation, x.floats()?, dy.floats_mut()?);
+        Ok(())
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        let tokens = rows_of("the input of a gated function", x, 2 * width)?;
+        expect_length("the output of a gated function", tokens * width, y.len())?;
+        cpu::nonlinearity::gated(function, width, x.floats()?, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CpuBuffer,
+        dy: &CpuBuffer,
+        dx: &mut CpuBuffer,
+    ) -> Result<()> {
+        let tokens = rows_of("the input of a gated function", x, 2 * width)?;
+        expect_length("the gradient of a gated function's output", tokens * width, dy.len())?;
+        expect_length("the gradient of a gated function's input", x.len(), dx.len())?;
+        cpu::nonlinearity::gated_gradient(function, width, x.floats()?, dy.floats()?, dx.floats_mut()?);
         Ok(())
     }
 

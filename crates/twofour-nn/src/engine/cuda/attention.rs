@@ -28,8 +28,8 @@ pub struct CudaRotary {
 }
 
 impl CudaRotary {
-    pub(super) fn new(positions: usize, head_dim: usize) -> Self {
-        CudaRotary { table: Table::new(positions, head_dim / 2), on_device: Mutex::default() }
+    pub(super) fn new(positions: usize, frequencies: &[f64]) -> Self {
+        CudaRotary { table: Table::of(0..positions, frequencies), on_device: Mutex::default() }
     }
 
     fn of(&self, context: &LayerContext, shape: AttentionShape) -> Result<Tables> {

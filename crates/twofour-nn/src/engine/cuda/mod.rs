@@ -15,11 +15,11 @@ use twofour_cuda::{
     Device,
     layer::{self, LayerContext},
     transformer::{
-        self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
+        self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity};
 use crate::{Error, Result};
 
 pub use attention::{CudaAttention, CudaRotary};
@@ -199,8 +199,56 @@ impl Engine for CudaEngine {
         Ok(transformer::norm_backward(&self.context, norm, tensors)?)
     }
 
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<CudaRotary> {
-        Ok(CudaRotary::new(positions, head_dim))
+    fn rms_norm(
+        &self,
+        x: &CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        let width = gain.len();
+        let norm = Norm { kind: NormKind::RootMeanSquare, rows: rows_of(x, width), width, epsilon };
+        let tensors = NormForward {
+            x: x.slice(),
+            residual: None,
+            gain: gain.slice(),
+            bias: None,
+            y: y.slice_mut(),
+            mean: None,
+            rstd: rstd.slice_mut(),
+        };
+        Ok(transformer::norm_forward(&self.context, norm, tensors)?)
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        (x, gain, rstd): (&CudaBuffer, &CudaBuffer, &CudaBuffer),
+        epsilon: f32,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CudaBuffer,
+    ) -> Result<()> {
+        let width = gain.len();
+        let norm = Norm { kind: NormKind::RootMeanSquare, rows: rows_of(x, width), width, epsilon };
+        let tensors = NormBackward {
+            x: x.slice(),
+            gain: gain.slice(),
+            mean: None,
+            rstd: rstd.slice(),
+            dy: dy.slice(),
+            dx: dx.slice_mut(),
+            accumulate_dx: Accumulate::Add,
+            dgain: d_gain.slice_mut(),
+            dbias: None,
+            accumulate,
+        };
+        Ok(transformer::norm_backward(&self.context, norm, tensors)?)
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {
+        Ok(CudaRotary::new(positions, frequencies))
     }
 
     fn attention(
@@ -231,6 +279,24 @@ impl Engine for CudaEngine {
 
     fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let shape = (rows_of(y, width), width);
+        Ok(transformer::gated_forward(&self.context, gate(function), shape, x.slice(), y.slice_mut())?)
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CudaBuffer,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let shape = (rows_of(dy, width), width);
+        let (x, dy, dx) = (x.slice(), dy.slice(), dx.slice_mut());
+        Ok(transformer::gated_backward(&self.context, gate(function), shape, x, dy, dx)?)
     }
 
     fn linear(
@@ -321,6 +387,15 @@ impl Engine for CudaEngine {
             remedy: "start again from the last checkpoint",
         })?;
         optimizer.step(&self.context, step, state)
+    }
+}
+
+fn gate(function: Nonlinearity) -> Gate {
+    match function {
+        Nonlinearity::Relu => Gate::Relu,
+        Nonlinearity::Gelu => Gate::Gelu,
+        Nonlinearity::TanhGelu => Gate::TanhGelu,
+        Nonlinearity::Silu => Gate::Silu,
     }
 }
 
