@@ -4,15 +4,18 @@
 //! |---|---|---|
 //! | [`InputNorms`] | `8 n` bytes | [`Wanda`](crate::criterion::Wanda), [`Ria`](crate::criterion::Ria), [`ActivationNorm`](crate::criterion::ActivationNorm) |
 //! | [`Hessian`] | `4 n²` bytes | [`sparsegpt`](mod@crate::solve::sparsegpt), [`OptimalBrainDamage`](crate::criterion::OptimalBrainDamage), [`OptimalBrainSurgeon`](crate::criterion::OptimalBrainSurgeon) |
+//! | [`ActivationSample`] | `4 n` bytes a token | comparing weights by their outputs |
 //!
-//! Both take batches `[tokens, features]`, row-major, of the activations that enter a linear layer. A batch with a NaN or an infinity is an error with
+//! All take batches `[tokens, features]`, row-major, of the activations that enter a linear layer. A batch with a NaN or an infinity is an error with
 //! its place, and nothing of it is added.
 
 mod hessian;
 mod input_norms;
+mod sample;
 
 pub use hessian::Hessian;
 pub use input_norms::InputNorms;
+pub use sample::ActivationSample;
 
 use crate::{Error, Result};
 
