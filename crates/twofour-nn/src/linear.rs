@@ -54,6 +54,10 @@ impl<E: Engine> Linear<E> {
         &self.weight
     }
 
+    pub(crate) fn weight_mut(&mut self) -> &mut Parameter<E> {
+        &mut self.weight
+    }
+
     /// The bias.
     pub fn bias(&self) -> Option<&Parameter<E>> {
         self.bias.as_ref()

@@ -31,7 +31,15 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
 }
 
 fn model() -> ModelSettings {
-    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 128, heads: 4, context: 64, feed_forward: Some(256) }
+    ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 2,
+        width: 128,
+        heads: 4,
+        kv_heads: None,
+        context: 64,
+        feed_forward: Some(256),
+    }
 }
 
 fn training() -> TrainingSettings {

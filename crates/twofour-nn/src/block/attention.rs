@@ -146,6 +146,7 @@ impl<E: Engine> AttentionBlock<E> {
 impl<E: Engine> SavedAttention<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics.into_buffers()));
+        workspace
+            .give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics.into_buffers()));
     }
 }

@@ -128,6 +128,8 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics.into_buffers()));
+        workspace.give(
+            [self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics.into_buffers()),
+        );
     }
 }

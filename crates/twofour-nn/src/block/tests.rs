@@ -107,8 +107,7 @@ fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
         AttentionBlock::new(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), heads, rotary.clone());
     // Four heads of queries for two of keys and values, wider together than the residual stream.
     let heads = BlockHeads { heads: 4, kv_heads: 2, head_dim: 4 };
-    let grouped =
-        AttentionBlock::new(rms_norm(8, 1), linear("qkv", 32, 8, 3), linear("out", 8, 16, 5), heads, rotary);
+    let grouped = AttentionBlock::new(rms_norm(8, 1), linear("qkv", 32, 8, 3), linear("out", 8, 16, 5), heads, rotary);
     let mut all: Vec<(_, Box<dyn Block>)> =
         vec![("attention", Box::new(attention.unwrap())), ("grouped", Box::new(grouped.unwrap()))];
     for (name, activation) in [("gelu", Activation::Gelu), ("silu", Activation::Silu), ("none", Activation::Identity)] {

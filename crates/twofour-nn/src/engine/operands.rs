@@ -1,5 +1,7 @@
 //! Shapes and numbers that operations take.
 
+use serde::{Deserialize, Serialize};
+
 /// The shape of a linear layer's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinearShape {
@@ -46,7 +48,8 @@ impl AttentionShape {
 }
 
 /// A function of a feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Nonlinearity {
     /// `max(x, 0)`.
     Relu,

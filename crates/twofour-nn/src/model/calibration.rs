@@ -182,7 +182,8 @@ mod tests {
                 calibration.advance(&|_| None).unwrap();
             }
             assert!(calibration.observe(&mut |_| {}).is_err() && inputs > 0);
-            let is_linear = |name: &str| name.contains("proj.weight") || (name.contains(".c_") && name.ends_with("weight"));
+            let is_linear =
+                |name: &str| name.contains("proj.weight") || (name.contains(".c_") && name.ends_with("weight"));
             let linears = checkpoint.reader().tensors().filter(|tensor| is_linear(&tensor.name));
             let names: Vec<_> = linears.map(|tensor| tensor.name.clone()).collect();
             assert!(seen.len() == names.len() && seen.values().all(|tokens| tokens == &[9, 3]), "{family}: {seen:?}");
@@ -208,6 +209,8 @@ mod tests {
         let zeroed = of(&|name| name.ends_with("down_proj.weight").then(|| vec![0.0; 16 * 24])).unwrap();
         assert_ne!(plain, zeroed);
         assert!(of(&|name| name.ends_with("down_proj.weight").then(Vec::new)).is_err());
-        assert!(Calibration::new(&checkpoint, &[vec![]]).is_err() && Calibration::new(&checkpoint, &[vec![80]]).is_err());
+        assert!(
+            Calibration::new(&checkpoint, &[vec![]]).is_err() && Calibration::new(&checkpoint, &[vec![80]]).is_err()
+        );
     }
 }

@@ -1,20 +1,23 @@
-//! The byte-level GPT: construction, forward pass, loss and gradients.
+//! The decoder that trains: construction, forward pass, loss and gradients.
 
 use std::sync::Arc;
 
 use twofour::layer::{Accumulate, Activation};
 
-use super::{GptConfig, VOCABULARY, decoder::Rope};
+use super::{DecoderConfig, NormKind, Positions};
 use crate::{
     Error, Result,
-    block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
-    engine::{AdamWStep, Engine, Kind},
+    block::{
+        AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, NormStatistics,
+        SavedAttention, SavedFeedForward, Workspace,
+    },
+    engine::{AdamWStep, Engine, Kind, Nonlinearity},
     linear::Linear,
     parameter::Parameter,
     random::Stream,
 };
 
-/// A byte-level GPT. Linear layers are dense or 2:4, each for itself.
+/// A decoder with rotary positions, such as a byte-level GPT or a LLaMA. Linear layers are dense or 2:4, each for itself.
 ///
 /// ```
 /// use twofour_nn::{block::BatchShape, engine::cpu::CpuEngine, model::{Gpt, GptConfig}};
@@ -27,10 +30,11 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Gpt<E: Engine> {
-    config: GptConfig,
-    embedding: Parameter<E>,
+    config: DecoderConfig,
+    /// None where it is the head's weight.
+    embedding: Option<Parameter<E>>,
     layers: Vec<Layer<E>>,
-    norm: LayerNorm<E>,
+    norm: Norm<E>,
     head: Linear<E>,
     workspace: Workspace<E>,
 }
@@ -48,7 +52,7 @@ pub struct Layer<E: Engine> {
 struct Saved<E: Engine> {
     layers: Vec<(SavedAttention<E>, SavedFeedForward<E>)>,
     x: E::Buffer,
-    statistics: [E::Buffer; 2],
+    statistics: NormStatistics<E>,
     normalized: E::Buffer,
 }
 
@@ -62,10 +66,11 @@ impl<E: Engine> Gpt<E> {
     /// the number of blocks, as in GPT-2 (Radford et al., 2019). Biases are zero, gains one.
     ///
     /// # Errors
-    /// A configuration that [`GptConfig::validate`] refuses; not enough memory.
-    pub fn new(engine: &E, config: &GptConfig, seed: u64) -> Result<Self> {
+    /// A configuration that [`DecoderConfig::validate`] refuses, or that engines do not support; not enough memory.
+    pub fn new(engine: &E, config: impl Into<DecoderConfig>, seed: u64) -> Result<Self> {
+        let config = config.into();
         let ending = 1.0 / ((2 * config.layers) as f64).sqrt();
-        Self::build(engine, config, |name, shape| {
+        Self::build(engine, &config, |name, shape| {
             let count: usize = shape.iter().product();
             if name.ends_with("bias") {
                 return Ok(vec![0.0; count]);
@@ -84,50 +89,65 @@ impl<E: Engine> Gpt<E> {
     ///
     /// # Errors
     /// Those of `values`, and those of [`Gpt::new`].
-    pub fn build(engine: &E, config: &GptConfig, values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>) -> Result<Self> {
+    pub fn build(
+        engine: &E,
+        config: &DecoderConfig,
+        values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
+    ) -> Result<Self> {
         config.validate()?;
-        let GptConfig { width, feed_forward, heads, context, .. } = *config;
+        let frequencies = trainable(config)?;
+        let DecoderConfig { width, heads, kv_heads, head_dim, context, vocabulary, .. } = *config;
         let parameter = |name: &str, shape: &[usize], computes: bool| {
             Parameter::new(engine, name, shape, &values(name, shape)?, computes)
         };
         let linear = |name: &str, out: usize, inputs: usize| -> Result<Linear<E>> {
             let weight = parameter(&format!("{name}.weight"), &[out, inputs], true)?;
-            let bias = match has_bias(name) {
+            let bias = match config.has_bias(name) {
                 false => None,
                 true => Some(parameter(&format!("{name}.bias"), &[out], true)?),
             };
             Linear::new(name, weight, bias)
         };
-        let norm = |name: &str| -> Result<LayerNorm<E>> {
+        let norm = |name: &str| -> Result<Norm<E>> {
             let gain = parameter(&format!("{name}.weight"), &[width], false)?;
-            LayerNorm::new(gain, parameter(&format!("{name}.bias"), &[width], false)?)
+            let bias = match config.norm {
+                NormKind::Layer => Some(parameter(&format!("{name}.bias"), &[width], false)?),
+                NormKind::RootMeanSquare => None,
+            };
+            Norm::new(gain, bias, config.epsilon)
         };
-        let rotary = Arc::new(engine.rotary(context, &Rope { base: 10_000.0, scaling: None }.frequencies(width / heads))?);
+        let function = function(config)?;
+        let heads = BlockHeads { heads, kv_heads, head_dim };
+        let rotary = Arc::new(engine.rotary(context, &frequencies)?);
         let layers = (0..config.layers)
             .map(|layer| {
                 let at = |part: &str| format!("blocks.{layer}.{part}");
-                let qkv = linear(&at("attn.qkv"), 3 * width, width)?;
-                let out = linear(&at("attn.out"), width, width)?;
-                let up = linear(&at("mlp.up"), feed_forward, width)?;
-                let down = linear(&at("mlp.down"), width, feed_forward)?;
+                let qkv = linear(&at("attn.qkv"), config.qkv_width(), width)?;
+                let out = linear(&at("attn.out"), width, config.query_width())?;
+                let up = linear(&at("mlp.up"), config.up_width(), width)?;
+                let down = linear(&at("mlp.down"), width, config.feed_forward)?;
                 Ok(Layer {
                     attention: AttentionBlock::new(norm(&at("attn.norm"))?, qkv, out, heads, rotary.clone())?,
-                    feed_forward: FeedForwardBlock::new(norm(&at("mlp.norm"))?, up, down, Activation::Gelu)?,
+                    feed_forward: FeedForwardBlock::new(norm(&at("mlp.norm"))?, up, down, function)?,
                 })
             })
             .collect::<Result<_>>()?;
+        let embedding = match config.tied {
+            true => None,
+            false => Some(parameter("embedding.weight", &[vocabulary, width], true)?),
+        };
         Ok(Gpt {
-            config: *config,
-            embedding: parameter("embedding.weight", &[VOCABULARY, width], true)?,
+            embedding,
             layers,
             norm: norm("norm")?,
-            head: linear("head", VOCABULARY, width)?,
+            head: linear("head", vocabulary, width)?,
             workspace: Workspace::default(),
+            config: config.clone(),
         })
     }
 
     /// The sizes.
-    pub fn config(&self) -> &GptConfig {
+    pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
@@ -158,7 +178,7 @@ impl<E: Engine> Gpt<E> {
 
     /// All parameters in a fixed order: the embedding, the norms, the linear layers.
     pub fn parameters(&self) -> Vec<&Parameter<E>> {
-        let mut all = vec![&self.embedding];
+        let mut all: Vec<_> = self.embedding.iter().collect();
         for Layer { attention, feed_forward } in &self.layers {
             all.extend(attention.norm.parameters());
             all.extend(feed_forward.norm.parameters());
@@ -170,7 +190,7 @@ impl<E: Engine> Gpt<E> {
 
     /// All parameters for changing them, in the order of [`Gpt::parameters`]. After a change of a 2:4 layer's weight, call [`Linear::refresh`].
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let mut all = vec![&mut self.embedding];
+        let mut all: Vec<_> = self.embedding.iter_mut().collect();
         let mut linears = vec![];
         for Layer { attention, feed_forward } in &mut self.layers {
             all.extend(attention.norm.parameters_mut());
@@ -203,10 +223,13 @@ impl<E: Engine> Gpt<E> {
         engine: &E,
         step: impl Fn(&Parameter<E>, Option<&str>) -> AdamWStep,
     ) -> Result<f64> {
-        let own = step(&self.embedding, None);
-        let mut changes = self.embedding.update(engine, &own, None)?;
+        let mut changes = 0.0;
+        if let Some(embedding) = &mut self.embedding {
+            let own = step(embedding, None);
+            changes += embedding.update(engine, &own, None)?;
+        }
         let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            attention.norm.parameters_mut().into_iter().chain(feed_forward.norm.parameters_mut())
+            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
         });
         for parameter in norms.chain(self.norm.parameters_mut()) {
             let own = step(parameter, None);
@@ -233,7 +256,8 @@ impl<E: Engine> Gpt<E> {
         }
         let (tokens, workspace) = (shape.tokens(), &mut self.workspace);
         let mut x = workspace.compute(engine, tokens * self.config.width)?;
-        engine.embedding(self.embedding.compute(), self.config.width, ids, &mut x)?;
+        let table = self.embedding.as_ref().unwrap_or(self.head.weight());
+        engine.embedding(table.compute(), self.config.width, ids, &mut x)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let (y, attention) = layer.attention.forward(engine, workspace, x, shape)?;
@@ -242,7 +266,7 @@ impl<E: Engine> Gpt<E> {
             layers.push((attention, feed_forward));
         }
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
-        let mut logits = workspace.compute(engine, tokens * VOCABULARY)?;
+        let mut logits = workspace.compute(engine, tokens * self.config.vocabulary)?;
         self.head.forward(engine, &normalized, tokens, &mut logits)?;
         Ok((logits, Saved { layers, x, statistics, normalized }))
     }
@@ -252,7 +276,7 @@ impl<E: Engine> Gpt<E> {
             attention.release(&mut self.workspace);
             feed_forward.release(&mut self.workspace);
         }
-        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics));
+        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics.into_buffers()));
     }
 
     fn ids(&mut self, engine: &E, ids: &[u32]) -> Result<E::Buffer> {
@@ -261,12 +285,12 @@ impl<E: Engine> Gpt<E> {
         Ok(buffer)
     }
 
-    /// Scores of the next byte after each of `bytes` `[batch, positions]`: `[batch, positions, 256]`.
+    /// Scores of the next byte after each of `bytes` `[batch, positions]`: `[batch, positions, vocabulary]`.
     ///
     /// # Errors
     /// Sequences longer than the context, bytes above 255.
     pub fn logits(&mut self, engine: &E, bytes: &[u32], shape: BatchShape) -> Result<Vec<f32>> {
-        check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("inputs", bytes, shape)?;
         let ids = self.ids(engine, bytes)?;
         let (logits, saved) = self.forward(engine, &ids, shape)?;
         self.release(saved);
@@ -286,12 +310,12 @@ impl<E: Engine> Gpt<E> {
         shape: BatchShape,
         loss: &mut E::Buffer,
     ) -> Result<()> {
-        check_tokens("inputs", bytes, shape)?;
-        check_tokens("targets", targets, shape)?;
+        self.check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("targets", targets, shape)?;
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
         let (mut logits, saved) = self.forward(engine, &ids, shape)?;
         self.release(saved);
-        engine.cross_entropy(VOCABULARY, &mut logits, &targets, None, loss)?;
+        engine.cross_entropy(self.config.vocabulary, &mut logits, &targets, None, loss)?;
         self.workspace.give([logits, ids, targets]);
         Ok(())
     }
@@ -308,12 +332,12 @@ impl<E: Engine> Gpt<E> {
         (scale, accumulate): (f32, Accumulate),
         loss: &mut E::Buffer,
     ) -> Result<()> {
-        check_tokens("inputs", bytes, shape)?;
-        check_tokens("targets", targets, shape)?;
+        self.check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("targets", targets, shape)?;
         let tokens = shape.tokens();
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
         let (mut d_logits, saved) = self.forward(engine, &ids, shape)?;
-        engine.cross_entropy(VOCABULARY, &mut d_logits, &targets, Some(scale), loss)?;
+        engine.cross_entropy(self.config.vocabulary, &mut d_logits, &targets, Some(scale), loss)?;
         let Saved { layers, x, statistics, normalized } = saved;
         let workspace = &mut self.workspace;
         self.head.parameter_gradients(engine, &d_logits, &normalized, tokens, accumulate)?;
@@ -322,32 +346,72 @@ impl<E: Engine> Gpt<E> {
         let mut dx = workspace.compute(engine, tokens * self.config.width)?;
         engine.clear(&mut dx)?;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([d_logits, d_normalized, x, targets].into_iter().chain(statistics));
+        workspace.give([d_logits, d_normalized, x, targets].into_iter().chain(statistics.into_buffers()));
         for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
         }
         let width = self.config.width;
-        self.embedding.record(accumulate, |gradient, accumulate| {
+        // A head that is the embedding has a gradient already.
+        let (table, accumulate) = match &mut self.embedding {
+            Some(embedding) => (embedding, accumulate),
+            None => (self.head.weight_mut(), Accumulate::Add),
+        };
+        table.record(accumulate, |gradient, accumulate| {
             engine.embedding_gradient(&dx, width, &ids, accumulate, gradient)
         })?;
         workspace.give([dx, ids]);
         Ok(())
     }
+
+    /// An error for tokens that do not fit the shape or are not in the vocabulary.
+    fn check_tokens(&self, what: &'static str, ids: &[u32], shape: BatchShape) -> Result<()> {
+        if ids.len() != shape.tokens() {
+            return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
+        }
+        let vocabulary = self.config.vocabulary;
+        match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
+            None => Ok(()),
+            Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary }),
+        }
+    }
 }
 
-/// Whether the linear layer of that name has a bias.
-pub(super) fn has_bias(name: &str) -> bool {
-    name != "head"
+/// The frequencies of rotation of a decoder that engines support, or why they do not.
+fn trainable(config: &DecoderConfig) -> Result<Vec<f64>> {
+    // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.
+    const MOST_ANGLES: usize = 1 << 25;
+    if config.context * (config.head_dim / 2) > MOST_ANGLES {
+        let found = format!("{} with heads of {} elements", config.context, config.head_dim);
+        let expected = "at most 2^26 elements of all positions of one head together";
+        return Err(Error::Setting { what: "context", found, expected });
+    }
+    let unsupported = |what: &str| Error::Unsupported {
+        engine: "training",
+        what: what.to_owned(),
+        remedy: "run such a model by `Inference` on the CPU",
+    };
+    let window = config.windows.iter().flatten().min();
+    match config.positions {
+        _ if config.head_norms => Err(unsupported("norms of queries and keys")),
+        _ if window.is_some_and(|window| *window < config.context) => {
+            Err(unsupported("a sliding window below the context"))
+        }
+        Positions::Learned => Err(unsupported("learned positions")),
+        Positions::Rotary(rope) => Ok(rope.frequencies(config.head_dim)),
+    }
 }
 
-/// An error for tokens that do not fit the shape or are no bytes.
-fn check_tokens(what: &'static str, ids: &[u32], shape: BatchShape) -> Result<()> {
-    if ids.len() != shape.tokens() {
-        return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
-    }
-    match ids.iter().enumerate().find(|(_, id)| **id as usize >= VOCABULARY) {
-        None => Ok(()),
-        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: VOCABULARY }),
-    }
+/// What the feed-forward blocks apply.
+fn function(config: &DecoderConfig) -> Result<FeedForwardFunction> {
+    Ok(match config.activation {
+        function if config.gated => FeedForwardFunction::Gated(function),
+        Nonlinearity::Relu => FeedForwardFunction::Plain(Activation::Relu),
+        Nonlinearity::Gelu => FeedForwardFunction::Plain(Activation::Gelu),
+        Nonlinearity::Silu => FeedForwardFunction::Plain(Activation::Silu),
+        Nonlinearity::TanhGelu => {
+            let what = "GELU by tanh without a gate".to_owned();
+            return Err(Error::Unsupported { engine: "training", what, remedy: "run such a model by `Inference`" });
+        }
+    })
 }

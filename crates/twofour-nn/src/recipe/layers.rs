@@ -5,7 +5,7 @@ use serde::Serialize;
 use twofour::layer::MaskRule;
 
 use super::{Method, Mistakes, Recipe, near::near, reader::Section, resolve::mask_of};
-use crate::model::GptConfig;
+use crate::model::DecoderConfig;
 
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
@@ -53,7 +53,7 @@ impl Recipe {
             };
             LayerPlan { name, out_features, in_features, sparse: chosen, reason }
         };
-        GptConfig::from(&self.model).linear_layers().into_iter().map(plan).collect()
+        DecoderConfig::from(&self.model).linear_layers().into_iter().map(plan).collect()
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) fn check(recipe: &Recipe, section: &Section<'_>, m: &mut Mistakes) {
         );
     }
     let names: Vec<String> =
-        GptConfig::from(&recipe.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
+        DecoderConfig::from(&recipe.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
     for pattern in patterns {
         match Glob::new(pattern) {
             Err(error) => {

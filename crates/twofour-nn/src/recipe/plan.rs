@@ -5,7 +5,7 @@ use twofour::{DataType, layer::MaskRule};
 
 use super::{LayerPlan, Mistakes, Place, Precision, Recipe, resolve::mask_of};
 use crate::{
-    model::{GptConfig, VOCABULARY},
+    model::{DecoderConfig, VOCABULARY},
     train::SparseBegin,
 };
 
@@ -107,7 +107,7 @@ impl Recipe {
         let sparsity = self.sparsity_plan().ok().filter(|plan| !plan.layers.is_empty());
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = GptConfig::from(&self.model).parameters();
+        let parameters = DecoderConfig::from(&self.model).parameters();
         let step_tokens = self.training.batch as u64 * self.model.context as u64;
         RecipePlan {
             device,

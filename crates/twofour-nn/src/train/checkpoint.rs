@@ -17,7 +17,7 @@ use super::{SparsityPlan, Trainer};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
-    model::GptConfig,
+    model::DecoderConfig,
     optim::LossScale,
     recipe::TrainingSettings,
 };
@@ -30,7 +30,7 @@ const STATE_KEY: &str = "twofour.checkpoint";
 /// What a checkpoint says about itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
-    model: GptConfig,
+    model: DecoderConfig,
     training: TrainingSettings,
     plan: SparsityPlan,
     corpus: u64,
@@ -83,7 +83,7 @@ impl<E: Engine> Trainer<E> {
             .collect::<Result<_>>()?;
         let progress = &self.progress;
         Ok(State {
-            model: *self.model.config(),
+            model: self.model.config().clone(),
             training: self.settings.clone(),
             plan: self.plan.clone(),
             corpus: self.corpus.fingerprint(),

@@ -184,7 +184,14 @@ impl Engine for CpuEngine {
         if accumulate == Accumulate::Overwrite {
             self.clear(d_gain)?;
         }
-        cpu::rms_norm::backward(x.floats()?, gain.floats()?, epsilon, dy.floats()?, dx.floats_mut()?, d_gain.floats_mut()?);
+        cpu::rms_norm::backward(
+            x.floats()?,
+            gain.floats()?,
+            epsilon,
+            dy.floats()?,
+            dx.floats_mut()?,
+            d_gain.floats_mut()?,
+        );
         Ok(())
     }
 

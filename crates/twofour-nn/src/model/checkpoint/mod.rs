@@ -32,8 +32,8 @@ use twofour::{
 pub use self::error::CheckpointError;
 use self::{fields::Fields, llama::Family};
 pub(crate) use self::{layout::Layout, tensors::StoredParts};
-use super::{Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
-use crate::Result;
+use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
+use crate::{Result, engine::Engine};
 
 const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
@@ -149,6 +149,15 @@ impl Checkpoint {
     /// [`CheckpointError::DType`]; those of reading and packing.
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
         Inference::build(self.config.clone(), &self.parts())
+    }
+
+    /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.
+    ///
+    /// # Errors
+    /// What engines do not support: learned positions, sliding windows below the context, norms of queries and keys. Those of reading, and of the engine's memory.
+    pub fn model<E: Engine>(&self, engine: &E) -> Result<Gpt<E>> {
+        let parts = self.parts();
+        Gpt::build(engine, &self.config, |name, _| parts.values(name))
     }
 
     pub(crate) fn parts(&self) -> StoredParts<'_> {

@@ -59,6 +59,27 @@ impl<'a> StoredParts<'a> {
         }
     }
 
+    /// The values of a parameter, by the name that the model has for it; a linear layer's parts one after the other.
+    pub(super) fn values(&self, ours: &str) -> Result<Vec<f32>> {
+        let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.layout.linears.get(name));
+        if let Some(linear) = of(".weight") {
+            let parts = linear.parts.iter().map(|(name, outputs)| {
+                let (name, stored) = (format!("{name}.weight"), linear.stored_shape(*outputs));
+                let values = match file::is_compressed(self.reader, &name) {
+                    true => file::values(self.reader, &name, &stored)?,
+                    false => self.floats(&name)?,
+                };
+                Ok(if linear.is_transposed { transposed(&values, stored) } else { values })
+            });
+            return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
+        }
+        if let Some(linear) = of(".bias").filter(|linear| linear.has_bias) {
+            let parts = linear.parts.iter().map(|(name, _)| self.floats(&format!("{name}.bias")));
+            return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
+        }
+        self.floats(self.name_of(ours)?)
+    }
+
     fn name_of(&self, ours: &str) -> Result<&str> {
         self.layout.tensors.get(ours).map(|tensor| tensor.name.as_str()).ok_or_else(|| absent(ours))
     }

@@ -101,6 +101,23 @@ fn a_sequence_fed_in_pieces_has_the_same_logits() {
 }
 
 #[test]
+fn models_that_train_compute_the_same_logits() {
+    use crate::{block::BatchShape, engine::cpu::CpuEngine};
+    for family in ["llama", "qwen2"] {
+        let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
+        let mut model = checkpoint.model(&CpuEngine).unwrap();
+        let shape = BatchShape { batch: 1, positions: expected.prompt_tokens.len() };
+        let logits = model.logits(&CpuEngine, &expected.prompt_tokens, shape).unwrap();
+        let d = largest_difference(&logits, &expected.logits);
+        assert!(d < 1e-4, "{family}: {d}");
+    }
+    for (family, word) in [("gpt2", "learned"), ("qwen3", "norms"), ("mistral", "window")] {
+        let error = Checkpoint::open(directory(family)).unwrap().model(&CpuEngine).unwrap_err().to_string();
+        assert!(error.contains(word), "{family}: {error}");
+    }
+}
+
+#[test]
 fn tokenizers_encode_and_decode_as_the_python_package_does() {
     for family in FAMILIES {
         let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));

@@ -1,10 +1,18 @@
 //! The description of a decoder.
 
+use serde::{Deserialize, Serialize};
+
 use super::Rope;
-use crate::{Error, Result, engine::Nonlinearity, model::GptConfig};
+use crate::{
+    Error, Result,
+    engine::Nonlinearity,
+    model::{GptConfig, VOCABULARY},
+    recipe::{ModelKind, ModelSettings},
+};
 
 /// A decoder: token embedding, layers of causal attention and feed-forward blocks, each behind a norm, a last norm and a head.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
     /// Number of tokens.
     pub vocabulary: usize,
@@ -43,7 +51,8 @@ pub struct DecoderConfig {
 }
 
 /// Which linear layers of a decoder have biases; the head has none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DecoderBiases {
     /// Queries, keys and values.
     pub qkv: bool,
@@ -54,7 +63,8 @@ pub struct DecoderBiases {
 }
 
 /// The norms of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum NormKind {
     /// Layer normalization, with gain and bias.
     Layer,
@@ -63,7 +73,8 @@ pub enum NormKind {
 }
 
 /// How positions enter a model.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Positions {
     /// Queries and keys are rotated.
     Rotary(Rope),
@@ -134,6 +145,44 @@ impl DecoderConfig {
         if self.gated { 2 * self.feed_forward } else { self.feed_forward }
     }
 
+    /// Output and input features of every linear layer with its name, in the order of computation.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        let DecoderConfig { width, feed_forward, .. } = *self;
+        let block = |layer: usize| {
+            [
+                (format!("blocks.{layer}.attn.qkv"), self.qkv_width(), width),
+                (format!("blocks.{layer}.attn.out"), width, self.query_width()),
+                (format!("blocks.{layer}.mlp.up"), self.up_width(), width),
+                (format!("blocks.{layer}.mlp.down"), width, feed_forward),
+            ]
+        };
+        (0..self.layers).flat_map(block).chain([("head".to_owned(), self.vocabulary, width)]).collect()
+    }
+
+    /// Number of trainable parameters.
+    pub fn parameters(&self) -> usize {
+        let DecoderConfig { width, vocabulary, .. } = *self;
+        let linear =
+            |(name, out, inputs): (String, usize, usize)| out * inputs + if self.has_bias(&name) { out } else { 0 };
+        let linears: usize = self.linear_layers().into_iter().map(linear).sum();
+        let norm = if self.norm == NormKind::Layer { 2 * width } else { width };
+        let heads = if self.head_norms { 2 * self.head_dim * self.layers } else { 0 };
+        let positions = if self.positions == Positions::Learned { self.context * width } else { 0 };
+        let embedding = if self.tied { 0 } else { vocabulary * width };
+        linears + (2 * self.layers + 1) * norm + heads + positions + embedding
+    }
+
+    /// Whether the linear layer of that name has a bias; the head has none.
+    pub(crate) fn has_bias(&self, linear: &str) -> bool {
+        let DecoderBiases { qkv, out, feed_forward } = self.biases;
+        match linear.rsplit('.').next() {
+            Some("qkv") => qkv,
+            Some("out") => out,
+            Some("up" | "down") => feed_forward,
+            _ => false,
+        }
+    }
+
     /// How many tokens back a position of that layer attends to.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.windows.get(layer).copied().flatten()
@@ -144,7 +193,7 @@ impl From<&GptConfig> for DecoderConfig {
     fn from(config: &GptConfig) -> Self {
         let GptConfig { layers, width, heads, context, feed_forward } = *config;
         DecoderConfig {
-            vocabulary: crate::model::VOCABULARY,
+            vocabulary: VOCABULARY,
             context,
             layers,
             width,
@@ -161,6 +210,23 @@ impl From<&GptConfig> for DecoderConfig {
             head_norms: false,
             tied: false,
             windows: vec![],
+        }
+    }
+}
+
+impl From<&ModelSettings> for DecoderConfig {
+    fn from(settings: &ModelSettings) -> Self {
+        let gpt = DecoderConfig::from(&GptConfig::from(settings));
+        match settings.kind {
+            ModelKind::Gpt => gpt,
+            ModelKind::Llama => DecoderConfig {
+                kv_heads: settings.kv_heads.unwrap_or(settings.heads),
+                norm: NormKind::RootMeanSquare,
+                activation: Nonlinearity::Silu,
+                gated: true,
+                biases: DecoderBiases { qkv: false, out: false, feed_forward: false },
+                ..gpt
+            },
         }
     }
 }

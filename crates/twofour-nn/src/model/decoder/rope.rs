@@ -2,8 +2,11 @@
 
 use std::f64::consts::TAU;
 
+use serde::{Deserialize, Serialize};
+
 /// Rotary position embedding: which angle a pair of elements turns by from one position to the next.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Pair `i` of a head of `d` elements turns by `base^(-2i / d)`.
     pub base: f64,
@@ -13,7 +16,8 @@ pub struct Rope {
 
 /// Llama 3's scaling (`rope_type` `llama3`): frequencies whose wavelength exceeds the original context are divided by a factor, short ones are kept, and those
 /// between are interpolated.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RopeScaling {
     /// What low frequencies are divided by.
     pub factor: f64,

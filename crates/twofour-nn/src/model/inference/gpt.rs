@@ -13,7 +13,7 @@ use crate::{
     Error, Result,
     engine::Engine,
     linear,
-    model::{Gpt, decoder::DecoderConfig, file, gpt::has_bias},
+    model::{Gpt, decoder::DecoderConfig, file},
     parameter::Parameter,
 };
 
@@ -25,7 +25,7 @@ impl<T: KernelElement> Inference<T> {
     pub fn new<E: Engine>(engine: &E, model: &Gpt<E>) -> Result<Self> {
         let parameters = model.parameters().into_iter().map(|parameter| (parameter.name(), parameter)).collect();
         let linears = model.linears().map(|linear| (linear.name(), linear)).collect();
-        Self::build(DecoderConfig::from(model.config()), &InMemory { engine, parameters, linears })
+        Self::build(model.config().clone(), &InMemory { engine, parameters, linears })
     }
 
     /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one. Compressed weights stay compressed, in the
@@ -42,7 +42,8 @@ impl<T: KernelElement> Inference<T> {
     /// # Errors
     /// As for [`Inference::load`].
     pub fn from_reader(reader: &Reader) -> Result<Self> {
-        Self::build(DecoderConfig::from(&file::config_of(reader)?), &OfFile { reader })
+        let config = file::config_of(reader)?;
+        Self::build(config.clone(), &OfFile { reader, config: &config })
     }
 }
 
@@ -78,6 +79,7 @@ fn absent(name: &str) -> Error {
 /// A file that [`Gpt::save`] wrote.
 struct OfFile<'a> {
     reader: &'a Reader,
+    config: &'a DecoderConfig,
 }
 
 impl<T: KernelElement> Parts<T> for OfFile<'_> {
@@ -91,7 +93,7 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
 
     fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
         let (reader, weight) = (self.reader, format!("{name}.weight"));
-        let bias = match has_bias(name) {
+        let bias = match self.config.has_bias(name) {
             false => None,
             true => Some(file::plain(reader, &format!("{name}.bias"), &[outputs])?),
         };
@@ -99,6 +101,9 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
             LinearPart::compressed(reader, &weight, (outputs, inputs), bias)?
         } else {
             let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            if self.config.tied && name == "head" {
+                return Ok(Linear::new(vec![LinearPart::always_dense(&values, (outputs, inputs), bias)?]));
+            }
             LinearPart::dense(&values, (outputs, inputs), bias)?
         };
         Ok(Linear::new(vec![part]))

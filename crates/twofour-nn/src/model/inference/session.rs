@@ -4,11 +4,7 @@ use std::fmt;
 
 use twofour::kernel::KernelElement;
 
-use super::{
-    Inference,
-    attention::Cache,
-    layer::Place,
-};
+use super::{Inference, attention::Cache, layer::Place};
 use crate::{
     Error, Result,
     cpu::{cross_entropy, rope::Table},
