@@ -248,7 +248,11 @@ impl Check {
             ("", Align::Left),
         ]);
         let found = |a: &AxisAnswer| a.found.clone().unwrap_or_else(|| "dense".to_owned());
-        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys, found(&t.rows), found(&t.columns));
+        let common = |row: &[&TensorAnswer], axis: fn(&TensorAnswer) -> &AxisAnswer| {
+            let first = found(axis(row[0]));
+            if row.iter().all(|t| found(axis(t)) == first) { first } else { "varies".to_owned() }
+        };
+        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys);
         for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t))) {
             let t = row[0];
             table.row([
@@ -256,8 +260,8 @@ impl Check {
                 t.dtype.to_owned(),
                 units::shape(&t.shape),
                 units::percent(row.iter().map(|t| t.density).sum::<f64>() / row.len() as f64),
-                found(&t.rows),
-                found(&t.columns),
+                common(&row, |t| &t.rows),
+                common(&row, |t| &t.columns),
                 units::count(row.iter().map(|t| t.negative_zeros).sum()),
                 if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") },
             ]);

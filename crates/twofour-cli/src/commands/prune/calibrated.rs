@@ -274,7 +274,9 @@ impl Solver<'_> {
     fn rounded(&self, name: &str, weight: Vec<f32>) -> Result<Vec<f32>> {
         let dtype = self.reader.tensor(name)?.info.dtype.element();
         let Some(dtype) = dtype else { return Ok(weight) };
-        Ok(match_element!(dtype, |T| weight.into_iter().map(|value| T::from_f32(value).to_f32()).collect()))
+        Ok(match_element!(dtype, |T| Ok::<Vec<f32>, twofour::Error>(
+            weight.into_iter().map(|value| T::from_f32(value).to_f32()).collect()
+        ))?)
     }
 
     /// The pruned weight in its stored orientation.
