@@ -51,7 +51,8 @@ impl Destination {
         }
         if exists {
             if !path.is_dir() {
-                return fault("is a file, but the input is a directory or sharded; name a directory to write");
+                let input = if sharded { "sharded" } else { "a directory" };
+                return fault(&format!("is a file, but the input is {input}; name a directory to write"));
             }
             let listing = |source| Error::Io { path: path.to_owned(), action: "listing the directory", source };
             let same = fs::canonicalize(path).map_err(listing)?
