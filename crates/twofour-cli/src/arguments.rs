@@ -59,7 +59,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// Log what happens to stderr; twice for details
+    /// Show every tensor, and log what happens to stderr; twice for details
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 

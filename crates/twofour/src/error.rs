@@ -106,6 +106,111 @@ pub enum Error {
         col: usize,
     },
 
+    /// A share of elements to prune that is no share.
+    #[error("sparsity {value}: must be a share from 0 to 1, for example 0.5")]
+    SparsityLevel {
+        /// The value given.
+        value: f64,
+    },
+
+    /// A sparsity's text could not be understood.
+    #[error("sparsity `{text}`: {reason}; write 2:4 (or another N:M), unstructured@0.5 or unstructured-rows@0.5")]
+    ParseSparsity {
+        /// The text as given.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A criterion that returned NaN for a finite weight.
+    #[error(
+        "row {row}, column {col}: the criterion's score is NaN although the weight is finite; check the statistics that the criterion is given"
+    )]
+    NanScore {
+        /// Row of the first such score.
+        row: usize,
+        /// Column of the first such score.
+        col: usize,
+    },
+
+    /// An activation of a calibration batch that is NaN or infinite.
+    #[error(
+        "token {token}, input feature {feature}: the activation is {value}; the batch was not added, find out where the value came from"
+    )]
+    Activation {
+        /// The token, counted from the start of the batch.
+        token: usize,
+        /// The input feature.
+        feature: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
+
+    /// A statistic that is negative, NaN or infinite.
+    #[error("{what} {index} is {value}: it must be finite and not negative")]
+    Statistic {
+        /// Whose statistic.
+        what: &'static str,
+        /// The input feature or element.
+        index: usize,
+        /// Its value.
+        value: f64,
+    },
+
+    /// Statistics of calibration without any token.
+    #[error("{what}: no token was added; run the model on calibration text first")]
+    NoTokens {
+        /// Which statistics.
+        what: &'static str,
+    },
+
+    /// A Hessian whose Cholesky factorization fails.
+    #[error(
+        "the Hessian is not positive definite at input feature {feature} (damping {damping}): calibrate with more tokens, raise the damping, or factor in f64"
+    )]
+    NotPositiveDefinite {
+        /// The input feature at which a pivot was not positive.
+        feature: usize,
+        /// The damping, as a share of the mean of the diagonal.
+        damping: f64,
+    },
+
+    /// A parameter that a sparsifier does not have, or for which its caller has no weight.
+    #[error("parameter `{name}`: the sparsifier and its caller must both have it; prepare it, or return its weight")]
+    NoParameter {
+        /// The name asked for.
+        name: String,
+    },
+
+    /// A parameter that is prepared already.
+    #[error("parameter `{name}` is prepared already; a parameter has one rule")]
+    DuplicateParameter {
+        /// Its name.
+        name: String,
+    },
+
+    /// A pruned weight with an element that its mask does not keep.
+    #[error("row {row}, column {col}: the pruned weight is {value} where its mask keeps nothing; it must be 0 there")]
+    NotPruned {
+        /// Row of the first such element.
+        row: usize,
+        /// Column of the first such element.
+        col: usize,
+        /// The element.
+        value: f32,
+    },
+
+    /// A setting that is out of range.
+    #[error("{what} is {value}: must be {expected}")]
+    Setting {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The range.
+        expected: &'static str,
+    },
+
     /// A scale that its type cannot hold.
     #[error(
         "row {row}, scale {scale}: it is not a finite number of its type (f16 for four bits and for groups, which holds weights below 458528 in four bits and 8318975 in eight)"

@@ -7,6 +7,10 @@
 //! | a dense weight and its elements | [`matrix`], [`element`] |
 //! | the rule and the mask that obeys it | [`pattern`], [`mask`] |
 //! | choosing the mask | [`select`] |
+//! | what each element is worth | [`criterion`] |
+//! | statistics of a layer's inputs | [`calibration`] |
+//! | masks over the life of a training run | [`sparsify`] |
+//! | pruning that adjusts the kept weights | [`solve`] |
 //! | stand-ins for a tensor inside training | [`estimate`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
@@ -20,7 +24,9 @@
 //! It needs no machine-learning framework and no GPU.
 
 pub mod adamw_step;
+pub mod calibration;
 pub mod compressed;
+pub mod criterion;
 mod data_type;
 pub mod element;
 mod error;
@@ -37,6 +43,8 @@ pub mod matrix;
 pub mod pattern;
 pub mod quantization;
 pub mod select;
+pub mod solve;
+pub mod sparsify;
 pub mod verify;
 
 pub use compressed::Compressed;

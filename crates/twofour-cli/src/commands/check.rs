@@ -16,6 +16,7 @@ use crate::{
     exit::Verdict,
     present::{
         Screen,
+        layers::by_layer,
         style::{self, paint},
         table::{Align, Table},
         units,
@@ -27,7 +28,7 @@ use crate::{
 /// Check whether a model's weights obey a pattern, and say where they do not
 ///
 /// For every tensor: the tightest N:M pattern found along rows and along columns, density, violations with their places,
-/// and how many elements are -0.0, NaN or infinite. Compressed weights are checked for every rule of their format too.
+/// and how many elements are -0.0, NaN or infinite. Layers of one kind that are alike share a row; with -v each tensor has its own. Compressed weights are checked for every rule of their format too.
 ///
 /// The exit code is 0 only if every selected tensor obeys.
 #[derive(Debug, Args)]
@@ -237,7 +238,7 @@ impl Check {
 
     fn tell(&self, screen: &mut Screen, answer: &Answer) -> Result<()> {
         let mut table = Table::new([
-            ("tensor", Align::Left),
+            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
             ("dtype", Align::Left),
             ("shape", Align::Right),
             ("density", Align::Right),
@@ -246,16 +247,22 @@ impl Check {
             ("-0.0", Align::Right),
             ("", Align::Left),
         ]);
-        for t in &answer.tensors {
-            let found = |a: &AxisAnswer| a.found.clone().unwrap_or_else(|| "dense".to_owned());
+        let found = |a: &AxisAnswer| a.found.clone().unwrap_or_else(|| "dense".to_owned());
+        let common = |row: &[&TensorAnswer], axis: fn(&TensorAnswer) -> &AxisAnswer| {
+            let first = found(axis(row[0]));
+            if row.iter().all(|t| found(axis(t)) == first) { first } else { "varies".to_owned() }
+        };
+        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys);
+        for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t))) {
+            let t = row[0];
             table.row([
-                t.name.clone(),
+                label,
                 t.dtype.to_owned(),
                 units::shape(&t.shape),
-                units::percent(t.density),
-                found(&t.rows),
-                found(&t.columns),
-                units::count(t.negative_zeros),
+                units::percent(row.iter().map(|t| t.density).sum::<f64>() / row.len() as f64),
+                common(&row, |t| &t.rows),
+                common(&row, |t| &t.columns),
+                units::count(row.iter().map(|t| t.negative_zeros).sum()),
                 if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") },
             ]);
         }

@@ -19,13 +19,14 @@ use crate::arguments::Global;
 pub(crate) struct Screen {
     quiet: bool,
     json: bool,
+    detailed: bool,
     closed: bool,
 }
 
 impl Screen {
     /// Returns the screen for the options.
     pub(crate) fn new(global: &Global) -> Self {
-        Screen { quiet: global.quiet, json: global.json, closed: false }
+        Screen { quiet: global.quiet, json: global.json, detailed: global.verbose > 0, closed: false }
     }
 
     /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
@@ -41,6 +42,11 @@ impl Screen {
         let mut text = serde_json::to_vec_pretty(answer).context("writing JSON")?;
         text.push(b'\n');
         self.write(&text)
+    }
+
+    /// Returns whether `--verbose` asks for every detail.
+    pub(crate) fn is_detailed(&self) -> bool {
+        self.detailed
     }
 
     /// Returns whether the reader of stdout has exited.

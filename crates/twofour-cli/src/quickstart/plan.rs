@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
-    model::{Gpt, GptConfig},
+    model::{DecoderConfig, Gpt, GptConfig},
     recipe::{DeviceKind, Method, SparsitySettings, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
@@ -124,7 +124,8 @@ impl Plan {
             layers: Some(self.sparse_layers.clone()),
             ..SparsitySettings::default()
         };
-        let names: Vec<String> = self.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
+        let names: Vec<String> =
+            DecoderConfig::from(&self.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
         self.trainer(engine, SparsityPlan::new(&settings, self.training.steps, &names)?, corpus)
     }
 

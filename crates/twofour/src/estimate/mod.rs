@@ -12,7 +12,7 @@
 
 mod decay;
 mod mvue;
-mod random;
+pub(crate) mod random;
 mod soft;
 
 use rayon::prelude::*;

@@ -12,6 +12,11 @@ pub(super) fn two(seed: u64, row: u32, group: u32) -> [f32; 2] {
     [words[first], words[first + 1]].map(unit)
 }
 
+/// The same: four, of a block of four elements of a row.
+pub(crate) fn four(seed: u64, row: u32, block: u32) -> [f32; 4] {
+    draw(seed, row, block, 2).map(unit)
+}
+
 fn draw(seed: u64, row: u32, block: u32, purpose: u32) -> [u32; 4] {
     philox([block, row, purpose, 0], [seed as u32, (seed >> 32) as u32])
 }

@@ -20,6 +20,7 @@ mod dense_weight;
 mod element;
 mod engine;
 mod epilogue;
+pub(crate) mod float_gemm;
 mod int4;
 mod int8;
 #[cfg(target_arch = "x86_64")]

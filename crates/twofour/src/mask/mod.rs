@@ -30,6 +30,19 @@ impl Mask {
         Mask { rows, cols, words: vec![0; rows * stride(cols)] }
     }
 
+    /// A mask that keeps everything.
+    pub fn full(rows: usize, cols: usize) -> Self {
+        let mut mask = Mask::empty(rows, cols);
+        if cols > 0 {
+            let (words, last) = (stride(cols), cols - 64 * (stride(cols) - 1));
+            for row in mask.words.chunks_mut(words) {
+                row.fill(u64::MAX);
+                row[words - 1] >>= 64 - last;
+            }
+        }
+        mask
+    }
+
     /// A mask that keeps what `keep(row, col)` says.
     pub fn from_fn(rows: usize, cols: usize, mut keep: impl FnMut(usize, usize) -> bool) -> Self {
         let mut mask = Mask::empty(rows, cols);
@@ -82,6 +95,15 @@ impl Mask {
         self.words[row * stride(self.cols) + col / 64] |= 1 << (col % 64);
     }
 
+    /// Keeps the element no longer.
+    ///
+    /// # Panics
+    /// Where `row` or `col` is out of range, as indexing does.
+    pub fn prune(&mut self, row: usize, col: usize) {
+        assert!(col < self.cols, "column {col} of a mask with {} columns", self.cols);
+        self.words[row * stride(self.cols) + col / 64] &= !(1 << (col % 64));
+    }
+
     /// The kept bits of up to 64 columns from `col` on, the first in bit 0; columns past the end read as not kept.
     pub(crate) fn bits(&self, row: usize, col: usize, len: usize) -> u64 {
         let words = self.row_words(row);
@@ -115,6 +137,11 @@ impl Mask {
         self.words.par_chunks_mut((height * stride(self.cols)).max(1))
     }
 
+    /// All words, row by row.
+    pub(crate) fn words_mut(&mut self) -> &mut [u64] {
+        &mut self.words
+    }
+
     /// How many elements are kept.
     pub fn count(&self) -> usize {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
@@ -141,7 +168,11 @@ impl Mask {
         Ok(self.retained(matrix)?.l2())
     }
 
-    fn retained<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Retained> {
+    /// Counts and sums of what is kept.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the shapes differ.
+    pub(crate) fn retained<T: Element>(&self, matrix: MatrixRef<'_, T>) -> Result<Retained> {
         self.expect_shape("mask and matrix", matrix.rows(), matrix.cols())?;
         let rows = if self.cols == 0 { 0 } else { self.rows };
         let of_row = |row| Retained::of_row(matrix.row(row), self.row_words(row));
@@ -220,6 +251,24 @@ impl Mask {
         Ok(out)
     }
 
+    /// Writes +0.0 (or 0) in the place of every element of a row-major matrix that is not kept.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for another number of elements than the mask's.
+    pub fn apply_in_place<T: Element>(&self, values: &mut [T]) -> Result<()> {
+        let expected = self.rows * self.cols;
+        if values.len() != expected {
+            return Err(Error::Length { what: "elements to mask", expected, found: values.len() });
+        }
+        values.par_chunks_mut(self.cols.max(1)).enumerate().for_each(|(row, values)| {
+            for (word, values) in self.row_words(row).iter().zip(values.chunks_mut(64)) {
+                let pruned = values.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                pruned.for_each(|(_, value)| *value = T::ZERO);
+            }
+        });
+        Ok(())
+    }
+
     /// The mask of the transposed matrix.
     #[must_use]
     pub fn transposed(&self) -> Mask {
@@ -253,6 +302,15 @@ pub(crate) fn apply_row<T: Element>(values: &[T], words: &[u64], out: &mut [T]) 
         for (bit, (value, out)) in values.iter().zip(out).enumerate() {
             *out = if word >> bit & 1 == 1 { *value } else { T::ZERO };
         }
+    }
+}
+
+/// Sets up to 64 bits of a mask's row from column `col` on, the first from bit 0.
+pub(crate) fn set_bits(words: &mut [u64], col: usize, bits: u64) {
+    let (word, shift) = (col / 64, col % 64);
+    words[word] |= bits << shift;
+    if shift > 0 && bits >> (64 - shift) > 0 {
+        words[word + 1] |= bits >> (64 - shift);
     }
 }
 
@@ -293,6 +351,17 @@ mod tests {
             let kept = mask.apply(matrix).unwrap();
             let kept = MatrixRef::new(mask.rows(), mask.cols(), &kept).unwrap();
             prop_assert_eq!(&Mask::of_nonzeros(kept), &mask);
+            let mut in_place = ones.clone();
+            mask.apply_in_place(&mut in_place).unwrap();
+            prop_assert_eq!(in_place.as_slice(), kept.data());
+            let mut full = Mask::full(mask.rows(), mask.cols());
+            prop_assert_eq!(&full, &Mask::from_fn(mask.rows(), mask.cols(), |_, _| true));
+            for (row, col) in (0..mask.rows()).flat_map(|r| (0..mask.cols()).map(move |c| (r, c))) {
+                if !mask.is_kept(row, col) {
+                    full.prune(row, col);
+                }
+            }
+            prop_assert_eq!(&full, &mask);
             let n = ones.len().max(1) as f64;
             prop_assert_eq!(mask.density(), mask.count() as f64 / n);
             prop_assert_eq!(mask.flip_rate(&Mask::empty(mask.rows(), mask.cols())).unwrap(), mask.density());

@@ -142,8 +142,17 @@ impl<F> GroupRule<F> {
     }
 }
 
+/// Sets the bits of the best scores of each group of a row of scores; returns whether one is NaN.
+pub(crate) fn best_of_row(pattern: Pattern, scores: &[f32], words: &mut [u64]) -> bool {
+    let rule = GroupRule { pattern, axis: Axis::Row, score: |score: f32| score };
+    match pattern {
+        Pattern::TWO_FOUR => rule.two_of_four(scores, words),
+        _ => rule.along_a_row(scores, words),
+    }
+}
+
 /// The two highest of four scores, as bits; ties go to the lower index.
-fn best_two_of_four(s: [f32; 4]) -> u8 {
+pub(crate) fn best_two_of_four(s: [f32; 4]) -> u8 {
     /// Who is kept, by the outcomes of the six comparisons of an earlier element with a later one.
     const KEPT: [u8; 64] = {
         const PAIRS: [(usize, usize); 6] = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];

@@ -140,7 +140,8 @@ impl Contender {
         let before = device.context().mem_get_info()?.0;
         let settings = settings();
         let engine = CudaEngine::new(device, DataType::BF16)?;
-        let model = Gpt::build(&engine, &DecoderConfig::from(&config), |name, shape| Ok(values(name, shape.iter().product())))?;
+        let model =
+            Gpt::build(&engine, &DecoderConfig::from(&config), |name, shape| Ok(values(name, shape.iter().product())))?;
         let layers: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
         let plan = match rule {
             None => SparsityPlan::dense(),
@@ -264,7 +265,10 @@ mod tests {
     fn the_settings_and_the_text_train() {
         corpus().unwrap().expect_sequences_of(LARGE.context).unwrap();
         let config = GptConfig { layers: 1, width: 8, heads: 2, context: 16, feed_forward: 16 };
-        let model = Gpt::build(&CpuEngine, &DecoderConfig::from(&config), |name, shape| Ok(values(name, shape.iter().product()))).unwrap();
+        let model = Gpt::build(&CpuEngine, &DecoderConfig::from(&config), |name, shape| {
+            Ok(values(name, shape.iter().product()))
+        })
+        .unwrap();
         let corpus = Arc::new(corpus().unwrap());
         let mut trainer = Trainer::with_model(CpuEngine, model, &settings(), SparsityPlan::dense(), corpus).unwrap();
         let report = trainer.step().unwrap();

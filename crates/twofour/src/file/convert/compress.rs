@@ -8,7 +8,9 @@ use super::{
     CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer,
     reject_not_finite, run,
 };
-use crate::{Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select};
+use crate::{
+    Arithmetic, Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select,
+};
 
 /// What to compress, and what to do where a weight resists.
 #[derive(Clone, Copy)]
@@ -270,7 +272,7 @@ impl Census {
 impl OnMatrix for Inspect<'_> {
     type Output = Planned;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Planned> {
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Planned> {
         let rows = (0..matrix.rows()).into_par_iter();
         let census = rows.map(|row| Census::of_row(matrix.row(row))).reduce(Census::default, Census::and);
         match (census.violations, self.0.not_sparse) {
@@ -307,7 +309,7 @@ struct Write<'a> {
 impl OnMatrix for Write<'_> {
     type Output = CompressOutcome;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<CompressOutcome> {
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<CompressOutcome> {
         let (weight, outcome) = match self.planned {
             Planned::Compress { negative_zeros } => {
                 (Compressed::from_dense(matrix)?, CompressOutcome::Compressed { negative_zeros })

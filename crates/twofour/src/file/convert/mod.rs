@@ -19,14 +19,14 @@ use super::{
     CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
     Writer,
 };
-use crate::{DataType, Element, Error, MatrixRef, Result, match_element};
+use crate::{Arithmetic, DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
 pub use decompress::{DecompressReport, DecompressedWeight, decompress};
-pub use prune::{PruneOutcome, PruneReport, PrunedTensor, prune};
+pub use prune::{PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, prune, prune_with};
 pub use quantize::{Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, quantize};
 
 /// How far a conversion is.
@@ -183,7 +183,7 @@ impl<'a> Matrix<'a> {
         })
     }
 
-    fn typed<T: Element, C: OnMatrix>(self, view: TensorView<'_>, code: C) -> Result<C::Output> {
+    fn typed<T: Arithmetic, C: OnMatrix>(self, view: TensorView<'_>, code: C) -> Result<C::Output> {
         let elements = view.elements::<T>()?;
         code.run(MatrixRef::new(self.rows, self.cols, &elements)?)
     }
@@ -193,7 +193,7 @@ impl<'a> Matrix<'a> {
 trait OnMatrix {
     type Output;
 
-    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
 }
 
 /// An error with the place of the first NaN or infinity.

@@ -1,0 +1,298 @@
+//! Pruning by what a model computes on text, block after block.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use twofour::{
+    Arithmetic, Axis, Element, Mask, MatrixRef, Pattern,
+    calibration::{ActivationSample, Hessian, InputNorms},
+    criterion::{self, Criterion, Ria, Wanda, WandaVariant},
+    file::{PrunedWeight, Reader, StoredElement, TensorInfo},
+    match_element,
+    select::Sparsity,
+    solve::{Precision, SparseGpt, sparsegpt},
+};
+use twofour_nn::model::{Calibration, Checkpoint, Observation};
+
+use super::method::{Method, Sampling};
+use crate::{interrupt, present::Screen, selection::Selection};
+
+/// Tokens on which pruned layers are compared with dense ones.
+const COMPARED: usize = 256;
+
+/// What became of the weights that calibration reached, by name.
+#[derive(Debug)]
+pub(super) struct Solutions {
+    weights: HashMap<String, Solution>,
+    /// Adjusted weights, one file each.
+    _folder: tempfile::TempDir,
+    /// Tokens that the model ran on.
+    pub(super) tokens: usize,
+}
+
+#[derive(Debug)]
+struct Solution {
+    mask: Mask,
+    axis: Axis,
+    /// The adjusted weight in the stored orientation, little-endian f32.
+    adjusted: Option<PathBuf>,
+    relative_error: f64,
+}
+
+impl Solutions {
+    /// The axis along which a weight's pattern holds, if it was pruned.
+    pub(super) fn axis(&self, name: &str) -> Option<Axis> {
+        self.weights.get(name).map(|solution| solution.axis)
+    }
+
+    /// `‖(W - Ŵ)·X‖² / ‖W·X‖²` of a weight on some of the calibration's tokens.
+    pub(super) fn relative_error(&self, name: &str) -> Option<f64> {
+        self.weights.get(name).map(|solution| solution.relative_error)
+    }
+
+    /// What a weight was pruned to.
+    pub(super) fn pruned(&self, tensor: &TensorInfo) -> twofour::Result<PrunedWeight> {
+        let missing = || twofour::Error::NoParameter { name: tensor.name.clone() };
+        let solution = self.weights.get(&tensor.name).ok_or_else(missing)?;
+        let mask = solution.mask.clone();
+        match &solution.adjusted {
+            None => Ok(PrunedWeight::Mask(mask)),
+            Some(path) => Ok(PrunedWeight::Adjusted { weight: read_floats(path)?, mask }),
+        }
+    }
+}
+
+/// Prunes every selected weight that the checkpoint's blocks multiply with.
+pub(super) fn solve(
+    screen: &Screen,
+    (input, output): (&Path, &Path),
+    selection: &Selection,
+    (method, pattern): (Method, Pattern),
+    sampling: &Sampling,
+) -> Result<Solutions> {
+    let checkpoint = Checkpoint::open(input)?;
+    let text = fs::read_to_string(&sampling.text).with_context(|| sampling.text.display().to_string())?;
+    let tokens = checkpoint.tokenizer()?.encode(&text)?;
+    let pieces = sampling.pieces(&tokens, checkpoint.config().context)?;
+    let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = tempfile::Builder::new()
+        .prefix(".twofour-calibration-")
+        .tempdir_in(parent)
+        .with_context(|| format!("{}: making a folder for adjusted weights", parent.display()))?;
+    let solver = Solver { reader: checkpoint.reader(), selection, method, pattern, folder: folder.path() };
+    let tokens = pieces.iter().map(Vec::len).sum();
+    let compared = COMPARED.div_ceil(pieces.len());
+    let mut calibration = Calibration::new(&checkpoint, &pieces)?;
+    drop(pieces);
+
+    let mut progress = screen.progress();
+    let blocks = checkpoint.config().layers;
+    let mut weights: HashMap<String, Solution> = HashMap::new();
+    while !calibration.is_finished() {
+        let block = calibration.block();
+        progress.steps(&format!("pruning block {}", block + 1), block as u64, blocks as u64);
+        let mut inputs: BTreeMap<String, LayerInput> = BTreeMap::new();
+        let mut failed = None;
+        calibration.observe(&mut |observation| {
+            if failed.is_none() {
+                failed = solver.observe(&mut inputs, observation, compared).err();
+            }
+        })?;
+        if let Some(error) = failed {
+            return Err(error.context(format!("inputs of block {block}")));
+        }
+        for input in inputs.into_values() {
+            interrupt::check()?;
+            for name in &input.weights {
+                if let Some(solution) = solver.solve(name, &input)? {
+                    weights.insert(name.clone(), solution);
+                }
+            }
+        }
+        let failed = RefCell::new(None);
+        calibration.advance(&|name| {
+            let solution = weights.get(name)?;
+            solver.values(name, solution).map_err(|error| failed.replace(Some(error))).ok()
+        })?;
+        if let Some(error) = failed.into_inner() {
+            return Err(error);
+        }
+    }
+    Ok(Solutions { weights, _folder: folder, tokens })
+}
+
+/// What is known of the input of some linear layers.
+#[derive(Debug)]
+struct LayerInput {
+    weights: Vec<String>,
+    is_transposed: bool,
+    statistic: Statistic,
+    sample: ActivationSample,
+}
+
+#[derive(Debug)]
+enum Statistic {
+    Norms(InputNorms),
+    Hessian(Hessian),
+}
+
+struct Solver<'a> {
+    reader: &'a Reader,
+    selection: &'a Selection,
+    method: Method,
+    pattern: Pattern,
+    folder: &'a Path,
+}
+
+impl Solver<'_> {
+    /// Adds a text's inputs to the statistics of its layers.
+    fn observe(
+        &self,
+        inputs: &mut BTreeMap<String, LayerInput>,
+        observation: Observation<'_>,
+        compared: usize,
+    ) -> Result<()> {
+        let Some(first) = observation.weights.first() else { return Ok(()) };
+        if observation.tokens == 0 || !observation.weights.iter().any(|name| self.is_selected(name)) {
+            return Ok(());
+        }
+        let features = observation.x.len() / observation.tokens;
+        if !inputs.contains_key(first) {
+            let statistic = match self.method {
+                Method::Sparsegpt => Statistic::Hessian(Hessian::new(features)?),
+                _ => Statistic::Norms(InputNorms::new(features)),
+            };
+            let input = LayerInput {
+                weights: observation.weights.to_vec(),
+                is_transposed: observation.is_transposed,
+                statistic,
+                sample: ActivationSample::new(features),
+            };
+            inputs.insert(first.clone(), input);
+        }
+        let Some(input) = inputs.get_mut(first) else { return Ok(()) };
+        let named = |error: twofour::Error| error.in_tensor(first);
+        match &mut input.statistic {
+            Statistic::Norms(norms) => norms.add(observation.x),
+            Statistic::Hessian(hessian) => hessian.add(observation.x),
+        }
+        .map_err(named)?;
+        // The end of a text has the longest context.
+        let skipped = observation.tokens.saturating_sub(compared);
+        input.sample.add(&observation.x[skipped * features..]).map_err(named)?;
+        Ok(())
+    }
+
+    fn is_selected(&self, name: &str) -> bool {
+        let tensor = self.reader.plain_tensors().find(|tensor| tensor.name == *name);
+        tensor.is_some_and(|t| self.selection.of(&t.name, t.dtype, &t.shape).is_ok())
+    }
+
+    /// Prunes a weight, if it is selected.
+    fn solve(&self, name: &str, input: &LayerInput) -> Result<Option<Solution>> {
+        if !self.is_selected(name) {
+            return Ok(None);
+        }
+        tracing::info!(tensor = name, "pruning");
+        let (rows, cols, dense) = self.dense(name, input.is_transposed)?;
+        let matrix = MatrixRef::new(rows, cols, &dense)?;
+        let named = |error: twofour::Error| error.in_tensor(name);
+        let (mask, adjusted) = self.pruned(matrix, &input.statistic).map_err(named)?;
+        let adjusted = adjusted.map(|weight| self.rounded(name, weight)).transpose()?;
+        let relative_error = {
+            let masked;
+            let pruned = match &adjusted {
+                Some(weight) => weight,
+                None => {
+                    masked = mask.apply(matrix)?;
+                    &masked
+                }
+            };
+            input.sample.relative_error(matrix, MatrixRef::new(rows, cols, pruned)?).map_err(named)?
+        };
+        let adjusted = match adjusted {
+            None => None,
+            Some(weight) => {
+                let stored =
+                    if input.is_transposed { MatrixRef::new(rows, cols, &weight)?.transposed() } else { weight };
+                let number = fs::read_dir(self.folder).map(Iterator::count).unwrap_or_default();
+                let path = self.folder.join(format!("{number}.f32"));
+                fs::write(&path, bytemuck::cast_slice::<f32, u8>(&stored))
+                    .with_context(|| format!("{}: writing an adjusted weight", path.display()))?;
+                Some(path)
+            }
+        };
+        let (mask, axis) = if input.is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
+        Ok(Some(Solution { mask, axis, adjusted, relative_error }))
+    }
+
+    fn pruned(&self, matrix: MatrixRef<'_, f32>, statistic: &Statistic) -> twofour::Result<(Mask, Option<Vec<f32>>)> {
+        let sparsity = Sparsity::Groups(self.pattern);
+        let by = |criterion: &dyn Criterion| Ok((criterion::mask(matrix, criterion, sparsity)?, None));
+        match statistic {
+            Statistic::Norms(norms) if self.method == Method::Ria => by(&Ria { norms, exponent: Ria::EXPONENT }),
+            Statistic::Norms(norms) => by(&Wanda { norms, variant: WandaVariant::Paper }),
+            Statistic::Hessian(hessian) => {
+                let settings = SparseGpt::new(sparsity);
+                let solved = match sparsegpt(matrix, hessian, &settings) {
+                    Err(twofour::Error::NotPositiveDefinite { .. }) => {
+                        sparsegpt(matrix, hessian, &SparseGpt { precision: Precision::F64, ..settings })?
+                    }
+                    solved => solved?,
+                };
+                Ok((solved.mask, Some(solved.weight)))
+            }
+        }
+    }
+
+    /// A stored weight as `[out, in]`: rows, columns and elements.
+    fn dense(&self, name: &str, is_transposed: bool) -> Result<(usize, usize, Vec<f32>)> {
+        let (rows, cols, stored) = self.stored(name)?;
+        if is_transposed {
+            return Ok((cols, rows, MatrixRef::new(rows, cols, &stored)?.transposed()));
+        }
+        Ok((rows, cols, stored))
+    }
+
+    fn stored(&self, name: &str) -> Result<(usize, usize, Vec<f32>)> {
+        fn typed<T: Element + StoredElement>(reader: &Reader, name: &str) -> twofour::Result<Vec<f32>> {
+            Ok(reader.tensor(name)?.elements::<T>()?.iter().map(|value| value.to_f32()).collect())
+        }
+        let info = self.reader.tensor(name)?.info;
+        let (Some(dtype), &[rows, cols]) = (info.dtype.element(), info.shape.as_slice()) else {
+            anyhow::bail!("tensor `{name}` is no matrix of a dtype that can be pruned");
+        };
+        Ok((rows, cols, match_element!(dtype, |T| typed::<T>(self.reader, name))?))
+    }
+
+    /// Values as the weight's dtype stores them.
+    fn rounded(&self, name: &str, weight: Vec<f32>) -> Result<Vec<f32>> {
+        let dtype = self.reader.tensor(name)?.info.dtype.element();
+        let Some(dtype) = dtype else { return Ok(weight) };
+        Ok(match_element!(dtype, |T| Ok::<Vec<f32>, twofour::Error>(
+            weight.into_iter().map(|value| T::from_f32(value).to_f32()).collect()
+        ))?)
+    }
+
+    /// The pruned weight in its stored orientation.
+    fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
+        match &solution.adjusted {
+            Some(path) => Ok(read_floats(path)?),
+            None => {
+                let (rows, cols, stored) = self.stored(name)?;
+                Ok(solution.mask.apply(MatrixRef::new(rows, cols, &stored)?)?)
+            }
+        }
+    }
+}
+
+/// Floats as [`Solver::solve`] wrote them.
+fn read_floats(path: &Path) -> twofour::Result<Vec<f32>> {
+    let failed = |source| twofour::Error::Io { path: path.to_owned(), action: "reading an adjusted weight", source };
+    Ok(bytemuck::allocation::pod_collect_to_vec(&fs::read(path).map_err(failed)?))
+}

@@ -1,0 +1,100 @@
+//! `prune` by methods that run the model on text, on checkpoints as transformers writes them.
+
+mod support;
+
+use std::{fs, path::PathBuf};
+
+use support::{names, run};
+
+fn checkpoint(family: &str) -> String {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
+}
+
+/// Letters of the fixtures' vocabulary in no simple order.
+fn text() -> String {
+    let letters = b"acdefghiklmnoprstuvwyz";
+    (0..4000).map(|i| if i % 7 == 3 { ' ' } else { char::from(letters[i * i / 3 % letters.len()]) }).collect()
+}
+
+#[test]
+fn calibrated_methods_prune_every_layer_of_every_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+        let model = checkpoint(family);
+        let mut errors = Vec::new();
+        for method in ["wanda", "ria", "sparsegpt"] {
+            let out = format!("{family}-{method}");
+            let arguments = ["prune", &model, "-o", &out, "--method", method, "--json"];
+            let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24", "--seed", "5"];
+            let answer = run(at, &[&arguments[..], &calibration].concat()).good().json();
+            assert_eq!((&answer["method"], &answer["calibration_tokens"]), (&method.into(), &(12 * 24).into()));
+            let tensors = answer["tensors"].as_array().unwrap();
+            let pruned: Vec<_> = tensors.iter().filter(|t| t["pruned"] == true).collect();
+            assert!(pruned.len() >= 8, "{family}: {answer}");
+            for tensor in &pruned {
+                assert_eq!(tensor["mask_density"], 0.5, "{family} {method}: {tensor}");
+            }
+            let error: f64 = pruned.iter().map(|t| t["relative_error"].as_f64().unwrap()).sum();
+            errors.push(error / pruned.len() as f64);
+            let axis = if family == "gpt2" { "column" } else { "row" };
+            run(at, &["check", &out, "--axis", axis]).good();
+            // The same files, and nothing of the calibration's own is left.
+            assert_eq!(names(&at.join(&out)), names(model.as_ref()));
+            assert!(!names(at).iter().any(|name| name.starts_with(".twofour")), "{:?}", names(at));
+            // The same command gives the same bytes.
+            let again = [&["prune", &model, "-o", "again", "--force", "--method", method], &calibration[..]].concat();
+            run(at, &again).good();
+            for name in names(&at.join(&out)) {
+                let read = |folder: &str| fs::read(at.join(folder).join(&name)).unwrap();
+                assert_eq!(read(&out), read("again"), "{name}");
+            }
+        }
+        assert!(errors[2] < errors[0] && errors[0] < 0.6, "{family}: Wanda, RIA, SparseGPT: {errors:?}");
+    }
+}
+
+#[test]
+fn tables_have_a_row_for_a_kind_of_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = checkpoint("llama");
+    let pruned = run(dir.path(), &["prune", &model, "-o", "out"]).good().stdout;
+    assert!(pruned.contains("model.layers.*.self_attn.q_proj.weight (2)"), "{pruned}");
+    let checked = run(dir.path(), &["check", "out"]).good().stdout;
+    assert!(checked.contains("model.layers.*.mlp.down_proj.weight (2)"), "{checked}");
+    let detailed = run(dir.path(), &["check", "out", "-v"]).stdout;
+    assert!(detailed.contains("model.layers.1.mlp.down_proj.weight") && !detailed.contains('*'), "{detailed}");
+    let detailed = run(dir.path(), &["prune", &model, "-o", "more", "-v"]).stdout;
+    assert!(detailed.contains("model.layers.1.mlp.down_proj.weight") && !detailed.contains("(2)"), "{detailed}");
+}
+
+#[test]
+fn what_calibration_requires_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::write(at.join("short.txt"), "abc").unwrap();
+    let model = checkpoint("llama");
+    let prune = |more: &[&str]| {
+        [&["prune", model.as_str(), "-o", "out"], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let bad = |code: i32, more: &[&str]| {
+        let arguments = prune(more);
+        let message = run(at, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).bad(code);
+        assert_eq!(names(at), ["short.txt", "text.txt"], "{message}");
+        message
+    };
+    for method in ["wanda", "ria", "sparsegpt"] {
+        assert!(bad(2, &["--method", method]).contains("--calibration"));
+    }
+    let with = |text| ["--method", "wanda", "--calibration", text];
+    assert!(bad(2, &["--calibration", "text.txt"]).contains("no effect"));
+    assert!(bad(2, &["--samples", "4"]).contains("--calibration"));
+    assert!(bad(2, &[&with("text.txt")[..], &["--axis", "column"]].concat()).contains("rows"));
+    assert!(bad(2, &[&with("text.txt")[..], &["--length", "41"]].concat()).contains("40"));
+    assert!(bad(2, &with("short.txt")).contains("short.txt"));
+    assert!(bad(1, &with("missing.txt")).contains("missing.txt"));
+    bad(2, &[&with("text.txt")[..], &["--samples", "0"]].concat());
+}

@@ -1,0 +1,241 @@
+//! The Cholesky factor that solvers require.
+//!
+//! A damped Hessian `H` is factored as `H = R·Rᵀ` with `R` upper triangular. Then `U = R⁻¹` is the upper Cholesky factor of the inverse,
+//! `H⁻¹ = Uᵀ·U`, that SparseGPT is written with. `R` serves without an inversion ([`sparsegpt`](super::sparsegpt)): one factorization
+//! instead of two and an inverse.
+//!
+//! `R` comes from the usual factorization: with rows and columns in reverse order `H` becomes `L·Lᵀ`, and `L` in reverse order is `R`. The recursion
+//! halves the matrix, so that nearly all the work is large GEMMs.
+
+use rayon::prelude::*;
+
+use crate::{
+    Error, Result,
+    calibration::Hessian,
+    kernel::float_gemm::{Block, Float, subtract_within},
+};
+
+/// Matrices of this order are factored, and triangles of it solved, without GEMM.
+const BASE: usize = 32;
+
+/// Squares of this order on the diagonal of a symmetric product are computed whole.
+const SQUARE: usize = 256;
+
+/// Returns `R`, `[features, features]`, zero below the diagonal, with `H + damping · mean(diagonal) · I = R·Rᵀ`. A feature that was always zero (whose row
+/// and column of `H` are zero) has the mean of the others in its place on the diagonal.
+pub(crate) fn upper<T: Float>(hessian: &Hessian, damping: f64) -> Result<Vec<T>> {
+    let n = hessian.features();
+    if hessian.tokens() == 0 {
+        return Err(Error::NoTokens { what: "Hessian" });
+    }
+    if !damping.is_finite() || damping < 0.0 {
+        return Err(Error::Setting {
+            what: "the Hessian's damping",
+            value: damping,
+            expected: "finite and not negative",
+        });
+    }
+    let diagonal = hessian.diagonal();
+    let live = diagonal.iter().filter(|d| **d > 0.0).count();
+    let mean = diagonal.iter().map(|d| f64::from(*d)).sum::<f64>() / live.max(1) as f64;
+    // A layer whose inputs were all zero: any positive diagonal will do.
+    let mean = if mean > 0.0 { mean } else { 1.0 };
+
+    let mut matrix = vec![T::default(); n * n];
+    let lower = hessian.lower();
+    // Element (i, j) of the reversed matrix is that at (n-1-i, n-1-j), by symmetry (n-1-j, n-1-i): below the diagonal for j <= i.
+    matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| {
+        for (j, out) in row[..=i].iter_mut().enumerate() {
+            *out = T::of(lower[(n - 1 - j) * n + n - 1 - i]);
+        }
+        let d = f64::from(diagonal[n - 1 - i]);
+        let d = if d > 0.0 { d } else { mean };
+        row[i] = T::of_f64(d + damping * mean);
+    });
+    cholesky(&mut matrix, n, 0, n).map_err(|at| Error::NotPositiveDefinite { feature: n - 1 - at, damping })?;
+    matrix.par_chunks_mut(n.max(1)).enumerate().for_each(|(i, row)| row[i + 1..].fill(T::default()));
+    matrix.reverse();
+    Ok(matrix)
+}
+
+/// Factors the square of order `n` at `(at, at)` in place, its lower half; the error is the row whose pivot is not positive.
+fn cholesky<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result<(), usize> {
+    if n <= BASE {
+        return factor_small(a, stride, at, n);
+    }
+    let half = half(n);
+    let below = Block { row: at + half, col: at, rows: n - half, cols: half };
+    cholesky(a, stride, at, half)?;
+    solve_right(a, stride, at, below);
+    subtract_square(a, stride, below);
+    cholesky(a, stride, at + half, n - half)
+}
+
+/// Where to cut: a multiple of the base, so that small blocks are whole ones.
+fn half(n: usize) -> usize {
+    (n / 2).next_multiple_of(BASE).min(n - 1)
+}
+
+fn factor_small<T: Float>(a: &mut [T], stride: usize, at: usize, n: usize) -> Result<(), usize> {
+    for j in at..at + n {
+        let (above, row) = a.split_at_mut(j * stride);
+        let row = &mut row[at..=j];
+        // The row against those above it: a forward substitution.
+        for k in at..j {
+            let other = &above[k * stride + at..=k * stride + k];
+            let sum = dot(&row[..k - at], &other[..k - at]);
+            row[k - at] = (row[k - at] - sum) / other[k - at];
+        }
+        let (pivot, row) = (row[j - at], &mut row[..j - at + 1]);
+        let pivot = pivot - dot(&row[..j - at], &row[..j - at]);
+        if !pivot.is_finite() || pivot <= T::default() {
+            return Err(j);
+        }
+        row[j - at] = pivot.root();
+    }
+    Ok(())
+}
+
+/// A dot product in eight partial sums, so that it becomes vector instructions.
+fn dot<T: Float>(a: &[T], b: &[T]) -> T {
+    let mut sums = [T::default(); 8];
+    let ((a8, a_rest), (b8, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a8.iter().zip(b8) {
+        for i in 0..8 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    for (i, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
+        sums[i] += *a * *b;
+    }
+    sums.into_iter().fold(T::default(), |a, b| a + b)
+}
+
+/// Replaces the block `B`, whose columns are those of the triangle `L` at `(at, at)`, by `B · L⁻ᵀ`.
+fn solve_right<T: Float>(a: &mut [T], stride: usize, at: usize, block: Block) {
+    let n = block.cols;
+    if n <= BASE {
+        let triangle: Vec<T> = (0..n).flat_map(|i| a[(at + i) * stride + at..][..n].to_vec()).collect();
+        let rows = &mut a[block.row * stride..(block.row + block.rows) * stride];
+        rows.par_chunks_mut(stride).with_min_len(64).for_each(|row| {
+            let row = &mut row[block.col..block.col + n];
+            for k in 0..n {
+                let of_triangle = &triangle[k * n..][..=k];
+                let sum = dot(&row[..k], &of_triangle[..k]);
+                row[k] = (row[k] - sum) / of_triangle[k];
+            }
+        });
+        return;
+    }
+    let half = half(n);
+    let left = Block { cols: half, ..block };
+    let right = Block { col: block.col + half, cols: n - half, ..block };
+    solve_right(a, stride, at, left);
+    let of_triangle = Block { row: at + half, col: at, rows: n - half, cols: half };
+    subtract_within(a, stride, right, left, of_triangle);
+    solve_right(a, stride, at + half, right);
+}
+
+/// Subtracts `B·Bᵀ` from the square to the right of the block `B`, of the same rows: from its lower half at least.
+fn subtract_square<T: Float>(a: &mut [T], stride: usize, b: Block) {
+    let right = |rows: Block, cols: Block| Block {
+        row: rows.row,
+        col: cols.row - b.row + b.col + b.cols,
+        rows: rows.rows,
+        cols: cols.rows,
+    };
+    fn split<T: Float>(a: &mut [T], stride: usize, b: Block, right: &impl Fn(Block, Block) -> Block) {
+        if b.rows <= SQUARE {
+            return subtract_within(a, stride, right(b, b), b, b);
+        }
+        let half = half(b.rows);
+        let (upper, lower) = (Block { rows: half, ..b }, Block { row: b.row + half, rows: b.rows - half, ..b });
+        split(a, stride, upper, right);
+        subtract_within(a, stride, right(lower, upper), lower, upper);
+        split(a, stride, lower, right);
+    }
+    split(a, stride, b, &right);
+}
+
+/// The diagonal of `(R·Rᵀ)⁻¹`: the squared norms of the columns of `R⁻¹`. Takes `n³/3` multiplications.
+pub(crate) fn inverse_diagonal(upper: &[f64], n: usize) -> Vec<f32> {
+    // Column j of the inverse solves R·x = e_j, from row j upwards; in the order of rows of the transpose all reads are consecutive.
+    let mut transposed = vec![0f64; n * n];
+    transposed.par_chunks_mut(n.max(1)).enumerate().for_each(|(j, out)| {
+        for (i, out) in out[..=j].iter_mut().enumerate() {
+            *out = upper[i * n + j];
+        }
+    });
+    let column = |j: usize| {
+        let mut x = vec![0f64; j + 1];
+        x[j] = 1.0;
+        let mut norm = 0.0;
+        for i in (0..=j).rev() {
+            let column = &transposed[i * n..][..=i];
+            x[i] /= column[i];
+            let value = x[i];
+            norm += value * value;
+            x[..i].iter_mut().zip(column).for_each(|(x, r)| *x -= value * r);
+        }
+        norm as f32
+    };
+    (0..n).into_par_iter().map(column).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Hessian of random activations, more tokens than features.
+    fn hessian(n: usize) -> Hessian {
+        let mut state = 9u64;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let batch: Vec<f32> = (0..(n + 20) * n).map(|_| random()).collect();
+        let mut hessian = Hessian::new(n).unwrap();
+        hessian.add(&batch).unwrap();
+        hessian
+    }
+
+    fn residual<T: Float>(n: usize) -> f64 {
+        let hessian = hessian(n);
+        let damping = 0.01;
+        let r = upper::<T>(&hessian, damping).unwrap();
+        let mean = hessian.diagonal().iter().map(|d| f64::from(*d)).sum::<f64>() / n as f64;
+        let mut worst = 0f64;
+        for i in 0..n {
+            for j in 0..=i {
+                let at = |i: usize, j: usize| f64::from(r[i * n + j].to_f32());
+                let product: f64 = (i..n).map(|k| at(i, k) * at(j, k)).sum();
+                let expected = f64::from(hessian.lower()[i * n + j]) + if i == j { damping * mean } else { 0.0 };
+                worst = worst.max((product - expected).abs() / mean);
+                assert!(j == i || r[i * n + j] == T::default(), "{i} {j}");
+            }
+        }
+        worst
+    }
+
+    #[test]
+    fn the_factor_times_its_transpose_is_the_hessian() {
+        for n in [1, 2, 31, 32, 33, 63, 64, 65, 100, 300] {
+            let (single, double) = (residual::<f32>(n), residual::<f64>(n));
+            assert!(single < 2e-6, "{n}: {single}");
+            // What is read here is rounded to f32.
+            assert!(double < 2e-7, "{n}: {double}");
+        }
+    }
+
+    #[test]
+    fn a_hessian_without_full_rank_is_named_and_dead_features_are_not() {
+        let mut flat = Hessian::new(3).unwrap();
+        flat.add(&[1.0, 2.0, 0.0]).unwrap();
+        let error = upper::<f64>(&flat, 0.0).unwrap_err();
+        assert!(matches!(error, Error::NotPositiveDefinite { feature: 0, .. }), "{error}");
+        let r = upper::<f64>(&flat, 0.01).unwrap();
+        assert!((r[8] * r[8] - 2.5 * 1.01).abs() < 1e-12, "{r:?}");
+        assert!(upper::<f32>(&flat, f64::NAN).is_err() && upper::<f32>(&flat, -1.0).is_err());
+        assert!(matches!(upper::<f32>(&Hessian::new(3).unwrap(), 0.1), Err(Error::NoTokens { .. })));
+    }
+}
