@@ -31,11 +31,19 @@ METHODS = {
     "s-ste": {"sparsity.method": "s-ste"},
     "s-ste, mvue": {"sparsity.method": "s-ste", "sparsity.weight_gradient": "mvue"},
     "step": {"sparsity.method": "step"},
+    "step, geometric mean": {"sparsity.method": "step", "sparsity.switch_mean": "geometric"},
+    "gradual": {"sparsity.method": "gradual"},
+    "sr-ste, decay searched": {"sparsity.method": "sr-ste", "sparsity.decay": "auto"},
+    "fst, decay searched": {"sparsity.method": "fst", "sparsity.decay": "auto"},
+    "fst, masks every step, decay searched": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": "auto"},
+    "fst, toolkit's settings": {"sparsity.method": "fst", "sparsity.defaults": "2by4-pretrain"},
+    "s-ste, toolkit's settings": {"sparsity.method": "s-ste", "sparsity.defaults": "2by4-pretrain"},
     "40 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.4},
     "60 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.6},
     "70 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.7},
     "80 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.8},
     "90 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.9},
+    "100 % sparse": {"sparsity.method": "ste", "sparsity.mask": "greedy"},
 }
 
 

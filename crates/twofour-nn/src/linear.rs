@@ -2,13 +2,14 @@
 
 use twofour::{
     Mask,
-    layer::{Accumulate, SparseLinearSettings},
+    layer::{Accumulate, MaskRule, SparseLinearSettings, WeightGradient},
 };
 
 use crate::{
     Error, Result,
-    engine::{AdamWStep, Engine, LinearShape, SparseLayer as _},
+    engine::{Engine, Kind, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
+    train::LayerForm,
 };
 
 /// A linear layer, `y = x · Wᵀ + bias`.
@@ -21,6 +22,10 @@ pub struct Linear<E: Engine> {
     weight: Parameter<E>,
     bias: Option<Parameter<E>>,
     sparse: Option<E::SparseLinear>,
+    /// The weight with three of every four, which a layer of that form computes with.
+    three_of_four: Option<E::Buffer>,
+    /// A mask of the weight that nothing computes with.
+    observed: Option<E::SparseLinear>,
     out_features: usize,
     in_features: usize,
 }
@@ -41,7 +46,16 @@ impl<E: Engine> Linear<E> {
                 Error::Length { what: "the bias of a linear layer", expected: out_features, found }.in_layer(name)
             );
         }
-        Ok(Linear { name: name.to_owned(), weight, bias, sparse: None, out_features, in_features })
+        Ok(Linear {
+            name: name.to_owned(),
+            weight,
+            bias,
+            sparse: None,
+            three_of_four: None,
+            observed: None,
+            out_features,
+            in_features,
+        })
     }
 
     /// The full name.
@@ -74,6 +88,11 @@ impl<E: Engine> Linear<E> {
         self.in_features
     }
 
+    /// The operand of dense GEMMs.
+    fn dense_weight(&self) -> &E::Buffer {
+        self.three_of_four.as_ref().unwrap_or_else(|| self.weight.compute())
+    }
+
     fn shape(&self, tokens: usize) -> LinearShape {
         LinearShape { tokens, out_features: self.out_features, in_features: self.in_features }
     }
@@ -88,6 +107,7 @@ impl<E: Engine> Linear<E> {
             let mut sparse = engine.sparse_linear(self.weight.master(), shape, settings)?;
             sparse.set_seed(seed)?;
             self.sparse = Some(sparse);
+            self.three_of_four = None;
             self.weight.drop_copy();
             Ok(())
         };
@@ -101,18 +121,91 @@ impl<E: Engine> Linear<E> {
     pub fn make_dense(&mut self, engine: &E) -> Result<()> {
         self.weight.add_copy(engine)?;
         self.sparse = None;
+        self.three_of_four = None;
         Ok(())
+    }
+
+    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
+        let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
+        engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
+        self.sparse = None;
+        self.three_of_four = Some(kept);
+        // The optimizer's copy of the whole weight is not computed with.
+        self.weight.drop_copy();
+        Ok(())
+    }
+
+    /// What the layer computes with.
+    pub fn form(&self) -> LayerForm {
+        match (&self.sparse, &self.three_of_four) {
+            (Some(_), _) => LayerForm::TwoOfFour,
+            (None, Some(_)) => LayerForm::ThreeOfFour,
+            (None, None) => LayerForm::Dense,
+        }
+    }
+
+    /// Selects the mask that these settings would have, now and at every [`Linear::refresh_observed`], without computing with it. The soft threshold's is that of the
+    /// largest magnitudes.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_sparse`].
+    pub fn observe(&mut self, engine: &E, settings: SparseLinearSettings) -> Result<()> {
+        let rule = match settings.rule {
+            MaskRule::SoftThreshold => MaskRule::Magnitude,
+            rule => rule,
+        };
+        let settings = SparseLinearSettings { rule, weight_gradient: WeightGradient::Dense, ..settings };
+        let shape = (self.out_features, self.in_features);
+        let observed = engine.sparse_linear(self.weight.master(), shape, settings);
+        self.observed = Some(observed.map_err(|error| error.in_layer(&self.name))?);
+        Ok(())
+    }
+
+    /// Whether [`Linear::observe`] is in force.
+    pub fn is_observed(&self) -> bool {
+        self.observed.is_some()
+    }
+
+    /// Elements of the observed mask that the last [`Linear::refresh_observed`] changed, where there is one. Waits.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn observed_flips(&self) -> Result<Option<u64>> {
+        self.observed.as_ref().map(|observed| observed.flips()).transpose()
+    }
+
+    /// Drops what is made of the weight alone: the 3:4 form and the observed mask.
+    pub(crate) fn forget(&mut self) {
+        (self.three_of_four, self.observed) = (None, None);
     }
 
     /// Packs the master weight after it has changed, under a new mask or the present one; nothing for a dense layer.
     ///
     /// # Errors
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
-    pub fn refresh(&mut self, selects_mask: bool) -> Result<()> {
-        let Some(sparse) = &mut self.sparse else { return Ok(()) };
-        let master = self.weight.master();
-        let outcome = if selects_mask { sparse.remask(master) } else { sparse.repack(master) };
+    pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
+        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
+        let master = weight.master();
+        let outcome = match (sparse, three_of_four) {
+            (Some(sparse), _) if selects_mask => sparse.remask(master),
+            (Some(sparse), _) => sparse.repack(master),
+            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
+            (None, None) => Ok(()),
+        };
         outcome.map_err(|error| error.in_layer(&self.name))
+    }
+
+    /// Selects the observed mask, where there is one, after the master weight has changed.
+    ///
+    /// # Errors
+    /// Those of [`Linear::refresh`].
+    pub fn refresh_observed(&mut self) -> Result<()> {
+        let Some(observed) = &mut self.observed else { return Ok(()) };
+        observed.remask(self.weight.master()).map_err(|error| error.in_layer(&self.name))
     }
 
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
@@ -136,7 +229,7 @@ impl<E: Engine> Linear<E> {
         let bias = self.bias.as_ref().map(Parameter::compute);
         match &self.sparse {
             Some(sparse) => sparse.forward(x, tokens, bias, y),
-            None => engine.linear(self.shape(tokens), x, self.weight.compute(), bias, y),
+            None => engine.linear(self.shape(tokens), x, self.dense_weight(), bias, y),
         }
     }
 
@@ -170,7 +263,7 @@ impl<E: Engine> Linear<E> {
     pub fn input_gradient(&self, engine: &E, dy: &E::Buffer, tokens: usize, dx: &mut E::Buffer) -> Result<()> {
         match &self.sparse {
             Some(sparse) => sparse.input_gradient(dy, tokens, dx),
-            None => engine.input_gradient(self.shape(tokens), dy, self.weight.compute(), dx),
+            None => engine.input_gradient(self.shape(tokens), dy, self.dense_weight(), dx),
         }
     }
 
@@ -179,12 +272,12 @@ impl<E: Engine> Linear<E> {
     }
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
-    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep) -> Result<f64> {
+    pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep) -> Result<f64> {
         self.weight.update(engine, step, self.sparse.as_ref())
     }
 
     /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep) -> Result<()> {
+    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep) -> Result<()> {
         match &mut self.bias {
             Some(bias) => bias.update(engine, step, None).map(|_| ()),
             None => Ok(()),

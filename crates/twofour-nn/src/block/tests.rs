@@ -149,11 +149,11 @@ fn gradients_agree(name: &str, block: &mut dyn Block) {
         let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
         check(&what, &values, &gradient, |moved| {
             block.parameters()[index].write(&ENGINE, moved).unwrap();
-            block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+            block.linears().into_iter().for_each(|linear| linear.refresh(&CpuEngine, false).unwrap());
             dot(&block.forward(&x), &dy)
         });
         block.parameters()[index].write(&ENGINE, &values).unwrap();
-        block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+        block.linears().into_iter().for_each(|linear| linear.refresh(&CpuEngine, false).unwrap());
     }
 }
 

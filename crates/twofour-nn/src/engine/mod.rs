@@ -33,7 +33,9 @@ use twofour::{
 
 use crate::Result;
 
-pub use operands::{AdamWState, AdamWStep, AttentionShape, LinearShape, PrunedDecay, SecondMoment};
+pub use operands::{
+    AdamWState, AdamWStep, AttentionShape, LinearShape, OptimizerStep, PrunedDecay, SecondMoment, SgdState, SgdStep,
+};
 pub use sparse::SparseLayer;
 
 /// What the elements of a buffer are.
@@ -264,6 +266,13 @@ pub trait Engine: Debug + Send + Sync + Sized {
         settings: SparseLinearSettings,
     ) -> Result<Self::SparseLinear>;
 
+    /// Rounds to `kept` a weight of [`Kind::Wide`] with rows of `cols` elements, and sets all but the `count` largest magnitudes of every group of four in a row
+    /// to zero. Of equal magnitudes the lower index is kept; a NaN counts as the largest.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn keep_of_four(&self, count: u32, weight: &Self::Buffer, cols: usize, kept: &mut Self::Buffer) -> Result<()>;
+
     /// `y ← y + x`.
     ///
     /// # Errors
@@ -292,11 +301,18 @@ pub trait Engine: Debug + Send + Sync + Sized {
 
     /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
-    /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
+    /// of the second moment's change, or of their logarithms, where [`SecondMoment::Watched`] or [`SecondMoment::WatchedByLogarithm`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
     ///
     /// # Errors
     /// Operands that do not fit; what the engine does not support.
     fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, Self::Buffer, Self::SparseLinear>) -> Result<f64>;
+
+    /// A step of stochastic gradient descent: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`, `w ← w - η m`, in f32 in
+    /// this order. The bits are the same on all engines.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn sgd(&self, step: &SgdStep, state: SgdState<'_, Self::Buffer, Self::SparseLinear>) -> Result<()>;
 
     /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {

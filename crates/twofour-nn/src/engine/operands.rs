@@ -53,6 +53,8 @@ pub enum SecondMoment {
     Moving,
     /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML 2023).
     Watched,
+    /// It follows the gradient, and the step returns the sum of the logarithms of those magnitudes, where zero counts as the least normal f32 (STEP's option 2).
+    WatchedByLogarithm,
     /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is raised to the power 3/4 (STEP).
     Frozen {
         /// That step.
@@ -98,6 +100,45 @@ pub struct AdamWStep {
     pub second_moment: SecondMoment,
     /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
     pub pruned_decay: PrunedDecay,
+}
+
+/// The numbers of a step of gradient descent with momentum of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// The share of the momentum that a step keeps.
+    pub momentum: f64,
+    /// Weight decay of all elements, added to the gradient.
+    pub weight_decay: f64,
+    /// The gradient is multiplied by this first: for clipping, and to undo loss scaling.
+    pub gradient_scale: f32,
+    /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
+    pub pruned_decay: PrunedDecay,
+}
+
+/// An optimizer's step of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OptimizerStep {
+    /// [`Engine::adamw`](super::Engine::adamw).
+    AdamW(AdamWStep),
+    /// [`Engine::sgd`](super::Engine::sgd).
+    Sgd(SgdStep),
+}
+
+/// A parameter, its gradient and its momentum, as [`Engine::sgd`](super::Engine::sgd) updates them.
+#[derive(Debug)]
+pub struct SgdState<'a, B, S> {
+    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+    pub master: &'a mut B,
+    /// The gradient, [`Kind::Wide`](super::Kind::Wide).
+    pub gradient: &'a B,
+    /// The momentum, [`Kind::Wide`](super::Kind::Wide).
+    pub momentum: &'a mut B,
+    /// The copy in the compute type, written in the same pass.
+    pub copy: Option<&'a mut B>,
+    /// The 2:4 layer whose mask says what is pruned.
+    pub sparse: Option<&'a S>,
 }
 
 /// A parameter, its gradient and its moments, as [`Engine::adamw`](super::Engine::adamw) updates them.

@@ -8,7 +8,7 @@ use super::{GptConfig, VOCABULARY};
 use crate::{
     Error, Result,
     block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
-    engine::{AdamWStep, Engine, Kind},
+    engine::{Engine, Kind, OptimizerStep},
     linear::Linear,
     parameter::Parameter,
     random::Stream,
@@ -201,7 +201,7 @@ impl<E: Engine> Gpt<E> {
     pub(crate) fn update(
         &mut self,
         engine: &E,
-        step: impl Fn(&Parameter<E>, Option<&str>) -> AdamWStep,
+        step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
     ) -> Result<f64> {
         let own = step(&self.embedding, None);
         let mut changes = self.embedding.update(engine, &own, None)?;

@@ -1,22 +1,22 @@
 //! The training loop.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use twofour::{
     adamw_step::{ChangeMean, PhaseSwitch},
     layer::Accumulate,
 };
 
-use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check};
+use super::{Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check};
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SparseLayer as _},
+    engine::{AdamWStep, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _},
     model::{Gpt, GptConfig},
     optim::{LossScale, Schedule, clip_factor},
     parameter::Parameter,
     random::Stream,
-    recipe::{DecayTarget, ModelSettings, TrainingSettings},
+    recipe::{ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
@@ -47,8 +47,8 @@ pub struct Trainer<E: Engine> {
     pub(super) plan: SparsityPlan,
     pub(super) progress: Progress,
     schedule: Schedule,
-    /// The plan's layers.
-    planned: HashSet<String>,
+    /// Of each planned layer, the part of the plan that it belongs to.
+    parts: HashMap<String, usize>,
     /// A [`Kind::Wide`] scalar that losses are added to.
     loss: E::Buffer,
 }
@@ -88,14 +88,26 @@ impl<E: Engine> Trainer<E> {
         plan.check()?;
         corpus.expect_sequences_of(model.config().context)?;
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
-        if let Some(pattern) = plan.layers.iter().find(|name| !names.contains(name)) {
+        if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
         model.begin_training(&engine)?;
+        if training.optimizer == OptimizerKind::Sgd {
+            if matches!(plan.begin, SparseBegin::Settled { .. }) {
+                let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());
+                let reason = "STEP switches by second moments, which gradient descent does not have";
+                return Err(Error::Conflict { first, second, reason });
+            }
+            model.parameters_mut().into_iter().for_each(Parameter::drop_second_moment);
+        }
         let switch = match plan.begin {
             SparseBegin::Settled { earliest, latest } => {
                 let window = (1.0 / (1.0 - training.beta2)).round() as usize;
-                Some(PhaseSwitch::new(ChangeMean::Arithmetic, window, Some([earliest, latest]))?)
+                let mean = match plan.switch_mean {
+                    SwitchMean::Arithmetic => ChangeMean::Arithmetic,
+                    SwitchMean::Geometric => ChangeMean::Geometric,
+                };
+                Some(PhaseSwitch::new(mean, window, Some([earliest, latest]))?)
             }
             SparseBegin::Step(_) => None,
         };
@@ -108,9 +120,12 @@ impl<E: Engine> Trainer<E> {
             switch,
         };
         let loss = engine.zeros(Kind::Wide, 1)?;
-        let planned = plan.layers.iter().cloned().collect();
+        let of_part = |(index, part): (usize, &SparsityPlan)| {
+            part.layers.iter().map(move |l| (l.clone(), index)).collect::<Vec<_>>()
+        };
+        let parts = plan.parts().enumerate().flat_map(of_part).collect();
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
-        let mut trainer = Trainer { engine, model, corpus, settings, plan, progress, schedule, planned, loss };
+        let mut trainer = Trainer { engine, model, corpus, settings, plan, progress, schedule, parts, loss };
         trainer.change_form()?;
         Ok(trainer)
     }
@@ -118,6 +133,11 @@ impl<E: Engine> Trainer<E> {
     /// The engine.
     pub fn engine(&self) -> &E {
         &self.engine
+    }
+
+    /// The engine, for another trainer.
+    pub fn into_engine(self) -> E {
+        self.engine
     }
 
     /// The model as it is now.
@@ -165,33 +185,38 @@ impl<E: Engine> Trainer<E> {
         self.model.linears().any(|linear| linear.sparse().is_some())
     }
 
-    /// Whether the plan has layers 2:4 in the step of that number.
-    fn plans_sparse(&self, step: u64) -> bool {
-        let has_begun = match (self.plan.begin, &self.progress.switch) {
-            (SparseBegin::Step(begin), _) => step >= begin,
-            (SparseBegin::Settled { .. }, switch) => switch.as_ref().is_some_and(|s| s.switched_at().is_some()),
-        };
-        has_begun && self.plan.end.is_none_or(|end| step < end)
+    /// The part of the plan that a layer belongs to.
+    pub(super) fn part_of(&self, layer: &str) -> Option<&SparsityPlan> {
+        self.parts.get(layer).and_then(|&index| self.plan.parts().nth(index))
     }
 
-    /// Makes the plan's layers 2:4 or dense, as the next step requires; returns whether anything changed.
-    fn change_form(&mut self) -> Result<bool> {
-        let becomes_sparse = self.plans_sparse(self.progress.step);
-        let seeds = Stream::new(self.settings.seed, "mvue");
-        let mut has_changed = false;
-        for (index, linear) in (0u64..).zip(self.model.linears_mut()) {
-            let is_planned = self.planned.contains(linear.name());
-            match (linear.sparse().is_some(), becomes_sparse && is_planned) {
-                // Seeds of layers are far apart: each weight gradient takes one.
-                (false, true) => {
-                    linear.make_sparse(&self.engine, self.plan.layer_settings(), seeds.bits(index) >> 1)?;
-                }
-                (true, false) => linear.make_dense(&self.engine)?,
-                _ => continue,
+    /// Gives the plan's layers the form that the next step requires; returns the indices, in the model's order, of those that changed.
+    pub(super) fn change_form(&mut self) -> Result<Vec<usize>> {
+        let (step, seeds) = (self.progress.step, Stream::new(self.settings.seed, "mvue"));
+        let has_settled = self.progress.switch.as_ref().is_some_and(|switch| switch.switched_at().is_some());
+        let Trainer { engine, model, plan, parts, .. } = self;
+        let mut changed = vec![];
+        for (index, linear) in model.linears_mut().enumerate() {
+            let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
+            let Some(part) = part else { continue };
+            if part.observes && !linear.is_observed() {
+                linear.observe(engine, part.layer_settings())?;
             }
-            has_changed = true;
+            let form = part.form_at(step, has_settled);
+            if linear.form() == form {
+                continue;
+            }
+            match form {
+                // Seeds of layers are far apart: each weight gradient takes one.
+                LayerForm::TwoOfFour => {
+                    linear.make_sparse(engine, part.layer_settings(), seeds.bits(index as u64) >> 1)?;
+                }
+                LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
+                LayerForm::Dense => linear.make_dense(engine)?,
+            }
+            changed.push(index);
         }
-        Ok(has_changed)
+        Ok(changed)
     }
 
     /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report
@@ -232,6 +257,7 @@ impl<E: Engine> Trainer<E> {
             gradient_norm: outcome.norm,
             flip_rate: flips.overall,
             layer_flip_rates: flips.layers,
+            observed_flip_rate: flips.observed,
             is_sparse,
             skipped,
             skipped_so_far: self.progress.skipped,
@@ -273,41 +299,52 @@ impl<E: Engine> Trainer<E> {
     /// The optimizer's step, and STEP's decision to switch.
     fn update(&mut self, learning_rate: f64, outcome: &Outcome) -> Result<()> {
         let updates = self.progress.updates + 1;
-        let TrainingSettings { beta1, beta2, epsilon, weight_decay, clip_norm, .. } = self.settings;
+        let TrainingSettings { optimizer, momentum, beta1, beta2, epsilon, weight_decay, clip_norm, .. } =
+            self.settings;
         let factor = clip_factor(outcome.norm, clip_norm) / f64::from(outcome.loss_scale);
-        let decay = match self.plan.decay {
-            None => PrunedDecay::None,
-            Some(Decay { strength, target: DecayTarget::Gradient }) => {
-                PrunedDecay::Gradient { strength: strength as f32 }
-            }
-            Some(Decay { strength, target: DecayTarget::Weight }) => PrunedDecay::Weight { strength },
-        };
         let is_sparse = self.is_sparse();
         let switch = self.progress.switch.as_ref();
         let second_moment = match switch.map(PhaseSwitch::switched_at) {
-            Some(None) => SecondMoment::Watched,
+            Some(None) => match self.plan.switch_mean {
+                SwitchMean::Arithmetic => SecondMoment::Watched,
+                SwitchMean::Geometric => SecondMoment::WatchedByLogarithm,
+            },
             Some(Some(at)) if is_sparse => SecondMoment::Frozen { at },
             _ => SecondMoment::Moving,
         };
-        let planned = &self.planned;
+        let (parts, plan) = (&self.parts, &self.plan);
         let step = |parameter: &Parameter<E>, linear: Option<&str>| {
-            let is_planned = linear.is_some_and(|name| planned.contains(name));
-            AdamWStep {
+            let part = linear.and_then(|name| parts.get(name));
+            let decay = part.and_then(|&part| plan.parts().nth(part)?.decay);
+            let weight_decay = if parameter.shape().len() >= 2 { weight_decay } else { 0.0 };
+            let pruned_decay = decay.map_or(PrunedDecay::None, PrunedDecay::from);
+            let gradient_scale = factor as f32;
+            if optimizer == OptimizerKind::Sgd {
+                return OptimizerStep::Sgd(SgdStep {
+                    learning_rate,
+                    momentum,
+                    weight_decay,
+                    gradient_scale,
+                    pruned_decay,
+                });
+            }
+            OptimizerStep::AdamW(AdamWStep {
                 learning_rate,
                 beta1,
                 beta2,
                 epsilon,
-                weight_decay: if parameter.shape().len() >= 2 { weight_decay } else { 0.0 },
+                weight_decay,
                 step: updates,
-                gradient_scale: factor as f32,
-                second_moment: if is_planned { second_moment } else { SecondMoment::Moving },
-                pruned_decay: if is_planned { decay } else { PrunedDecay::None },
-            }
+                gradient_scale,
+                // STEP is the method of the plan itself, not of its overrides.
+                second_moment: if part == Some(&0) { second_moment } else { SecondMoment::Moving },
+                pruned_decay,
+            })
         };
         let changes = self.model.update(&self.engine, step)?;
         self.progress.updates = updates;
         if let Some(switch) = &mut self.progress.switch {
-            let planned = self.model.linears().filter(|linear| self.planned.contains(linear.name()));
+            let planned = self.model.linears().filter(|linear| self.parts.get(linear.name()) == Some(&0));
             let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
             switch.advance();
             switch.observe(changes, elements, epsilon);
@@ -317,25 +354,33 @@ impl<E: Engine> Trainer<E> {
 
     /// Masks and packed weights of the next step.
     fn refresh(&mut self) -> Result<Flips> {
-        if self.change_form()? {
-            return Ok(Flips::default());
-        }
-        let selects_mask = self.plan.selects_mask_after(self.progress.step);
-        for linear in self.model.linears_mut() {
-            linear.refresh(selects_mask)?;
-        }
-        if !selects_mask {
-            return Ok(Flips::default());
-        }
-        let (mut flips, mut elements, mut layers) = (0, 0, vec![]);
-        for linear in self.model.linears() {
+        let changed = self.change_form()?;
+        let Trainer { engine, model, plan, parts, progress, .. } = self;
+        let (mut flips, mut layers, mut observed) = (Share::default(), vec![], Share::default());
+        let mut selects_any = false;
+        for (index, linear) in model.linears_mut().enumerate() {
+            let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
+            // A layer that has just changed its form has the mask of its weight as it is.
+            let selects = part.is_some_and(|part| part.selects_mask_after(progress.step));
+            let selects = selects && !changed.contains(&index);
+            if !changed.contains(&index) {
+                linear.refresh(engine, selects)?;
+            }
+            linear.refresh_observed()?;
+            let elements = (linear.out_features() * linear.in_features()) as u64;
+            if let Some(flips) = linear.observed_flips()? {
+                observed.add(flips, elements);
+            }
             let Some(sparse) = linear.sparse() else { continue };
-            let (of_layer, size) = (sparse.flips()?, (linear.out_features() * linear.in_features()) as u64);
-            flips += of_layer;
-            elements += size;
-            layers.push(of_layer as f64 / size.max(1) as f64);
+            let own = if selects { sparse.flips()? } else { 0 };
+            selects_any |= selects;
+            flips.add(own, elements);
+            layers.push(own as f64 / elements.max(1) as f64);
         }
-        Ok(Flips { overall: flips as f64 / elements.max(1) as f64, layers })
+        if !selects_any {
+            layers.clear();
+        }
+        Ok(Flips { overall: flips.share(), layers, observed: (observed.of > 0).then(|| observed.share()) })
     }
 
     /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
@@ -376,6 +421,25 @@ struct Outcome {
 struct Flips {
     overall: f64,
     layers: Vec<f64>,
+    observed: Option<f64>,
+}
+
+/// A part of a whole, as it is counted.
+#[derive(Default)]
+struct Share {
+    part: u64,
+    of: u64,
+}
+
+impl Share {
+    fn add(&mut self, part: u64, of: u64) {
+        self.part += part;
+        self.of += of;
+    }
+
+    fn share(&self) -> f64 {
+        self.part as f64 / self.of.max(1) as f64
+    }
 }
 
 /// Whether an estimate of a gradient was refused because the gradient is not finite.

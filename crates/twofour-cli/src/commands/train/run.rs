@@ -8,10 +8,10 @@ use twofour_nn::{
     engine::{Engine, SparseLayer as _},
     recipe::{LoadedRecipe, RecipePlan},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, Corpus, StepReport, Trainer},
+    train::{CHECKPOINT_FILE, Corpus, DecayChoice, StepReport, Trainer},
 };
 
-use super::{folder::Folder, picture, report::Report, view::View};
+use super::{decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
     interrupt, measure,
     present::{Screen, units},
@@ -35,6 +35,8 @@ struct Run<'a, E: Engine> {
     steps: Vec<StepMetrics>,
     /// The lowest validation loss so far.
     best: f64,
+    /// The choice of the decay's strength, where trial runs made it.
+    decay: Option<DecayChoice>,
     /// Steps that the checkpoint in `last` has.
     saved: Option<u64>,
 }
@@ -47,7 +49,7 @@ pub(super) fn train<E: Engine>(
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut run = Run::open(engine, loaded, folder)?;
+    let mut run = Run::open(engine, loaded, folder, screen)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -75,10 +77,14 @@ pub(super) fn train<E: Engine>(
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn open(engine: E, loaded: &LoadedRecipe, folder: &'a Folder) -> Result<Self> {
+    fn open(engine: E, loaded: &LoadedRecipe, folder: &'a Folder, screen: &mut Screen) -> Result<Self> {
         let recipe = &loaded.recipe;
         let corpus = Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?);
-        let plan = recipe.sparsity_plan()?;
+        let mut plan = recipe.sparsity_plan()?;
+        let (engine, decay) = decay::search(engine, recipe, &plan, &corpus, folder, screen)?;
+        if let Some(choice) = &decay {
+            plan.set_decay(choice.strength);
+        }
         let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan, corpus)?;
         let last = folder.file(LAST);
         if last.join(CHECKPOINT_FILE).exists() {
@@ -90,7 +96,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
-        Ok(Run { trainer, folder, log, steps, best, saved: (done > 0).then_some(done) })
+        Ok(Run { trainer, folder, log, steps, best, decay, saved: (done > 0).then_some(done) })
     }
 
     /// One step, its validation and its checkpoint.
@@ -117,6 +123,8 @@ impl<'a, E: Engine> Run<'a, E> {
             gradient_norm: finite(report.gradient_norm),
             skipped: report.skipped,
             flip_rate: report.flip_rate,
+            observed_flip_rate: report.observed_flip_rate,
+            decay: self.decay.as_ref().map(|choice| choice.strength),
             val_loss: val_loss.and_then(finite),
             layers,
             tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
@@ -138,7 +146,9 @@ impl<'a, E: Engine> Run<'a, E> {
 
     /// Flip rates and kept mass of the 2:4 layers, at steps that record them.
     fn layers(&self, report: &StepReport, validates: bool) -> Result<BTreeMap<String, LayerMetrics>> {
-        let rare = self.trainer.plan().mask_every != 1 && !report.layer_flip_rates.is_empty();
+        // At every step, the lines would be mostly these.
+        let rare = self.trainer.plan().parts().all(|part| part.mask_every != 1);
+        let rare = rare && !report.layer_flip_rates.is_empty();
         if !validates && !rare {
             return Ok(BTreeMap::new());
         }
@@ -206,7 +216,7 @@ impl<'a, E: Engine> Run<'a, E> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        let report = Report::new(loaded, plan, &self.steps, last, measure::machine()?);
+        let report = Report::new(loaded, plan, &self.steps, last, self.decay, measure::machine()?);
         let (engine, model) = self.trainer.engine_and_model();
         model.save(engine, self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
         let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));

@@ -12,10 +12,10 @@ use twofour::{
     layer::{self, Accumulate, Activation, SparseLinearSettings},
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
 use crate::{
     Error, Result,
-    cpu::{self, adamw::AdamWSlices, rope::Table, rows},
+    cpu::{self, adamw::AdamWSlices, rope::Table, rows, sgd::SgdSlices},
 };
 
 pub use attention::CpuAttention;
@@ -237,6 +237,13 @@ impl Engine for CpuEngine {
         CpuSparseLinear::new(master, shape, settings)
     }
 
+    fn keep_of_four(&self, count: u32, weight: &CpuBuffer, cols: usize, kept: &mut CpuBuffer) -> Result<()> {
+        rows_of("a weight to prune", weight, cols)?;
+        expect_length("a pruned weight", weight.len(), kept.len())?;
+        cpu::keep_of_four::keep(count, weight.floats()?, cols, kept.floats_mut()?);
+        Ok(())
+    }
+
     fn add(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
         expect_length("a sum", x.len(), y.len())?;
         let x = x.floats()?;
@@ -294,6 +301,23 @@ impl Engine for CpuEngine {
             self.round(master, copy)?;
         }
         Ok(changes)
+    }
+
+    fn sgd(&self, step: &SgdStep, state: SgdState<'_, CpuBuffer, CpuSparseLinear>) -> Result<()> {
+        let SgdState { master, gradient, momentum, copy, sparse } = state;
+        expect_length("a gradient", master.len(), gradient.len())?;
+        expect_length("a momentum", master.len(), momentum.len())?;
+        let mask = sparse.map(|sparse| sparse.layer().mask());
+        if let Some(mask) = mask {
+            expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
+        }
+        let slices = SgdSlices {
+            parameter: master.floats_mut()?,
+            gradient: gradient.floats()?,
+            momentum: momentum.floats_mut()?,
+        };
+        cpu::sgd::step(step, slices, mask);
+        copy.map_or(Ok(()), |copy| self.round(master, copy))
     }
 
     /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.

@@ -3,6 +3,7 @@
 mod attention;
 mod buffer;
 mod optimizer;
+mod sgd;
 mod sparse;
 
 use std::sync::Mutex;
@@ -13,13 +14,13 @@ use twofour::{
 };
 use twofour_cuda::{
     Device,
-    layer::{self, LayerContext},
+    layer::{self, DeviceBuffer, LayerContext},
     transformer::{
         self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape};
+use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
 use crate::{Error, Result};
 
 pub use attention::{CudaAttention, CudaRotary};
@@ -34,6 +35,8 @@ pub struct CudaEngine {
     context: LayerContext,
     compute: DataType,
     optimizer: Mutex<Optimizer>,
+    /// The factor of gradients in [`Engine::sgd`], and its copy in device memory.
+    gradient_scale: Mutex<Option<(f32, DeviceBuffer)>>,
     pool: Pool,
 }
 
@@ -55,7 +58,7 @@ impl CudaEngine {
     pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
         transformer::prepare(&context, compute)?;
         let optimizer = Mutex::new(Optimizer::new(&context)?);
-        Ok(CudaEngine { context, compute, optimizer, pool: Pool::default() })
+        Ok(CudaEngine { context, compute, optimizer, gradient_scale: Mutex::new(None), pool: Pool::default() })
     }
 
     /// The context that work is launched on.
@@ -283,6 +286,10 @@ impl Engine for CudaEngine {
         CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
     }
 
+    fn keep_of_four(&self, count: u32, weight: &CudaBuffer, cols: usize, kept: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
+    }
+
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
         Ok(transformer::add_in_place(&self.context, x.slice(), y.slice_mut())?)
     }
@@ -315,12 +322,21 @@ impl Engine for CudaEngine {
     }
 
     fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CudaBuffer, CudaSparseLinear>) -> Result<f64> {
-        let mut optimizer = self.optimizer.lock().map_err(|_| Error::Unsupported {
-            engine: "cuda",
-            what: "an optimizer step after a step that panicked".to_owned(),
-            remedy: "start again from the last checkpoint",
-        })?;
+        let mut optimizer = self.optimizer.lock().map_err(|_| after_panic())?;
         optimizer.step(&self.context, step, state)
+    }
+
+    fn sgd(&self, step: &SgdStep, state: SgdState<'_, CudaBuffer, CudaSparseLinear>) -> Result<()> {
+        let mut scale = self.gradient_scale.lock().map_err(|_| after_panic())?;
+        sgd::step(&self.context, &mut scale, step, state)
+    }
+}
+
+fn after_panic() -> Error {
+    Error::Unsupported {
+        engine: "cuda",
+        what: "an optimizer step after a step that panicked".to_owned(),
+        remedy: "start again from the last checkpoint",
     }
 }
 
