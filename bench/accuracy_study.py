@@ -30,6 +30,8 @@ METHODS = {
     "fst, masks every step, decay 2e-3": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": 2e-3},
     "s-ste": {"sparsity.method": "s-ste"},
     "s-ste, mvue": {"sparsity.method": "s-ste", "sparsity.weight_gradient": "mvue"},
+    "s-ste, fp8": {"sparsity.method": "s-ste", "sparsity.precision": "fp8"},
+    "fst, fp8": {"sparsity.method": "fst", "sparsity.precision": "fp8"},
     "step": {"sparsity.method": "step"},
     "step, geometric mean": {"sparsity.method": "step", "sparsity.switch_mean": "geometric"},
     "gradual": {"sparsity.method": "gradual"},

@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use support::{Ran, names, run, twofour};
 
-const METHODS: [&str; 7] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step"];
+const METHODS: [&str; 8] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual"];
 
 fn recipe(method: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{method}.toml")).display().to_string()
@@ -104,6 +104,51 @@ fn every_recipe_trains_twenty_tiny_steps() {
         let again = run(directory.path(), &again.iter().map(String::as_str).collect::<Vec<_>>()).good().json();
         assert_eq!(again, report);
     }
+}
+
+#[test]
+fn the_decay_is_searched_once_and_an_interrupted_search_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = ["sparsity.mask_every=4", "sparsity.decay_grid=[1e-5, 1e-3, 1.0]", "sparsity.decay_trial_steps=6"];
+    let whole = train(directory.path(), "fst-auto", "whole", &more).good();
+    assert!(whole.stdout.contains("4 trials of 6 steps") && whole.stdout.contains("ratio to dense"), "{whole:?}");
+    let file = read_json(directory.path().join("whole/decay.json"));
+    let strength = file["choice"]["strength"].as_f64().unwrap();
+    assert_eq!(file["trials"].as_array().unwrap().len(), 4);
+    let report = read_json(directory.path().join("whole/report.json"));
+    assert_eq!(report["decay"], file["choice"]);
+    assert!(lines(&directory.path().join("whole")).iter().all(|line| line["decay"].as_f64() == Some(strength)));
+    // What a kill between two trials leaves.
+    let begun = directory.path().join("begun");
+    fs::create_dir(&begun).unwrap();
+    fs::copy(directory.path().join("whole/recipe.toml"), begun.join("recipe.toml")).unwrap();
+    let mut partial = file.clone();
+    partial["trials"].as_array_mut().unwrap().truncate(2);
+    partial["choice"] = Value::Null;
+    fs::write(begun.join("decay.json"), partial.to_string()).unwrap();
+    train(directory.path(), "fst-auto", "begun", &more).good();
+    assert_eq!(read_json(begun.join("decay.json")), file);
+    assert_eq!(timeless(&begun), timeless(&directory.path().join("whole")));
+    // A file of other trials, and one that is damaged.
+    for (text, word) in [(partial.to_string().replace("1e-5", "2e-5"), "another search"), ("{".to_owned(), "EOF")] {
+        let folder = directory.path().join("other");
+        fs::create_dir_all(&folder).unwrap();
+        fs::copy(begun.join("recipe.toml"), folder.join("recipe.toml")).unwrap();
+        fs::write(folder.join("decay.json"), text).unwrap();
+        let message = train(directory.path(), "fst-auto", "other", &more).bad(2);
+        assert!(message.contains(word) && message.contains("decay.json"), "{message}");
+    }
+}
+
+#[test]
+fn simulated_8_bit_floats_are_said_and_train() {
+    let directory = tempfile::tempdir().unwrap();
+    let ran = train(directory.path(), "s-ste-fp8", "run", &[]).good();
+    assert!(ran.stdout.contains("simulated on a CPU"), "{ran:?}");
+    train(directory.path(), "s-ste", "plain", &[]).good();
+    let [rounded, plain] =
+        ["run", "plain"].map(|name| lines(&directory.path().join(name))[0]["loss"].as_f64().unwrap());
+    assert!(rounded != plain && (rounded - plain).abs() < 0.01 * plain, "{rounded}, {plain}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::{
     Error, Result,
     engine::{Engine, Kind, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
+    recipe::SparsePrecision,
     train::LayerForm,
 };
 
@@ -102,9 +103,26 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// [`Error::InLayer`] with what [`Engine::sparse_linear`] refuses; the layer is then as it was.
     pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
+        self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
+    }
+
+    /// [`Linear::make_sparse`] with GEMMs of a precision.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_sparse`], and of [`Engine::float8_sparse_linear`].
+    pub fn make_sparse_in(
+        &mut self,
+        engine: &E,
+        settings: SparseLinearSettings,
+        precision: SparsePrecision,
+        seed: u64,
+    ) -> Result<()> {
         let mut make = || -> Result<()> {
-            let shape = (self.out_features, self.in_features);
-            let mut sparse = engine.sparse_linear(self.weight.master(), shape, settings)?;
+            let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
+            let mut sparse = match precision {
+                SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
+                SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
+            };
             sparse.set_seed(seed)?;
             self.sparse = Some(sparse);
             self.three_of_four = None;

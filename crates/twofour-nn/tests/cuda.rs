@@ -14,7 +14,9 @@ use twofour_nn::{
         AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, SparseLayer as _,
         cpu::CpuEngine, cuda::CudaEngine,
     },
-    recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{
+        DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
+    },
     train::{Corpus, Decay, SparseBegin, SparsityPlan, Trainer},
 };
 
@@ -82,6 +84,8 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
             },
         ),
         ("fst and others", mixed()),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
     ]
 }
 

@@ -59,7 +59,6 @@ fn transformer_sources() -> impl Iterator<Item = Source> {
     let heads = keep_of_four::sources()
         .into_iter()
         .chain(heads::sources())
-        .into_iter()
         .chain(softmax::sources())
         .chain(attention::sources());
     let elements =

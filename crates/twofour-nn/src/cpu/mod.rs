@@ -20,6 +20,7 @@ pub mod attention;
 pub mod cross_entropy;
 pub mod dense;
 pub mod embedding;
+pub mod float8;
 pub mod heads;
 pub mod keep_of_four;
 pub mod layer_norm;

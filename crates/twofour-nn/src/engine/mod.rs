@@ -266,6 +266,19 @@ pub trait Engine: Debug + Send + Sync + Sized {
         settings: SparseLinearSettings,
     ) -> Result<Self::SparseLinear>;
 
+    /// [`Engine::sparse_linear`] with GEMMs in 8-bit floats: weights and inputs in e4m3, and, where masks are transposable, output gradients in e5m2. Each
+    /// tensor has one scale, from its largest magnitude when it is rounded; that of zeros is 1. Input gradients under other masks and weight gradients are
+    /// computed in the compute type. An engine without such GEMMs rounds operands and computes in the compute type.
+    ///
+    /// # Errors
+    /// Those of [`Engine::sparse_linear`]; a device that is too old.
+    fn float8_sparse_linear(
+        &self,
+        master: &Self::Buffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<Self::SparseLinear>;
+
     /// Rounds to `kept` a weight of [`Kind::Wide`] with rows of `cols` elements, and sets all but the `count` largest magnitudes of every group of four in a row
     /// to zero. Of equal magnitudes the lower index is kept; a NaN counts as the largest.
     ///

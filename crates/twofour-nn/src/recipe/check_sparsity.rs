@@ -3,7 +3,7 @@
 use twofour::layer::{MaskRule, WeightGradient};
 
 use super::{
-    Defaults, LayerOverride, Method, Mistakes, OptimizerKind, Recipe, SparsitySettings,
+    Defaults, LayerOverride, Method, Mistakes, OptimizerKind, Recipe, SparsePrecision, SparsitySettings,
     parse::Sections,
     reader::Section,
     resolve::{gradient_of, mask_of},
@@ -144,6 +144,10 @@ impl Checked<'_> {
             ("switch_latest", settings.switch_latest.is_some()),
             ("switch_mean", settings.switch_mean.is_some()),
             ("defaults", settings.defaults == Defaults::Toolkit && self.name == "sparsity"),
+            (
+                "precision",
+                settings.precision == SparsePrecision::Fp8 && settings.overrides.is_empty() && self.name == "sparsity",
+            ),
         ] {
             self.exclude(m, key, given, "no layer is 2:4");
         }

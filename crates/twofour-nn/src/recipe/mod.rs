@@ -37,7 +37,8 @@ pub use model::{ModelKind, ModelSettings};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
 pub use sparsity::{
-    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsitySettings, SwitchMean,
+    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
+    SwitchMean,
 };
 pub use training::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 

@@ -177,6 +177,7 @@ fn read_sparsity(s: &mut Section<'_>, overrides: &mut [Section<'_>], m: &mut Mis
         two_of_four_from: s.number("two_of_four_from", SHARE, m),
         switch_latest: s.number("switch_latest", SHARE, m),
         switch_mean: s.choice("switch_mean", m),
+        precision: s.choice("precision", m).unwrap_or_default(),
         defaults: s.choice("defaults", m).unwrap_or_default(),
         observe: s.boolean("observe", m).unwrap_or_default(),
         overrides: overrides.iter_mut().map(|own| read_override(own, m)).collect(),

@@ -115,6 +115,28 @@ impl Named for SwitchMean {
         &[("arithmetic", SwitchMean::Arithmetic), ("geometric", SwitchMean::Geometric)];
 }
 
+/// The precision of the GEMMs of 2:4 layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SparsePrecision {
+    /// That of activations.
+    #[default]
+    Activations,
+    /// 8-bit floats: [`Engine::float8_sparse_linear`](crate::engine::Engine::float8_sparse_linear).
+    Fp8,
+}
+
+impl SparsePrecision {
+    fn is_activations(&self) -> bool {
+        *self == SparsePrecision::Activations
+    }
+}
+
+impl Named for SparsePrecision {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("activations", SparsePrecision::Activations), ("fp8", SparsePrecision::Fp8)];
+}
+
 /// Whose settings a method has where a recipe says nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 pub enum Defaults {
@@ -169,6 +191,9 @@ pub struct SparsitySettings {
     pub switch_latest: Option<f64>,
     /// With [`Method::Step`], the mean of changes by which it switches.
     pub switch_mean: Option<SwitchMean>,
+    /// The precision of the GEMMs of 2:4 layers.
+    #[serde(skip_serializing_if = "SparsePrecision::is_activations")]
+    pub precision: SparsePrecision,
     /// Whose settings hold where this recipe says nothing.
     #[serde(skip_serializing_if = "Defaults::is_own")]
     pub defaults: Defaults,
@@ -212,8 +237,8 @@ impl LayerOverride {
         let method = self.method.unwrap_or(section.method);
         let mut base = SparsitySettings { overrides: vec![], ..section.clone() };
         if method != section.method {
-            let (observe, defaults) = (section.observe, section.defaults);
-            base = SparsitySettings { method, observe, defaults, ..Default::default() };
+            let SparsitySettings { observe, defaults, precision, .. } = *section;
+            base = SparsitySettings { method, observe, defaults, precision, ..Default::default() };
         }
         SparsitySettings {
             layers: Some(self.layers.clone()),

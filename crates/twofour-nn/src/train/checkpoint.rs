@@ -177,7 +177,7 @@ impl<E: Engine> Trainer<E> {
                 Some((layer, mask)) => {
                     let part = plan.part_of(&layer.name);
                     if let Some(part) = part.filter(|_| linear.sparse().is_none()) {
-                        linear.make_sparse(engine, part.layer_settings(), layer.seed)?;
+                        linear.make_sparse_in(engine, part.layer_settings(), part.precision, layer.seed)?;
                     }
                     linear.restore(mask, layer.scale.map(f32::from_bits), layer.seed)?;
                 }

@@ -87,7 +87,7 @@ impl Corpus {
     }
 
     /// A number that tells this text from others (FNV-1a over both parts and their lengths).
-    pub(super) fn fingerprint(&self) -> u64 {
+    pub fn fingerprint(&self) -> u64 {
         let lengths = [self.training.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
         let bytes = lengths.as_flattened().iter().chain(&self.training).chain(&self.validation);
         bytes.fold(0xCBF2_9CE4_8422_2325, |hash: u64, &b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))

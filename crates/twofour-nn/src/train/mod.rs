@@ -17,6 +17,7 @@
 mod checkpoint;
 mod corpus;
 mod decay_search;
+mod forms;
 mod progress;
 mod report;
 mod settings;

@@ -7,15 +7,14 @@ use twofour::{
     layer::Accumulate,
 };
 
-use super::{Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, progress::Progress, settings::check};
+use super::{Corpus, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, settings::check};
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, SparseLayer as _},
+    engine::{AdamWStep, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep},
     model::{Gpt, GptConfig},
     optim::{LossScale, Schedule, clip_factor},
     parameter::Parameter,
-    random::Stream,
     recipe::{ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
@@ -48,7 +47,7 @@ pub struct Trainer<E: Engine> {
     pub(super) progress: Progress,
     schedule: Schedule,
     /// Of each planned layer, the part of the plan that it belongs to.
-    parts: HashMap<String, usize>,
+    pub(super) parts: HashMap<String, usize>,
     /// A [`Kind::Wide`] scalar that losses are added to.
     loss: E::Buffer,
 }
@@ -185,40 +184,6 @@ impl<E: Engine> Trainer<E> {
         self.model.linears().any(|linear| linear.sparse().is_some())
     }
 
-    /// The part of the plan that a layer belongs to.
-    pub(super) fn part_of(&self, layer: &str) -> Option<&SparsityPlan> {
-        self.parts.get(layer).and_then(|&index| self.plan.parts().nth(index))
-    }
-
-    /// Gives the plan's layers the form that the next step requires; returns the indices, in the model's order, of those that changed.
-    pub(super) fn change_form(&mut self) -> Result<Vec<usize>> {
-        let (step, seeds) = (self.progress.step, Stream::new(self.settings.seed, "mvue"));
-        let has_settled = self.progress.switch.as_ref().is_some_and(|switch| switch.switched_at().is_some());
-        let Trainer { engine, model, plan, parts, .. } = self;
-        let mut changed = vec![];
-        for (index, linear) in model.linears_mut().enumerate() {
-            let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
-            let Some(part) = part else { continue };
-            if part.observes && !linear.is_observed() {
-                linear.observe(engine, part.layer_settings())?;
-            }
-            let form = part.form_at(step, has_settled);
-            if linear.form() == form {
-                continue;
-            }
-            match form {
-                // Seeds of layers are far apart: each weight gradient takes one.
-                LayerForm::TwoOfFour => {
-                    linear.make_sparse(engine, part.layer_settings(), seeds.bits(index as u64) >> 1)?;
-                }
-                LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
-                LayerForm::Dense => linear.make_dense(engine)?,
-            }
-            changed.push(index);
-        }
-        Ok(changed)
-    }
-
     /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report
     /// says so.
     ///
@@ -352,37 +317,6 @@ impl<E: Engine> Trainer<E> {
         Ok(())
     }
 
-    /// Masks and packed weights of the next step.
-    fn refresh(&mut self) -> Result<Flips> {
-        let changed = self.change_form()?;
-        let Trainer { engine, model, plan, parts, progress, .. } = self;
-        let (mut flips, mut layers, mut observed) = (Share::default(), vec![], Share::default());
-        let mut selects_any = false;
-        for (index, linear) in model.linears_mut().enumerate() {
-            let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
-            // A layer that has just changed its form has the mask of its weight as it is.
-            let selects = part.is_some_and(|part| part.selects_mask_after(progress.step));
-            let selects = selects && !changed.contains(&index);
-            if !changed.contains(&index) {
-                linear.refresh(engine, selects)?;
-            }
-            linear.refresh_observed()?;
-            let elements = (linear.out_features() * linear.in_features()) as u64;
-            if let Some(flips) = linear.observed_flips()? {
-                observed.add(flips, elements);
-            }
-            let Some(sparse) = linear.sparse() else { continue };
-            let own = if selects { sparse.flips()? } else { 0 };
-            selects_any |= selects;
-            flips.add(own, elements);
-            layers.push(own as f64 / elements.max(1) as f64);
-        }
-        if !selects_any {
-            layers.clear();
-        }
-        Ok(Flips { overall: flips.share(), layers, observed: (observed.of > 0).then(|| observed.share()) })
-    }
-
     /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
     /// with the weights of the next step, and changes nothing.
     ///
@@ -414,32 +348,6 @@ struct Outcome {
     norm: f64,
     /// The factor that the gradients still carry.
     loss_scale: f32,
-}
-
-/// Shares of mask elements that changed.
-#[derive(Default)]
-struct Flips {
-    overall: f64,
-    layers: Vec<f64>,
-    observed: Option<f64>,
-}
-
-/// A part of a whole, as it is counted.
-#[derive(Default)]
-struct Share {
-    part: u64,
-    of: u64,
-}
-
-impl Share {
-    fn add(&mut self, part: u64, of: u64) {
-        self.part += part;
-        self.of += of;
-    }
-
-    fn share(&self) -> f64 {
-        self.part as f64 / self.of.max(1) as f64
-    }
 }
 
 /// Whether an estimate of a gradient was refused because the gradient is not finite.

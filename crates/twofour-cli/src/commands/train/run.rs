@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use twofour::{DataType, MatrixRef, file::Overwrite};
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
-    recipe::{LoadedRecipe, RecipePlan},
+    recipe::{LoadedRecipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, Corpus, DecayChoice, StepReport, Trainer},
+    train::{CHECKPOINT_FILE, Corpus, DecayChoice, SparsityPlan, StepReport, Trainer},
 };
 
 use super::{decay, folder::Folder, picture, report::Report, view::View};
@@ -57,6 +57,10 @@ pub(super) fn train<E: Engine>(
         plan.steps,
         units::bytes(loaded.text.len() as u64)
     ))?;
+    let is_float8 = |part: &SparsityPlan| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty();
+    if run.trainer.engine().name() == "cpu" && run.trainer.plan().parts().any(is_float8) {
+        screen.line("8-bit floats are simulated on a CPU: operands are rounded to them, and GEMMs compute in f32")?;
+    }
     let begun = run.trainer.steps_done();
     if begun > 0 {
         screen.line(format!("going on from step {begun} of {}", plan.steps))?;

@@ -237,6 +237,15 @@ impl Engine for CpuEngine {
         CpuSparseLinear::new(master, shape, settings)
     }
 
+    fn float8_sparse_linear(
+        &self,
+        master: &CpuBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CpuSparseLinear> {
+        CpuSparseLinear::with_float8(master, shape, settings)
+    }
+
     fn keep_of_four(&self, count: u32, weight: &CpuBuffer, cols: usize, kept: &mut CpuBuffer) -> Result<()> {
         rows_of("a weight to prune", weight, cols)?;
         expect_length("a pruned weight", weight.len(), kept.len())?;

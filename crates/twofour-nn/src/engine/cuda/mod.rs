@@ -286,6 +286,15 @@ impl Engine for CudaEngine {
         CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
     }
 
+    fn float8_sparse_linear(
+        &self,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CudaSparseLinear> {
+        CudaSparseLinear::with_float8(&self.context, master, shape, self.compute, settings)
+    }
+
     fn keep_of_four(&self, count: u32, weight: &CudaBuffer, cols: usize, kept: &mut CudaBuffer) -> Result<()> {
         Ok(transformer::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
     }

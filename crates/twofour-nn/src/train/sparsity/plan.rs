@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Error, Result,
     engine::PrunedDecay,
-    recipe::{DecayTarget, Method, SwitchMean},
+    recipe::{DecayTarget, Method, SparsePrecision, SwitchMean},
 };
 
 /// Decay of pruned elements of 2:4 weights.
@@ -77,6 +77,9 @@ pub struct SparsityPlan {
     /// The step, counted from 0, from which groups keep two of four; from `begin` until then they keep three (3:4). Two from `begin` on if absent.
     #[serde(default)]
     pub two_of_four_from: Option<u64>,
+    /// The precision of the GEMMs of 2:4 layers.
+    #[serde(default)]
+    pub precision: SparsePrecision,
     /// The mean of second moments' changes by which STEP switches.
     #[serde(default)]
     pub switch_mean: SwitchMean,
@@ -108,6 +111,7 @@ impl SparsityPlan {
             begin: SparseBegin::Step(0),
             end: None,
             two_of_four_from: None,
+            precision: SparsePrecision::Activations,
             switch_mean: SwitchMean::Arithmetic,
             observes: false,
             overrides: vec![],

@@ -80,6 +80,7 @@ impl SparsityPlan {
             let target = settings.decay_target.unwrap_or(before.target);
             plan.decay = (strength != 0.0).then_some(Decay { strength, target });
         }
+        plan.precision = settings.precision;
         plan.apply_times(settings, steps)?;
         Ok(plan)
     }

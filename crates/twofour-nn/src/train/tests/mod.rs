@@ -1,6 +1,7 @@
 //! Training as a whole: it learns, and it resumes bit for bit.
 
 mod checkpoint;
+mod forms;
 
 use std::sync::Arc;
 
@@ -9,11 +10,11 @@ use twofour::{
     select::Transposable,
 };
 
-use super::{Corpus, Decay, LayerForm, SparseBegin, SparsityPlan, StepReport, Trainer};
+use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
 use crate::{
     Error, Result,
     engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
-    recipe::{DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{DecayTarget, Method, ModelKind, ModelSettings, SparsePrecision, SwitchMean, TrainingSettings},
 };
 
 fn model() -> ModelSettings {
@@ -87,6 +88,10 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
                 ..of(Method::Step)
             },
         ),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
         ("step", SparsityPlan { begin: SparseBegin::Settled { earliest: 2, latest: 5 }, ..of(Method::Step) }),
     ]
 }
@@ -289,89 +294,6 @@ fn settings_out_of_range_are_named() -> Result<()> {
     let error = Trainer::new(CpuEngine, &model(), &training(), plan, corpus()).unwrap_err().to_string();
     assert!(error.contains("blocks.9.mlp.up"), "{error}");
     Ok(())
-}
-
-/// The form of every linear layer.
-fn forms(trainer: &Trainer<CpuEngine>) -> Vec<(String, LayerForm)> {
-    trainer.model.linears().map(|linear| (linear.name().to_owned(), linear.form())).collect()
-}
-
-#[test]
-fn layers_change_their_form_each_by_its_own_part() {
-    use LayerForm::{Dense, ThreeOfFour, TwoOfFour};
-    let mut trainer = trainer(&mixed());
-    for step in 0..60 {
-        for (name, form) in forms(&trainer) {
-            let expected = match name.as_str() {
-                "blocks.0.mlp.up" if step < 50 => TwoOfFour,
-                "blocks.0.mlp.down" => TwoOfFour,
-                "blocks.1.attn.qkv" if step >= 4 => TwoOfFour,
-                _ => Dense,
-            };
-            assert_eq!(form, expected, "{name}, step {step}");
-        }
-        let report = trainer.step().unwrap();
-        assert!(report.observed_flip_rate.is_some());
-        // The soft threshold selects at every step, FST at every third.
-        let fst = report.layer_flip_rates[0];
-        assert!((step + 1) % 3 == 0 || step >= 49 || fst == 0.0, "step {step}: {fst}");
-    }
-    let gradual = SparsityPlan::of_method(Method::Gradual, layers(), 60);
-    let mut trainer = trainer_with(gradual, training());
-    for step in 0..60 {
-        let expected = if step < 6 {
-            Dense
-        } else if step < 18 {
-            ThreeOfFour
-        } else {
-            TwoOfFour
-        };
-        for (name, form) in forms(&trainer) {
-            assert_eq!(form, if name.contains("mlp") { expected } else { Dense }, "{name}, step {step}");
-        }
-        trainer.step().unwrap();
-    }
-}
-
-#[test]
-fn observed_masks_change_nothing_and_flip_as_those_that_are_used() {
-    let dense =
-        |observes| SparsityPlan { observes, layers: if observes { layers() } else { vec![] }, ..SparsityPlan::dense() };
-    let (mut plain, mut observed) = (trainer(&dense(false)), trainer(&dense(true)));
-    let (a, b) = (steps(&mut plain, 6), steps(&mut observed, 6));
-    assert!(bits(&plain) == bits(&observed));
-    assert!(a.iter().all(|r| r.observed_flip_rate.is_none()));
-    assert!(b.iter().all(|r| r.observed_flip_rate.is_some_and(|rate| rate > 0.0 && rate < 0.5)), "{b:?}");
-    for method in [Method::Ste, Method::SSte] {
-        let plan = SparsityPlan { observes: true, ..SparsityPlan::of_method(method, layers(), 60) };
-        for report in steps(&mut trainer(&plan), 6) {
-            assert_eq!(report.observed_flip_rate, Some(report.flip_rate), "{method:?}");
-        }
-    }
-}
-
-#[test]
-fn gradient_descent_learns_with_decay_on_the_gradient_and_on_the_weight() {
-    let settings = TrainingSettings {
-        optimizer: OptimizerKind::Sgd,
-        learning_rate: 0.3,
-        final_learning_rate: 0.03,
-        weight_decay: 1e-4,
-        ..training()
-    };
-    let mut ends = vec![];
-    for target in [DecayTarget::Gradient, DecayTarget::Weight] {
-        let decay = Some(Decay { strength: 0.05, target });
-        let plan = SparsityPlan { decay, ..SparsityPlan::of_method(Method::SrSte, layers(), 60) };
-        let mut trainer = trainer_with(plan, settings.clone());
-        assert!(trainer.model.parameters().iter().all(|p| p.moments().unwrap().len() == 1));
-        steps(&mut trainer, 60);
-        ends.push(trainer.validate(100).unwrap());
-    }
-    assert!(ends.iter().all(|loss| *loss < 4.0) && ends[0] != ends[1], "{ends:?}");
-    let plan = SparsityPlan::of_method(Method::Step, layers(), 60);
-    let error = Trainer::new(CpuEngine, &model(), &settings, plan, corpus()).unwrap_err().to_string();
-    assert!(error.contains("second moments"), "{error}");
 }
 
 /// Losses and gradient norms of the trainer over candle that this one replaced, from the same seeds, text and settings (whose masks follow the same schedule), on an AVX-512
