@@ -30,6 +30,7 @@ METHODS = {
     "fst, masks every step, decay 2e-3": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": 2e-3},
     "s-ste": {"sparsity.method": "s-ste"},
     "s-ste, mvue": {"sparsity.method": "s-ste", "sparsity.weight_gradient": "mvue"},
+    "activation": {"sparsity.method": "activation"},
     "s-ste, fp8": {"sparsity.method": "s-ste", "sparsity.precision": "fp8"},
     "fst, fp8": {"sparsity.method": "fst", "sparsity.precision": "fp8"},
     "step": {"sparsity.method": "step"},

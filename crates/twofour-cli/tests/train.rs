@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use support::{Ran, names, run, twofour};
 
-const METHODS: [&str; 8] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual"];
+const METHODS: [&str; 9] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"];
 
 fn recipe(method: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{method}.toml")).display().to_string()
@@ -83,7 +83,7 @@ fn every_recipe_trains_twenty_tiny_steps() {
         }
         let flips = lines.iter().filter(|line| line["flip_rate"].as_f64().unwrap() > 0.0).count();
         match method {
-            "dense" | "fixed" => assert_eq!(flips, 0, "{method}"),
+            "dense" | "fixed" | "activation" => assert_eq!(flips, 0, "{method}"),
             _ => assert!(flips > 0, "{method}"),
         }
         let report = read_json(folder.join("report.json"));
@@ -93,9 +93,9 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(report["val_loss"], lines[19]["val_loss"]);
         let svg = fs::read_to_string(folder.join("report.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("polyline"));
-        // Sparse at the end: all but dense, and FST, whose end is dense.
+        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are.
         let check = run(directory.path(), &["inspect", &format!("{method}/model.safetensors"), "--json"]).good().stdout;
-        assert_eq!(check.contains("2:4"), !["dense", "fst"].contains(&method), "{method}: {check}");
+        assert_eq!(check.contains("2:4"), !["dense", "fst", "activation"].contains(&method), "{method}: {check}");
         let text = run(directory.path(), &["generate", method, "--prompt", "the ", "--bytes", "20"]).good().stdout;
         assert!(text.len() > 20, "{text}");
         // Again: nothing is trained, and the report is the same.

@@ -3,6 +3,7 @@
 use twofour::{
     Mask,
     layer::{Accumulate, MaskRule, SparseLinearSettings, WeightGradient},
+    select::Transposable,
 };
 
 use crate::{
@@ -25,6 +26,8 @@ pub struct Linear<E: Engine> {
     sparse: Option<E::SparseLinear>,
     /// The weight with three of every four, which a layer of that form computes with.
     three_of_four: Option<E::Buffer>,
+    /// The rule by which the input is pruned, where the layer is one over 2:4 activations.
+    prunes_input: Option<Transposable>,
     /// A mask of the weight that nothing computes with.
     observed: Option<E::SparseLinear>,
     out_features: usize,
@@ -53,6 +56,7 @@ impl<E: Engine> Linear<E> {
             bias,
             sparse: None,
             three_of_four: None,
+            prunes_input: None,
             observed: None,
             out_features,
             in_features,
@@ -125,7 +129,7 @@ impl<E: Engine> Linear<E> {
             };
             sparse.set_seed(seed)?;
             self.sparse = Some(sparse);
-            self.three_of_four = None;
+            (self.three_of_four, self.prunes_input) = (None, None);
             self.weight.drop_copy();
             Ok(())
         };
@@ -138,9 +142,24 @@ impl<E: Engine> Linear<E> {
     /// Not enough memory.
     pub fn make_dense(&mut self, engine: &E) -> Result<()> {
         self.weight.add_copy(engine)?;
-        self.sparse = None;
-        self.three_of_four = None;
+        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
         Ok(())
+    }
+
+    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`Engine::pack_squared_relu`]): for the second layer of a feed-forward block with squared
+    /// ReLU, which asks the layer.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_dense`].
+    pub fn make_input_sparse(&mut self, engine: &E, rule: Transposable) -> Result<()> {
+        self.make_dense(engine)?;
+        self.prunes_input = Some(rule);
+        Ok(())
+    }
+
+    /// The rule by which the input is pruned, where it is.
+    pub fn prunes_input(&self) -> Option<Transposable> {
+        self.prunes_input
     }
 
     /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
@@ -150,7 +169,7 @@ impl<E: Engine> Linear<E> {
     pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
         let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
         engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
-        self.sparse = None;
+        (self.sparse, self.prunes_input) = (None, None);
         self.three_of_four = Some(kept);
         // The optimizer's copy of the whole weight is not computed with.
         self.weight.drop_copy();
@@ -159,10 +178,11 @@ impl<E: Engine> Linear<E> {
 
     /// What the layer computes with.
     pub fn form(&self) -> LayerForm {
-        match (&self.sparse, &self.three_of_four) {
-            (Some(_), _) => LayerForm::TwoOfFour,
-            (None, Some(_)) => LayerForm::ThreeOfFour,
-            (None, None) => LayerForm::Dense,
+        match (&self.sparse, &self.three_of_four, self.prunes_input) {
+            (Some(_), ..) => LayerForm::TwoOfFour,
+            (None, Some(_), _) => LayerForm::ThreeOfFour,
+            (None, None, Some(_)) => LayerForm::TwoOfFourInput,
+            (None, None, None) => LayerForm::Dense,
         }
     }
 
@@ -268,6 +288,36 @@ impl<E: Engine> Linear<E> {
             Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
             None => engine.weight_gradient(shape, dy, x, accumulate, dw),
         })?;
+        match &mut self.bias {
+            Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
+            None => Ok(()),
+        }
+    }
+
+    /// [`Linear::forward`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn forward_packed(&self, engine: &E, x: &E::PackedActivation, tokens: usize, y: &mut E::Buffer) -> Result<()> {
+        let bias = self.bias.as_ref().map(Parameter::compute);
+        engine.packed_linear(self.shape(tokens), x, self.dense_weight(), bias, y)
+    }
+
+    /// [`Linear::parameter_gradients`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn packed_parameter_gradients(
+        &mut self,
+        engine: &E,
+        dy: &E::Buffer,
+        x: &E::PackedActivation,
+        tokens: usize,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let shape = self.shape(tokens);
+        let weight = |dw: &mut E::Buffer, accumulate| engine.packed_weight_gradient(shape, dy, x, accumulate, dw);
+        self.weight.record(accumulate, weight)?;
         match &mut self.bias {
             Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
             None => Ok(()),

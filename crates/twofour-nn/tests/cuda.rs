@@ -44,6 +44,10 @@ fn layers() -> Vec<String> {
     (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
 }
 
+fn down() -> Vec<String> {
+    layers().into_iter().filter(|name| name.ends_with("down")).collect()
+}
+
 fn trainer<E: Engine>(engine: E, plan: &SparsityPlan) -> Trainer<E> {
     with_settings(engine, plan, &training())
 }
@@ -84,6 +88,7 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
             },
         ),
         ("fst and others", mixed()),
+        ("activation", SparsityPlan { end: Some(15), ..SparsityPlan::of_method(Method::Activation, down(), 60) }),
         ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
         ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
     ]

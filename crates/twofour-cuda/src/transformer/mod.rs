@@ -42,7 +42,7 @@ mod sgd;
 mod shape;
 
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
-pub use activation::{activation_backward, activation_forward};
+pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
     AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
     prepare_attention,

@@ -14,7 +14,22 @@ pub struct FeedForwardBlock<E: Engine> {
     pub up: Linear<E>,
     /// `[width, hidden]`.
     pub down: Linear<E>,
-    activation: Activation,
+    function: HiddenFunction,
+}
+
+/// What a [`FeedForwardBlock`] applies to its hidden layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum HiddenFunction {
+    Plain(Activation),
+    /// `max(x, 0)²`, pruned to 2:4 where the second layer prunes its input.
+    SquaredRelu,
+}
+
+/// The hidden layer after its function.
+#[derive(Debug)]
+enum Activated<E: Engine> {
+    Dense(E::Buffer),
+    Packed(E::PackedActivation),
 }
 
 /// What the backward pass of a [`FeedForwardBlock`] reads.
@@ -25,7 +40,7 @@ pub struct SavedFeedForward<E: Engine> {
     statistics: [E::Buffer; 2],
     normalized: E::Buffer,
     hidden: E::Buffer,
-    activated: E::Buffer,
+    activated: Activated<E>,
 }
 
 impl<E: Engine> FeedForwardBlock<E> {
@@ -41,7 +56,12 @@ impl<E: Engine> FeedForwardBlock<E> {
             let expected = "[hidden, width] and [width, hidden]";
             return Err(Error::Setting { what: "layers of a feed-forward block", found, expected });
         }
-        Ok(FeedForwardBlock { norm, up, down, activation })
+        Ok(FeedForwardBlock { norm, up, down, function: HiddenFunction::Plain(activation) })
+    }
+
+    /// Replaces the activation by squared ReLU, `max(x, 0)²`, whose result the second layer may prune ([`Linear::make_input_sparse`]).
+    pub fn use_squared_relu(&mut self) {
+        self.function = HiddenFunction::SquaredRelu;
     }
 
     /// The block's output, and what its backward pass needs.
@@ -59,10 +79,23 @@ impl<E: Engine> FeedForwardBlock<E> {
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut hidden = workspace.compute(engine, tokens * hidden_size)?;
         self.up.forward(engine, &normalized, tokens, &mut hidden)?;
-        let mut activated = workspace.compute(engine, tokens * hidden_size)?;
-        engine.activation(self.activation, &hidden, &mut activated)?;
         let mut y = workspace.compute(engine, tokens * width)?;
-        self.down.forward(engine, &activated, tokens, &mut y)?;
+        let activated = match (self.function, self.down.prunes_input()) {
+            (HiddenFunction::SquaredRelu, Some(rule)) => {
+                let packed = engine.pack_squared_relu(rule, &hidden, hidden_size)?;
+                self.down.forward_packed(engine, &packed, tokens, &mut y)?;
+                Activated::Packed(packed)
+            }
+            (function, _) => {
+                let mut activated = workspace.compute(engine, tokens * hidden_size)?;
+                match function {
+                    HiddenFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
+                    HiddenFunction::SquaredRelu => engine.squared_relu(&hidden, &mut activated)?,
+                }
+                self.down.forward(engine, &activated, tokens, &mut y)?;
+                Activated::Dense(activated)
+            }
+        };
         engine.add(&x, &mut y)?;
         Ok((y, SavedFeedForward { tokens, x, statistics, normalized, hidden, activated }))
     }
@@ -80,10 +113,21 @@ impl<E: Engine> FeedForwardBlock<E> {
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
         let SavedFeedForward { tokens, x, statistics, normalized, hidden, activated } = saved;
-        self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
-        let mut d_hidden = activated;
+        let mut d_hidden = match activated {
+            Activated::Dense(activated) => {
+                self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
+                activated
+            }
+            Activated::Packed(packed) => {
+                self.down.packed_parameter_gradients(engine, &dy, &packed, tokens, accumulate)?;
+                workspace.compute(engine, tokens * self.up.out_features())?
+            }
+        };
         self.down.input_gradient(engine, &dy, tokens, &mut d_hidden)?;
-        engine.activation_gradient(self.activation, &hidden, &mut d_hidden)?;
+        match self.function {
+            HiddenFunction::Plain(activation) => engine.activation_gradient(activation, &hidden, &mut d_hidden)?,
+            HiddenFunction::SquaredRelu => engine.squared_relu_gradient(&hidden, &mut d_hidden)?,
+        }
         self.up.parameter_gradients(engine, &d_hidden, &normalized, tokens, accumulate)?;
         let mut d_normalized = normalized;
         self.up.input_gradient(engine, &d_hidden, tokens, &mut d_normalized)?;
@@ -97,6 +141,9 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics));
+        workspace.give([self.x, self.normalized, self.hidden].into_iter().chain(self.statistics));
+        if let Activated::Dense(activated) = self.activated {
+            workspace.give([activated]);
+        }
     }
 }

@@ -29,6 +29,7 @@ use std::fmt::Debug;
 use twofour::{
     DataType,
     layer::{Accumulate, Activation, SparseLinearSettings},
+    select::Transposable,
 };
 
 use crate::Result;
@@ -73,6 +74,8 @@ pub trait Engine: Debug + Send + Sync + Sized {
     type AttentionState: Debug + Send;
     /// Cosines and sines of rotary position embedding.
     type Rotary: Debug + Send + Sync;
+    /// A 2:4 activation, packed along features and along tokens.
+    type PackedActivation: Debug + Send;
     /// A trainable 2:4 weight.
     type SparseLinear: SparseLayer<Self::Buffer>;
 
@@ -210,6 +213,51 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// # Errors
     /// Operands that do not fit.
     fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
+    /// `y = max(x, 0)²`, element by element.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn squared_relu(&self, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// `dy ← dy · 2 max(x, 0)`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn squared_relu_gradient(&self, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
+    /// `max(x, 0)²` of `x`, `[tokens, width]`, pruned by the rule to 2:4 along tokens and along features at once, and packed along both: the input of a linear
+    /// layer with a 2:4 activation (Haziza et al., 2025).
+    ///
+    /// # Errors
+    /// Operands that do not fit; a NaN, where the engine looks for one; a shape or a type that no kernel of the engine supports.
+    fn pack_squared_relu(&self, rule: Transposable, x: &Self::Buffer, width: usize) -> Result<Self::PackedActivation>;
+
+    /// [`Engine::linear`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &Self::PackedActivation,
+        weight: &Self::Buffer,
+        bias: Option<&Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// [`Engine::weight_gradient`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &Self::Buffer,
+        x: &Self::PackedActivation,
+        accumulate: Accumulate,
+        dw: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
     ///

@@ -20,6 +20,22 @@ use crate::{
 /// The metadata key that holds the [`GptConfig`] as JSON.
 const CONFIG_KEY: &str = "twofour.gpt";
 
+/// The metadata key of the activation of feed-forward blocks; GELU where it is absent.
+const ACTIVATION_KEY: &str = "twofour.activation";
+const SQUARED_RELU: &str = "squared-relu";
+
+/// Whether feed-forward blocks of a model's file have squared ReLU.
+pub(super) fn has_squared_relu(reader: &Reader) -> Result<bool> {
+    match reader.metadata().get(ACTIVATION_KEY).map(String::as_str) {
+        None => Ok(false),
+        Some(SQUARED_RELU) => Ok(true),
+        Some(other) => {
+            let reason = format!("metadata `{ACTIVATION_KEY}` is {other:?}, not {SQUARED_RELU:?}");
+            Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
+        }
+    }
+}
+
 impl<E: Engine> Gpt<E> {
     /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their
     /// present mask, everything else dense.
@@ -53,7 +69,10 @@ impl<E: Engine> Gpt<E> {
         }
         let config = serde_json::to_string(self.config())
             .map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
-        let metadata = BTreeMap::from([(CONFIG_KEY.to_owned(), config)]);
+        let mut metadata = BTreeMap::from([(CONFIG_KEY.to_owned(), config)]);
+        if self.has_squared_relu() {
+            metadata.insert(ACTIVATION_KEY.to_owned(), SQUARED_RELU.to_owned());
+        }
         let mut writer = Writer::create(path, overwrite, plan, metadata)?;
         for parameter in &plain {
             let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
@@ -80,7 +99,11 @@ impl<E: Engine> Gpt<E> {
     /// As for [`Gpt::load`].
     pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
         let config = config_of(reader)?;
-        Gpt::build(engine, &config, |name, shape| values(reader, name, shape))
+        let mut model = Gpt::build(engine, &config, |name, shape| values(reader, name, shape))?;
+        if has_squared_relu(reader)? {
+            model.use_squared_relu();
+        }
+        Ok(model)
     }
 }
 

@@ -33,6 +33,7 @@ pub struct Gpt<E: Engine> {
     norm: LayerNorm<E>,
     head: Linear<E>,
     workspace: Workspace<E>,
+    has_squared_relu: bool,
 }
 
 /// One layer of a [`Gpt`].
@@ -123,7 +124,19 @@ impl<E: Engine> Gpt<E> {
             norm: norm("norm")?,
             head: linear("head", VOCABULARY, width)?,
             workspace: Workspace::default(),
+            has_squared_relu: false,
         })
+    }
+
+    /// Replaces GELU by squared ReLU, `max(x, 0)²`, in all feed-forward blocks. The model's file says so.
+    pub fn use_squared_relu(&mut self) {
+        self.has_squared_relu = true;
+        self.layers.iter_mut().for_each(|layer| layer.feed_forward.use_squared_relu());
+    }
+
+    /// Whether [`Gpt::use_squared_relu`] is in force.
+    pub fn has_squared_relu(&self) -> bool {
+        self.has_squared_relu
     }
 
     /// The sizes.

@@ -88,19 +88,25 @@ impl Checked<'_> {
         let masked = "pruned elements would never grow back; use the method \"fixed\"";
         let decays = matches!(method, Method::SrSte | Method::Fst);
         let why = "pruned weights do not decay; use \"sr-ste\" or \"fst\"";
+        let is_input = method == Method::Activation;
+        let input = "it prunes the input of a layer, at each pass";
         let is_staged = matches!(method, Method::Ste | Method::SrSte | Method::Fst | Method::Gradual);
         let stages = "it has no stage in which groups keep three of four; use \"gradual\"";
         let switches = "only \"step\" switches by itself";
         let toolkit = "the toolkit has \"fst\", \"s-ste\" and \"step\"";
         let is_in_toolkit = matches!(method, Method::Fst | Method::SSte | Method::Step);
         for (key, given, why) in [
+            ("mask_every", every.is_some() && is_input, input),
+            ("weight_gradient", settings.weight_gradient.is_some() && is_input, input),
+            ("precision", settings.precision == SparsePrecision::Fp8 && is_input, "its GEMMs are in f16 and bf16"),
+            ("observe", settings.observe && is_input, input),
             ("mask_every", every.is_some() && method == Method::Fixed, "its mask is chosen once"),
             ("mask_every", every.is_some() && method == Method::Step, "its mask is chosen at every step"),
             ("mask_every", every.is_some_and(|n| n != 1) && method == Method::SSte, soft),
             ("weight_gradient", is_mvue && method == Method::Fixed, "MVUE is for gradients of pruned elements too"),
             ("mask", is_soft && method != Method::SSte, "use the method \"s-ste\""),
             ("mask", !is_soft && method == Method::SSte, "its mask is \"soft-threshold\""),
-            ("mask", !is_transposable && !is_soft && method == Method::Fst, names),
+            ("mask", !is_transposable && !is_soft && (method == Method::Fst || is_input), names),
             ("weight_gradient", gradient == WeightGradient::Masked && method != Method::Fixed, masked),
             ("decay", settings.decay.is_some() && !decays, why),
             ("decay_target", settings.decay_target.is_some() && !decays, why),

@@ -10,6 +10,9 @@ use crate::model::GptConfig;
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
 
+/// Those whose inputs are 2:4 where a recipe names none.
+const FEED_FORWARD_INPUT: &str = "blocks.*.mlp.down";
+
 /// A linear layer and its form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerPlan {
@@ -39,6 +42,7 @@ impl Recipe {
     pub fn layers(&self) -> Vec<LayerPlan> {
         let section = &self.sparsity;
         let default = [FEED_FORWARD.to_owned()];
+        let default = if section.method == Method::Activation { [FEED_FORWARD_INPUT.to_owned()] } else { default };
         let own_globs = globs(section.layers.as_deref().unwrap_or(&default));
         let overrides: Vec<_> = section.overrides.iter().map(|own| (globs(&own.layers), own.over(section))).collect();
         let plan = |(name, out_features, in_features): (String, usize, usize)| {
@@ -46,7 +50,9 @@ impl Recipe {
             let overriding = overrides.iter().find(|(globs, _)| is_in(globs)).map(|(_, settings)| settings);
             let settings = overriding.unwrap_or(section);
             let is_dense = settings.method == Method::Dense;
-            let sparse = !is_dense && (overriding.is_some() || is_in(&own_globs));
+            let is_chosen = !is_dense && (overriding.is_some() || is_in(&own_globs));
+            let prunes_input = is_chosen && settings.method == Method::Activation;
+            let sparse = is_chosen && !prunes_input;
             let transposable = sparse && matches!(mask_of(settings), MaskRule::Transposable(_));
             let reason = if sparse {
                 let padding = padding(out_features, in_features, transposable);
@@ -55,6 +61,8 @@ impl Recipe {
                     (Some(own), "") => format!("{} by an override", own.method.name()),
                     (Some(own), padding) => format!("{} by an override, {padding}", own.method.name()),
                 }
+            } else if prunes_input {
+                "its input is 2:4, its weight dense".to_owned()
             } else if is_dense && overriding.is_some() {
                 "an override makes it dense".to_owned()
             } else if is_dense {
@@ -98,6 +106,18 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
             m.add(place.clone(), "sparsity.layers", problem);
         }
         check_patterns(patterns, &names, (&place, "sparsity.layers"), m);
+    }
+    if settings.method == Method::Activation
+        && let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers"))
+    {
+        let chosen = globs(patterns);
+        let is_other = |name: &&String| !name.ends_with(".mlp.down") && chosen.iter().any(|glob| glob.is_match(name));
+        if let Some(name) = names.iter().find(is_other) {
+            let problem = format!(
+                "matches {name:?}, expected \"{FEED_FORWARD_INPUT}\" or some of it: inputs of other layers are not pruned"
+            );
+            m.add(sections.sparsity.place("layers"), "sparsity.layers", problem);
+        }
     }
     let key = "sparsity.override.layers";
     if m.has(key) {

@@ -87,7 +87,9 @@ impl Recipe {
     /// A precision that the device does not compute in; 2:4 layers in f32 on a GPU.
     pub fn compute_type(&self, device: DeviceKind) -> Result<DataType, Mistakes> {
         let precision = self.precision_on(device);
-        let has_sparse = self.layers().iter().any(|layer| layer.sparse);
+        let settings = &self.sparsity;
+        let mut methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
+        let has_sparse = self.layers().iter().any(|layer| layer.sparse) || methods.any(|m| m == Method::Activation);
         let problem = match (device, precision) {
             (DeviceKind::Cpu, Precision::Bf16 | Precision::F16) => "the CPU trains in \"f32\"",
             (DeviceKind::Cuda, Precision::F32) if has_sparse => "2:4 layers on a GPU require \"bf16\" or \"f16\"",

@@ -27,6 +27,9 @@ pub enum Method {
     /// Hard threshold in two stages: three of four, then two of four (structure decay; Kao et al., "Training Recipe for N:M Structured Sparsity with Decaying
     /// Pruning Mask", 2022).
     Gradual,
+    /// Squared ReLU in feed-forward blocks, pruned to 2:4 at each pass; weights are dense (Haziza et al., "Accelerating Transformer Inference and Training with 2:4
+    /// Activation Sparsity", 2025).
+    Activation,
 }
 
 impl Method {
@@ -46,6 +49,7 @@ impl Named for Method {
         ("s-ste", Method::SSte),
         ("step", Method::Step),
         ("gradual", Method::Gradual),
+        ("activation", Method::Activation),
     ];
 }
 

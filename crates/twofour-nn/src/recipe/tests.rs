@@ -49,7 +49,7 @@ fn a_recipe_is_read_with_its_defaults_and_overrides() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    for method in ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual"] {
+    for method in ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"] {
         let recipe = parse(GOOD, &[&format!("sparsity.method={method}"), "training.schedule=wsd"]).unwrap();
         let text = toml::to_string(&recipe).unwrap();
         assert_eq!(Recipe::parse(&text, Path::new(""), &[]).unwrap(), recipe, "{text}");
@@ -191,6 +191,10 @@ fn steps_switch_is_bounded_by_the_recipe() {
     );
     let found = one(&["sparsity.method=step", "sparsity.switch_latest=0.05"]);
     assert!(found.contains("at the latest at step 5"), "{found}");
+    let found = one(&["sparsity.method=activation", "sparsity.layers=['blocks.*.mlp.*']"]);
+    assert!(found.contains("blocks.0.mlp.up") && found.contains("blocks.*.mlp.down"), "{found}");
+    let found = one(&["sparsity.method=ste", "sparsity.precision=fp9"]);
+    assert!(found.contains("did you mean `fp8`"), "{found}");
     let found = one(&["sparsity.method=step", "training.optimizer=sgd"]);
     assert!(found.contains("second moments"), "{found}");
     let found = one(&["sparsity.method=step", "training.optimizer=sgdm"]);
@@ -262,6 +266,12 @@ fn methods_and_settings_that_exclude_each_other_are_refused() {
         ("s-ste", "mask_every=40", "every step"),
         ("step", "mask_every=1", "every step"),
         ("step", "two_of_four_from=0.5", "gradual"),
+        ("activation", "mask_every=2", "each pass"),
+        ("activation", "mask=magnitude", "transposable"),
+        ("activation", "weight_gradient=dense", "each pass"),
+        ("activation", "precision=fp8", "f16"),
+        ("activation", "observe=true", "each pass"),
+        ("dense", "precision=fp8", "no layer is 2:4"),
         ("s-ste", "two_of_four_from=0.5", "gradual"),
         ("ste", "switch_latest=0.5", "step"),
         ("fst", "switch_mean=geometric", "step"),

@@ -1,5 +1,7 @@
 //! The forms and masks of a trainer's layers, from step to step.
 
+use twofour::layer::MaskRule;
+
 use super::{LayerForm, SparsityPlan, Trainer};
 use crate::{
     Result,
@@ -36,6 +38,10 @@ impl<E: Engine> Trainer<E> {
                     linear.make_sparse_in(engine, part.layer_settings(), part.precision, seed)?;
                 }
                 LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
+                LayerForm::TwoOfFourInput => {
+                    let MaskRule::Transposable(rule) = part.rule else { continue };
+                    linear.make_input_sparse(engine, rule)?;
+                }
                 LayerForm::Dense => linear.make_dense(engine)?,
             }
             changed.push(index);

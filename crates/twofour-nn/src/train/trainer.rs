@@ -7,7 +7,9 @@ use twofour::{
     layer::Accumulate,
 };
 
-use super::{Corpus, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, settings::check};
+use super::{
+    Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, settings::check,
+};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -15,7 +17,7 @@ use crate::{
     model::{Gpt, GptConfig},
     optim::{LossScale, Schedule, clip_factor},
     parameter::Parameter,
-    recipe::{ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{Method, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
@@ -89,6 +91,9 @@ impl<E: Engine> Trainer<E> {
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
+        }
+        if plan.parts().any(|part| part.method == Method::Activation) {
+            model.use_squared_relu();
         }
         model.begin_training(&engine)?;
         if training.optimizer == OptimizerKind::Sgd {
@@ -181,7 +186,8 @@ impl<E: Engine> Trainer<E> {
 
     /// Whether the plan's layers are 2:4 in the next step.
     pub fn is_sparse(&self) -> bool {
-        self.model.linears().any(|linear| linear.sparse().is_some())
+        let is_sparse = |form| matches!(form, LayerForm::TwoOfFour | LayerForm::TwoOfFourInput);
+        self.model.linears().any(|linear| is_sparse(linear.form()))
     }
 
     /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report

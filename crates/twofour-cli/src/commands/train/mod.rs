@@ -42,7 +42,7 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step or gradual. The
+/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///

@@ -1,5 +1,6 @@
 //! f32 on the CPU, in parallel on rayon's current pool.
 
+mod activation;
 mod attention;
 mod buffer;
 mod sparse;
@@ -9,7 +10,8 @@ mod tests;
 use twofour::{
     DataType,
     kernel::Epilogue,
-    layer::{self, Accumulate, Activation, SparseLinearSettings},
+    layer::{self, Accumulate, Activation, PackedActivation, SparseLinearSettings},
+    select::Transposable,
 };
 
 use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
@@ -48,6 +50,7 @@ impl Engine for CpuEngine {
     type Buffer = CpuBuffer;
     type AttentionState = CpuAttention;
     type Rotary = Table;
+    type PackedActivation = PackedActivation<f32>;
     type SparseLinear = CpuSparseLinear;
 
     fn name(&self) -> &'static str {
@@ -189,6 +192,40 @@ impl Engine for CpuEngine {
         expect_length("the gradient of an activation", x.len(), dy.len())?;
         cpu::activation::backward_in_place(activation, x.floats()?, dy.floats_mut()?);
         Ok(())
+    }
+
+    fn squared_relu(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        activation::squared_relu(x, y)
+    }
+
+    fn squared_relu_gradient(&self, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+        activation::squared_relu_gradient(x, dy)
+    }
+
+    fn pack_squared_relu(&self, rule: Transposable, x: &CpuBuffer, width: usize) -> Result<PackedActivation<f32>> {
+        activation::pack(rule, x, width)
+    }
+
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &PackedActivation<f32>,
+        weight: &CpuBuffer,
+        bias: Option<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        activation::linear(shape, x, weight, bias, y)
+    }
+
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CpuBuffer,
+        x: &PackedActivation<f32>,
+        accumulate: Accumulate,
+        dw: &mut CpuBuffer,
+    ) -> Result<()> {
+        activation::weight_gradient(shape, dy, x, accumulate, dw)
     }
 
     fn linear(

@@ -1,5 +1,6 @@
 //! NVIDIA GPUs, over [`twofour_cuda`]. Activations and GEMM operands are f32, f16 or bf16; 2:4 layers require f16 or bf16.
 
+mod activation;
 mod attention;
 mod buffer;
 mod optimizer;
@@ -11,6 +12,7 @@ use std::sync::Mutex;
 use twofour::{
     DataType,
     layer::{Accumulate, Activation, SparseLinearSettings},
+    select::Transposable,
 };
 use twofour_cuda::{
     Device,
@@ -23,6 +25,7 @@ use twofour_cuda::{
 use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
 use crate::{Error, Result};
 
+pub use activation::CudaPackedActivation;
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
@@ -84,6 +87,7 @@ impl Engine for CudaEngine {
     type Buffer = CudaBuffer;
     type AttentionState = CudaAttention;
     type Rotary = CudaRotary;
+    type PackedActivation = CudaPackedActivation;
     type SparseLinear = CudaSparseLinear;
 
     fn name(&self) -> &'static str {
@@ -234,6 +238,42 @@ impl Engine for CudaEngine {
 
     fn activation_gradient(&self, activation: Activation, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
+    }
+
+    fn squared_relu(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(transformer::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
+    }
+
+    fn squared_relu_gradient(&self, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(transformer::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
+    }
+
+    fn pack_squared_relu(&self, rule: Transposable, x: &CudaBuffer, width: usize) -> Result<CudaPackedActivation> {
+        activation::pack(&self.context, rule, x, width)
+    }
+
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &CudaPackedActivation,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::linear(shape, x, weight, bias, y)
+    }
+
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        x: &CudaPackedActivation,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::weight_gradient(shape, dy, x, accumulate, dw)
     }
 
     fn linear(

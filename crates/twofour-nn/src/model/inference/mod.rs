@@ -40,6 +40,8 @@ pub struct Inference<T: KernelElement> {
     norm: Norm,
     head: Linear<T>,
     rotary: Table,
+    /// Squared ReLU takes the place of GELU.
+    has_squared_relu: bool,
 }
 
 impl<T: KernelElement> Inference<T> {
@@ -61,6 +63,7 @@ impl<T: KernelElement> Inference<T> {
             model.config(),
             |name, _| engine.read(parameters.get(name).ok_or_else(|| absent(name))?.master()),
             |name, _, _| Linear::new(engine, linears.get(name).ok_or_else(|| absent(name))?),
+            model.has_squared_relu(),
         )
     }
 
@@ -82,6 +85,7 @@ impl<T: KernelElement> Inference<T> {
             &file::config_of(reader)?,
             |name, shape| file::values(reader, name, shape),
             |name, outputs, inputs| Linear::from_file(reader, name, (outputs, inputs)),
+            file::has_squared_relu(reader)?,
         )
     }
 
@@ -89,6 +93,7 @@ impl<T: KernelElement> Inference<T> {
         config: &GptConfig,
         values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
         linear: impl Fn(&str, usize, usize) -> Result<Linear<T>>,
+        has_squared_relu: bool,
     ) -> Result<Self> {
         let GptConfig { width, feed_forward, heads, context, .. } = *config;
         let norm = |name: &str| -> Result<Norm> {
@@ -121,6 +126,7 @@ impl<T: KernelElement> Inference<T> {
             norm: norm("norm")?,
             head: linear("head", VOCABULARY, width)?,
             rotary: Table::new(context, width / heads / 2),
+            has_squared_relu,
         })
     }
 

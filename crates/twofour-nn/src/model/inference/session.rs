@@ -70,7 +70,10 @@ impl<'a, T: KernelElement> Session<'a, T> {
             let o = attend(model, cache, self.position, &mut qkv);
             add(&mut x, &layer.out.forward(&o, tokens, Activation::Identity)?);
             let h = layer.feed_forward_norm.forward::<T>(&x);
-            let h = layer.up.forward(&h, tokens, Activation::Gelu)?;
+            let h = match model.has_squared_relu {
+                false => layer.up.forward(&h, tokens, Activation::Gelu)?,
+                true => squared(layer.up.forward(&h, tokens, Activation::Relu)?),
+            };
             add(&mut x, &layer.down.forward(&h, tokens, Activation::Identity)?);
         }
         self.position += tokens;
@@ -79,6 +82,11 @@ impl<'a, T: KernelElement> Session<'a, T> {
         debug_assert_eq!(logits.len(), VOCABULARY);
         Ok(logits)
     }
+}
+
+fn squared<T: KernelElement>(mut values: Vec<T>) -> Vec<T> {
+    values.iter_mut().for_each(|v| *v = T::from_f32(v.to_f32() * v.to_f32()));
+    values
 }
 
 fn widened<T: KernelElement>(values: &[T]) -> Vec<f32> {

@@ -12,6 +12,8 @@ pub enum LayerForm {
     ThreeOfFour,
     /// The 2:4 weight.
     TwoOfFour,
+    /// The dense weight, with an input that is pruned to 2:4 at each pass.
+    TwoOfFourInput,
 }
 
 impl SparsityPlan {
@@ -25,6 +27,8 @@ impl SparsityPlan {
             LayerForm::Dense
         } else if self.two_of_four_from.is_some_and(|from| step < from) {
             LayerForm::ThreeOfFour
+        } else if self.method == Method::Activation {
+            LayerForm::TwoOfFourInput
         } else {
             LayerForm::TwoOfFour
         }

@@ -129,6 +129,7 @@ impl SparsityPlan {
     /// | fst | greedy (transposable) | 40 | mvue | 2e-4, gradient | the first five sixths |
     /// | s-ste | soft-threshold | 1 | dense | | all |
     /// | step | magnitude | 1 | dense | | from the switch on: after 10 % to 50 % of the steps |
+    /// | activation | greedy (transposable), of the layer's input | each pass | dense | | all |
     /// | gradual | magnitude | 1 | dense | | 3:4 after 10 %, 2:4 after 30 % of the steps |
     pub fn of_method(method: Method, layers: Vec<String>, steps: u64) -> Self {
         let gradient_decay = Decay { strength: Self::DEFAULT_DECAY, target: DecayTarget::Gradient };
@@ -150,6 +151,7 @@ impl SparsityPlan {
             Method::Gradual => {
                 SparsityPlan { begin: SparseBegin::Step(steps / 10), two_of_four_from: Some(3 * steps / 10), ..base }
             }
+            Method::Activation => SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..base },
             Method::Step => {
                 SparsityPlan { begin: SparseBegin::Settled { earliest: steps / 10, latest: steps / 2 }, ..base }
             }
@@ -198,6 +200,16 @@ impl SparsityPlan {
         if let Some(end) = self.end.filter(|end| *end < begin) {
             let (found, expected) = (format!("{end}, before {begin}"), "at or after the step where sparsity begins");
             return Err(Error::Setting { what: "the step where sparsity ends", found, expected });
+        }
+        if self.method == Method::Activation {
+            if let Some(name) = self.layers.iter().find(|name| !name.ends_with(".mlp.down")) {
+                let expected = "the second layer of a feed-forward block, whose input the method `activation` prunes";
+                return Err(Error::Setting { what: "sparsity.layers", found: name.clone(), expected });
+            }
+            if !matches!(self.rule, MaskRule::Transposable(_)) || self.precision != SparsePrecision::Activations {
+                let reason = "inputs are pruned by transposable rules, and multiplied in the precision of activations";
+                return Err(conflict("the method `activation`", "`mask` or `precision`", reason));
+            }
         }
         if let Some(from) = self.two_of_four_from {
             if self.rule == MaskRule::SoftThreshold || self.mask_every == 0 || self.begin != SparseBegin::Step(begin) {

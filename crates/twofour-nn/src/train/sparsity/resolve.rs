@@ -47,6 +47,9 @@ impl SparsityPlan {
     fn part(settings: &SparsitySettings, steps: u64, linear_layers: &[String]) -> Result<Self> {
         let layers = match &settings.layers {
             _ if settings.method == Method::Dense && !settings.observe => vec![],
+            None if settings.method == Method::Activation => {
+                linear_layers.iter().filter(|name| name.ends_with(".mlp.down")).cloned().collect()
+            }
             None => linear_layers.iter().filter(|name| name.contains(".mlp.")).cloned().collect(),
             Some(patterns) => matching(patterns, linear_layers)?,
         };
