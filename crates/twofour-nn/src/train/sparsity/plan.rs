@@ -53,7 +53,7 @@ pub enum SparseBegin {
 
 /// Which layers are 2:4, when, and how they are trained.
 ///
-/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`]; the fields are public, so that a program can also write its own.
+/// [`SparsityPlan::new`] makes it from a recipe's [`SparsitySettings`](crate::recipe::SparsitySettings); the fields are public, so that a program can also write its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparsityPlan {
     /// The method that the plan came from.
