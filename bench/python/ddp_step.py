@@ -1,14 +1,16 @@
 """A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs, interleaved; both with torch.compile.
 
-    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...]
+    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside]
 
-Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
+``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of its buckets;
+``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
 median over rounds of the slowest rank's median. After the last round the masks of all ranks are compared.
 """
 
 import argparse
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -35,7 +37,13 @@ def digest(model: torch.nn.Module) -> str:
     return found.hexdigest()
 
 
-def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, folder: str) -> None:
+def distributed(model: torch.nn.Module, rank: int, where: str) -> torch.nn.Module:
+    """The model under DistributedDataParallel, with torch.compile outside or inside of it."""
+    wrap = functools.partial(torch.nn.parallel.DistributedDataParallel, device_ids=[rank], gradient_as_bucket_view=True)
+    return torch.compile(wrap(model)) if where == "outside" else wrap(torch.compile(model))
+
+
+def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: str, folder: str) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.cuda.set_device(rank)
     torch.set_float32_matmul_precision("high")
@@ -46,7 +54,7 @@ def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, folder:
         # Another batch on every rank; the same parameters.
         torch.manual_seed(rank + 1)
         contender.patches.normal_()
-        contender.forward = torch.compile(torch.nn.parallel.DistributedDataParallel(contender.model, device_ids=[rank], gradient_as_bucket_view=True))
+        contender.forward = distributed(contender.model, rank, where)
         for _ in range(5):
             contender.step()
         contenders[name] = contender
@@ -72,20 +80,21 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs to measure; 1 and all unless told")
+    parser.add_argument("--compile", choices=("outside", "inside"), nargs="+", default=["outside", "inside"])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires GPUs")
     record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
-    for batch, tokens in ((32, 257), (8, 1626)):
-        for ranks in arguments.gpus or sorted({1, torch.cuda.device_count()}):
-            with tempfile.TemporaryDirectory() as folder:
-                run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, folder=folder)
-                mp.start_processes(run, nprocs=ranks, start_method="spawn")
-                found = json.loads(pathlib.Path(folder, "result.json").read_text())
-            record["results"][f"ViT-L, {batch}x{tokens}, {ranks} GPUs"] = found
-            print(f"{batch}x{tokens}, {ranks} GPUs: {found['dense']['ms'] / found['2:4']['ms']:.3f}x", found, flush=True)
-            if arguments.out:
-                arguments.out.write_text(json.dumps(record, indent=1))
+    gpus = arguments.gpus or sorted({1, torch.cuda.device_count()})
+    for (batch, tokens), ranks, where in itertools.product(((32, 257), (8, 1626)), gpus, arguments.compile):
+        with tempfile.TemporaryDirectory() as folder:
+            run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, where=where, folder=folder)
+            mp.start_processes(run, nprocs=ranks, start_method="spawn")
+            found = json.loads(pathlib.Path(folder, "result.json").read_text())
+        record["results"][f"ViT-L, {batch}x{tokens}, {ranks} GPUs, compiled {where}"] = found
+        print(f"{batch}x{tokens}, {ranks} GPUs, {where}: {found['dense']['ms'] / found['2:4']['ms']:.3f}x", found, flush=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,15 @@ fn int4(reader: &Reader, info: &CompressedInfo, granularity: Granularity) {
     }
 }
 
+fn int8(reader: &Reader, info: &CompressedInfo, granularity: Granularity) {
+    if let Ok(weight) = reader.int8(&info.name) {
+        assert_eq!(weight.granularity(), granularity);
+        let dense = weight.dequantize().to_dense();
+        assert_eq!(dense.len(), info.rows * info.cols);
+        assert!(granularity == Granularity::Row || dense.iter().all(|value| value.is_finite()));
+    }
+}
+
 fuzz_target!(init: {
     // One thread, this one: otherwise a crash is not attributed to its input.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global();
@@ -48,6 +57,13 @@ fuzz_target!(init: {
         if let ValueFormat::Int4(granularity) = info.format {
             int4(&reader, info, granularity);
             continue;
+        }
+        if let ValueFormat::GroupedI8(granularity) = info.format {
+            int8(&reader, info, granularity);
+            continue;
+        }
+        if info.format == ValueFormat::ScaledI8 {
+            int8(&reader, info, Granularity::Row);
         }
         let dtype = info.format.dense();
         match_element!(dtype, |T| decompress::<T>(&reader, info)).expect("the manifest names types of weights");

@@ -16,9 +16,9 @@ def safetensors(tensors, metadata):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def manifest(dtype, shape, **fields):
+def manifest(dtype, shape, version=1, **fields):
     weight = {"shape": shape, "dtype": dtype, "pattern": "2:4", **fields}
-    return {"twofour": json.dumps({"version": 1, "weights": {"w": weight}})}
+    return {"twofour": json.dumps({"version": version, "weights": {"w": weight}})}
 
 
 # The metadata of a model, and of a checkpoint of the trainer in the fuzz target.
@@ -75,6 +75,22 @@ SEEDS = {
             ("w.values", "U8", [2, 1], b"\x1f\x90"),
         ],
         manifest("I4", [2, 4]),
+    ),
+    "reader/int4-64": safetensors(
+        [
+            ("w.meta", "U32", [1, 3], struct.pack("<3I", 0x44444444, 0x99999999, 0xD)),
+            ("w.scales", "F16", [1, 2], struct.pack("<2e", 0.5, 2.0)),
+            ("w.values", "U8", [1, 17], bytes(range(0x81, 0x92))),
+        ],
+        manifest("I4", [1, 68], 2, group_size=64),
+    ),
+    "reader/int8-64": safetensors(
+        [
+            ("w.meta", "U32", [1, 3], struct.pack("<3I", 0x44444444, 0x99999999, 0xD)),
+            ("w.scales", "F16", [1, 2], struct.pack("<2e", 0.5, 2.0)),
+            ("w.values", "I8", [1, 34], bytes(range(100, 134))),
+        ],
+        manifest("I8", [1, 68], 2, group_size=64),
     ),
     "index/small": json.dumps(
         {

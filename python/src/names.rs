@@ -8,7 +8,7 @@ use twofour::{
     DataType,
     estimate::Estimator,
     file::StoredDType,
-    int4::{GROUP, Granularity},
+    int4::Granularity,
     layer::{Activation, MaskRule},
 };
 
@@ -44,21 +44,17 @@ pub(crate) const ACTIVATIONS: [Activation; 4] =
 /// The name of weights of 4-bit integers.
 pub(crate) const INT4: &str = "int4";
 
-/// What shares a scale of 4-bit integers: 128 columns, or a row for -1; `None` for another number.
+/// What shares a scale of 4-bit integers: 128 or 64 columns, or a row for -1; `None` for another number.
 pub(crate) fn granularity(group_size: i64) -> Option<Granularity> {
     match group_size {
         PER_ROW => Some(Granularity::Row),
-        size if size == GROUP as i64 => Some(Granularity::Group),
-        _ => None,
+        size => usize::try_from(size).ok().and_then(Granularity::of_columns),
     }
 }
 
 /// The number of [`granularity`].
 pub(crate) fn group_size(granularity: Granularity) -> i64 {
-    match granularity {
-        Granularity::Row => PER_ROW,
-        Granularity::Group => GROUP as i64,
-    }
+    granularity.columns().map_or(PER_ROW, |columns| columns as i64)
 }
 
 /// The group size of a scale for each row.

@@ -175,7 +175,8 @@ def of_cusparselt(compressed: torch.Tensor, rows: int, cols: int) -> torch.Tenso
     if compressed.device.type == "cpu":
         return _packed_of_blob(compressed, cols)
     identity = torch.eye(cols, device=compressed.device).to(compressed.dtype)
-    out_dtype = torch.float16 if compressed.dtype in FLOAT8 else compressed.dtype
+    # cuSPARSELt takes another output type of 8-bit operands only; e4m3 to e4m3 it does not multiply.
+    out_dtype = torch.float16 if compressed.dtype in FLOAT8 else None
     dense = torch._cslt_sparse_mm(compressed, identity.t(), out_dtype=out_dtype).to(compressed.dtype)
     return SparseSemiStructuredTensor.from_dense(dense.contiguous()).packed_weight.forward
 

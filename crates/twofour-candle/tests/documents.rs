@@ -51,6 +51,9 @@ fn compiled() -> BTreeSet<String> {
         twofour_cuda::raw::gemm::int4,
         twofour_cuda::raw::prune,
         twofour_nn::model,
+        twofour_nn::model::Calibration,
+        twofour_nn::model::Encoder,
+        twofour_nn::model::LanguageModel,
         twofour_nn::recipe,
         twofour_nn::train,
     ];

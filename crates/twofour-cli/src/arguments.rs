@@ -34,6 +34,7 @@ Start here:
   twofour train recipes/fst.toml -o runs/fst       sparse training from a recipe
   twofour prune model.safetensors -o pruned.safetensors
   twofour check pruned.safetensors && twofour compress pruned.safetensors -o small.safetensors
+  twofour quantize pruned/ -o int4/ --dtype int4   2:4 weights in four bits
 
 A model is a .safetensors file, a *.safetensors.index.json of a sharded one, or a directory that holds either.
 
@@ -77,8 +78,10 @@ pub(crate) enum Command {
     Prune(commands::prune::Prune),
     Train(commands::train::Train),
     Compress(commands::compress::Compress),
+    Quantize(commands::quantize::Quantize),
     Decompress(commands::decompress::Decompress),
     Inspect(commands::inspect::Inspect),
+    Eval(commands::eval::Eval),
     Generate(commands::generate::Generate),
     Bench(commands::bench::Bench),
     Kernels(commands::kernels::Kernels),

@@ -1,32 +1,49 @@
-//! Data types as values of options, with the line that `--help` has for each.
+//! Formats of weights as values of options, with the line that `--help` has for each.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use twofour::DataType;
 
-/// The data types that CPU kernels multiply.
-pub(crate) const ON_CPU: [DataType; 4] = [DataType::F32, DataType::BF16, DataType::F16, DataType::I8];
+use crate::weight_format::WeightFormat;
 
-/// What `--help` says of a data type of weights.
-pub(crate) fn description(data_type: DataType) -> &'static str {
-    match data_type {
-        DataType::F32 => "IEEE single; on a CPU",
-        DataType::BF16 => "Brain floating point",
-        DataType::F16 => "IEEE half",
-        DataType::E4M3 => "8-bit floating point, 4 bits of exponent and 3 of mantissa; on a GPU",
-        DataType::E5M2 => {
+/// The formats that CPU kernels multiply.
+pub(crate) const ON_CPU: [WeightFormat; 5] = [
+    WeightFormat::Plain(DataType::F32),
+    WeightFormat::Plain(DataType::BF16),
+    WeightFormat::Plain(DataType::F16),
+    WeightFormat::Plain(DataType::I8),
+    WeightFormat::Int4,
+];
+
+/// What `--help` says of a format of weights.
+pub(crate) fn description(format: WeightFormat) -> &'static str {
+    match format {
+        WeightFormat::Plain(DataType::F32) => "IEEE single; on a CPU",
+        WeightFormat::Plain(DataType::BF16) => "Brain floating point",
+        WeightFormat::Plain(DataType::F16) => "IEEE half",
+        WeightFormat::Plain(DataType::E4M3) => "8-bit floating point, 4 bits of exponent and 3 of mantissa; on a GPU",
+        WeightFormat::Plain(DataType::E5M2) => {
             "8-bit floating point, 5 bits of exponent and 2 of mantissa; on a GPU, against dense e4m3, since cuBLASLt multiplies no two tensors of e5m2"
         }
-        DataType::I8 => "8-bit integers with a scale for each row",
-        DataType::I32 => "32-bit integers",
+        WeightFormat::Plain(DataType::I8) => "8-bit integers with a scale for each row",
+        WeightFormat::Plain(DataType::I32) => "32-bit integers",
+        WeightFormat::Int4 => {
+            "4-bit integers with a scale for every 128 columns; on a CPU against dense int8, on a GPU against dense bf16 and up to 64 tokens"
+        }
     }
 }
 
-/// The value of an option that names a data type.
-pub(crate) fn possible(data_type: DataType) -> PossibleValue {
-    PossibleValue::new(data_type.name()).help(description(data_type))
+/// The value of an option that names a format.
+pub(crate) fn possible(format: WeightFormat) -> PossibleValue {
+    PossibleValue::new(format.name()).help(description(format))
 }
 
-/// The parser of an option that takes the data types of CPU kernels.
-pub(crate) fn on_cpu() -> impl TypedValueParser<Value = DataType> {
-    PossibleValuesParser::new(ON_CPU.map(possible)).try_map(|name| name.parse::<DataType>())
+/// The parser of an option that takes the formats of CPU kernels.
+pub(crate) fn on_cpu() -> impl TypedValueParser<Value = WeightFormat> {
+    PossibleValuesParser::new(ON_CPU.map(possible)).try_map(|name| name.parse::<WeightFormat>())
+}
+
+/// The parser of an option that takes the data types that models compute in.
+pub(crate) fn computing() -> impl TypedValueParser<Value = DataType> {
+    let types = [DataType::F32, DataType::BF16, DataType::F16].map(DataType::name);
+    PossibleValuesParser::new(types).try_map(|name| name.parse::<DataType>())
 }

@@ -8,6 +8,7 @@
 //! | `quickstart/` | training and comparing a small model |
 //! | `present/` | output: tables, units, progress, colours, JSON |
 //! | `selection` | choosing tensors of a model |
+//! | `dtype`, `weight_format` | formats of weights: as values of options, and those that are measured |
 //! | `tightest` | the tightest N:M pattern of a matrix |
 //! | `interrupt` | Ctrl-C |
 //! | `exit` | exit codes and the error message |
@@ -22,6 +23,7 @@ mod present;
 mod quickstart;
 mod selection;
 mod tightest;
+mod weight_format;
 
 use std::process::ExitCode;
 

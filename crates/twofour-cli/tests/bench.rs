@@ -55,6 +55,17 @@ fn every_contender_appears_with_every_figure() {
 }
 
 #[test]
+fn int4_is_interleaved_with_int8() {
+    let dir = tempfile::tempdir().unwrap();
+    let answer = run(dir.path(), &[&SMALL[..], &["--tokens", "1", "--dtype", "int4", "--json"]].concat()).good().json();
+    let rows = answer["rows"].as_array().unwrap();
+    let expected = ["twofour 2:4", "twofour 2:4 i8", "twofour dense"].map(str::to_owned);
+    assert_eq!(contenders(rows, "int4"), BTreeSet::from(expected));
+    let bytes = |who: &str| rows.iter().find(|row| row["contender"] == who).unwrap()["weight_bytes"].as_u64().unwrap();
+    assert!(bytes("twofour 2:4") < bytes("twofour 2:4 i8") && bytes("twofour 2:4 i8") < bytes("twofour dense"));
+}
+
+#[test]
 fn the_table_names_the_work() {
     let dir = tempfile::tempdir().unwrap();
     let arguments = ["--tokens", "1,32", "--dtype", "f16", "--only", "decode"];

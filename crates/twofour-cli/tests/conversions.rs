@@ -204,6 +204,53 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
+fn quantizing_a_directory_keeps_what_is_no_2_to_4_weight() {
+    let (dir, path) = model();
+    let at = dir.path();
+    fs::create_dir(at.join("model")).unwrap();
+    fs::write(at.join("model/config.json"), "{}").unwrap();
+    fs::rename(path, at.join("model/model.safetensors")).unwrap();
+    let message = run(at, &["quantize", "model", "-o", "x", "--dtype", "int4", "--group", "100"]).bad(2);
+    assert!(message.contains("use 128, 64 or `row`"), "{message}");
+    let kept = run(at, &["quantize", "model", "-o", "kept", "--dtype", "int4"]);
+    assert!(kept.code == Some(0) && kept.stderr.contains("no tensor was quantized"), "{kept:?}");
+    assert!(kept.stdout.contains("kept: not 2:4") && kept.stdout.contains("kept: embedding"), "{}", kept.stdout);
+    run(at, &["prune", "model", "-o", "pruned"]).good();
+    for (dtype, group, expected) in
+        [("int8", "row", "I8"), ("int8", "128", "I8"), ("int4", "128", "I4"), ("int4", "64", "I4")]
+    {
+        let out = format!("{dtype}-{group}");
+        let arguments = ["quantize", "pruned", "-o", &out, "--dtype", dtype, "--group", group, "--json"];
+        let answer = run(at, &arguments).good().json();
+        assert_eq!((&answer["dtype"], answer["group"].as_u64()), (&expected.into(), group.parse().ok()));
+        assert!(answer["bytes_after"].as_u64() < answer["bytes_before"].as_u64());
+        let quantized: Vec<_> =
+            answer["tensors"].as_array().unwrap().iter().filter(|t| t["quantized"] == true).collect();
+        assert_eq!(quantized.len(), 2);
+        let most = if dtype == "int8" { 0.01 } else { 0.15 };
+        assert!(
+            quantized.iter().all(|t| t["relative_error"].as_f64().is_some_and(|e| e > 0.0 && e < most)),
+            "{answer}"
+        );
+        assert_eq!(names(&at.join(&out)), ["config.json", "model.safetensors"]);
+        run(at, &["check", &out]).good();
+        let inspected = run(at, &["inspect", "--json", &out]).good().json();
+        let sizes: Vec<_> =
+            inspected["tensors"].as_array().unwrap().iter().filter_map(|t| t["group_size"].as_u64()).collect();
+        assert_eq!(sizes, vec![group.parse::<u64>().unwrap_or(0); if group == "row" { 0 } else { 2 }]);
+        run(at, &["decompress", &out, "-o", &format!("{out}-dense")]).good();
+        run(at, &["compress", &out, "-o", &format!("{out}-copy")]).good();
+    }
+    // From compressed weights the same bytes.
+    run(at, &["compress", "pruned", "-o", "small"]).good();
+    run(at, &["quantize", "small", "-o", "int4-small", "--dtype", "int4"]).good();
+    let read = |name: &str| fs::read(at.join(name).join("model.safetensors")).unwrap();
+    assert_eq!(read("int4-small"), read("int4-128"));
+    let least = run(at, &["quantize", "small", "-o", "least", "--dtype", "int4", "--scale", "least-squares", "--json"]);
+    assert!(least.good().json()["tensors"].as_array().unwrap().iter().any(|t| t["relative_error"].is_f64()));
+}
+
+#[test]
 fn weights_of_four_bits_are_read_by_every_command() {
     use twofour::{
         Compressed, MatrixRef,

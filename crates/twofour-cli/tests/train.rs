@@ -98,6 +98,11 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(check.contains("2:4"), !["dense", "fst", "activation"].contains(&method), "{method}: {check}");
         let text = run(directory.path(), &["generate", method, "--prompt", "the ", "--bytes", "20"]).good().stdout;
         assert!(text.len() > 20, "{text}");
+        let eval = ["eval", method, "--text", "text.txt", "--json"];
+        fs::write(directory.path().join("text.txt"), "the two of every four ".repeat(20)).unwrap();
+        let perplexity = run(directory.path(), &eval).good().json()["perplexity"].as_f64().unwrap();
+        // A uniform guess has 256.
+        assert!(perplexity > 1.0 && perplexity < 300.0, "{method}: {perplexity}");
         // Again: nothing is trained, and the report is the same.
         let mut again = arguments(method, method, more);
         again.push("--json".to_owned());
@@ -341,6 +346,12 @@ fn a_dry_run_says_what_becomes_sparse_and_why_not() {
     assert_eq!(plan["layers"][3]["reason"], "in_features padded from 130 to 132");
     assert_eq!((plan["precision"].as_str(), plan["device"].as_str()), (Some("bf16"), Some("cuda")));
     assert_eq!(plan["memory"]["masters"].as_u64().unwrap(), 4 * plan["parameters"].as_u64().unwrap());
+    let two = ["train", &recipe("ste"), "--dry-run", "--json", "--device", "cuda:0,1"];
+    let (one, two) = (run(directory.path(), &two[..4]).good().json(), run(directory.path(), &two).good().json());
+    assert_eq!((two["devices"].as_u64(), &two["step_tokens"]), (Some(2), &one["step_tokens"]));
+    // Half the sequences, in half the bytes an element.
+    let activations = |plan: &Value| plan["memory"]["activations"].as_u64().unwrap();
+    assert_eq!(activations(&one), 4 * activations(&two));
     assert!(names(directory.path()).is_empty(), "a dry run writes nothing");
 }
 
@@ -368,7 +379,8 @@ fn devices_and_precisions_that_are_not_there_leave_no_folder() {
     let directory = tempfile::tempdir().unwrap();
     let message = train(directory.path(), "ste", "run", &["training.precision=bf16"]).bad(2);
     assert!(message.contains("training.precision") && message.contains("the CPU trains in"), "{message}");
-    for (device, code) in [("cuda:99", 1), ("cuda:0,1", 2), ("gpu", 2)] {
+    // Two of three GPUs may be there, but a batch of 8 is not divided evenly over three.
+    for (device, code) in [("cuda:99", 1), ("cuda:98,99", 1), ("cuda:0,1,2", 2), ("cuda:0,0", 2), ("gpu", 2)] {
         let ran = run(directory.path(), &["train", &recipe("ste"), "-o", "run", "--device", device]);
         assert_eq!(ran.code, Some(code), "{device}: {ran:?}");
         assert!(!ran.stderr.contains("panicked"), "{ran:?}");

@@ -207,6 +207,10 @@ pub enum Error {
         status: i32,
     },
 
+    /// NCCL is missing, or a call of it failed.
+    #[error(transparent)]
+    Nccl(#[from] crate::libraries::nccl::NcclError),
+
     /// A call of the driver failed.
     #[error("{action}: the CUDA driver says {code} ({text})")]
     Driver {

@@ -11,7 +11,7 @@
 //! | [`source`], [`compiler`], [`cache`] | compiling kernels, and the cache of machine code |
 //! | [`device`] | a device and its loaded kernels |
 //! | [`problem`] | GEMM problems: shapes, data types and memory orders |
-//! | [`libraries`] | cuBLASLt and cuSPARSELt |
+//! | [`libraries`] | cuBLASLt, cuSPARSELt and NCCL |
 //! | [`raw`] | the kernels, over raw pointers: pruning, compression, GEMM, element-wise passes, AdamW |
 //! | [`kernels`] | the list of their sources |
 //! | [`dispatch`] | choosing the fastest GEMM engine by measurement |

@@ -73,6 +73,61 @@ fn column_sums_are_those_of_f64() {
     }
 }
 
+/// One pass has the bits of the two that it stands for.
+fn check_sums_through<T: Arithmetic + DeviceRepr + Default>(
+    bench: &Bench,
+    (rows, cols): (usize, usize),
+    offset: usize,
+) {
+    let (sums, elementwise) =
+        (ColumnSums::new(&bench.device, T::DTYPE).unwrap(), Elementwise::new(&bench.device, T::DTYPE).unwrap());
+    let count = rows * cols;
+    let (x, dy) = (numbers::<T>(offset + count, 5), numbers::<T>(offset + count, 6));
+    let (x_there, dy_there) = (bench.up(&x), bench.up(&dy));
+    let shift = (offset * size_of::<T>()) as u64;
+    let (x_at, dy_at) = (bench.at(&x_there) + shift, bench.at(&dy_there) + shift);
+    let workspace = bench.poisoned(sums.workspace_bytes(rows, cols).div_ceil(4), f32::NAN);
+    for activation in [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu] {
+        for accumulate in [false, true] {
+            let [together, apart] = [(); 2].map(|()| bench.poisoned(cols + GUARD, 7.0f32));
+            let [of_both, of_each] = [(); 2].map(|()| bench.up(&dy));
+            let to = |sums: &cudarc::driver::CudaSlice<f32>| ColumnSumsTarget {
+                sums: bench.at(sums),
+                dtype: DataType::F32,
+                accumulate,
+                workspace: bench.at(&workspace),
+            };
+            let (first, second) = (bench.at(&of_both) + shift, bench.at(&of_each) + shift);
+            let function = ElementFunction::Activation(activation);
+            let tensors = FunctionGradient { input: x_at, gradient: dy_at, out: second, tiles: None };
+            // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+            unsafe {
+                sums.run_through(bench.stream(), activation, (x_at, first), (rows, cols), to(&together)).unwrap();
+                elementwise.gradient(bench.stream(), function, tensors, rows, cols).unwrap();
+                sums.run(bench.stream(), second, rows, cols, to(&apart)).unwrap();
+            }
+            let what = format!("{activation:?} of [{rows}, {cols}] {:?}, from element {offset} on", T::DTYPE);
+            let bits = |memory: &cudarc::driver::CudaSlice<T>| -> Vec<u32> {
+                bench.down(memory).iter().map(|v| v.to_f32().to_bits()).collect()
+            };
+            assert!(bits(&of_both) == bits(&of_each), "{what}: the gradient");
+            assert_eq!(bench.down(&together), bench.down(&apart), "{what}: sums, added: {accumulate}");
+        }
+    }
+}
+
+#[test]
+fn column_sums_through_an_activation_have_the_bits_of_two_passes() {
+    let Some(bench) = bench() else { return };
+    for shape in [(1, 1), (7, 130), (1000, 33), (3000, 320)] {
+        for offset in [0, 1] {
+            check_sums_through::<f32>(&bench, shape, offset);
+            check_sums_through::<f16>(&bench, shape, offset);
+            check_sums_through::<bf16>(&bench, shape, offset);
+        }
+    }
+}
+
 const FUNCTIONS: [ElementFunction; 5] = [
     ElementFunction::Activation(Activation::Identity),
     ElementFunction::Activation(Activation::Relu),

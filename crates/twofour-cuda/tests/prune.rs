@@ -97,6 +97,7 @@ fn check_both_ways<I: Input, O: Output>(bench: &Bench, rows: usize, cols: usize,
         transposed: Some(other.at(bench)),
         tiles: Some(bench.at(&found_tiles)),
         factor: factor.map(|_| bench.at(&factor_there)),
+        skip: None,
     };
     let dense = DenseWeight { data: w, rows, cols };
     let watch = Watch { nan: bench.at(&nan), flips: Some((bench.at(&before), bench.at(&flipped))) };

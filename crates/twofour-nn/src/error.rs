@@ -10,6 +10,10 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] twofour::Error),
 
+    /// A checkpoint directory that cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::model::CheckpointError),
+
     /// The CUDA engine failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
@@ -111,6 +115,29 @@ pub enum Error {
         second: String,
         /// Why.
         reason: &'static str,
+    },
+
+    /// One of several trainers of the same model has failed.
+    #[error("rank {rank} failed, and the others stopped: {reason}")]
+    Rank {
+        /// Which one, from 0, in the order of the devices.
+        rank: usize,
+        /// Its error.
+        reason: String,
+    },
+
+    /// Trainers of the same model that no longer have the same weights.
+    #[error(
+        "after {step} steps {what} differs between ranks {} and {}; go on from the last checkpoint; if it happens again, one of the devices computes wrongly, or they are of different kinds",
+        ranks[0], ranks[1]
+    )]
+    RanksDiffer {
+        /// What differs.
+        what: String,
+        /// Steps done.
+        step: u64,
+        /// Two ranks between which it does.
+        ranks: [usize; 2],
     },
 
     /// Saved state that does not belong to this run.

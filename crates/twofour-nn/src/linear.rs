@@ -2,7 +2,7 @@
 
 use twofour::{
     Mask,
-    layer::{Accumulate, MaskRule, SparseLinearSettings, WeightGradient},
+    layer::{Accumulate, Activation, MaskRule, SparseLinearSettings, WeightGradient},
     select::Transposable,
 };
 
@@ -71,6 +71,10 @@ impl<E: Engine> Linear<E> {
     /// The weight; its master is dense whether or not the layer is 2:4.
     pub fn weight(&self) -> &Parameter<E> {
         &self.weight
+    }
+
+    pub(crate) fn weight_mut(&mut self) -> &mut Parameter<E> {
+        &mut self.weight
     }
 
     /// The bias.
@@ -186,7 +190,7 @@ impl<E: Engine> Linear<E> {
         }
     }
 
-    /// Selects the mask that these settings would have, now and at every [`Linear::refresh_observed`], without computing with it. The soft threshold's is that of the
+    /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with it. The soft threshold's is that of the
     /// largest magnitudes.
     ///
     /// # Errors
@@ -203,17 +207,9 @@ impl<E: Engine> Linear<E> {
         Ok(())
     }
 
-    /// Whether [`Linear::observe`] is in force.
-    pub fn is_observed(&self) -> bool {
-        self.observed.is_some()
-    }
-
-    /// Elements of the observed mask that the last [`Linear::refresh_observed`] changed, where there is one. Waits.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn observed_flips(&self) -> Result<Option<u64>> {
-        self.observed.as_ref().map(|observed| observed.flips()).transpose()
+    /// The mask of [`Linear::observe`], with what it would pack.
+    pub fn observed(&self) -> Option<&E::SparseLinear> {
+        self.observed.as_ref()
     }
 
     /// Drops what is made of the weight alone: the 3:4 form and the observed mask.
@@ -237,13 +233,24 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
-    /// Selects the observed mask, where there is one, after the master weight has changed.
-    ///
-    /// # Errors
-    /// Those of [`Linear::refresh`].
-    pub fn refresh_observed(&mut self) -> Result<()> {
+    /// [`Linear::refresh`] after an update that the guard may have skipped.
+    pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
+        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
+        let master = weight.master();
+        let refreshed = match (sparse, three_of_four) {
+            (Some(sparse), _) => engine.refresh(sparse, master, selects_mask, guard),
+            // What a skipped step left as it was is pruned to the same.
+            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
+            (None, None) => Ok(()),
+        };
+        refreshed.map_err(|error| error.in_layer(&self.name))
+    }
+
+    /// Selects the observed mask, where there is one, after an update that the guard may have skipped.
+    pub(crate) fn refresh_observed(&mut self, engine: &E, guard: &E::StepGuard) -> Result<()> {
         let Some(observed) = &mut self.observed else { return Ok(()) };
-        observed.remask(self.weight.master()).map_err(|error| error.in_layer(&self.name))
+        let refreshed = engine.refresh(observed, self.weight.master(), true, guard);
+        refreshed.map_err(|error| error.in_layer(&self.name))
     }
 
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
@@ -257,6 +264,13 @@ impl<E: Engine> Linear<E> {
             sparse.set_seed(seed)
         };
         restore().map_err(|error| error.in_layer(&self.name))
+    }
+
+    /// Adds to the seed of MVUE weight gradients; nothing for a dense layer.
+    pub(crate) fn move_seed(&mut self, by: u64) -> Result<()> {
+        let Some(sparse) = self.sparse.as_mut().filter(|_| by != 0) else { return Ok(()) };
+        let seed = sparse.seed()?.wrapping_add(by);
+        sparse.set_seed(seed).map_err(|error| error.in_layer(&self.name))
     }
 
     /// `y = x · Wᵀ + bias`.
@@ -283,15 +297,48 @@ impl<E: Engine> Linear<E> {
         tokens: usize,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let shape = self.shape(tokens);
-        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
-            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
-            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
-        })?;
+        self.weight_gradient(engine, dy, x, tokens, accumulate)?;
         match &mut self.bias {
             Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
             None => Ok(()),
         }
+    }
+
+    fn weight_gradient(
+        &mut self,
+        engine: &E,
+        dy: &E::Buffer,
+        x: &E::Buffer,
+        tokens: usize,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let shape = self.shape(tokens);
+        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
+            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
+            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
+        })
+    }
+
+    /// Turns the gradient of an activation of the layer's output into that of the output, `dy ← dy · activation'(y)`, and writes or adds the gradients of weight
+    /// and bias.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn gradients_through(
+        &mut self,
+        engine: &E,
+        (activation, y): (Activation, &E::Buffer),
+        dy: &mut E::Buffer,
+        (x, tokens): (&E::Buffer, usize),
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        match self.bias.as_mut().filter(|bias| bias.gradient().is_some()) {
+            Some(bias) => bias.record(accumulate, |db, accumulate| {
+                engine.activation_and_bias_gradient(activation, y, dy, accumulate, db)
+            })?,
+            None => engine.activation_gradient(activation, y, dy)?,
+        }
+        self.weight_gradient(engine, dy, x, tokens, accumulate)
     }
 
     /// [`Linear::forward`] of a packed activation.
@@ -340,14 +387,14 @@ impl<E: Engine> Linear<E> {
     }
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
-    pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep) -> Result<f64> {
-        self.weight.update(engine, step, self.sparse.as_ref())
+    pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
+        self.weight.update(engine, step, self.sparse.as_ref(), guard)
     }
 
     /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep) -> Result<()> {
+    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<()> {
         match &mut self.bias {
-            Some(bias) => bias.update(engine, step, None).map(|_| ()),
+            Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
             None => Ok(()),
         }
     }

@@ -139,13 +139,19 @@ impl<E: Engine> Parameter<E> {
         self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
     }
 
-    /// An optimizer step; nothing if the parameter does not train. Returns what [`Engine::adamw`] does, and 0 for gradient descent.
-    pub(crate) fn update(&mut self, engine: &E, step: &OptimizerStep, sparse: Option<&E::SparseLinear>) -> Result<f64> {
+    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`Engine::adamw`] does, and 0 for gradient descent.
+    pub(crate) fn update(
+        &mut self,
+        engine: &E,
+        step: &OptimizerStep,
+        sparse: Option<&E::SparseLinear>,
+        guard: &E::StepGuard,
+    ) -> Result<f64> {
         let Some(Training { gradient, first, second }) = &mut self.training else { return Ok(0.0) };
         let (master, copy) = (&mut self.master, self.copy.as_mut());
         match (step, second) {
             (OptimizerStep::AdamW(step), Some(second)) => {
-                engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse })
+                engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))
             }
             (OptimizerStep::AdamW(_), None) => Err(Error::Unsupported {
                 engine: engine.name(),
@@ -153,7 +159,7 @@ impl<E: Engine> Parameter<E> {
                 remedy: "go on with the optimizer that training began with",
             }),
             (OptimizerStep::Sgd(step), _) => {
-                engine.sgd(step, SgdState { master, gradient, momentum: first, copy, sparse })?;
+                engine.sgd(step, SgdState { master, gradient, momentum: first, copy, sparse }, Some(guard))?;
                 Ok(0.0)
             }
         }

@@ -33,7 +33,15 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
 }
 
 fn model() -> ModelSettings {
-    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 128, heads: 4, context: 64, feed_forward: Some(256) }
+    ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 2,
+        width: 128,
+        heads: 4,
+        kv_heads: None,
+        context: 64,
+        feed_forward: Some(256),
+    }
 }
 
 fn training() -> TrainingSettings {
@@ -115,6 +123,69 @@ fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
     trainer.model().linears().filter_map(|linear| Some(linear.sparse()?.mask().unwrap())).collect()
 }
 
+/// A LLaMA's operations: root-mean-square norm, grouped queries, SwiGLU.
+#[test]
+fn a_llama_trains_as_on_the_cpu() {
+    let settings = ModelSettings { kind: ModelKind::Llama, kv_heads: Some(2), ..model() };
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
+    for method in [Method::Dense, Method::Ste] {
+        let plan = SparsityPlan::of_method(method, layers(), 60);
+        let Some(engine) = engine(DataType::BF16) else { return };
+        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
+        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus.clone()).unwrap();
+        assert_eq!(masks(&cpu), masks(&cuda), "{method:?}");
+        for step in 0..20 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{method:?}, step {step}: {a:?}, {b:?}");
+            let norms = (a.gradient_norm, b.gradient_norm);
+            assert!((norms.0 - norms.1).abs() < 0.05 * norms.0, "{method:?}, step {step}: {a:?}, {b:?}");
+        }
+    }
+}
+
+/// In f32, each of these operations and its gradient.
+#[test]
+fn operations_of_a_llama_are_those_of_the_cpu() {
+    use twofour_nn::{engine::Nonlinearity, random::Stream};
+    let Some(cuda) = engine(DataType::F32) else { return };
+    let numbers = |len: usize, name: &str| -> Vec<f32> {
+        let stream = Stream::new(3, name);
+        (0..len as u64).map(|i| stream.normal(i) as f32).collect()
+    };
+    fn run<E: Engine>(engine: &E, inputs: &[Vec<f32>; 4], function: Nonlinearity) -> [Vec<f32>; 5] {
+        use twofour::layer::Accumulate;
+        let (tokens, width) = (37, 96);
+        let buffer = |kind: Kind, values: &[f32]| {
+            let mut buffer = engine.zeros(kind, values.len()).unwrap();
+            engine.write(&mut buffer, values).unwrap();
+            buffer
+        };
+        let zeros = |kind: Kind, len: usize| engine.zeros(kind, len).unwrap();
+        let [x, gain, dy, gated_x] = inputs;
+        let (x, gain, dy) = (buffer(Kind::Compute, x), buffer(Kind::Wide, gain), buffer(Kind::Compute, dy));
+        let gated_x = buffer(Kind::Compute, gated_x);
+        let (mut y, mut statistics) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, tokens));
+        engine.rms_norm(&x, &gain, 1e-5, &mut y, &mut statistics).unwrap();
+        let (mut dx, mut d_gain) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Wide, width));
+        let saved = (&x, &gain, &statistics);
+        engine.rms_norm_gradient(saved, 1e-5, &dy, &mut dx, Accumulate::Overwrite, &mut d_gain).unwrap();
+        let (mut gated, mut d_gated) = (zeros(Kind::Compute, tokens * width), zeros(Kind::Compute, tokens * 2 * width));
+        engine.gated(function, width, &gated_x, &mut gated).unwrap();
+        engine.gated_gradient(function, width, &gated_x, &dy, &mut d_gated).unwrap();
+        [&y, &dx, &d_gain, &gated, &d_gated].map(|buffer| engine.read(buffer).unwrap())
+    }
+    let inputs = [numbers(37 * 96, "x"), numbers(96, "gain"), numbers(37 * 96, "dy"), numbers(37 * 192, "gated")];
+    for function in [Nonlinearity::Relu, Nonlinearity::Gelu, Nonlinearity::TanhGelu, Nonlinearity::Silu] {
+        let (found, expected) = (run(&cuda, &inputs, function), run(&CpuEngine, &inputs, function));
+        for (what, (found, expected)) in ["y", "dx", "gain", "gated", "gate"].iter().zip(found.iter().zip(&expected)) {
+            for (a, b) in found.iter().zip(expected) {
+                assert!((a - b).abs() < 1e-4 * (1.0 + b.abs()), "{what}, {function:?}: {a}, {b}");
+            }
+        }
+    }
+}
+
 #[test]
 fn first_masks_are_those_of_the_cpu_and_so_are_losses_within_one_percent() {
     for (name, plan) in plans() {
@@ -146,6 +217,83 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     }
     let (a, b) = (cpu.validate(4).unwrap(), cuda.validate(4).unwrap());
     assert!((a - b).abs() < 1e-3 * a, "{a} {b}");
+}
+
+/// Masters, bit by bit.
+fn masters(trainer: &Trainer<CudaEngine>) -> Vec<u32> {
+    let read = |buffer| trainer.engine().read(buffer).unwrap();
+    trainer.model().parameters().iter().flat_map(|p| read(p.master())).map(f32::to_bits).collect()
+}
+
+/// Overwrites an element of the last norm's bias, and returns what it was.
+fn poison(trainer: &mut Trainer<CudaEngine>, value: f32) -> f32 {
+    let (engine, model) = trainer.engine_and_model();
+    let bias = model.parameters_mut().into_iter().find(|parameter| parameter.name() == "norm.bias").unwrap();
+    let mut values = engine.read(bias.master()).unwrap();
+    let before = std::mem::replace(&mut values[3], value);
+    bias.write(engine, &values).unwrap();
+    before
+}
+
+/// The device decides that a step is skipped: weights and masks stay, and the next update is the one that would have come.
+#[test]
+fn a_step_that_is_not_finite_changes_nothing_on_the_gpu() {
+    for (name, plan) in plans() {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        let (mut skipping, mut straight) = (trainer(one, &plan), trainer(other, &plan));
+        for trainer in [&mut skipping, &mut straight] {
+            (0..2).for_each(|_| assert!(!trainer.step().unwrap().skipped));
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            let good = poison(&mut skipping, bad);
+            let (before, masks_before) = (masters(&skipping), masks(&skipping));
+            let report = skipping.step().unwrap();
+            assert!(
+                report.skipped && report.flip_rate == 0.0 && report.layer_flip_rates.is_empty(),
+                "{name}: {report:?}"
+            );
+            assert!(masters(&skipping) == before, "{name}, {bad}");
+            assert_eq!(masks(&skipping), masks_before, "{name}, {bad}");
+            poison(&mut skipping, good);
+        }
+        assert_eq!(masters(&skipping), masters(&straight), "{name}");
+        assert!(!skipping.step().unwrap().skipped, "{name}");
+        assert!(masters(&skipping) != masters(&straight), "{name}");
+    }
+}
+
+/// Replayed graphs have the bits of launches, through changes of form, mask selections, validation and skipped steps.
+#[test]
+fn captured_steps_have_the_bits_of_launched_ones() {
+    let switching = SparsityPlan {
+        begin: SparseBegin::Step(5),
+        end: Some(10),
+        ..SparsityPlan::of_method(Method::Ste, layers(), 60)
+    };
+    for (name, plan) in plans().into_iter().chain([("ste, steps 5 to 10", switching)]) {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let (mut captured, mut launched) = (trainer(one, &plan), trainer(other, &plan));
+        for step in 0..20 {
+            let [a, b] = [&mut captured, &mut launched].map(|trainer| {
+                if step == 7 {
+                    trainer.validate(3).unwrap();
+                }
+                let good = (step == 13).then(|| poison(trainer, f32::NAN));
+                let report = trainer.step().unwrap();
+                good.map(|good| poison(trainer, good));
+                assert_eq!(report.skipped, step == 13, "{name}, step {step}");
+                (report.loss.to_bits(), report.gradient_norm.to_bits(), report.layer_flip_rates, report.learning_rate)
+            });
+            assert_eq!(a, b, "{name}, step {step}");
+            assert_eq!(masks(&captured), masks(&launched), "{name}, step {step}");
+        }
+        assert!(masters(&captured) == masters(&launched), "{name}");
+        assert_eq!(captured.take_note(), None, "{name}");
+        let replays = captured.engine().replayed_steps();
+        assert!(replays >= 2, "{name}: {replays} replays");
+        assert_eq!(launched.engine().replayed_steps(), 0, "{name}");
+    }
 }
 
 #[test]
@@ -210,7 +358,7 @@ fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], m
         copy: None,
         sparse,
     };
-    let changes = engine.adamw(step, state).unwrap();
+    let changes = engine.adamw(step, state, None).unwrap();
     ([&master, &first, &second].map(|buffer| engine.read(buffer).unwrap()), changes)
 }
 

@@ -19,8 +19,15 @@ use twofour_nn::{
 const FOLDER: &str = "TWOFOUR_NN_KILLED_RUN";
 
 fn trainer() -> Trainer<CpuEngine> {
-    let model =
-        ModelSettings { kind: ModelKind::Gpt, layers: 1, width: 32, heads: 2, context: 16, feed_forward: Some(64) };
+    let model = ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 1,
+        width: 32,
+        heads: 2,
+        kv_heads: None,
+        context: 16,
+        feed_forward: Some(64),
+    };
     let training = TrainingSettings { batch: 4, steps: 150, warm_up: 4, seed: 3, ..Default::default() };
     let layers = ["up", "down"].map(|part| format!("blocks.0.mlp.{part}")).to_vec();
     let plan = SparsityPlan { mask_every: 3, ..SparsityPlan::of_method(Method::Fst, layers, training.steps) };

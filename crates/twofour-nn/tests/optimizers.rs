@@ -84,7 +84,7 @@ fn adamw(pruned_decay: PrunedDecay, mut switch: Option<(PhaseSwitch, SecondMomen
             copy: None,
             sparse: Some(&sparse),
         };
-        let changes = CpuEngine.adamw(&step, state).unwrap();
+        let changes = CpuEngine.adamw(&step, state, None).unwrap();
         if let Some((switch, _)) = &mut switch {
             switch.advance();
             switch.observe(changes, 32, 4e-3);
@@ -138,7 +138,7 @@ fn gradient_descent_and_its_decays_are_those_of_the_oracle() {
                     copy: None,
                     sparse: Some(&sparse),
                 };
-                CpuEngine.sgd(&step, state).unwrap();
+                CpuEngine.sgd(&step, state, None).unwrap();
             }
             let expected = &oracle()["sgd"][target][format!("{momentum:.1}")];
             close(&CpuEngine.read(&master).unwrap(), expected, &format!("{target}, momentum {momentum}"));

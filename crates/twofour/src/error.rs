@@ -106,15 +106,24 @@ pub enum Error {
         col: usize,
     },
 
-    /// A scale that f16 cannot hold.
+    /// A scale that its type cannot hold.
     #[error(
-        "row {row}, scale {scale}: it is not a finite f16; weights must be below 458528 to be quantized to four bits"
+        "row {row}, scale {scale}: it is not a finite number of its type (f16 for four bits and for groups, which holds weights below 458528 in four bits and 8318975 in eight)"
     )]
     Scale {
         /// Row of the weight.
         row: usize,
         /// Which of the row's scales.
         scale: usize,
+    },
+
+    /// Groups of columns that GPU kernels do not have.
+    #[error(
+        "GPU kernels have int4 scales for each row or for 128 columns, not for {columns}; quantize with --group 128"
+    )]
+    GroupOnCpuOnly {
+        /// Columns that share a scale.
+        columns: usize,
     },
 
     /// An integer that takes more than four bits.
@@ -319,6 +328,15 @@ pub enum Error {
         expected: crate::file::StoredDType,
         /// The dtype found.
         found: crate::file::StoredDType,
+    },
+
+    /// A compressed weight that is not of 8-bit integers with scales.
+    #[error(
+        "its values are {found} without scales that the format describes, not 8-bit integers; read it as a compressed weight of that type"
+    )]
+    NotInt8 {
+        /// The name of the values' type.
+        found: &'static str,
     },
 
     /// A compressed weight that is not of 4-bit integers.

@@ -1,19 +1,21 @@
-//! 2:4 weights in four bits: kept values as integers from -8 to 7, with a scale for each row or for 128 of its columns.
+//! 2:4 weights in four bits: kept values as integers from -8 to 7, with a scale for each row or for 128 or 64 of its columns.
 //!
 //! `w ≈ q · scale`, symmetric: no zero points, so what is pruned stays zero. This is the arithmetic of Sparse-Marlin (IST-DASLab, 2024);
 //! where the bits lie is the engines' affair ([`crate::layout::lanes`]).
 
 use half::f16;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::{Arithmetic, Compressed, Error, MatrixRef, Result, first_error::first_error};
+use crate::{
+    Arithmetic, Compressed, Error, Result,
+    quantization::{self, IntegerRange, ScaleRule},
+};
 
 /// Columns that share a scale under [`Granularity::Group`]: 64 kept values.
 pub const GROUP: usize = 128;
 
-/// The largest integer that rounding to nearest makes of a weight.
-const LARGEST: f32 = 7.0;
+/// The integers, and scales in f16.
+const RANGE: IntegerRange = IntegerRange { largest: 7, lowest: -8, half_scales: true };
 
 /// What is added to an integer that is stored in half a byte.
 const OFFSET: i8 = 8;
@@ -25,23 +27,36 @@ pub enum Granularity {
     Row,
     /// [`GROUP`] columns of a row, the last of a row fewer.
     Group,
+    /// 64 columns of a row, the last of a row fewer. On CPUs and in files; GPU kernels have the other two.
+    Group64,
 }
 
 impl Granularity {
+    /// Every granularity.
+    pub const ALL: [Self; 3] = [Granularity::Row, Granularity::Group, Granularity::Group64];
+
+    /// Columns that share a scale, where it is not a whole row.
+    pub fn columns(self) -> Option<usize> {
+        match self {
+            Granularity::Row => None,
+            Granularity::Group => Some(GROUP),
+            Granularity::Group64 => Some(64),
+        }
+    }
+
+    /// The granularity of groups of so many columns, where there is one.
+    pub fn of_columns(columns: usize) -> Option<Self> {
+        Self::ALL.into_iter().find(|granularity| granularity.columns() == Some(columns))
+    }
+
     /// Scales of a row of `cols` columns.
     pub fn scales_per_row(self, cols: usize) -> usize {
-        match self {
-            Granularity::Row => 1,
-            Granularity::Group => cols.div_ceil(GROUP),
-        }
+        self.columns().map_or(1, |columns| cols.div_ceil(columns))
     }
 
     /// Which of a row's scales a column has.
     pub fn scale_of(self, col: usize) -> usize {
-        match self {
-            Granularity::Row => 0,
-            Granularity::Group => col / GROUP,
-        }
+        self.columns().map_or(0, |columns| col / columns)
     }
 }
 
@@ -64,29 +79,28 @@ pub struct Int4 {
 
 impl Int4 {
     /// Rounds each kept value to the nearest multiple of its scale, ties to even; a scale is the largest magnitude that it serves, by 7, as f16.
-    /// Where that is below f16's least positive number the values become zero.
+    /// Where that is below f16's least positive number the values become zero. The mask stays: a value that rounds to zero keeps its place.
+    ///
+    /// # Errors
+    /// Those of [`Int4::quantize_with`].
+    pub fn quantize<T: Arithmetic>(weight: &Compressed<T>, granularity: Granularity) -> Result<Self> {
+        Self::quantize_with(weight, granularity, ScaleRule::MaxAbs)
+    }
+
+    /// The same with a rule for the scales. Where a scale is below the one of [`ScaleRule::MaxAbs`], values are clipped to -8 and 7.
     ///
     /// # Errors
     /// [`Error::NotANumber`] and [`Error::Infinite`] with the place; [`Error::Scale`] where a scale is beyond f16.
-    pub fn quantize<T: Arithmetic>(weight: &Compressed<T>, granularity: Granularity) -> Result<Self> {
-        let (rows, cols) = (weight.rows(), weight.cols());
-        let per_row = granularity.scales_per_row(cols);
-        let dense = weight.to_dense();
-        let mut scales = vec![f16::ZERO; rows * per_row];
-        let mut integers = vec![0i8; rows * cols];
-        if !dense.is_empty() {
-            let width = if granularity == Granularity::Group { GROUP } else { cols };
-            let rows = dense.par_chunks(cols).zip(integers.par_chunks_mut(cols)).zip(scales.par_chunks_mut(per_row));
-            first_error(rows.enumerate(), |(row, ((dense, integers), scales))| {
-                let groups = dense.chunks(width).zip(integers.chunks_mut(width)).zip(scales);
-                for (i, ((dense, integers), scale)) in groups.enumerate() {
-                    *scale = scale_for(dense, row, i * width)?;
-                    round(dense, *scale, integers);
-                }
-                Ok(())
-            })?;
-        }
-        Ok(Self { weight: Compressed::from_dense(MatrixRef::new(rows, cols, &integers)?)?, scales, granularity })
+    pub fn quantize_with<T: Arithmetic>(
+        weight: &Compressed<T>,
+        granularity: Granularity,
+        rule: ScaleRule,
+    ) -> Result<Self> {
+        let integers = quantization::quantize(weight, granularity, RANGE, rule)?;
+        let scales = integers.scales.iter().map(|scale| f16::from_f32(*scale)).collect();
+        let meta = weight.meta().to_vec();
+        let weight = Compressed::from_trusted_parts(weight.rows(), weight.cols(), integers.values, meta);
+        Ok(Self { weight, scales, granularity })
     }
 
     /// From integers and scales, `[rows, scales_per_row]`.
@@ -136,11 +150,7 @@ impl Int4 {
 
     /// The weight that this stands for: integers times scales, exact in f32.
     pub fn dequantize(&self) -> Compressed<f32> {
-        let (rows, cols) = (self.weight.rows(), self.weight.cols());
-        let kept = 2 * self.weight.groups();
-        let value = |(i, q): (usize, &i8)| f32::from(*q) * self.scale(i / kept, i % kept / 2 * 4).to_f32();
-        let values = self.weight.values().iter().enumerate().map(value).collect();
-        Compressed::from_trusted_parts(rows, cols, values, self.weight.meta().to_vec())
+        quantization::dequantize(&self.weight, |row, col| self.scale(row, col).to_f32())
     }
 
     /// The integers.
@@ -165,48 +175,20 @@ impl Int4 {
     }
 }
 
-/// The scale for some elements of a row, from column `first` on.
-fn scale_for<T: Arithmetic>(dense: &[T], row: usize, first: usize) -> Result<f16> {
-    let mut largest = 0.0f32;
-    for (i, value) in dense.iter().enumerate() {
-        let value = value.to_f32();
-        if value.is_nan() {
-            return Err(Error::NotANumber { row, col: first + i });
-        }
-        if value.is_infinite() {
-            return Err(Error::Infinite { row, col: first + i });
-        }
-        largest = largest.max(value.abs());
-    }
-    let scale = f16::from_f32(largest / LARGEST);
-    if scale.is_finite() { Ok(scale) } else { Err(Error::Scale { row, scale: first / GROUP }) }
-}
-
-fn round<T: Arithmetic>(dense: &[T], scale: f16, integers: &mut [i8]) {
-    let scale = scale.to_f32();
-    if scale == 0.0 {
-        return;
-    }
-    for (value, integer) in dense.iter().zip(integers) {
-        *integer = (value.to_f32() / scale).round_ties_even().clamp(-8.0, 7.0) as i8;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Mask;
+    use crate::{Mask, MatrixRef};
 
     proptest! {
         #[test]
         fn what_is_rounded_is_within_half_a_scale(
             (rows, cols, data) in (0usize..5, 0usize..300)
                 .prop_flat_map(|(r, c)| (Just(r), Just(c), proptest::collection::vec(-100.0f32..100.0, r * c))),
-            by_row: bool,
+            granularity in proptest::sample::select(&Granularity::ALL),
         ) {
-            let granularity = if by_row { Granularity::Row } else { Granularity::Group };
             let weight = Compressed::from_pruned(MatrixRef::new(rows, cols, &data).unwrap()).unwrap();
             let q = Int4::quantize(&weight, granularity).unwrap();
             let (before, after) = (weight.to_dense(), q.dequantize().to_dense());

@@ -10,7 +10,7 @@
 //! | stand-ins for a tensor inside training | [`estimate`] |
 //! | is a tensor already 2:4? | [`verify`] |
 //! | the canonical compressed form | [`compressed`] |
-//! | the same in four bits, with scales | [`int4`] |
+//! | the same in four or eight bits, with scales | [`int4`], [`int8`], [`quantization`] |
 //! | what GPUs want instead | [`layout`] |
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
@@ -28,12 +28,14 @@ pub mod estimate;
 pub mod file;
 mod first_error;
 pub mod int4;
+pub mod int8;
 pub mod kernel;
 pub mod layer;
 pub mod layout;
 pub mod mask;
 pub mod matrix;
 pub mod pattern;
+pub mod quantization;
 pub mod select;
 pub mod verify;
 

@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use twofour::{
     Arithmetic, Axis, Compressed, Error, Mask, MatrixRef, Pattern,
     int4::{Granularity, Int4},
+    int8::Int8,
     kernel::{Activation, KernelElement},
     layer::{
         self, Accumulate, InputActivation, PackedLinear, PrunedGradient, SparseActivationLinear,
@@ -232,7 +233,7 @@ fn packed_layers_of_every_type_are_the_dense_layer_of_their_values() {
         let dy = values::<f32>(tokens * outputs, 4);
         let mut dx = vec![f32::NAN; tokens * inputs];
         let gradient = layer.input_gradient(&dy, tokens, &mut dx);
-        if layer.dtype() == twofour::DataType::I8 {
+        if layer.dtype() == Some(twofour::DataType::I8) {
             assert!(matches!(gradient, Err(Error::UnsupportedDType { .. })));
         } else {
             gradient.unwrap();
@@ -240,9 +241,22 @@ fn packed_layers_of_every_type_are_the_dense_layer_of_their_values() {
         }
         assert!(layer.forward(&x[1..], tokens, &mut y).is_err());
     }
-    let layer = PackedLinear::new_int4::<f32>(&int4, Some(bias.clone()), gelu).unwrap();
-    let mut y = vec![f32::NAN; tokens * outputs];
-    layer.forward(&x, tokens, &mut y).unwrap();
-    close(&y, &exact(&int4.dequantize()), 1e-5);
+    for granularity in Granularity::ALL {
+        let four = Int4::quantize(&weight, granularity).unwrap();
+        let eight = Int8::quantize(&weight, granularity).unwrap();
+        for (exactly, layer) in [
+            (four.dequantize(), PackedLinear::new_int4(&four, Some(bias.clone()), gelu).unwrap()),
+            (eight.dequantize(), PackedLinear::new_int8(eight, Some(bias.clone()), gelu).unwrap()),
+        ] {
+            let mut y = vec![f32::NAN; tokens * outputs];
+            layer.forward(&x, tokens, &mut y).unwrap();
+            close(&y, &exact(&exactly), 3e-2);
+            assert_eq!((layer.out_features(), layer.in_features()), (outputs, inputs));
+        }
+    }
+    let layer = PackedLinear::new_int4(&int4, None, gelu).unwrap();
+    assert!(layer.dtype().is_none() && layer.bytes() < outputs * inputs);
+    assert!(layer.input_gradient(&[0.0f32; 40], 1, &mut [0.0; 130]).is_err());
+    assert!(PackedLinear::new_int4(&int4, Some(vec![0.0; 3]), gelu).is_err());
     assert!(PackedLinear::new(weight, Some(vec![0.0; 3]), gelu).is_err());
 }

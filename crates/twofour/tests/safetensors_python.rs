@@ -14,6 +14,7 @@ use twofour::{
         decompress,
     },
     int4::{Granularity, Int4},
+    int8::Int8,
 };
 
 fn fixture(name: &str) -> PathBuf {
@@ -198,27 +199,37 @@ fn elements_of_every_dtype_are_read() {
     check::<F8E5M2>(&reader, "e5m2");
 }
 
-/// The specification's reader makes of 4-bit integers what ours does.
+/// The specification's reader makes of 4-bit integers, and of groups of 8-bit ones, what ours does.
 #[test]
 fn the_specifications_reader_dequantizes() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("int4");
     let dense: Vec<f32> = (0..3 * 270).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
     let pruned = Compressed::from_pruned(MatrixRef::new(3, 270, &dense).unwrap()).unwrap();
-    let weights = [Granularity::Row, Granularity::Group].map(|g| Int4::quantize(&pruned, g).unwrap());
+    let weights = Granularity::ALL.map(|g| Int4::quantize(&pruned, g).unwrap());
+    let eight = [Granularity::Group, Granularity::Group64].map(|g| Int8::quantize(&pruned, g).unwrap());
+    let (names, eight_names) = (["a", "b", "c"], ["d", "e"]);
     let mut plan = Plan::new();
-    for (name, weight) in ["a", "b"].into_iter().zip(&weights) {
+    for (name, weight) in names.into_iter().zip(&weights) {
         plan.compressed(CompressedInfo::int4(name, weight.granularity(), 3, 270).unwrap());
     }
+    for (name, weight) in eight_names.into_iter().zip(&eight) {
+        plan.compressed(CompressedInfo::int8(name, weight.granularity(), 3, 270).unwrap());
+    }
     let mut writer = Writer::create(&path, Overwrite::No, plan, BTreeMap::new()).unwrap();
-    for (name, weight) in ["a", "b"].into_iter().zip(&weights) {
+    for (name, weight) in names.into_iter().zip(&weights) {
         writer.write_int4(name, weight).unwrap();
+    }
+    for (name, weight) in eight_names.into_iter().zip(&eight) {
+        writer.write_int8(name, weight).unwrap();
     }
     writer.finish().unwrap();
     let script = block_of_the_specification("python")
         + "\nimport sys\nfor name, t in sorted(read(sys.argv[1]).items()):\n    print(name, t.shape, t.dtype, t.tobytes().hex())\n";
     let Some(output) = python("numpy", &script, &path) else { return };
-    let values = |weight: &Int4| hex(bytemuck::cast_slice(&weight.dequantize().to_dense()));
-    let expected = ["a", "b"].into_iter().zip(&weights).map(|(n, w)| format!("{n} (3, 270) float32 {}", values(w)));
+    let dense =
+        weights.iter().map(|w| w.dequantize().to_dense()).chain(eight.iter().map(|w| w.dequantize().to_dense()));
+    let expected = names.into_iter().chain(eight_names).zip(dense);
+    let expected = expected.map(|(n, w)| format!("{n} (3, 270) float32 {}", hex(bytemuck::cast_slice(&w))));
     assert_eq!(output.lines().collect::<Vec<_>>(), expected.collect::<Vec<_>>());
 }

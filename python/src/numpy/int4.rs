@@ -16,7 +16,7 @@ use crate::names;
 /// What shares a scale, of a number.
 pub(super) fn granularity(group_size: i64) -> PyResult<Granularity> {
     names::granularity(group_size).ok_or_else(|| {
-        PyValueError::new_err(format!("group_size is {group_size}; use 128, or -1 for a scale for each row"))
+        PyValueError::new_err(format!("group_size is {group_size}; use 128 or 64, or -1 for a scale for each row"))
     })
 }
 

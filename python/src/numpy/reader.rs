@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use numpy::PyReadwriteArray1;
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
     DataType, Element, Result,
     file::{CompressedInfo, Reader, ValueFormat},
@@ -74,6 +74,11 @@ impl FileReader {
             None => &mut [],
         };
         let info = self.0.compressed_info(name).map_err(exception)?;
+        if let ValueFormat::GroupedI8(_) = info.format {
+            return Err(PyValueError::new_err(format!(
+                "weight `{name}` has 8-bit integers with scales for groups of columns; `twofour decompress` makes it dense"
+            )));
+        }
         unlocked(py, || {
             if let ValueFormat::Int4(_) = info.format {
                 let weight = self.0.int4(name)?;

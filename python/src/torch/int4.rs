@@ -19,7 +19,8 @@ use crate::names;
 /// # Errors
 /// A `RuntimeError` for another number.
 pub(super) fn granularity(group_size: i64) -> Result<Granularity> {
-    names::granularity(group_size).ok_or_else(|| {
+    // Groups of 64 columns are for files and this crate's CPU layers: GPU kernels do not have them.
+    names::granularity(group_size).filter(|granularity| *granularity != Granularity::Group64).ok_or_else(|| {
         Failure::runtime(format!(
             "group_size is {group_size}: an int4 weight has a scale for each {GROUP} columns of a row ({GROUP}) or for each row (-1)"
         ))

@@ -1,38 +1,39 @@
 //! `twofour generate`.
 
-use std::{ops::ControlFlow, path::PathBuf};
+use std::{ops::ControlFlow, time::Instant};
 
 use anyhow::Result;
 use clap::Args;
-use half::bf16;
 use serde::Serialize;
-use twofour_nn::model::{Inference, Sampling};
+use twofour_nn::model::Sampling;
 
+use super::model::ModelArguments;
 use crate::{exit::Verdict, present::Screen};
 
-/// Write text with a model that `quickstart` or `train` trained
+/// Write text with a model
 ///
-/// Prints bytes as they are generated. Computes in bf16, the dtype of their files.
+/// Prints the text as it is generated, until the length is reached or the model ends it.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour generate twofour-quickstart
-  twofour generate twofour-quickstart/dense.safetensors --prompt 'pub fn ' --bytes 1000 --temperature 0.5
+  twofour generate model/ --prompt 'The capital of France' --length 40 --temperature 0
+  twofour generate twofour-quickstart/dense.safetensors --prompt 'pub fn ' --length 1000 --temperature 0.5
 
 The same seed gives the same text.")]
 pub(crate) struct Generate {
-    /// The model's file, dense or compressed, or the folder of `train` or of `quickstart`, for its 2:4 model
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArguments,
 
     /// The text to go on from
     #[arg(long, default_value = "", value_name = "TEXT", hide_default_value = true)]
     prompt: String,
 
-    /// How many bytes to write
-    #[arg(long, visible_alias = "tokens", default_value_t = 400, value_name = "N")]
-    bytes: usize,
+    /// How many tokens to write; those of `quickstart` and `train` are bytes
+    #[arg(long, visible_aliases = ["tokens", "bytes"], default_value_t = 400, value_name = "N")]
+    length: usize,
 
-    /// 0 takes the most likely byte, 1 draws from the model's own distribution
+    /// 0 takes the most likely token, 1 draws from the model's own distribution
     #[arg(long, default_value_t = 0.8, value_name = "T")]
     temperature: f32,
 
@@ -45,27 +46,55 @@ pub(crate) struct Generate {
 struct Answer<'a> {
     prompt: &'a str,
     text: String,
+    /// Tokens that were generated.
+    tokens: usize,
+    token_ids: Vec<u32>,
+    prompt_tokens: usize,
+    /// From the first token to the last; reading the prompt and the first token after it take `prompt_seconds`.
+    tokens_per_s: Option<f64>,
+    prompt_seconds: f64,
+    dtype: String,
 }
 
 impl Generate {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
-        let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));
-        let path = of_folder.into_iter().find(|file| file.exists()).unwrap_or(self.model);
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
         sampling.validate()?;
-        let model = Inference::<bf16>::load(path)?;
-        let mut text = Vec::new();
-        let mut trouble = Ok(());
+        let model = self.model.load()?;
+        let prompt = model.prompt(&self.prompt)?;
+        let (mut text, mut tokens, mut trouble) = (Vec::new(), Vec::new(), Ok(()));
+        let mut decoder = model.tokenizer.decoder(&prompt);
         screen.stream(self.prompt.as_bytes())?;
-        model.generate(self.prompt.as_bytes(), self.bytes, sampling, |byte| {
-            text.push(byte);
-            trouble = screen.stream(&[byte]);
+        let (begin, mut first) = (Instant::now(), None);
+        model.decoder.generate(&prompt, self.length, sampling, &mut |token| {
+            first.get_or_insert_with(|| begin.elapsed());
+            if model.end.contains(&token) {
+                return ControlFlow::Break(());
+            }
+            tokens.push(token);
+            let new = decoder.push(token);
+            trouble = screen.stream(&new);
+            text.extend(new);
             if trouble.is_err() || screen.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         trouble?;
+        let (all, first) = (begin.elapsed().as_secs_f64(), first.unwrap_or_default().as_secs_f64());
+        let rest = decoder.finish();
+        screen.stream(&rest)?;
         screen.stream(b"\n")?;
-        screen.json(&Answer { prompt: &self.prompt, text: String::from_utf8_lossy(&text).into_owned() })?;
+        text.extend(rest);
+        let answer = Answer {
+            prompt: &self.prompt,
+            text: String::from_utf8_lossy(&text).into_owned(),
+            tokens: tokens.len(),
+            prompt_tokens: prompt.len(),
+            tokens_per_s: (tokens.len() > 1).then(|| (tokens.len() - 1) as f64 / (all - first)),
+            token_ids: tokens,
+            prompt_seconds: first,
+            dtype: model.dtype.to_string(),
+        };
+        screen.json(&answer)?;
         Ok(Verdict::Yes)
     }
 }

@@ -48,6 +48,9 @@ struct TensorAnswer<'a> {
     compressed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
+    /// Columns that share a scale, where there are scales for groups of columns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group_size: Option<usize>,
     /// Bytes of the dense tensor that a compressed weight stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     dense_bytes: Option<usize>,
@@ -64,6 +67,7 @@ impl Inspect {
             bytes: t.bytes,
             compressed: false,
             pattern: None,
+            group_size: None,
             dense_bytes: None,
         });
         let compressed = reader.compressed_weights().map(|w| TensorAnswer {
@@ -73,6 +77,7 @@ impl Inspect {
             bytes: w.bytes(),
             compressed: true,
             pattern: Some(w.pattern.to_string()),
+            group_size: w.format.group_size(),
             dense_bytes: Some(w.dense_bytes()),
         });
         let tensors: Vec<_> = plain.chain(compressed).collect();
@@ -99,7 +104,10 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     ]);
     for t in &answer.tensors {
         let note = match (&t.pattern, t.dense_bytes) {
-            (Some(pattern), Some(dense)) => format!("{pattern} compressed, {} dense", units::bytes(dense as u64)),
+            (Some(pattern), Some(dense)) => {
+                let groups = t.group_size.map_or(String::new(), |columns| format!(", scales for {columns} columns"));
+                format!("{pattern} compressed{groups}, {} dense", units::bytes(dense as u64))
+            }
             _ => String::new(),
         };
         table.row([

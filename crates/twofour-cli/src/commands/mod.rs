@@ -6,12 +6,15 @@ pub(crate) mod check;
 pub(crate) mod completions;
 pub(crate) mod compress;
 pub(crate) mod decompress;
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod kernels;
 pub(crate) mod man;
+pub(crate) mod model;
 pub(crate) mod output;
 pub(crate) mod prune;
+pub(crate) mod quantize;
 pub(crate) mod quickstart;
 pub(crate) mod tensor;
 pub(crate) mod train;
@@ -30,11 +33,13 @@ pub(crate) fn run(arguments: Arguments) -> Result<Verdict> {
     match arguments.command {
         Command::Quickstart(command) => command.run(&mut screen),
         Command::Train(command) => command.run(&mut screen),
+        Command::Eval(command) => command.run(&mut screen),
         Command::Generate(command) => command.run(&mut screen),
         Command::Check(command) => command.run(&mut screen),
 
         Command::Advise(command) => command.run(&mut screen),
         Command::Prune(command) => command.run(&mut screen),
+        Command::Quantize(command) => command.run(&mut screen),
         Command::Compress(command) => command.run(&mut screen),
         Command::Decompress(command) => command.run(&mut screen),
         Command::Inspect(command) => command.run(&mut screen),

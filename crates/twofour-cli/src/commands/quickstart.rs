@@ -4,7 +4,14 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use twofour_nn::train::Corpus;
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::{
+    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
+    train::Corpus,
+};
+
+use super::train::TrainDevice;
 
 use crate::{
     exit::{Usage, Verdict},
@@ -23,6 +30,8 @@ use crate::{
 /// A byte-level GPT is trained twice from the same seed, on this project's own source and documents, which are part of this
 /// program: once dense, once with its layers under 2:4. Then loss, size and speed are measured side by side.
 ///
+/// With --device cuda both are trained on an NVIDIA GPU in bf16, with larger batches; decode and prefill are measured on the CPU in either case.
+///
 /// Leaves in the directory: report.json, report.svg, dense.safetensors and sparse.safetensors (bf16, the latter compressed), and
 /// the training checkpoints.
 #[derive(Debug, Args)]
@@ -30,6 +39,7 @@ use crate::{
 Examples:
   twofour quickstart
   twofour quickstart --minutes 10 --out ten-minutes
+  twofour quickstart --device cuda
   twofour generate twofour-quickstart --prompt 'pub fn '
 
 Interrupted? Run it again with the same --out: it goes on from a checkpoint at most half a minute old, on the same text.")]
@@ -46,6 +56,10 @@ pub(crate) struct Quickstart {
     #[arg(long, value_name = "N")]
     minutes: Option<f64>,
 
+    /// Where to train: cpu, cuda, or cuda:NUMBER
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: TrainDevice,
+
     /// Decides initial weights and batches [default: 0]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -57,13 +71,16 @@ impl Quickstart {
         if let Some(minutes) = self.minutes.filter(|m| !(*m > 0.0 && *m <= 10_000.0)) {
             bail!(Usage(format!("--minutes {minutes}: must be above 0 and at most 10000")));
         }
+        if self.device.count() > 1 {
+            bail!(Usage("--device: the quickstart trains on one GPU; `twofour train` on several".to_owned()));
+        }
         let folder = if self.force { Folder::begin_anew(&self.out)? } else { Folder::open(&self.out)? };
         if let Some(report) = folder.report()? {
             screen.line(format!("{} holds a finished run; --force begins anew.\n", folder.path().display()))?;
             return finish(screen, &folder, &report);
         }
         let _guard = interrupt::guard();
-        let report = self.work(&folder, screen).inspect_err(|error| {
+        let report = self.work_on_device(&folder, screen).inspect_err(|error| {
             if error.is::<Interrupted>() {
                 screen.warn(format!("stopped; run it again with --out {} to go on", folder.path().display()));
             }
@@ -71,16 +88,26 @@ impl Quickstart {
         finish(screen, &folder, &report)
     }
 
+    fn work_on_device(&self, folder: &Folder, screen: &mut Screen) -> Result<Report> {
+        match &self.device {
+            TrainDevice::Cpu => self.work(folder, screen, &|| Ok(CpuEngine)),
+            TrainDevice::Cuda(numbers) => {
+                let device = Device::open(numbers.first().copied().unwrap_or(0))?;
+                self.work(folder, screen, &|| Ok(CudaEngine::new(&device, DataType::BF16)?))
+            }
+        }
+    }
+
     /// Trains and measures, from wherever the folder's run is.
-    fn work(&self, folder: &Folder, screen: &mut Screen) -> Result<Report> {
+    fn work<E: Engine>(&self, folder: &Folder, screen: &mut Screen, open: &impl Fn() -> Result<E>) -> Result<Report> {
         let begun = Instant::now();
         let text = folder.text()?.unwrap_or_else(|| quickstart::TEXT.to_vec());
         let corpus = Arc::new(Corpus::new(text.clone(), quickstart::VALIDATION_SHARE)?);
-        let plan = self.plan(folder, &corpus, screen)?;
+        let plan = self.plan(folder, &corpus, screen, open)?;
         if folder.text()?.is_none() {
             folder.write_text(&text)?;
         }
-        let mut training = Training::open(&plan, folder, &corpus, begun)?;
+        let mut training = Training::open(&plan, folder, &corpus, begun, [open()?, open()?])?;
         train(screen, &plan, folder, &mut training, text.len())?;
         screen.line("Measuring loss, size and speed of both, in turns ...\n")?;
         let report = quickstart::compare(&plan, folder, &mut training, &text)?;
@@ -90,7 +117,13 @@ impl Quickstart {
     }
 
     /// The plan of the run in the folder, or a new one.
-    fn plan(&self, folder: &Folder, corpus: &Arc<Corpus>, screen: &mut Screen) -> Result<Plan> {
+    fn plan<E: Engine>(
+        &self,
+        folder: &Folder,
+        corpus: &Arc<Corpus>,
+        screen: &mut Screen,
+        open: &impl Fn() -> Result<E>,
+    ) -> Result<Plan> {
         if let Some(plan) = folder.plan()? {
             let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
             if differs {
@@ -104,13 +137,20 @@ impl Quickstart {
             return Ok(plan);
         }
         screen.line("Timing a few steps, to plan the run ...")?;
-        let plan = Plan::new(self.minutes.unwrap_or(3.0), self.seed.unwrap_or(0), corpus)?;
+        let (minutes, seed) = (self.minutes.unwrap_or(3.0), self.seed.unwrap_or(0));
+        let plan = Plan::new(minutes, seed, corpus, self.device.kind(), open)?;
         folder.write_plan(&plan)?;
         Ok(plan)
     }
 }
 
-fn train(screen: &mut Screen, plan: &Plan, folder: &Folder, training: &mut Training, text_bytes: usize) -> Result<()> {
+fn train<E: Engine>(
+    screen: &mut Screen,
+    plan: &Plan,
+    folder: &Folder,
+    training: &mut Training<E>,
+    text_bytes: usize,
+) -> Result<()> {
     let steps = plan.training.steps;
     let begun = training.steps_done();
     screen.line(format!(

@@ -15,15 +15,15 @@ use rayon::ThreadPool;
 use serde::Serialize;
 use twofour::{
     Compressed, DataType, MatrixRef,
-    kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8},
+    kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8, SparseWeightInt4},
 };
 
 use super::{
-    contender::not_on_cpu,
+    contender::{not_on_cpu, random_int4},
     random::Random,
     work::{Shape, Work},
 };
-use crate::interrupt;
+use crate::{interrupt, weight_format::WeightFormat};
 
 /// The length of other work between two calls.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -60,7 +60,7 @@ impl fmt::Display for Between {
 /// The times of one call with a number of threads.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct LatencyRow {
-    pub(crate) dtype: DataType,
+    pub(crate) dtype: WeightFormat,
     /// Output and input features.
     pub(crate) shape: [usize; 2],
     pub(crate) tokens: usize,
@@ -170,10 +170,11 @@ type Call = Box<dyn FnMut() -> Result<()> + Send>;
 /// A random 2:4 layer and its activations.
 fn layer(work: Work) -> Result<Call> {
     match work.dtype {
-        DataType::F32 => float_layer::<f32>(work),
-        DataType::BF16 => float_layer::<bf16>(work),
-        DataType::F16 => float_layer::<f16>(work),
-        DataType::I8 => int8_layer(work),
+        WeightFormat::Plain(DataType::F32) => float_layer::<f32>(work),
+        WeightFormat::Plain(DataType::BF16) => float_layer::<bf16>(work),
+        WeightFormat::Plain(DataType::F16) => float_layer::<f16>(work),
+        WeightFormat::Plain(DataType::I8) => int8_layer(work),
+        WeightFormat::Int4 => int4_layer(work),
         other => Err(not_on_cpu(other)),
     }
 }
@@ -197,6 +198,14 @@ fn int8_layer(Work { shape: Shape { out, inputs }, tokens, .. }: Work) -> Result
     Ok(Box::new(move || Ok(weight.linear(&x, tokens, Epilogue::default(), &mut y)?)))
 }
 
+fn int4_layer(Work { shape: Shape { out, inputs }, tokens, .. }: Work) -> Result<Call> {
+    let mut random = Random::new();
+    let weight = SparseWeightInt4::pack(&random_int4(&mut random, out, inputs)?)?;
+    let x: Vec<f32> = (0..tokens * inputs).map(|_| random.float()).collect();
+    let mut y = vec![0.0; tokens * out];
+    Ok(Box::new(move || Ok(weight.linear(&x, tokens, Epilogue::default(), &mut y)?)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,7 +213,7 @@ mod tests {
     #[test]
     fn every_dtype_is_timed_with_both_numbers_of_threads() {
         let latencies = Latencies::new(2).unwrap();
-        for dtype in [DataType::F32, DataType::BF16, DataType::F16, DataType::I8] {
+        for dtype in crate::dtype::ON_CPU {
             for between in Between::ALL {
                 let work = Work { shape: Shape { out: 40, inputs: 64 }, dtype, tokens: 3 };
                 let rows = latencies.measure(work, between, Duration::ZERO).unwrap();
@@ -220,7 +229,7 @@ mod tests {
     #[test]
     fn percentiles_are_times_that_were_measured() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let work = Work { shape: Shape { out: 1, inputs: 1 }, dtype: DataType::F32, tokens: 1 };
+        let work = Work { shape: Shape { out: 1, inputs: 1 }, dtype: DataType::F32.into(), tokens: 1 };
         let of = |count: u64| {
             let times = (1..=count).rev().map(Duration::from_micros).collect();
             let row = row(work, Between::Pauses, &pool, times);

@@ -3,7 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
-use twofour::DataType;
+
+use crate::weight_format::WeightFormat;
 
 /// Output and input features of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -52,7 +53,7 @@ const DECODE_TOKENS: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Work {
     pub(crate) shape: Shape,
-    pub(crate) dtype: DataType,
+    pub(crate) dtype: WeightFormat,
     pub(crate) tokens: usize,
 }
 
@@ -82,7 +83,10 @@ pub(crate) enum Who {
     /// This project's 2:4 kernels in f32, beside a GEMM of another dtype.
     #[serde(rename = "twofour 2:4 f32")]
     SparseF32,
-    /// This project's dense kernels.
+    /// This project's 2:4 kernels in int8, beside those in int4.
+    #[serde(rename = "twofour 2:4 i8")]
+    SparseI8,
+    /// This project's dense kernels; int8 beside int4.
     #[serde(rename = "twofour dense")]
     Dense,
     /// The `gemm` crate, called directly.
@@ -93,7 +97,7 @@ pub(crate) enum Who {
 impl Who {
     /// Returns whether it multiplies the whole weight.
     pub(crate) fn is_dense(self) -> bool {
-        !matches!(self, Who::Sparse | Who::SparseF32)
+        !matches!(self, Who::Sparse | Who::SparseF32 | Who::SparseI8)
     }
 }
 
@@ -102,6 +106,7 @@ impl fmt::Display for Who {
         f.write_str(match self {
             Who::Sparse => "twofour 2:4",
             Who::SparseF32 => "twofour 2:4 f32",
+            Who::SparseI8 => "twofour 2:4 i8",
             Who::Dense => "twofour dense",
             Who::Gemm => "gemm",
         })
@@ -112,7 +117,7 @@ impl fmt::Display for Who {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) work: Kind,
-    pub(crate) dtype: DataType,
+    pub(crate) dtype: WeightFormat,
     /// Output and input features.
     pub(crate) shape: [usize; 2],
     pub(crate) tokens: usize,
@@ -168,6 +173,7 @@ impl<'a> Outcome<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use twofour::DataType;
 
     #[test]
     fn shapes_are_read_or_refused() {
@@ -180,7 +186,7 @@ mod tests {
     #[test]
     fn work_has_a_name_to_choose_it_by() {
         let shape = Shape { out: 8, inputs: 4 };
-        let names = [1, 16, 17].map(|tokens| Work { shape, dtype: DataType::I8, tokens }.to_string());
+        let names = [1, 16, 17].map(|tokens| Work { shape, dtype: DataType::I8.into(), tokens }.to_string());
         assert_eq!(names, ["decode/i8/8x4/1", "decode/i8/8x4/16", "prefill/i8/8x4/17"]);
     }
 }

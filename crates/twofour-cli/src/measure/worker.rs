@@ -22,7 +22,7 @@ use super::{
     read::{ReadBandwidth, Reader, gb_per_s},
     work::{Kind, Row, Shape, Work},
 };
-use crate::interrupt;
+use crate::{interrupt, weight_format::WeightFormat};
 
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub(crate) enum Bandwidth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arithmetic {
     /// For this dtype.
-    Before(DataType),
+    Before(WeightFormat),
     /// No.
     Skip,
 }
@@ -207,7 +207,7 @@ fn answer(request: &Request, tell: &mut dyn FnMut(&Message) -> Result<()>) -> Re
     if let Arithmetic::Before(dtype) = request.arithmetic {
         tell(&Message::Arithmetic(arithmetic(dtype)?))?;
     }
-    let mut kept: Option<(Shape, DataType, Box<dyn Weights>)> = None;
+    let mut kept: Option<(Shape, WeightFormat, Box<dyn Weights>)> = None;
     for &work in &request.works {
         tell(&Message::Begun(work))?;
         if kept.as_ref().is_none_or(|(shape, dtype, _)| (*shape, *dtype) != (work.shape, work.dtype)) {
@@ -228,7 +228,7 @@ const ARITHMETIC_BUDGET: Duration = Duration::from_millis(200);
 
 /// 10^9 operations a second of the fastest dense contender on [`ARITHMETIC`], by its fastest sample: what others add to a time is no part of
 /// the limit.
-fn arithmetic(dtype: DataType) -> Result<f64> {
+fn arithmetic(dtype: WeightFormat) -> Result<f64> {
     let (shape, tokens) = ARITHMETIC;
     let mut contenders = weights(shape, dtype)?.contenders(tokens)?;
     contenders.retain(|contender| contender.who().is_dense());
@@ -245,7 +245,7 @@ type Run<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 /// Interleaves the contenders of one piece of work.
 fn take_turns(work: Work, weights: &dyn Weights, reader: Option<&mut Reader>, request: &Request) -> Result<Message> {
     let mut contenders = weights.contenders(work.tokens)?;
-    if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != DataType::F32 {
+    if request.single == Single::Beside && work.kind() == Kind::Prefill && work.dtype != DataType::F32.into() {
         contenders.push(single(work.shape, work.tokens)?);
     }
     let mut bytes_read = 0;
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn works_are_answered_in_turn() {
         let shape = Shape { out: 32, inputs: 64 };
-        let works = [1, 2].map(|tokens| Work { shape, dtype: DataType::F32, tokens }).to_vec();
+        let works = [1, 2].map(|tokens| Work { shape, dtype: DataType::F32.into(), tokens }).to_vec();
         let request = Request::new(works, Duration::from_millis(1));
         let told = answers(&serde_json::to_vec(&request).unwrap());
         assert_eq!(told.len(), 4);
@@ -325,7 +325,7 @@ mod tests {
     fn f32_takes_turns_with_smaller_dtypes_in_prefill_where_asked() {
         let shape = Shape { out: 32, inputs: 64 };
         let of = |dtype, tokens, single| {
-            let works = vec![Work { shape, dtype, tokens }];
+            let works = vec![Work { shape, dtype: WeightFormat::Plain(dtype), tokens }];
             let request = Request { single, ..Request::new(works, Duration::from_millis(1)) };
             let told = answers(&serde_json::to_vec(&request).unwrap());
             let Some(Message::Done { rows, .. }) = told.into_iter().nth(1) else { panic!("no rows") };

@@ -8,8 +8,8 @@ use twofour::{
     file::{Overwrite, Reader},
 };
 use twofour_nn::{
-    engine::cpu::CpuEngine,
-    model::{Inference, Sampling},
+    engine::Engine,
+    model::{Inference, Sampling, Tokenizer},
     train::Trainer,
 };
 
@@ -36,7 +36,7 @@ const RESERVE: Duration = Duration::from_secs(4);
 
 /// Sequences that can be validated in half of the time that is left, the same for both models. A sequence needs one forward
 /// pass: a third of what it takes to train on it.
-fn validation_sequences(plan: &Plan, training: &Training) -> usize {
+fn validation_sequences<E: Engine>(plan: &Plan, training: &Training<E>) -> usize {
     let left = plan.length().saturating_sub(training.spent()).saturating_sub(RESERVE).as_secs_f64();
     let losses = &training.losses;
     let of = |seconds: f64, steps: usize| seconds / (3 * steps.max(1) * plan.training.batch) as f64;
@@ -45,20 +45,26 @@ fn validation_sequences(plan: &Plan, training: &Training) -> usize {
 }
 
 /// Writes both models as bf16 files, the 2:4 one compressed, and measures them, taking about what is left of the time.
-pub(crate) fn compare(plan: &Plan, folder: &Folder, training: &mut Training, text: &[u8]) -> Result<Report> {
+pub(crate) fn compare<E: Engine>(
+    plan: &Plan,
+    folder: &Folder,
+    training: &mut Training<E>,
+    text: &[u8],
+) -> Result<Report> {
     let sequences = validation_sequences(plan, training);
     let dense_loss = training.dense.validate(sequences)? as f32;
     interrupt::check()?;
     let sparse_loss = training.sparse.validate(sequences)? as f32;
     interrupt::check()?;
     let [dense_file, sparse_file] = ["dense.safetensors", "sparse.safetensors"].map(|name| folder.file(name));
-    training.dense.model().save(&CpuEngine, &dense_file, Overwrite::Yes, DataType::BF16)?;
-    training.sparse.model().save(&CpuEngine, &sparse_file, Overwrite::Yes, DataType::BF16)?;
+    for (trainer, file) in [(&training.dense, &dense_file), (&training.sparse, &sparse_file)] {
+        trainer.model().save(trainer.engine(), file, Overwrite::Yes, DataType::BF16)?;
+    }
     let reader = Reader::open(&sparse_file)?;
     let sparse_bytes = reader.compressed_weights().map(|w| w.bytes()).sum();
     let dense_bytes = reader.compressed_weights().map(|w| w.dense_bytes()).sum();
 
-    let inference = |trainer: &Trainer<CpuEngine>| Inference::<f32>::new(trainer.engine(), trainer.model());
+    let inference = |trainer: &Trainer<E>| Inference::<f32>::new(trainer.engine(), trainer.model());
     let (dense, sparse) = (inference(&training.dense)?, inference(&training.sparse)?);
     let sample = sample(&sparse_file, plan.seed)?;
     let left = plan.length().saturating_sub(training.spent());
@@ -104,7 +110,7 @@ fn decode(dense: &Inference<f32>, sparse: &Inference<f32>, budget: Duration) -> 
             if session.remaining() == 0 {
                 session = model.session();
             }
-            session.feed(b"e")?;
+            session.feed(&[u32::from(b'e')])?;
             anyhow::Ok(())
         }
     };
@@ -115,24 +121,26 @@ fn decode(dense: &Inference<f32>, sparse: &Inference<f32>, budget: Duration) -> 
 
 /// Prefill tokens per second; `text` is as long as the context.
 fn prefill(dense: &Inference<f32>, sparse: &Inference<f32>, text: &[u8], budget: Duration) -> Result<[f64; 2]> {
+    let tokens: &[u32] = &text.iter().map(|&byte| byte.into()).collect::<Vec<_>>();
     let runner = |model| {
         let model: &Inference<f32> = model;
         move || {
-            model.session().feed(text)?;
+            model.session().feed(tokens)?;
             anyhow::Ok(())
         }
     };
     let (mut run_dense, mut run_sparse) = (runner(dense), runner(sparse));
     let times = measure::medians(&mut [&mut run_dense, &mut run_sparse], budget)?;
-    Ok([times[0], times[1]].map(|time| text.len() as f64 / time.as_secs_f64()))
+    Ok([times[0], times[1]].map(|time| tokens.len() as f64 / time.as_secs_f64()))
 }
 
 /// Returns the continuation that the compressed model, loaded from its file, generates.
 fn sample(file: &std::path::Path, seed: u64) -> Result<String> {
     let model = Inference::<f32>::load(file)?;
     let mut bytes = Vec::with_capacity(SAMPLE_BYTES);
-    model.generate(PROMPT.as_bytes(), SAMPLE_BYTES, Sampling { temperature: TEMPERATURE, seed }, |byte| {
-        bytes.push(byte);
+    let prompt = Tokenizer::Bytes.encode(PROMPT)?;
+    model.generate(&prompt, SAMPLE_BYTES, Sampling { temperature: TEMPERATURE, seed }, |token| {
+        bytes.push(token as u8);
         ControlFlow::Continue(())
     })?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -8,9 +8,9 @@ use std::{
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
-    engine::cpu::CpuEngine,
+    engine::Engine,
     model::{Gpt, GptConfig},
-    recipe::{Method, SparsitySettings, TrainingSettings},
+    recipe::{DeviceKind, Method, SparsitySettings, TrainingSettings},
     train::{Corpus, SparsityPlan, Trainer},
 };
 
@@ -54,15 +54,25 @@ const LEARNING_RATE: f64 = 7e-4;
 const WARM_UP: u64 = 70;
 
 impl Plan {
-    /// Plans a run of about `minutes` by timing a few steps of each model on this machine.
-    pub(crate) fn new(minutes: f64, seed: u64, corpus: &Arc<Corpus>) -> Result<Plan> {
+    /// Plans a run of about `minutes` by timing a few steps of each model on this machine, with engines that `open` returns.
+    pub(crate) fn new<E: Engine>(
+        minutes: f64,
+        seed: u64,
+        corpus: &Arc<Corpus>,
+        device: DeviceKind,
+        open: &impl Fn() -> Result<E>,
+    ) -> Result<Plan> {
         let mut plan = Plan {
             minutes,
             seed,
             model: GptConfig::quickstart(),
-            // At equal time, many steps of one short sequence reach a lower loss than fewer steps of a longer one.
             training: TrainingSettings {
-                batch: 1,
+                batch: match device {
+                    // At equal time, many steps of one short sequence reach a lower loss than fewer steps of a longer one.
+                    DeviceKind::Cpu => 1,
+                    // A step of one takes a GPU as long.
+                    DeviceKind::Cuda => 16,
+                },
                 seed,
                 steps: LEAST_STEPS,
                 warm_up: 2,
@@ -74,7 +84,7 @@ impl Plan {
         };
         let begun = Instant::now();
         let mut pair = Duration::ZERO;
-        for mut trainer in [plan.dense(corpus)?, plan.sparse(corpus)?] {
+        for mut trainer in [plan.dense(open()?, corpus)?, plan.sparse(open()?, corpus)?] {
             trainer.step()?;
             let begun = Instant::now();
             for _ in 0..TIMED_STEPS {
@@ -103,23 +113,23 @@ impl Plan {
     }
 
     /// The dense model at its first step.
-    pub(crate) fn dense(&self, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
-        self.trainer(SparsityPlan::dense(), corpus)
+    pub(crate) fn dense<E: Engine>(&self, engine: E, corpus: &Arc<Corpus>) -> Result<Trainer<E>> {
+        self.trainer(engine, SparsityPlan::dense(), corpus)
     }
 
     /// The 2:4 model at its first step: the same initial weights, the same batches.
-    pub(crate) fn sparse(&self, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
+    pub(crate) fn sparse<E: Engine>(&self, engine: E, corpus: &Arc<Corpus>) -> Result<Trainer<E>> {
         let settings = SparsitySettings {
             method: Method::Ste,
             layers: Some(self.sparse_layers.clone()),
             ..SparsitySettings::default()
         };
         let names: Vec<String> = self.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
-        self.trainer(SparsityPlan::new(&settings, self.training.steps, &names)?, corpus)
+        self.trainer(engine, SparsityPlan::new(&settings, self.training.steps, &names)?, corpus)
     }
 
-    fn trainer(&self, sparsity: SparsityPlan, corpus: &Arc<Corpus>) -> Result<Trainer<CpuEngine>> {
-        let model = Gpt::new(&CpuEngine, &self.model, self.seed)?;
-        Ok(Trainer::with_model(CpuEngine, model, &self.training, sparsity, corpus.clone())?)
+    fn trainer<E: Engine>(&self, engine: E, sparsity: SparsityPlan, corpus: &Arc<Corpus>) -> Result<Trainer<E>> {
+        let model = Gpt::new(&engine, &self.model, self.seed)?;
+        Ok(Trainer::with_model(engine, model, &self.training, sparsity, corpus.clone())?)
     }
 }

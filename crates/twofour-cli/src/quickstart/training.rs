@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
-    engine::cpu::CpuEngine,
+    engine::Engine,
     train::{CHECKPOINT_FILE, Corpus, Trainer},
 };
 
@@ -34,19 +34,26 @@ pub(crate) struct Losses {
 
 /// Two trainers, interleaved step by step.
 #[derive(Debug)]
-pub(crate) struct Training {
-    pub(crate) dense: Trainer<CpuEngine>,
-    pub(crate) sparse: Trainer<CpuEngine>,
+pub(crate) struct Training<E: Engine> {
+    pub(crate) dense: Trainer<E>,
+    pub(crate) sparse: Trainer<E>,
     pub(crate) losses: Losses,
     /// The start of the run, later by the time during which it was interrupted.
     begun: Instant,
     saved: Instant,
 }
 
-impl Training {
-    /// Starts the run, or resumes from the folder's checkpoints. Its time counts from `begun`.
-    pub(crate) fn open(plan: &Plan, folder: &Folder, corpus: &Arc<Corpus>, begun: Instant) -> Result<Training> {
-        let (mut dense, mut sparse) = (plan.dense(corpus)?, plan.sparse(corpus)?);
+impl<E: Engine> Training<E> {
+    /// Starts the run, or resumes from the folder's checkpoints, with these engines. Its time counts from `begun`.
+    pub(crate) fn open(
+        plan: &Plan,
+        folder: &Folder,
+        corpus: &Arc<Corpus>,
+        begun: Instant,
+        engines: [E; 2],
+    ) -> Result<Self> {
+        let [of_dense, of_sparse] = engines;
+        let (mut dense, mut sparse) = (plan.dense(of_dense, corpus)?, plan.sparse(of_sparse, corpus)?);
         for (name, trainer) in [("dense", &mut dense), ("sparse", &mut sparse)] {
             let directory = folder.file(name);
             if directory.join(CHECKPOINT_FILE).exists() {
@@ -118,7 +125,7 @@ impl Training {
     }
 }
 
-fn timed(trainer: &mut Trainer<CpuEngine>, losses: &mut Vec<f32>, seconds: &mut f64) -> Result<()> {
+fn timed<E: Engine>(trainer: &mut Trainer<E>, losses: &mut Vec<f32>, seconds: &mut f64) -> Result<()> {
     let begun = Instant::now();
     let report = trainer.step()?;
     *seconds += begun.elapsed().as_secs_f64();

@@ -9,7 +9,10 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
 
-use super::dense::TimedPlan;
+use super::{
+    captured::{FreeCount, FreeNote},
+    dense::TimedPlan,
+};
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     dispatch::Dispatcher,
@@ -24,6 +27,7 @@ use crate::{
         elementwise::Elementwise,
         engine::Engine,
         estimate::DenseEstimator,
+        flips::Flips,
         gemm::{Gemm, copies::Copies, int4::Int4Gemm},
         prune::Pruner,
         quantize::Quantizer,
@@ -62,6 +66,8 @@ pub(super) struct Shared {
     quantizers: Plans<DataType, Quantizer>,
     int4: Plans<Int4Problem, Int4Gemm>,
     copies: Plans<(), Copies>,
+    flips: Plans<(), Flips>,
+    freed: FreeCount,
     transformer: TransformerKernels,
 }
 
@@ -179,6 +185,8 @@ impl LayerContext {
             quantizers: Plans::default(),
             int4: Plans::default(),
             copies: Plans::default(),
+            flips: Plans::default(),
+            freed: FreeCount::default(),
             transformer: TransformerKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
@@ -217,6 +225,15 @@ impl LayerContext {
             .map(|(memory, _)| memory.len())
             .chain(workspace.outgrown.iter().map(CudaSlice::len))
             .sum()
+    }
+
+    pub(super) fn free_count(&self) -> &FreeCount {
+        &self.shared.freed
+    }
+
+    /// Returns a note for the owner of device memory, which is dropped before the memory: graphs that were captured before are then not replayed.
+    pub(crate) fn free_note(&self) -> FreeNote {
+        self.shared.freed.note()
     }
 
     pub(crate) fn ordinal(&self) -> usize {
@@ -307,6 +324,11 @@ impl LayerContext {
     /// Returns the kernels that copy rows.
     pub(super) fn copies(&self) -> Result<Copies> {
         self.shared.copies.of((), || self.load(Copies::new))
+    }
+
+    /// Returns the kernel that reads the flips of several layers.
+    pub(crate) fn flip_counters(&self) -> Result<Flips> {
+        self.shared.flips.of((), || self.load(Flips::new))
     }
 
     /// Loads kernels, which is impossible during a capture.

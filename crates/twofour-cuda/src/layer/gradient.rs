@@ -10,7 +10,7 @@ use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear, dense::dense, elements, forward::workspace_bytes,
 };
 use crate::{
-    DataType, DevicePtr, Error, Result,
+    Activation, DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::{GemmProblem, Order, XOrder},
     raw::{
@@ -203,6 +203,33 @@ pub fn bias_gradient(
     let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate, workspace };
     // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their device.
     unsafe { kernel.run(context.raw(), matrix, tokens, features, to) }
+}
+
+/// Launches what [`activation_gradient`](super::activation_gradient) and [`bias_gradient`] do, in one pass: `dy ← dy · activation'(pre)` for `[tokens, features]`
+/// tensors, and its column sums to `db` `[features]`.
+///
+/// # Errors
+/// Those of [`SparseLinear::forward`].
+pub fn activation_and_bias_gradient(
+    context: &LayerContext,
+    activation: Activation,
+    pre: DeviceSlice<'_>,
+    dy: DeviceSliceMut<'_>,
+    tokens: usize,
+    accumulate: Accumulate,
+    db: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, features) = (dy.dtype(), db.len());
+    let len = elements(tokens, features)?;
+    let input = pre.expect("the pre-activation", context, dtype, len)?;
+    let gradient = dy.expect("the output gradient", context, dtype, len)?;
+    let sums = db.expect("the bias gradient", context, db.dtype(), features)?;
+    let kernel = context.column_sums(dtype)?;
+    let mut work = context.work();
+    let [workspace] = work.parts([kernel.workspace_bytes(tokens, features)])?;
+    let to = ColumnSumsTarget { sums, dtype: db.dtype(), accumulate: accumulate == Accumulate::Add, workspace };
+    // SAFETY: the slices have been found to be as long as the tokens and features require, and the stream is of their device.
+    unsafe { kernel.run_through(context.raw(), activation, (input, gradient), (tokens, features), to) }
 }
 
 /// Plans the GEMMs of the gradients for a number of tokens.

@@ -40,8 +40,11 @@ fn padded((rows, cols): (usize, usize)) -> Result<(usize, usize)> {
 /// Returns the bytes of values, metadata and scales.
 ///
 /// # Errors
-/// [`Error::TooLarge`].
+/// [`Error::TooLarge`]; [`Error::Core`] for groups of 64 columns, which kernels do not have.
 fn parts(shape: (usize, usize), granularity: Granularity) -> Result<[usize; 3]> {
+    if granularity == Granularity::Group64 {
+        return Err(twofour::Error::GroupOnCpuOnly { columns: 64 }.into());
+    }
     let (rows, cols) = padded(shape)?;
     let scales = elements(rows, granularity.scales_per_row(cols))?.checked_mul(size_of::<f16>());
     Ok([rows * cols / 4, rows * cols / 8, scales.ok_or(Error::TooLarge { rows, cols })?])
@@ -201,6 +204,12 @@ mod tests {
             }
         }
         assert!(matches!(decode(&[0; 3], (16, 128), Granularity::Row), Err(Error::Length { found: 3, .. })));
+        let narrow = Int4::quantize(
+            &Compressed::from_pruned(MatrixRef::new(16, 128, &[1.0f32; 2048]).unwrap()).unwrap(),
+            Granularity::Group64,
+        );
+        let (of_64, packed) = (bytes((16, 128), Granularity::Group64), encode(&narrow.unwrap()));
+        assert!(of_64.is_err() && packed.unwrap_err().to_string().contains("not for 64"));
         assert!(matches!(bytes((usize::MAX, 128), Granularity::Row), Err(Error::TooLarge { .. })));
     }
 }

@@ -4,12 +4,13 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use half::{bf16, f16};
 use twofour::{Element, Mask, MatrixRef};
 
-use super::LayerContext;
+use super::{FreeNote, LayerContext};
 use crate::{DataType, DevicePtr, Error, Result, raw::DenseWeight};
 
 /// A mask in device memory.
 #[derive(Debug)]
 pub(super) struct TileMask {
+    _freed: FreeNote,
     rows: usize,
     cols: usize,
     tiles: CudaSlice<u16>,
@@ -24,7 +25,7 @@ impl TileMask {
         let zeros = context.stream().alloc_zeros::<u16>(len);
         let tiles = zeros.map_err(|error| Error::driver("allocating a mask", error))?;
         let tiles_at = tiles.device_ptr(context.stream()).0;
-        Ok(Self { rows, cols, tiles, tiles_at })
+        Ok(Self { _freed: context.free_note(), rows, cols, tiles, tiles_at })
     }
 
     /// Returns the address.
@@ -44,16 +45,34 @@ impl TileMask {
         context.synchronize()
     }
 
-    /// Returns a copy in host memory; synchronizes the stream.
-    pub(super) fn read(&self, context: &LayerContext) -> Result<Mask> {
+    /// Returns the tiles in host memory; synchronizes the stream.
+    fn to_host(&self, context: &LayerContext) -> Result<Vec<u16>> {
         let failed = |error| Error::driver("copying a mask from the device", error);
         let tiles = context.stream().clone_dtoh(&self.tiles).map_err(failed)?;
         context.synchronize()?;
+        Ok(tiles)
+    }
+
+    /// Returns a hash of the tiles; synchronizes the stream.
+    pub(super) fn hash(&self, context: &LayerContext) -> Result<u64> {
+        Ok(hash(&self.to_host(context)?))
+    }
+
+    /// Returns a copy in host memory; synchronizes the stream.
+    pub(super) fn read(&self, context: &LayerContext) -> Result<Mask> {
+        let tiles = self.to_host(context)?;
         let per_row = self.cols.div_ceil(4);
         Ok(Mask::from_fn(self.rows, self.cols, |row, col| {
             tiles[row / 4 * per_row + col / 4] >> (row % 4 * 4 + col % 4) & 1 == 1
         }))
     }
+}
+
+/// Returns a hash that every tile's bits and place take part in.
+fn hash(tiles: &[u16]) -> u64 {
+    let word = |four: &[u16]| four.iter().fold(0u64, |word, tile| word << 16 | u64::from(*tile));
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    tiles.chunks(4).map(word).fold(tiles.len() as u64, mix)
 }
 
 /// Returns the tiles of a mask, row by row; at least one. Elements beyond the mask's edges are not kept.
@@ -97,6 +116,17 @@ fn nonzeros<T: Element>(context: &LayerContext, weight: DenseWeight) -> Result<M
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hash_depends_on_every_bit_and_its_place() {
+        let tiles: Vec<u16> = (0..11).map(|i| i * 257).collect();
+        let mut hashes = std::collections::HashSet::from([hash(&tiles), hash(&tiles[..10]), hash(&[])]);
+        for (tile, bit) in (0..11).flat_map(|tile| (0..16).map(move |bit| (tile, bit))) {
+            let mut other = tiles.clone();
+            other[tile] ^= 1 << bit;
+            assert!(hashes.insert(hash(&other)), "tile {tile}, bit {bit}");
+        }
+    }
 
     #[test]
     fn tiles_hold_four_bits_of_each_of_four_rows_and_nothing_beyond_the_edges() {

@@ -5,7 +5,7 @@ use std::{marker::PhantomData, ops::Range};
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::Element;
 
-use super::LayerContext;
+use super::{FreeNote, LayerContext};
 use crate::{DataType, Device, DevicePtr, Error, Result};
 
 /// The address, number and data type of elements.
@@ -37,6 +37,7 @@ pub struct DeviceSliceMut<'a> {
 pub struct DeviceBuffer {
     region: Region,
     context: LayerContext,
+    _freed: FreeNote,
     memory: CudaSlice<u8>,
 }
 
@@ -90,6 +91,14 @@ impl Region {
 }
 
 impl Region {
+    /// Returns the same bytes as elements of another type of the same size.
+    fn as_type(self, dtype: DataType) -> Result<Self> {
+        if dtype.bytes() != self.dtype.bytes() {
+            return Err(Error::SliceType { what: "a slice as another type", expected: dtype, found: self.dtype });
+        }
+        Ok(Self { dtype, ..self })
+    }
+
     /// Returns a part of the elements.
     fn part(self, what: &'static str, range: Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.len {
@@ -111,6 +120,14 @@ impl<'a> DeviceSlice<'a> {
 }
 
 impl DeviceSlice<'_> {
+    /// Returns the same bits as elements of another type of the same size, such as an f32 whose bits a call wrote as an id.
+    ///
+    /// # Errors
+    /// [`Error::SliceType`] for a type of another size.
+    pub fn as_type(&self, dtype: DataType) -> Result<Self> {
+        Ok(Self { region: self.region.as_type(dtype)?, memory: PhantomData })
+    }
+
     /// Returns a slice of borrowed memory, such as another framework's tensor: `len` elements from an address on, which is a multiple of an element's size.
     ///
     /// # Safety
@@ -137,6 +154,24 @@ impl DeviceSliceMut<'_> {
         Ok(DeviceSliceMut { region: self.region.part("a part of a slice", range)?, memory: PhantomData })
     }
 
+    /// Returns the elements before an index, and those from it on.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for an index beyond the end.
+    pub fn split_at(self, middle: usize) -> Result<(Self, Self)> {
+        let (what, len) = ("a part of a slice", self.region.len);
+        let (first, second) = (self.region.part(what, 0..middle)?, self.region.part(what, middle..len)?);
+        Ok((Self { region: first, memory: PhantomData }, Self { region: second, memory: PhantomData }))
+    }
+
+    /// Returns the same memory as elements of another type of the same size, for a call that overwrites them.
+    ///
+    /// # Errors
+    /// [`Error::SliceType`] for a type of another size.
+    pub fn as_type(self, dtype: DataType) -> Result<Self> {
+        Ok(Self { region: self.region.as_type(dtype)?, memory: PhantomData })
+    }
+
     /// Reborrows the slice for a shorter time.
     pub fn reborrow(&mut self) -> DeviceSliceMut<'_> {
         DeviceSliceMut { region: self.region, memory: PhantomData }
@@ -158,7 +193,7 @@ impl DeviceBuffer {
         let memory = context.allocate(bytes)?;
         let address = memory.device_ptr(context.stream()).0;
         let region = Region { address, len, dtype, ordinal: context.ordinal() };
-        Ok(Self { region, context: context.clone(), memory })
+        Ok(Self { region, context: context.clone(), _freed: context.free_note(), memory })
     }
 
     /// Copies host memory to the device and synchronizes the stream.
@@ -188,6 +223,18 @@ impl DeviceBuffer {
     pub fn write_ids(&mut self, ids: &[u32]) -> Result<()> {
         self.expect("the ids", &self.context, DataType::I32, ids.len())?;
         self.write_bytes(bytemuck::cast_slice(ids))
+    }
+
+    /// Launches the copy of ids to the device, and returns once they have been copied from host memory: the stream is not synchronized.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::write`]; [`Error::Capturing`] while the stream is being captured, because a graph would repeat the ids.
+    pub fn enqueue_ids(&mut self, ids: &[u32]) -> Result<()> {
+        self.expect("the ids", &self.context, DataType::I32, ids.len())?;
+        self.context.expect_not_capturing("copying ids")?;
+        let (bytes, stream): (&[u8], _) = (bytemuck::cast_slice(ids), self.context.stream().clone());
+        let copied = stream.memcpy_htod(bytes, &mut self.memory.slice_mut(..bytes.len()));
+        copied.map_err(|error| Error::driver("copying to the device", error))
     }
 
     /// Returns a copy of ids in host memory; synchronizes the stream.

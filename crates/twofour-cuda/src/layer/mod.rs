@@ -10,12 +10,14 @@
 //! | [`SparseActivationLinear`] | training with a 2:4 activation and a dense weight |
 //! | [`PackedLinear`] | inference with a packed 2:4 weight |
 //! | [`borrowed`] | the same passes over tensors that another framework owns |
+//! | [`CapturedWork`] | calls that were captured in a CUDA graph |
 //! | [`DeviceSlice`], [`DeviceSliceMut`], [`DeviceBuffer`] | length-checked device memory, borrowed or owned |
 //!
 //! Calls launch work on the context's stream and return. Results repeat bit for bit. After [`SparseLinear::prepare`] a CUDA graph can capture calls,
 //! because what changes from step to step (seeds, step numbers and learning rates) is in device memory.
 
 pub mod borrowed;
+mod captured;
 mod context;
 mod dense;
 mod dense_plans;
@@ -33,16 +35,18 @@ mod weight;
 
 use crate::{Error, Result};
 
+pub use captured::CapturedWork;
+pub(crate) use captured::FreeNote;
 pub use context::LayerContext;
 pub(crate) use context::Plans;
 pub(crate) use dense::dense;
 pub use forward::{Forward, activation_gradient};
-pub use gradient::bias_gradient;
 pub(crate) use gradient::zero;
+pub use gradient::{activation_and_bias_gradient, bias_gradient};
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
-pub use sparse_linear::{Precision, SparseLinear};
+pub use sparse_linear::{Precision, SparseLinear, flip_counts};
 pub use twofour::layer::{
     Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

@@ -171,6 +171,7 @@ impl SparseActivationLinear {
             transposed: Some(packed.columns.packed()),
             tiles: Some(packed.mask.tiles()),
             factor: None,
+            skip: None,
         };
         let (dense, watch) =
             (DenseWeight { data, rows: tokens, cols: in_features }, Watch { nan: packed.wrong_at, flips: None });

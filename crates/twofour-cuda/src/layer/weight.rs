@@ -3,7 +3,7 @@
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::{Compressed, Element, compressed::lengths};
 
-use super::{LayerContext, host_form::decode};
+use super::{FreeNote, LayerContext, host_form::decode};
 use crate::{
     DataType, Error, Result,
     raw::{
@@ -15,6 +15,7 @@ use crate::{
 /// Values and metadata of a `[rows, cols]` weight in the GEMM kernels' order, with its padding.
 #[derive(Debug)]
 pub(super) struct PackedBuffer {
+    _freed: FreeNote,
     values: CudaSlice<u8>,
     meta: CudaSlice<u8>,
     packed: Packed,
@@ -30,7 +31,7 @@ impl PackedBuffer {
         let (values, meta) = (context.allocate(bytes.values)?, context.allocate(bytes.meta)?);
         let stream = context.stream();
         let packed = Packed { values: values.device_ptr(stream).0, meta: meta.device_ptr(stream).0 };
-        Ok(Self { values, meta, packed, rows, cols, dtype })
+        Ok(Self { _freed: context.free_note(), values, meta, packed, rows, cols, dtype })
     }
 
     /// Overwrites the weight with bytes of host memory, padding included; synchronizes the stream.

@@ -89,6 +89,17 @@ impl Search {
             .or_else(|| folders(self.package).iter().find_map(|folder| self.load_from(folder)))
     }
 
+    /// Returns the places that are searched, for an error.
+    pub(super) fn places(&self) -> String {
+        let variable = match std::env::var_os(self.variable) {
+            Some(folder) => format!("the folder {} ({})", Path::new(&folder).display(), self.variable),
+            None => format!("the folder in {} (not set)", self.variable),
+        };
+        let names = format!("the system's loader for {}", self.names.join(" and "));
+        let folders = folders(self.package).into_iter().map(|folder| folder.display().to_string());
+        [variable, names].into_iter().chain(folders).collect::<Vec<_>>().join(", ")
+    }
+
     /// Loads the library from a folder; of several versions the newest that loads.
     fn load_from(&self, folder: &Path) -> Option<Library> {
         let mut files: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|file| file.path()).collect();

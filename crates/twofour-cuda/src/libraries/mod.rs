@@ -1,13 +1,15 @@
-//! NVIDIA's GEMM libraries, loaded at run time: baselines of measurements, and engines that the dispatcher can choose.
+//! NVIDIA's libraries, loaded at run time. Those for GEMMs are baselines of measurements, and engines that the dispatcher can choose.
 //!
-//! | library | weights | module |
+//! | library | task | module |
 //! |---|---|---|
-//! | cuBLASLt | dense | [`cublaslt`] |
-//! | cuSPARSELt | 2:4, in opaque buffers that are valid in this process only and are never written to disk | [`cusparselt`] |
+//! | cuBLASLt | GEMMs with dense weights | [`cublaslt`] |
+//! | cuSPARSELt | GEMMs with 2:4 weights, in opaque buffers that are valid in this process only and are never written to disk | [`cusparselt`] |
+//! | NCCL | sums over several GPUs | [`nccl`] |
 
 pub mod cublaslt;
 pub mod cusparselt;
 pub(crate) mod loader;
+pub mod nccl;
 pub(crate) mod nvrtc;
 
 pub use loader::add_site_packages;
@@ -17,7 +19,7 @@ use cusparselt::CusparseLt;
 
 use crate::{DataType, Device};
 
-/// NVIDIA's libraries that are installed.
+/// NVIDIA's libraries for GEMMs that are installed.
 #[derive(Debug, Clone)]
 pub struct Libraries {
     /// For dense weights.

@@ -1,6 +1,7 @@
 //! Measures device time between two events: contenders interleaved in shuffled order, with random data and a cold L2.
 
 mod int4;
+mod marks;
 mod measured;
 pub mod read;
 mod tensors;
@@ -16,6 +17,7 @@ use std::{
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
 pub use int4::Int4Trial;
+pub use marks::PhaseMarks;
 pub use measured::Measured;
 pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, REST, Time, Timer};

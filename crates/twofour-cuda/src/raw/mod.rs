@@ -31,6 +31,7 @@ pub mod elementwise;
 pub(crate) mod embedding;
 pub mod engine;
 pub mod estimate;
+pub(crate) mod flips;
 mod float_types;
 pub(crate) mod gated;
 pub mod gemm;
@@ -61,8 +62,11 @@ fn transformer_sources() -> impl Iterator<Item = Source> {
         .chain(heads::sources())
         .chain(softmax::sources())
         .chain(attention::sources());
-    let elements =
-        gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source(), sgd::source()]);
+    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([
+        gradient_norm::source(),
+        sgd::source(),
+        flips::source(),
+    ]);
     rows.chain(heads).chain(elements)
 }
 

@@ -13,7 +13,7 @@
 //! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
-//! | attention | [`attention_forward`], [`attention_backward`], [`prepare_attention`] |
+//! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_merged`], [`attention_backward_merged`], [`prepare_attention`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
@@ -44,8 +44,8 @@ mod shape;
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
-    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
-    prepare_attention,
+    AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
+    attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, prepare_attention,
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
@@ -59,8 +59,8 @@ pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
 pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
-    AdamWPhase, AdamWTensors, ClippedGradients, PrunedDecay, SecondMoment, StepSchedule, adamw, adamw_in_phase,
-    clip_gradients,
+    AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
+    adamw_in_phase, clip_gradients,
 };
 pub use pointwise::{add, add_in_place, convert, copy, fill};
 pub use sgd::{SgdSettings, SgdTensors, sgd};

@@ -7,7 +7,7 @@ use super::shape::{MOST, Memory, at_if, product};
 use crate::{
     DataType, Error, Result,
     arguments::expect_dimension,
-    layer::{DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear},
+    layer::{DeviceSlice, DeviceSliceMut, FreeNote, LayerContext, SparseLinear},
     raw::{
         adamw::{
             self as raw, AdamW, AdamWCopy, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, StepNumber,
@@ -23,15 +23,34 @@ pub struct ClippedGradients<'a> {
     pub norm: DeviceSliceMut<'a>,
     /// An f32 `[1]`: what [`adamw`] is to multiply gradients by, `min(1, clip / (norm + 10⁻⁶)) / loss_scale`; 0 where the norm is not finite.
     pub scale: DeviceSliceMut<'a>,
-    /// A u32 `[1]`: 1 where the norm is NaN or infinite, otherwise 0. For [`AdamWTensors::skip`].
+    /// A u32 `[1]`: 1 where the norm or the loss is NaN or infinite, otherwise 0. For [`AdamWTensors::skip`].
     pub non_finite: DeviceSliceMut<'a>,
+}
+
+/// How [`clip_gradients`] clips.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientClip<'a> {
+    /// The largest norm, infinite for no clipping.
+    pub largest: f32,
+    /// What the gradients are multiples of: the loss scale, or a factor of it.
+    pub host_scale: f32,
+    /// An f32 `[1]`: another factor of the loss scale.
+    pub loss_scale: Option<DeviceSlice<'a>>,
+    /// An f32 `[1]` that must be finite too: where it is not, the step is flagged as one whose norm is not finite.
+    pub loss: Option<DeviceSlice<'a>>,
+}
+
+impl GradientClip<'_> {
+    /// Clipping of gradients without a loss scale to this norm.
+    pub fn to(largest: f32) -> Self {
+        Self { largest, host_scale: 1.0, loss_scale: None, loss: None }
+    }
 }
 
 /// Computes the norm of all gradients together, and the factor that removes the loss scale and clips the norm (Pascanu, Mikolov and Bengio, "On the difficulty of
 /// training recurrent neural networks", 2013; ε as in PyTorch's `clip_grad_norm_`). Nothing is multiplied yet: the factor is an input of [`adamw`].
 ///
-/// `gradients` are f32. `clip` is the largest norm, infinite for no clipping. `loss_scale` is an f32 `[1]` that the gradients are multiples of. Squares are summed
-/// in f64, in a fixed order.
+/// `gradients` are f32. Squares are summed in f64, in a fixed order.
 ///
 /// # Errors
 /// [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for too many
@@ -39,8 +58,7 @@ pub struct ClippedGradients<'a> {
 pub fn clip_gradients(
     context: &LayerContext,
     gradients: &[DeviceSlice<'_>],
-    clip: f32,
-    loss_scale: Option<DeviceSlice<'_>>,
+    clip: GradientClip<'_>,
     to: ClippedGradients<'_>,
 ) -> Result<()> {
     if gradients.len() > 1 << 20 {
@@ -53,12 +71,14 @@ pub fn clip_gradients(
     let buffers = gradients.iter().map(address).collect::<Result<Vec<_>>>()?;
     let mut parameters = ClipParameters {
         partial: 0,
-        loss_scale: at_if(loss_scale.as_ref(), "the loss scale", context, DataType::F32, 1)?,
+        loss_scale: at_if(clip.loss_scale.as_ref(), "the loss scale", context, DataType::F32, 1)?,
+        loss: at_if(clip.loss.as_ref(), "the loss", context, DataType::F32, 1)?,
         norm: to.norm.at("the norm", context, DataType::F32, 1)?,
         scale: to.scale.at("the scale of the gradients", context, DataType::F32, 1)?,
         non_finite: to.non_finite.at("the flag of gradients that are not finite", context, DataType::I32, 1)?,
         count: 0,
-        clip,
+        clip: clip.largest,
+        host_scale: clip.host_scale,
     };
     let kernels = context.gradient_norm()?;
     let mut work = context.work();
@@ -71,6 +91,7 @@ pub fn clip_gradients(
 #[derive(Debug)]
 pub struct StepSchedule {
     context: LayerContext,
+    _freed: FreeNote,
     /// The number of steps, the bits of the learning rate, and the constants.
     memory: CudaSlice<u64>,
     raw: AdamWSchedule,
@@ -87,7 +108,7 @@ impl StepSchedule {
         let memory = allocated.map_err(|error| Error::driver("allocating device memory", error))?;
         let at = memory.device_ptr(context.stream()).0;
         let raw = AdamWSchedule { step: at, learning_rate: at + 8, numbers: at + 16 };
-        Ok(Self { context: context.clone(), memory, raw })
+        Ok(Self { context: context.clone(), _freed: context.free_note(), memory, raw })
     }
 
     /// Returns the number of completed steps; synchronizes the stream.
@@ -116,6 +137,18 @@ impl StepSchedule {
     /// [`Error::Driver`].
     pub fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
         self.write(1, learning_rate.to_bits())
+    }
+
+    /// Launches the copy of the number of completed steps and of the learning rate of the next step. Unlike [`StepSchedule::set_steps`] it waits for nothing: the
+    /// two numbers are copied from host memory before it returns, and reach the device in stream order.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured, because a graph would repeat the numbers.
+    pub fn set(&mut self, steps: u64, learning_rate: f64) -> Result<()> {
+        self.context.expect_not_capturing("setting the schedule of steps")?;
+        let numbers = [steps, learning_rate.to_bits()];
+        let copied = self.context.stream().memcpy_htod(&numbers, &mut self.memory.slice_mut(..2));
+        copied.map_err(|error| Error::driver("writing the schedule of steps", error))
     }
 
     fn write(&mut self, at: usize, bits: u64) -> Result<()> {

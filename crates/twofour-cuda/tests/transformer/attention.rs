@@ -5,7 +5,9 @@ use twofour_cuda::{
     Error,
     layer::LayerContext,
     transformer::{
-        AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward, attention_forward,
+        AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
+        attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, merge_heads,
+        merge_heads_gradient,
     },
 };
 
@@ -137,4 +139,52 @@ fn attention_in_one_kernel_and_its_gradients_are_those_of_f64() {
 #[test]
 fn the_fastest_engine_computes_every_type() {
     check(AttentionEngine::Fastest, &[(2, 65, 4, 2, 64), (1, 9, 2, 2, 48)]);
+}
+
+struct Merged(AttentionShape);
+
+impl Check for Merged {
+    fn run<T: Arithmetic>(&self, context: &LayerContext, _: f64) {
+        let shape = self.0;
+        if !attention_merges(T::DTYPE, shape.head_dim) {
+            return;
+        }
+        let what = format!("{shape:?} {:?}", T::DTYPE);
+        let (q_len, k_len) = (shape.query_len().unwrap(), shape.key_len().unwrap());
+        let [q, k, v] = [(q_len, 1), (k_len, 2), (k_len, 3)].map(|(len, seed)| up(context, &numbers::<T>(len, seed)));
+        let inputs = AttentionInputs { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
+        let dmerged = up(context, &numbers::<T>(q_len, 4));
+        let new = || [q_len, q_len, k_len, k_len].map(|len| unwritten::<T>(context, len));
+        let lse = || unwritten::<f32>(context, shape.lse_len().unwrap());
+        let ([mut out, mut dq, mut dk, mut dv], mut apart_lse) = (new(), lse());
+        let engine = AttentionEngine::Fused;
+        attention_forward(context, shape, engine, inputs, out.as_slice_mut(), apart_lse.as_slice_mut()).unwrap();
+        let [mut merged, mut dout] = [(); 2].map(|()| unwritten::<T>(context, q_len));
+        merge_heads(context, shape, out.as_slice(), merged.as_slice_mut()).unwrap();
+        merge_heads_gradient(context, shape, dmerged.as_slice(), dout.as_slice_mut()).unwrap();
+        let to = AttentionGradients { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
+        let saved = (out.as_slice(), apart_lse.as_slice(), dout.as_slice());
+        attention_backward(context, shape, engine, inputs, saved, to).unwrap();
+        let expected = [&merged, &dq, &dk, &dv].map(|buffer| buffer.to_host::<T>().unwrap());
+
+        let ([mut out, mut dq, mut dk, mut dv], mut own_lse) = (new(), lse());
+        attention_forward_merged(context, shape, inputs, out.as_slice_mut(), own_lse.as_slice_mut()).unwrap();
+        let to = AttentionGradients { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
+        let saved = (out.as_slice(), own_lse.as_slice(), dmerged.as_slice());
+        attention_backward_merged(context, shape, inputs, saved, to).unwrap();
+        let found = [&out, &dq, &dk, &dv].map(|buffer| buffer.to_host::<T>().unwrap());
+        assert!(found == expected, "{what}");
+        assert!(own_lse.to_host::<f32>().unwrap() == apart_lse.to_host::<f32>().unwrap(), "{what}: log-sum-exps");
+    }
+}
+
+#[test]
+fn attention_that_merges_heads_has_the_bits_of_two_calls() {
+    for (batch, positions, heads, kv_heads, head_dim) in
+        [(1, 1, 1, 1, 32), (2, 130, 4, 2, 64), (3, 257, 2, 2, 64), (1, 200, 6, 3, 128), (2, 128, 5, 5, 32)]
+    {
+        for causal in [false, true] {
+            for_each_type(&Merged(AttentionShape { batch, positions, heads, kv_heads, head_dim, causal }));
+        }
+    }
 }

@@ -6,9 +6,9 @@ use twofour_cuda::{
     layer::{Accumulate, DeviceBuffer},
     transformer::{
         AdamWSettings, AdamWTensors, AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape,
-        ClippedGradients, Embedding, LossFactor, Norm, NormForward, NormKind, StepSchedule, adamw, attention_backward,
-        attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient, norm_forward, prepare,
-        prepare_attention,
+        ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormKind, StepSchedule, adamw,
+        attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient,
+        norm_forward, prepare, prepare_attention,
     },
 };
 
@@ -120,7 +120,7 @@ fn a_graph_of_an_update_counts_clips_and_skips() {
             scale: scale.as_slice_mut(),
             non_finite: flag.as_slice_mut(),
         };
-        clip_gradients(&context, &[gradient.as_slice()], 1.0, None, to)?;
+        clip_gradients(&context, &[gradient.as_slice()], GradientClip::to(1.0), to)?;
         schedule.advance(settings, Some(flag.as_slice()))?;
         let tensors = AdamWTensors {
             weight: w.as_slice_mut(),

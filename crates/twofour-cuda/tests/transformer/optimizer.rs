@@ -7,8 +7,8 @@ use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext, SparseLinear, SparseLinearSettings},
     raw::adamw::AdamWSettings,
     transformer::{
-        AdamWPhase, AdamWTensors, ClippedGradients, PrunedDecay, SecondMoment, StepSchedule, adamw, adamw_in_phase,
-        clip_gradients,
+        AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
+        adamw_in_phase, clip_gradients,
     },
 };
 
@@ -26,7 +26,8 @@ fn clipped(context: &LayerContext, gradients: &[Vec<f32>], clip: f32, loss_scale
     let mut flag = DeviceBuffer::from_ids(context, &[7]).unwrap();
     let to =
         ClippedGradients { norm: norm.as_slice_mut(), scale: scale.as_slice_mut(), non_finite: flag.as_slice_mut() };
-    clip_gradients(context, &slices, clip, Some(loss_scale.as_slice()), to).unwrap();
+    let clip = GradientClip { loss_scale: Some(loss_scale.as_slice()), ..GradientClip::to(clip) };
+    clip_gradients(context, &slices, clip, to).unwrap();
     (norm.to_host().unwrap()[0], scale.to_host().unwrap()[0], flag.ids_to_host().unwrap()[0])
 }
 

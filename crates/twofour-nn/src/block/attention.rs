@@ -4,26 +4,38 @@ use std::sync::Arc;
 
 use twofour::layer::Accumulate;
 
-use super::{BatchShape, LayerNorm, Workspace};
+use super::{BatchShape, Norm, NormStatistics, Workspace};
 use crate::{
     Error, Result,
     engine::{AttentionShape, Engine},
     linear::Linear,
+    parameter::Parameter,
 };
 
-/// `x + out(attention(qkv(layer_norm(x))))` for `x: [batch, positions, width]`.
+/// `x + out(attention(qkv(norm(x))))` for `x: [batch, positions, width]`.
 ///
-/// Attention is causal, with `heads` heads of `width / heads` elements; queries and keys are rotated by their position.
+/// Attention is causal; queries and keys are rotated by their position.
 #[derive(Debug)]
 pub struct AttentionBlock<E: Engine> {
     /// The norm in front.
-    pub norm: LayerNorm<E>,
-    /// `[3 width, width]`: queries, keys, values.
+    pub norm: Norm<E>,
+    /// `[(heads + 2 kv_heads) head_dim, width]`: queries, keys, values.
     pub qkv: Linear<E>,
-    /// `[width, width]`.
+    /// `[width, heads head_dim]`.
     pub out: Linear<E>,
-    heads: usize,
+    heads: BlockHeads,
     rotary: Arc<E::Rotary>,
+}
+
+/// The heads of an [`AttentionBlock`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockHeads {
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; a divisor of `heads`, which share them in groups.
+    pub kv_heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
 }
 
 /// What the backward pass of an [`AttentionBlock`] reads.
@@ -31,7 +43,7 @@ pub struct AttentionBlock<E: Engine> {
 pub struct SavedAttention<E: Engine> {
     shape: BatchShape,
     x: E::Buffer,
-    statistics: [E::Buffer; 2],
+    statistics: NormStatistics<E>,
     normalized: E::Buffer,
     qkv: E::Buffer,
     merged: E::Buffer,
@@ -39,37 +51,42 @@ pub struct SavedAttention<E: Engine> {
 }
 
 impl<E: Engine> AttentionBlock<E> {
-    /// A block of `heads` heads with the rotary table of their size.
+    /// A block of these heads with the rotary table of their size.
     ///
     /// # Errors
-    /// A width that `heads` does not divide into even parts, or layers whose shapes do not fit.
+    /// Heads that do not fit each other, or layers whose shapes do not fit.
     pub fn new(
-        norm: LayerNorm<E>,
+        norm: Norm<E>,
         qkv: Linear<E>,
         out: Linear<E>,
-        heads: usize,
+        heads: BlockHeads,
         rotary: Arc<E::Rotary>,
     ) -> Result<Self> {
-        let width = norm.width();
-        if heads == 0 || !width.is_multiple_of(2 * heads) {
-            let (what, found) = ("heads", format!("{heads} for width {width}"));
-            let expected = "a divisor of the width that leaves an even number of elements for each head";
-            return Err(Error::Setting { what, found, expected });
+        let BlockHeads { heads: queries, kv_heads, head_dim } = heads;
+        if kv_heads == 0 || !queries.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
+            let found = format!("{queries} with {kv_heads} key-value heads of {head_dim} elements");
+            let expected = "a multiple of the key-value heads, with an even number of elements each";
+            return Err(Error::Setting { what: "heads", found, expected });
         }
-        for (linear, expected) in [(&qkv, 3 * width), (&out, width)] {
-            if (linear.out_features(), linear.in_features()) != (expected, width) {
+        let block = AttentionBlock { norm, qkv, out, heads, rotary };
+        let (width, shape) = (block.norm.width(), block.shape(BatchShape { batch: 1, positions: 1 }));
+        for (linear, expected) in [(&block.qkv, (shape.qkv_width(), width)), (&block.out, (width, shape.width()))] {
+            if (linear.out_features(), linear.in_features()) != expected {
                 let found = format!("[{}, {}]", linear.out_features(), linear.in_features());
-                let error =
-                    Error::Setting { what: "a layer of an attention block", found, expected: "[3w, w] or [w, w]" };
+                let error = Error::Setting {
+                    what: "a layer of an attention block",
+                    found,
+                    expected: "[(heads + 2 kv_heads) head_dim, width] or [width, heads head_dim]",
+                };
                 return Err(error.in_layer(linear.name()));
             }
         }
-        Ok(AttentionBlock { norm, qkv, out, heads, rotary })
+        Ok(block)
     }
 
     fn shape(&self, BatchShape { batch, positions }: BatchShape) -> AttentionShape {
-        let heads = self.heads;
-        AttentionShape { batch, positions, heads, kv_heads: heads, head_dim: self.norm.width() / heads, causal: true }
+        let BlockHeads { heads, kv_heads, head_dim } = self.heads;
+        AttentionShape { batch, positions, heads, kv_heads, head_dim, causal: true }
     }
 
     /// The block's output, and what its backward pass needs.
@@ -83,16 +100,22 @@ impl<E: Engine> AttentionBlock<E> {
         x: E::Buffer,
         shape: BatchShape,
     ) -> Result<(E::Buffer, SavedAttention<E>)> {
-        let (tokens, width) = (shape.tokens(), self.norm.width());
+        let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
-        let mut qkv = workspace.compute(engine, tokens * 3 * width)?;
+        let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         self.qkv.forward(engine, &normalized, tokens, &mut qkv)?;
-        let mut merged = workspace.compute(engine, tokens * width)?;
-        let state = engine.attention(self.shape(shape), &qkv, Some(&self.rotary), &mut merged)?;
+        let mut merged = workspace.compute(engine, tokens * own.width())?;
+        let state = engine.attention(own, &qkv, Some(&self.rotary), &mut merged)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         self.out.forward(engine, &merged, tokens, &mut y)?;
         engine.add(&x, &mut y)?;
         Ok((y, SavedAttention { shape, x, statistics, normalized, qkv, merged, state }))
+    }
+
+    /// The parameters: those of the norm, then of the linear layers.
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
+        let linears = self.qkv.parameters_mut().chain(self.out.parameters_mut());
+        self.norm.parameters_mut().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.
@@ -108,19 +131,21 @@ impl<E: Engine> AttentionBlock<E> {
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
         let SavedAttention { shape, x, statistics, normalized, qkv, merged, state } = saved;
-        let (tokens, width) = (shape.tokens(), self.norm.width());
+        let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
         self.out.parameter_gradients(engine, &dy, &merged, tokens, accumulate)?;
-        let mut d_merged = workspace.compute(engine, tokens * width)?;
+        let mut d_merged = workspace.compute(engine, tokens * own.width())?;
         self.out.input_gradient(engine, &dy, tokens, &mut d_merged)?;
-        let mut d_qkv = workspace.compute(engine, tokens * 3 * width)?;
+        let mut d_qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         let saved = (state, &qkv, &merged);
-        engine.attention_gradient(self.shape(shape), saved, Some(&self.rotary), &d_merged, &mut d_qkv)?;
+        engine.attention_gradient(own, saved, Some(&self.rotary), &d_merged, &mut d_qkv)?;
         self.qkv.parameter_gradients(engine, &d_qkv, &normalized, tokens, accumulate)?;
-        let mut d_normalized = d_merged;
+        // Of the merged heads' size, which is most often the width.
+        workspace.give([d_merged]);
+        let mut d_normalized = workspace.compute(engine, tokens * width)?;
         self.qkv.input_gradient(engine, &d_qkv, tokens, &mut d_normalized)?;
         let mut dx = dy;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, normalized, qkv, merged, d_qkv, d_normalized].into_iter().chain(statistics));
+        workspace.give([x, normalized, qkv, merged, d_qkv, d_normalized].into_iter().chain(statistics.into_buffers()));
         Ok(dx)
     }
 }
@@ -128,6 +153,7 @@ impl<E: Engine> AttentionBlock<E> {
 impl<E: Engine> SavedAttention<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics));
+        workspace
+            .give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics.into_buffers()));
     }
 }

@@ -2,27 +2,35 @@
 
 use twofour::layer::{Accumulate, Activation};
 
-use super::{LayerNorm, Workspace};
-use crate::{Error, Result, engine::Engine, linear::Linear};
+use super::{Norm, NormStatistics, Workspace};
+use crate::{
+    Error, Result,
+    engine::{Engine, Nonlinearity},
+    linear::Linear,
+    parameter::Parameter,
+};
 
-/// `x + down(activation(up(layer_norm(x))))` for `x: [tokens, width]`.
+/// `x + down(function(up(norm(x))))` for `x: [tokens, width]`.
 #[derive(Debug)]
 pub struct FeedForwardBlock<E: Engine> {
     /// The norm in front.
-    pub norm: LayerNorm<E>,
-    /// `[hidden, width]`.
+    pub norm: Norm<E>,
+    /// `[hidden, width]`; of a gated function `[2 hidden, width]`, the gate first.
     pub up: Linear<E>,
     /// `[width, hidden]`.
     pub down: Linear<E>,
-    function: HiddenFunction,
+    function: FeedForwardFunction,
 }
 
 /// What a [`FeedForwardBlock`] applies to its hidden layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum HiddenFunction {
+pub enum FeedForwardFunction {
+    /// An activation.
     Plain(Activation),
-    /// `max(x, 0)²`, pruned to 2:4 where the second layer prunes its input.
+    /// `max(x, 0)²`, pruned to 2:4 where the second layer prunes its input ([`Linear::make_input_sparse`]).
     SquaredRelu,
+    /// `function(gate) ⊙ up` (Shazeer, "GLU Variants Improve Transformer", 2020).
+    Gated(Nonlinearity),
 }
 
 /// The hidden layer after its function.
@@ -37,7 +45,7 @@ enum Activated<E: Engine> {
 pub struct SavedFeedForward<E: Engine> {
     tokens: usize,
     x: E::Buffer,
-    statistics: [E::Buffer; 2],
+    statistics: NormStatistics<E>,
     normalized: E::Buffer,
     hidden: E::Buffer,
     activated: Activated<E>,
@@ -48,20 +56,32 @@ impl<E: Engine> FeedForwardBlock<E> {
     ///
     /// # Errors
     /// Layers whose shapes do not fit.
-    pub fn new(norm: LayerNorm<E>, up: Linear<E>, down: Linear<E>, activation: Activation) -> Result<Self> {
-        let (width, hidden) = (norm.width(), up.out_features());
-        if up.in_features() != width || (down.out_features(), down.in_features()) != (width, hidden) {
+    pub fn new(norm: Norm<E>, up: Linear<E>, down: Linear<E>, function: FeedForwardFunction) -> Result<Self> {
+        let (width, hidden) = (norm.width(), down.in_features());
+        let up_width = match function {
+            FeedForwardFunction::Plain(_) | FeedForwardFunction::SquaredRelu => hidden,
+            FeedForwardFunction::Gated(_) => 2 * hidden,
+        };
+        if (up.out_features(), up.in_features()) != (up_width, width) || down.out_features() != width {
             let of = |linear: &Linear<E>| format!("[{}, {}]", linear.out_features(), linear.in_features());
             let found = format!("{} and {} for width {width}", of(&up), of(&down));
-            let expected = "[hidden, width] and [width, hidden]";
+            let expected = "[hidden, width] and [width, hidden]; with a gate [2 hidden, width] first";
             return Err(Error::Setting { what: "layers of a feed-forward block", found, expected });
         }
-        Ok(FeedForwardBlock { norm, up, down, function: HiddenFunction::Plain(activation) })
+        Ok(FeedForwardBlock { norm, up, down, function })
     }
 
-    /// Replaces the activation by squared ReLU, `max(x, 0)²`, whose result the second layer may prune ([`Linear::make_input_sparse`]).
-    pub fn use_squared_relu(&mut self) {
-        self.function = HiddenFunction::SquaredRelu;
+    /// Replaces the activation by [`FeedForwardFunction::SquaredRelu`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a gated function.
+    pub fn use_squared_relu(&mut self) -> Result<()> {
+        if let FeedForwardFunction::Gated(_) = self.function {
+            let what = "squared ReLU in place of a gated function".to_owned();
+            return Err(Error::Unsupported { engine: "training", what, remedy: "use a model without gates" });
+        }
+        self.function = FeedForwardFunction::SquaredRelu;
+        Ok(())
     }
 
     /// The block's output, and what its backward pass needs.
@@ -75,13 +95,13 @@ impl<E: Engine> FeedForwardBlock<E> {
         x: E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, SavedFeedForward<E>)> {
-        let (width, hidden_size) = (self.norm.width(), self.up.out_features());
+        let (width, hidden_size) = (self.norm.width(), self.down.in_features());
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
-        let mut hidden = workspace.compute(engine, tokens * hidden_size)?;
+        let mut hidden = workspace.compute(engine, tokens * self.up.out_features())?;
         self.up.forward(engine, &normalized, tokens, &mut hidden)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         let activated = match (self.function, self.down.prunes_input()) {
-            (HiddenFunction::SquaredRelu, Some(rule)) => {
+            (FeedForwardFunction::SquaredRelu, Some(rule)) => {
                 let packed = engine.pack_squared_relu(rule, &hidden, hidden_size)?;
                 self.down.forward_packed(engine, &packed, tokens, &mut y)?;
                 Activated::Packed(packed)
@@ -89,8 +109,11 @@ impl<E: Engine> FeedForwardBlock<E> {
             (function, _) => {
                 let mut activated = workspace.compute(engine, tokens * hidden_size)?;
                 match function {
-                    HiddenFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
-                    HiddenFunction::SquaredRelu => engine.squared_relu(&hidden, &mut activated)?,
+                    FeedForwardFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
+                    FeedForwardFunction::SquaredRelu => engine.squared_relu(&hidden, &mut activated)?,
+                    FeedForwardFunction::Gated(function) => {
+                        engine.gated(function, hidden_size, &hidden, &mut activated)?
+                    }
                 }
                 self.down.forward(engine, &activated, tokens, &mut y)?;
                 Activated::Dense(activated)
@@ -98,6 +121,12 @@ impl<E: Engine> FeedForwardBlock<E> {
         };
         engine.add(&x, &mut y)?;
         Ok((y, SavedFeedForward { tokens, x, statistics, normalized, hidden, activated }))
+    }
+
+    /// The parameters: those of the norm, then of the linear layers.
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
+        let linears = self.up.parameters_mut().chain(self.down.parameters_mut());
+        self.norm.parameters_mut().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.
@@ -113,27 +142,41 @@ impl<E: Engine> FeedForwardBlock<E> {
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
         let SavedFeedForward { tokens, x, statistics, normalized, hidden, activated } = saved;
-        let mut d_hidden = match activated {
+        let mut d_activated = match activated {
             Activated::Dense(activated) => {
                 self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
                 activated
             }
             Activated::Packed(packed) => {
                 self.down.packed_parameter_gradients(engine, &dy, &packed, tokens, accumulate)?;
-                workspace.compute(engine, tokens * self.up.out_features())?
+                workspace.compute(engine, tokens * self.down.in_features())?
             }
         };
-        self.down.input_gradient(engine, &dy, tokens, &mut d_hidden)?;
-        match self.function {
-            HiddenFunction::Plain(activation) => engine.activation_gradient(activation, &hidden, &mut d_hidden)?,
-            HiddenFunction::SquaredRelu => engine.squared_relu_gradient(&hidden, &mut d_hidden)?,
-        }
-        self.up.parameter_gradients(engine, &d_hidden, &normalized, tokens, accumulate)?;
+        self.down.input_gradient(engine, &dy, tokens, &mut d_activated)?;
+        let input = (&normalized, tokens);
+        let d_hidden = match self.function {
+            FeedForwardFunction::Plain(activation) => {
+                self.up.gradients_through(engine, (activation, &hidden), &mut d_activated, input, accumulate)?;
+                d_activated
+            }
+            FeedForwardFunction::SquaredRelu => {
+                engine.squared_relu_gradient(&hidden, &mut d_activated)?;
+                self.up.parameter_gradients(engine, &d_activated, &normalized, tokens, accumulate)?;
+                d_activated
+            }
+            FeedForwardFunction::Gated(function) => {
+                let mut d_hidden = workspace.compute(engine, tokens * self.up.out_features())?;
+                engine.gated_gradient(function, self.down.in_features(), &hidden, &d_activated, &mut d_hidden)?;
+                workspace.give([d_activated]);
+                self.up.parameter_gradients(engine, &d_hidden, &normalized, tokens, accumulate)?;
+                d_hidden
+            }
+        };
         let mut d_normalized = normalized;
         self.up.input_gradient(engine, &d_hidden, tokens, &mut d_normalized)?;
         let mut dx = dy;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([x, hidden, d_hidden, d_normalized].into_iter().chain(statistics));
+        workspace.give([x, hidden, d_hidden, d_normalized].into_iter().chain(statistics.into_buffers()));
         Ok(dx)
     }
 }
@@ -141,7 +184,7 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.hidden].into_iter().chain(self.statistics));
+        workspace.give([self.x, self.normalized, self.hidden].into_iter().chain(self.statistics.into_buffers()));
         if let Activated::Dense(activated) = self.activated {
             workspace.give([activated]);
         }

@@ -10,9 +10,9 @@ mod norm;
 mod tests;
 mod workspace;
 
-pub use attention::{AttentionBlock, SavedAttention};
-pub use feed_forward::{FeedForwardBlock, SavedFeedForward};
-pub use norm::LayerNorm;
+pub use attention::{AttentionBlock, BlockHeads, SavedAttention};
+pub use feed_forward::{FeedForwardBlock, FeedForwardFunction, SavedFeedForward};
+pub use norm::{Norm, NormStatistics};
 pub use workspace::Workspace;
 
 #[cfg(doc)]

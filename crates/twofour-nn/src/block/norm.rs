@@ -1,4 +1,4 @@
-//! Layer normalization with its parameters.
+//! Normalization with its parameters.
 
 use twofour::layer::Accumulate;
 
@@ -9,29 +9,33 @@ use crate::{
     parameter::Parameter,
 };
 
-/// Layer normalization, `[width]` gain and bias.
+/// Layer normalization, with gain and bias, or root-mean-square normalization, with a gain alone: `[width]` each.
 #[derive(Debug)]
-pub struct LayerNorm<E: Engine> {
+pub struct Norm<E: Engine> {
     gain: Parameter<E>,
-    bias: Parameter<E>,
+    bias: Option<Parameter<E>>,
+    epsilon: f32,
     width: usize,
 }
 
-impl<E: Engine> LayerNorm<E> {
-    /// Added to the variance.
-    pub const EPSILON: f32 = 1e-5;
+/// What the backward pass of a [`Norm`] reads beside its input.
+#[derive(Debug)]
+pub struct NormStatistics<E: Engine> {
+    /// Of layer normalization.
+    mean: Option<E::Buffer>,
+    rstd: E::Buffer,
+}
 
-    /// The norm with these parameters.
+impl<E: Engine> Norm<E> {
+    /// The norm with these parameters: layer normalization where there is a bias. `epsilon` is added to the variance or to the mean square.
     ///
     /// # Errors
     /// Shapes that are not the same `[width]`.
-    pub fn new(gain: Parameter<E>, bias: Parameter<E>) -> Result<Self> {
-        match (gain.shape(), bias.shape()) {
-            (&[width], &[other]) if width == other => Ok(LayerNorm { gain, bias, width }),
-            (gain, bias) => {
-                let found = format!("{gain:?} and {bias:?}");
-                Err(Error::Setting { what: "gain and bias of a norm", found, expected: "two vectors of one length" })
-            }
+    pub fn new(gain: Parameter<E>, bias: Option<Parameter<E>>, epsilon: f32) -> Result<Self> {
+        let &[width] = gain.shape() else { return Err(shapes(&gain, bias.as_ref())) };
+        match &bias {
+            Some(other) if other.shape() != [width] => Err(shapes(&gain, bias.as_ref())),
+            _ => Ok(Norm { gain, bias, epsilon, width }),
         }
     }
 
@@ -40,7 +44,7 @@ impl<E: Engine> LayerNorm<E> {
         self.width
     }
 
-    /// Normalizes `x` `[tokens, width]`; returns the output and the statistics for the backward pass.
+    /// Normalizes `x` `[tokens, width]`; returns the output and what the backward pass needs.
     ///
     /// # Errors
     /// Not enough memory.
@@ -50,13 +54,22 @@ impl<E: Engine> LayerNorm<E> {
         workspace: &mut Workspace<E>,
         x: &E::Buffer,
         tokens: usize,
-    ) -> Result<(E::Buffer, [E::Buffer; 2])> {
+    ) -> Result<(E::Buffer, NormStatistics<E>)> {
         let mut y = workspace.compute(engine, tokens * self.width)?;
-        let mut mean = workspace.take(engine, Kind::Wide, tokens)?;
         let mut rstd = workspace.take(engine, Kind::Wide, tokens)?;
-        let parameters = [self.gain.master(), self.bias.master()];
-        engine.layer_norm(x, parameters, Self::EPSILON, &mut y, [&mut mean, &mut rstd])?;
-        Ok((y, [mean, rstd]))
+        let mean = match &self.bias {
+            Some(bias) => {
+                let mut mean = workspace.take(engine, Kind::Wide, tokens)?;
+                let parameters = [self.gain.master(), bias.master()];
+                engine.layer_norm(x, parameters, self.epsilon, &mut y, [&mut mean, &mut rstd])?;
+                Some(mean)
+            }
+            None => {
+                engine.rms_norm(x, self.gain.master(), self.epsilon, &mut y, &mut rstd)?;
+                None
+            }
+        };
+        Ok((y, NormStatistics { mean, rstd }))
     }
 
     /// Adds the gradient for `x` to `dx`, and writes or adds those of the parameters.
@@ -66,27 +79,51 @@ impl<E: Engine> LayerNorm<E> {
     pub fn backward(
         &mut self,
         engine: &E,
-        (x, [mean, rstd]): (&E::Buffer, &[E::Buffer; 2]),
+        (x, statistics): (&E::Buffer, &NormStatistics<E>),
         dy: &E::Buffer,
         dx: &mut E::Buffer,
         accumulate: Accumulate,
     ) -> Result<()> {
-        let (gain, d_gain) = self.gain.master_and_gradient();
-        let (Some(d_gain), Some(d_bias)) = (d_gain, self.bias.gradient_mut()) else {
-            return Err(Error::Setting {
-                what: "a norm",
-                found: "without gradients".to_owned(),
-                expected: "a model that trains; call `begin_training` first",
-            });
+        let untrained = || Error::Setting {
+            what: "a norm",
+            found: "without gradients".to_owned(),
+            expected: "a model that trains; call `begin_training` first",
         };
-        engine.layer_norm_gradient((x, gain, [mean, rstd]), dy, dx, accumulate, [d_gain, d_bias])
+        let (gain, d_gain) = self.gain.master_and_gradient();
+        let d_gain = d_gain.ok_or_else(untrained)?;
+        match (&mut self.bias, &statistics.mean) {
+            (Some(bias), Some(mean)) => {
+                let d_bias = bias.gradient_mut().ok_or_else(untrained)?;
+                let saved = (x, gain, [mean, &statistics.rstd]);
+                engine.layer_norm_gradient(saved, dy, dx, accumulate, [d_gain, d_bias])
+            }
+            _ => {
+                let saved = (x, gain, &statistics.rstd);
+                engine.rms_norm_gradient(saved, self.epsilon, dy, dx, accumulate, d_gain)
+            }
+        }
     }
 
-    pub(crate) fn parameters(&self) -> [&Parameter<E>; 2] {
-        [&self.gain, &self.bias]
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<E>> {
+        std::iter::once(&self.gain).chain(&self.bias)
     }
 
-    pub(crate) fn parameters_mut(&mut self) -> [&mut Parameter<E>; 2] {
-        [&mut self.gain, &mut self.bias]
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
+        std::iter::once(&mut self.gain).chain(&mut self.bias)
     }
+}
+
+impl<E: Engine> NormStatistics<E> {
+    /// The buffers, to give them back.
+    pub fn into_buffers(self) -> impl Iterator<Item = E::Buffer> {
+        std::iter::once(self.rstd).chain(self.mean)
+    }
+}
+
+fn shapes<E: Engine>(gain: &Parameter<E>, bias: Option<&Parameter<E>>) -> Error {
+    let found = match bias {
+        Some(bias) => format!("{:?} and {:?}", gain.shape(), bias.shape()),
+        None => format!("{:?}", gain.shape()),
+    };
+    Error::Setting { what: "gain and bias of a norm", found, expected: "two vectors of one length, or a gain alone" }
 }

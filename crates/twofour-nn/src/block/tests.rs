@@ -5,10 +5,10 @@ use std::sync::Arc;
 use twofour::layer::{Accumulate, Activation, MaskRule, SparseLinearSettings};
 use twofour::select::Transposable;
 
-use super::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, Workspace};
+use super::{AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, Workspace};
 use crate::{
     engine::{
-        Engine, Kind,
+        Engine, Kind, Nonlinearity,
         cpu::{CpuBuffer, CpuEngine},
     },
     linear::Linear,
@@ -41,19 +41,20 @@ fn linear(name: &str, out: usize, inputs: usize, seed: u64) -> Linear<CpuEngine>
     Linear::new(name, weight, Some(parameter(&format!("{name}.bias"), &[out], 0.3, 0.0, seed + 1))).unwrap()
 }
 
-fn norm(width: usize, seed: u64) -> LayerNorm<CpuEngine> {
-    LayerNorm::new(
-        parameter("norm.weight", &[width], 0.2, 1.0, seed),
-        parameter("norm.bias", &[width], 0.2, 0.0, seed + 1),
-    )
-    .unwrap()
+fn norm(width: usize, seed: u64) -> Norm<CpuEngine> {
+    let bias = parameter("norm.bias", &[width], 0.2, 0.0, seed + 1);
+    Norm::new(parameter("norm.weight", &[width], 0.2, 1.0, seed), Some(bias), 1e-5).unwrap()
+}
+
+fn rms_norm(width: usize, seed: u64) -> Norm<CpuEngine> {
+    Norm::new(parameter("norm.weight", &[width], 0.2, 1.0, seed), None, 1e-5).unwrap()
 }
 
 /// A block as the tests see it.
 trait Block {
     fn forward(&self, x: &[f32]) -> Vec<f32>;
     fn backward(&mut self, x: &[f32], dy: &[f32], accumulate: Accumulate) -> Vec<f32>;
-    fn norm(&mut self) -> &mut LayerNorm<CpuEngine>;
+    fn norm(&mut self) -> &mut Norm<CpuEngine>;
     fn linears(&mut self) -> [&mut Linear<CpuEngine>; 2];
 
     fn parameters(&mut self) -> Vec<&mut Parameter<CpuEngine>>;
@@ -78,7 +79,7 @@ macro_rules! block {
                 ENGINE.read(&dx).unwrap()
             }
 
-            fn norm(&mut self) -> &mut LayerNorm<CpuEngine> {
+            fn norm(&mut self) -> &mut Norm<CpuEngine> {
                 &mut self.norm
             }
 
@@ -87,7 +88,7 @@ macro_rules! block {
             }
 
             fn parameters(&mut self) -> Vec<&mut Parameter<CpuEngine>> {
-                let mut all: Vec<_> = self.norm.parameters_mut().into_iter().collect();
+                let mut all: Vec<_> = self.norm.parameters_mut().collect();
                 all.extend(self.$first.parameters_mut());
                 all.extend(self.$second.parameters_mut());
                 all
@@ -100,19 +101,28 @@ block!(AttentionBlock<CpuEngine>, SHAPE, qkv, out);
 block!(FeedForwardBlock<CpuEngine>, SHAPE.tokens(), up, down);
 
 fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
-    let rotary = Arc::new(ENGINE.rotary(8, 4).unwrap());
+    let rotary = Arc::new(ENGINE.rotary(8, &[1.0, 0.01]).unwrap());
+    let heads = BlockHeads { heads: 2, kv_heads: 2, head_dim: 4 };
     let attention =
-        AttentionBlock::new(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), 2, rotary).unwrap();
-    let mut all: Vec<(_, Box<dyn Block>)> = vec![("attention", Box::new(attention))];
+        AttentionBlock::new(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), heads, rotary.clone());
+    // Four heads of queries for two of keys and values, wider together than the residual stream.
+    let heads = BlockHeads { heads: 4, kv_heads: 2, head_dim: 4 };
+    let grouped = AttentionBlock::new(rms_norm(8, 1), linear("qkv", 32, 8, 3), linear("out", 8, 16, 5), heads, rotary);
+    let mut all: Vec<(_, Box<dyn Block>)> =
+        vec![("attention", Box::new(attention.unwrap())), ("grouped", Box::new(grouped.unwrap()))];
     for (name, activation) in [("gelu", Activation::Gelu), ("silu", Activation::Silu), ("none", Activation::Identity)] {
-        let block = FeedForwardBlock::new(norm(8, 7), linear("up", 16, 8, 9), linear("down", 8, 16, 11), activation);
+        let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
+        let block = FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::Plain(activation));
         all.push((name, Box::new(block.unwrap())));
     }
-    let block =
-        FeedForwardBlock::new(norm(8, 7), linear("up", 16, 8, 9), linear("down", 8, 16, 11), Activation::Identity);
-    let mut block = block.unwrap();
-    block.use_squared_relu();
-    all.push(("squared relu", Box::new(block)));
+    for (name, function) in [("swiglu", Nonlinearity::Silu), ("geglu", Nonlinearity::TanhGelu)] {
+        let (up, down) = (linear("up", 32, 8, 9), linear("down", 8, 16, 11));
+        let block = FeedForwardBlock::new(rms_norm(8, 7), up, down, FeedForwardFunction::Gated(function));
+        all.push((name, Box::new(block.unwrap())));
+    }
+    let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
+    let block = FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::SquaredRelu);
+    all.push(("squared relu", Box::new(block.unwrap())));
     all
 }
 
@@ -219,9 +229,7 @@ fn a_block_with_a_pruned_activation_is_the_dense_one_of_what_is_kept() {
     for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
         let block = || {
             let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
-            let mut block = FeedForwardBlock::new(norm(8, 7), up, down, Activation::Identity).unwrap();
-            block.use_squared_relu();
-            block
+            FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::SquaredRelu).unwrap()
         };
         let (mut dense, mut pruned) = (block(), block());
         pruned.down.make_input_sparse(&ENGINE, rule).unwrap();

@@ -51,7 +51,7 @@ fn scale_by(x: &[f32], dy: &mut [f32], derivative: impl Fn(f32) -> f32 + Sync) {
 }
 
 #[inline(always)]
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + vector::exp(-x))
 }
 
@@ -59,7 +59,7 @@ fn sigmoid(x: f32) -> f32 {
 ///
 /// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7 for `erf`. Both share one exponential.
 #[inline(always)]
-fn normal(x: f32) -> (f32, f32) {
+pub(super) fn normal(x: f32) -> (f32, f32) {
     let bell = vector::exp(-0.5 * x * x);
     let t = 1.0 / (1.0 + 0.327_591_1 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
     let p = 1.061_405_4;

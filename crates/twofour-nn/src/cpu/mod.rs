@@ -8,7 +8,7 @@
 //! | [`dense`] | the three GEMMs of a linear layer |
 //! | [`layer_norm`], [`rms_norm`] | normalization |
 //! | [`attention`], [`heads`], [`rope`] | attention, its layouts, rotary position embedding |
-//! | [`activation`] | GELU, SiLU, ReLU |
+//! | [`activation`], [`nonlinearity`] | GELU, SiLU, ReLU; the functions of feed-forward blocks, plain and gated |
 //! | [`cross_entropy`] | the loss |
 //! | [`embedding`] | rows of a table |
 //! | [`adamw`] | the optimizer's step |
@@ -25,6 +25,7 @@ pub mod heads;
 pub mod keep_of_four;
 pub mod layer_norm;
 pub mod matmul;
+pub mod nonlinearity;
 pub mod rms_norm;
 pub mod rope;
 pub mod rows;

@@ -1,5 +1,7 @@
 //! Rotary position embedding (Su et al., 2021), element `i` paired with element `i + d/2`.
 
+use std::ops::Range;
+
 /// Rotates one row of `2 * cos.len()` elements.
 #[inline(always)]
 pub fn rotate(row: &mut [f32], cos: &[f32], sin: &[f32]) {
@@ -18,7 +20,7 @@ pub fn rotate_back(row: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Cosines and sines of `position * base^(-i / half)` for every position below `positions` and `i < half`.
+/// Cosines and sines of the angles of every pair of elements at consecutive positions.
 #[derive(Debug, Clone)]
 pub struct Table {
     positions: usize,
@@ -31,11 +33,17 @@ impl Table {
     /// The wavelength base that the method's paper uses.
     const BASE: f64 = 10_000.0;
 
-    /// The table for `positions` positions and heads of `2 * half` elements.
+    /// The table for the first `positions` positions and heads of `2 * half` elements, where pair `i` turns by `10000^(-i / half)` from one position to the next.
     pub fn new(positions: usize, half: usize) -> Self {
-        let angle = |k: usize| (k / half) as f64 * Self::BASE.powf(-((k % half) as f64) / half as f64);
-        let (sin, cos) = (0..positions * half).map(angle).map(|a| (a.sin() as f32, a.cos() as f32)).unzip();
-        Table { positions, half, cos, sin }
+        let frequencies: Vec<f64> = (0..half).map(|i| Self::BASE.powf(-(i as f64) / half as f64)).collect();
+        Self::of(0..positions, &frequencies)
+    }
+
+    /// The table of these positions, where pair `i` turns by `frequencies[i]` from one position to the next. [`Table::at`] counts from the first of them.
+    pub fn of(positions: Range<usize>, frequencies: &[f64]) -> Self {
+        let angles = positions.clone().flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
+        let (sin, cos) = angles.map(|angle| (angle.sin() as f32, angle.cos() as f32)).unzip();
+        Table { positions: positions.len(), half: frequencies.len(), cos, sin }
     }
 
     /// How many positions it has.

@@ -14,14 +14,17 @@
 //!   `[out, in]`.
 //! - GEMMs and sums accumulate in f32. A call with the same operands returns the same bits: no sum depends on the order in which threads finish.
 //! - An operation overwrites its outputs unless its documentation says that it adds to them. Gradients of parameters take an [`Accumulate`].
-//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::gradient_norm`] and the methods of
-//!   [`SparseLayer`] that return numbers or masks wait.
+//! - Calls may return before the work is done; they run in order. [`Engine::read`], [`Engine::findings`], [`Engine::gradient_norm`] and the methods of
+//!   [`SparseLayer`] that return numbers or masks wait. A training step waits once, for its findings: whether its gradients are finite, and what clips
+//!   them, is decided where they are ([`Engine::StepGuard`]).
 //! - Lengths and kinds are checked; an operand that does not fit is an error and nothing is launched.
 
+mod buffer;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod operands;
+mod phase;
 mod sparse;
 
 use std::fmt::Debug;
@@ -34,35 +37,13 @@ use twofour::{
 
 use crate::Result;
 
+pub use buffer::{Buffer, Kind};
 pub use operands::{
-    AdamWState, AdamWStep, AttentionShape, LinearShape, OptimizerStep, PrunedDecay, SecondMoment, SgdState, SgdStep,
+    AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment,
+    SgdState, SgdStep, StepFindings, StepLimits,
 };
+pub use phase::StepPhase;
 pub use sparse::SparseLayer;
-
-/// What the elements of a buffer are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// f32: master weights, gradients of parameters, moments, statistics, losses.
-    Wide,
-    /// The engine's compute type ([`Engine::compute_type`]): activations, their gradients, and copies of parameters for GEMMs.
-    Compute,
-    /// u32: tokens.
-    Index,
-}
-
-/// Memory of an engine.
-pub trait Buffer: Debug + Send {
-    /// Number of elements.
-    fn len(&self) -> usize;
-
-    /// What they are.
-    fn kind(&self) -> Kind;
-
-    /// Whether there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
 
 /// Memory and operations of a device.
 ///
@@ -78,6 +59,9 @@ pub trait Engine: Debug + Send + Sync + Sized {
     type PackedActivation: Debug + Send;
     /// A trainable 2:4 weight.
     type SparseLinear: SparseLayer<Self::Buffer>;
+
+    /// What decides about a step's update, in the engine's memory: whether loss and gradients are finite, and what gradients are multiplied by.
+    type StepGuard: Debug + Send;
 
     /// The engine's name, as in `cpu`.
     fn name(&self) -> &'static str;
@@ -168,12 +152,41 @@ pub trait Engine: Debug + Send + Sync + Sized {
         gradients: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
-    /// The table of rotary position embedding for up to `positions` positions and heads of `head_dim` elements: element `i` of the lower half of a
-    /// head is paired with element `i` of the upper half and rotated by `position · 10000^(-2i / head_dim)`.
+    /// `y = x / sqrt(mean of x² + epsilon) · gain` for each token; the gain is [`Kind::Wide`], `[width]`. `statistics`, of [`Kind::Wide`], `[tokens]`, is for
+    /// [`Engine::rms_norm_gradient`] alone: an engine may leave it as it is.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn rms_norm(
+        &self,
+        x: &Self::Buffer,
+        gain: &Self::Buffer,
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
+    /// [`Engine::rms_norm`], which had the same `epsilon`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn rms_norm_gradient(
+        &self,
+        saved: (&Self::Buffer, &Self::Buffer, &Self::Buffer),
+        epsilon: f32,
+        dy: &Self::Buffer,
+        dx: &mut Self::Buffer,
+        accumulate: Accumulate,
+        d_gain: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// The table of rotary position embedding for up to `positions` positions: element `i` of the lower half of a head is paired with element `i` of the upper
+    /// half and rotated by `position · frequencies[i]`. A head has twice as many elements as there are frequencies.
     ///
     /// # Errors
     /// Not enough memory.
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Self::Rotary>;
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Self::Rotary>;
 
     /// Attention of every head, `softmax(q kᵀ / sqrt(head_dim)) v`, with queries and keys rotated if there is a table. `qkv` is
     /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state
@@ -257,6 +270,42 @@ pub trait Engine: Debug + Send + Sync + Sized {
         x: &Self::PackedActivation,
         accumulate: Accumulate,
         dw: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// [`Engine::activation_gradient`], and [`Engine::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
+    /// linear layer that made it. The bits are those of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &Self::Buffer,
+        dy: &mut Self::Buffer,
+        accumulate: Accumulate,
+        db: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.activation_gradient(activation, x, dy)?;
+        self.bias_gradient(dy, accumulate, db)
+    }
+
+    /// `y = function(gate) ⊙ up` for `x` of rows that hold `width` elements of the gate and then `width` of `up`; `y` is `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn gated(&self, function: Nonlinearity, width: usize, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// The gradient of [`Engine::gated`] for `x`, `[tokens, 2 width]`, from `dy`, `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &Self::Buffer,
+        dy: &Self::Buffer,
+        dx: &mut Self::Buffer,
     ) -> Result<()>;
 
     /// `y = x · Wᵀ + bias` for a dense weight; weight and bias are [`Kind::Compute`].
@@ -354,6 +403,43 @@ pub trait Engine: Debug + Send + Sync + Sized {
         loss: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// The guard of a training loop, with room for the flips of that many 2:4 layers.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    fn step_guard(&self, layers: usize) -> Result<Self::StepGuard>;
+
+    /// Computes the norm of gradients, all of [`Kind::Wide`], and the factor that removes their loss scale and clips the norm, and takes note of the loss,
+    /// [`Kind::Wide`] of one element. Where the norm or the loss is not finite, the calls that take the guard change nothing until it judges again.
+    ///
+    /// # Errors
+    /// Another kind.
+    fn judge(
+        &self,
+        gradients: &[&Self::Buffer],
+        loss: &Self::Buffer,
+        limits: StepLimits,
+        guard: &mut Self::StepGuard,
+    ) -> Result<()>;
+
+    /// What the guard found, and the flips of layers: at most as many as the guard has room for. Waits.
+    ///
+    /// # Errors
+    /// More layers; those of the device.
+    fn findings(&self, guard: &mut Self::StepGuard, layers: &[&Self::SparseLinear]) -> Result<StepFindings>;
+
+    /// [`SparseLayer::remask`] if it `selects_mask`, otherwise [`SparseLayer::repack`]; nothing where the guard skips the step.
+    ///
+    /// # Errors
+    /// Those of [`SparseLayer::remask`].
+    fn refresh(
+        &self,
+        layer: &mut Self::SparseLinear,
+        master: &Self::Buffer,
+        selects_mask: bool,
+        guard: &Self::StepGuard,
+    ) -> Result<()>;
+
     /// The root of the sum of the squares of all elements of [`Kind::Wide`] buffers: NaN or infinite where an element is. Waits.
     ///
     /// # Errors
@@ -363,17 +449,61 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
     /// of the second moment's change, or of their logarithms, where [`SecondMoment::Watched`] or [`SecondMoment::WatchedByLogarithm`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
+    /// With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and returns 0.
     ///
     /// # Errors
     /// Operands that do not fit; what the engine does not support.
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, Self::Buffer, Self::SparseLinear>) -> Result<f64>;
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<f64>;
+
+    /// Announces learning rate and number, counted from 1, of the next [`Engine::adamw`] calls of a [`Engine::repeat`]ed step: it has those at each repetition,
+    /// whatever its calls were given when they were captured.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn begin_update(&self, _learning_rate: f64, _step: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Runs `work`, or repeats what it launched at an earlier call with the same key: the same calls with the same numbers on the same memory, but for learning
+    /// rate and number of [`Engine::begin_update`]. `work` changes nothing but the engine's memory, and neither waits nor writes from host memory. It may run
+    /// twice in a call, the first time without effect.
+    ///
+    /// # Errors
+    /// Those of `work`, and of the device.
+    fn repeat(&self, _key: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        work()
+    }
+
+    /// What a person should know about how the engine works, such as why it repeats no steps: each message once.
+    fn take_note(&self) -> Option<String> {
+        None
+    }
+
+    /// Says which phase of a step begins. Engines that measure phases take note of it.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn begin_phase(&self, _: StepPhase) -> Result<()> {
+        Ok(())
+    }
 
     /// A step of stochastic gradient descent: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`, `w ← w - η m`, in f32 in
-    /// this order. The bits are the same on all engines.
+    /// this order. The bits are the same on all engines. With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped
+    /// step changes nothing. The numbers are arguments of the launch, which [`Engine::repeat`] would repeat.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn sgd(&self, step: &SgdStep, state: SgdState<'_, Self::Buffer, Self::SparseLinear>) -> Result<()>;
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, Self::Buffer, Self::SparseLinear>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<()>;
 
     /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {

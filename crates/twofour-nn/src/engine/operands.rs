@@ -1,5 +1,9 @@
 //! Shapes and numbers that operations take.
 
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
 /// The shape of a linear layer's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinearShape {
@@ -43,6 +47,22 @@ impl AttentionShape {
     pub fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
+}
+
+/// A function of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nonlinearity {
+    /// `max(x, 0)`.
+    Relu,
+    /// GELU, `x Φ(x)`.
+    Gelu,
+    /// GELU's approximation by tanh, `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
+    TanhGelu,
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// `max(x, 0)²`.
+    SquaredRelu,
 }
 
 /// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.
@@ -139,6 +159,42 @@ pub struct SgdState<'a, B, S> {
     pub copy: Option<&'a mut B>,
     /// The 2:4 layer whose mask says what is pruned.
     pub sparse: Option<&'a S>,
+}
+
+/// An error unless a gradient's own scale is 1: a guard has the factor.
+pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Result<()> {
+    if gradient_scale == 1.0 {
+        return Ok(());
+    }
+    let what = format!("a gradient scale of {gradient_scale} beside the factor of a step's guard");
+    Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
+}
+
+/// What [`Engine::judge`](super::Engine::judge) multiplies gradients by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLimits {
+    /// The largest norm of all gradients together; no limit if it is 0 or infinite.
+    pub clip_norm: f64,
+    /// The factor that the gradients carry, and the loss does not.
+    pub loss_scale: f32,
+}
+
+/// What [`Engine::findings`](super::Engine::findings) reads after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepFindings {
+    /// The loss that [`Engine::judge`](super::Engine::judge) was given.
+    pub loss: f64,
+    /// The norm of all gradients together, without the loss scale.
+    pub norm: f64,
+    /// Mask elements that the last selection changed, for each layer.
+    pub flips: Vec<u64>,
+}
+
+impl StepFindings {
+    /// Whether loss and norm are finite; the step is skipped where they are not.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.norm.is_finite()
+    }
 }
 
 /// A parameter, its gradient and its moments, as [`Engine::adamw`](super::Engine::adamw) updates them.

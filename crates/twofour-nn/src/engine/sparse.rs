@@ -59,6 +59,12 @@ pub trait SparseLayer<B>: Debug + Send {
     /// Those of the device.
     fn mask(&self) -> Result<Mask>;
 
+    /// A hash of the mask, the same for the same mask on all devices of this engine. Waits.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn mask_hash(&self) -> Result<u64>;
+
     /// Sets the mask and packs what it keeps: when training is resumed.
     ///
     /// # Errors

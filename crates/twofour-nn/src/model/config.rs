@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::DecoderConfig;
 use crate::{Error, Result, recipe::ModelSettings};
 
 /// Number of tokens: every byte is one.
@@ -70,29 +71,21 @@ impl GptConfig {
         Ok(())
     }
 
+    /// The sizes of a decoder, if it is a byte-level GPT.
+    pub(super) fn of(config: &DecoderConfig) -> Option<Self> {
+        let DecoderConfig { layers, width, heads, context, feed_forward, .. } = *config;
+        let own = GptConfig { layers, width, heads, context, feed_forward };
+        (DecoderConfig::from(&own) == *config).then_some(own)
+    }
+
     /// Output and input features of every linear layer with its name, in the order of computation.
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        let GptConfig { width, feed_forward, .. } = *self;
-        let mut all: Vec<_> = (0..self.layers)
-            .flat_map(|layer| {
-                [
-                    (format!("blocks.{layer}.attn.qkv"), 3 * width, width),
-                    (format!("blocks.{layer}.attn.out"), width, width),
-                    (format!("blocks.{layer}.mlp.up"), feed_forward, width),
-                    (format!("blocks.{layer}.mlp.down"), width, feed_forward),
-                ]
-            })
-            .collect();
-        all.push(("head".to_owned(), VOCABULARY, width));
-        all
+        DecoderConfig::from(self).linear_layers()
     }
 
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
-        let weights: usize = self.linear_layers().iter().map(|(_, out, inputs)| out * inputs).sum();
-        // Every linear layer but the head has a bias; a layer has two norms, the model one more, of gain and bias each.
-        let biases: usize = self.linear_layers().iter().map(|(_, out, _)| out).sum::<usize>() - VOCABULARY;
-        weights + biases + (2 * self.layers + 1) * 2 * self.width + VOCABULARY * self.width
+        DecoderConfig::from(self).parameters()
     }
 }
 

@@ -10,31 +10,18 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{Gpt, GptConfig};
+use super::{DecoderConfig, Gpt, GptConfig};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
     linear::Linear,
 };
 
-/// The metadata key that holds the [`GptConfig`] as JSON.
-const CONFIG_KEY: &str = "twofour.gpt";
+/// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.
+const GPT_KEY: &str = "twofour.gpt";
 
-/// The metadata key of the activation of feed-forward blocks; GELU where it is absent.
-const ACTIVATION_KEY: &str = "twofour.activation";
-const SQUARED_RELU: &str = "squared-relu";
-
-/// Whether feed-forward blocks of a model's file have squared ReLU.
-pub(super) fn has_squared_relu(reader: &Reader) -> Result<bool> {
-    match reader.metadata().get(ACTIVATION_KEY).map(String::as_str) {
-        None => Ok(false),
-        Some(SQUARED_RELU) => Ok(true),
-        Some(other) => {
-            let reason = format!("metadata `{ACTIVATION_KEY}` is {other:?}, not {SQUARED_RELU:?}");
-            Err(twofour::Error::Format { path: reader.path().to_owned(), reason }.into())
-        }
-    }
-}
+/// The metadata key that holds any other decoder's [`DecoderConfig`] as JSON.
+const DECODER_KEY: &str = "twofour.decoder";
 
 impl<E: Engine> Gpt<E> {
     /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their
@@ -67,12 +54,12 @@ impl<E: Engine> Gpt<E> {
             let (name, rows, cols) = (linear.weight().name(), linear.out_features(), linear.in_features());
             plan.compressed(CompressedInfo::new(name, T::DTYPE, rows, cols)?);
         }
-        let config = serde_json::to_string(self.config())
-            .map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
-        let mut metadata = BTreeMap::from([(CONFIG_KEY.to_owned(), config)]);
-        if self.has_squared_relu() {
-            metadata.insert(ACTIVATION_KEY.to_owned(), SQUARED_RELU.to_owned());
-        }
+        let (key, config) = match GptConfig::of(self.config()) {
+            Some(config) => (GPT_KEY, serde_json::to_string(&config)),
+            None => (DECODER_KEY, serde_json::to_string(self.config())),
+        };
+        let config = config.map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
+        let metadata = BTreeMap::from([(key.to_owned(), config)]);
         let mut writer = Writer::create(path, overwrite, plan, metadata)?;
         for parameter in &plain {
             let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
@@ -99,11 +86,7 @@ impl<E: Engine> Gpt<E> {
     /// As for [`Gpt::load`].
     pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
         let config = config_of(reader)?;
-        let mut model = Gpt::build(engine, &config, |name, shape| values(reader, name, shape))?;
-        if has_squared_relu(reader)? {
-            model.use_squared_relu();
-        }
-        Ok(model)
+        Gpt::build(engine, &config, |name, shape| values(reader, name, shape))
     }
 }
 
@@ -123,18 +106,31 @@ pub(super) fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E
     Ok(Compressed::from_dense(MatrixRef::new(rows, cols, &kept)?)?)
 }
 
-pub(super) fn config_of(reader: &Reader) -> Result<GptConfig> {
+pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {
     let fault = |reason: String| twofour::Error::Format { path: reader.path().to_owned(), reason };
-    let Some(text) = reader.metadata().get(CONFIG_KEY) else {
-        let reason = format!("its metadata has no `{CONFIG_KEY}`, so it is no model that this program trained");
-        return Err(fault(reason).into());
+    let (key, config) = match (reader.metadata().get(GPT_KEY), reader.metadata().get(DECODER_KEY)) {
+        (Some(text), _) => {
+            let config: GptConfig =
+                serde_json::from_str(text).map_err(|e| fault(format!("metadata `{GPT_KEY}`: {e}")))?;
+            config.validate()?;
+            (GPT_KEY, DecoderConfig::from(&config))
+        }
+        (None, Some(text)) => {
+            let config: DecoderConfig =
+                serde_json::from_str(text).map_err(|e| fault(format!("metadata `{DECODER_KEY}`: {e}")))?;
+            config.validate()?;
+            (DECODER_KEY, config)
+        }
+        (None, None) => {
+            let reason = format!(
+                "its metadata has no `{GPT_KEY}` and no `{DECODER_KEY}`, so it is no model that this program trained"
+            );
+            return Err(fault(reason).into());
+        }
     };
-    let config: GptConfig = serde_json::from_str(text).map_err(|e| fault(format!("metadata `{CONFIG_KEY}`: {e}")))?;
-    config.validate()?;
     // Every layer needs tensors: a number of layers that the file cannot hold is refused before anything is made of it.
     if config.layers > reader.tensors().count() {
-        let reason =
-            format!("metadata `{CONFIG_KEY}` speaks of {} layers, more than the file has tensors", config.layers);
+        let reason = format!("metadata `{key}` speaks of {} layers, more than the file has tensors", config.layers);
         return Err(fault(reason).into());
     }
     Ok(config)
@@ -201,12 +197,7 @@ fn decompressed(reader: &Reader, name: &str, shape: [usize; 2]) -> Result<Vec<f3
         ValueFormat::Plain(DataType::F32) => reader.compressed::<f32>(name)?.to_dense(),
         ValueFormat::Plain(DataType::BF16) => widened(reader.compressed::<bf16>(name)?.to_dense()),
         ValueFormat::Plain(DataType::F16) => widened(reader.compressed::<f16>(name)?.to_dense()),
-        ValueFormat::ScaledI8 => {
-            let (values, scales) =
-                (reader.compressed::<i8>(name)?.to_dense(), reader.scales(name)?.unwrap_or_default());
-            let rows = values.chunks(shape[1].max(1)).zip(&scales);
-            rows.flat_map(|(row, scale)| row.iter().map(move |value| f32::from(*value) * scale)).collect()
-        }
+        ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => reader.int8(name)?.dequantize().to_dense(),
         ValueFormat::Int4(_) => widened(reader.int4(name)?.dequantize().to_dense()),
         other => return Err(unsupported(reader, name, other)),
     })

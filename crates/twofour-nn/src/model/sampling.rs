@@ -1,4 +1,4 @@
-//! Choosing the next byte.
+//! Choosing the next token.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,12 +8,12 @@ use crate::{
     random::Stream,
 };
 
-/// How the next byte is chosen from the model's scores.
+/// How the next token is chosen from the model's scores.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// Zero takes the most likely byte; one samples from the model's own distribution; between, it is sharpened.
+    /// Zero takes the most likely token; one samples from the model's own distribution; between, it is sharpened.
     pub temperature: f32,
-    /// The same seed gives the same bytes.
+    /// The same seed gives the same tokens.
     pub seed: u64,
 }
 
@@ -36,25 +36,25 @@ impl Sampling {
         Err(Error::Setting { what: "temperature", found, expected: "a number from 0 up" })
     }
 
-    /// Chooses a byte by `logits` (destroyed); `index` counts the bytes chosen so far.
-    pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> u8 {
+    /// Chooses a token by `logits` (destroyed); `index` counts the tokens chosen so far.
+    pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> u32 {
         let best = || logits.iter().enumerate().fold(0, |best, (i, v)| if *v > logits[best] { i } else { best });
         // Below this the scaled logits could overflow, and the choice is certain long before.
         if self.temperature < 1e-4 {
-            return best() as u8;
+            return best() as u32;
         }
         let max = vector::max(logits);
         logits.iter_mut().for_each(|v| *v = (*v - max) / self.temperature);
         softmax::in_place(logits);
         let mut left = Stream::new(self.seed, "sampling").uniform(index);
-        for (byte, &p) in logits.iter().enumerate() {
+        for (token, &p) in logits.iter().enumerate() {
             left -= f64::from(p);
             if left < 0.0 {
-                return byte as u8;
+                return token as u32;
             }
         }
-        // The probabilities sum to one only up to rounding: what is left belongs to the last byte that has any.
-        logits.iter().rposition(|&p| p > 0.0).unwrap_or(0) as u8
+        // The probabilities sum to one only up to rounding: what is left belongs to the last token that has any.
+        logits.iter().rposition(|&p| p > 0.0).unwrap_or(0) as u32
     }
 }
 

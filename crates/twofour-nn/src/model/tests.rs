@@ -6,7 +6,7 @@ use twofour::{
     layer::{Accumulate, MaskRule, SparseLinearSettings},
 };
 
-use super::{Gpt, GptConfig};
+use super::{DecoderConfig, Gpt, GptConfig, Inference};
 use crate::{
     block::BatchShape,
     engine::{Engine as _, Kind, cpu::CpuEngine},
@@ -141,4 +141,75 @@ fn files_keep_the_model() {
     }
     let size = |name: &str| std::fs::metadata(directory.path().join(name)).unwrap().len();
     assert!(size("sparse-bf16.safetensors") < size("dense-bf16.safetensors"));
+}
+
+/// A LLaMA with heads that share keys and values; its head is the embedding, or has a weight of its own.
+fn llama(tied: bool) -> DecoderConfig {
+    use crate::recipe::{ModelKind, ModelSettings};
+    let settings = ModelSettings {
+        kind: ModelKind::Llama,
+        layers: 2,
+        width: 32,
+        heads: 4,
+        kv_heads: Some(2),
+        context: 24,
+        feed_forward: Some(48),
+    };
+    DecoderConfig { tied, ..DecoderConfig::from(&settings) }
+}
+
+#[test]
+fn gradients_of_a_llama_agree_with_finite_differences() {
+    let shape = BatchShape { batch: 2, positions: 9 };
+    let (x, y) = (bytes(18, 1), bytes(18, 2));
+    for tied in [false, true] {
+        let mut model = Gpt::new(&ENGINE, llama(tied), 1).unwrap();
+        model.begin_training(&ENGINE).unwrap();
+        // Twenty times the initial deviation, so that differences stand out of rounding.
+        for parameter in model.parameters_mut() {
+            let values: Vec<f32> = ENGINE.read(parameter.master()).unwrap();
+            let factor = if parameter.shape().len() == 2 { 20.0 } else { 1.0 };
+            parameter.write(&ENGINE, &values.iter().map(|v| v * factor).collect::<Vec<_>>()).unwrap();
+        }
+        backward(&mut model, &x, &y, shape);
+        let count: usize = model.parameters().iter().map(|p| p.shape().iter().product::<usize>()).sum();
+        assert_eq!(count, llama(tied).parameters());
+        for index in 0..model.parameters().len() {
+            let parameter = model.parameters()[index];
+            let name = parameter.name().to_owned();
+            let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
+            let values = ENGINE.read(parameter.master()).unwrap();
+            let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+            assert!(norm > 0.0, "{name}: no gradient");
+            let h = 2e-2 / norm.max(0.05) as f32 * 0.05;
+            let mut along = |by: f32| {
+                let moved: Vec<f32> = values.iter().zip(&gradient).map(|(v, g)| v + by * g / norm as f32).collect();
+                model.parameters_mut()[index].write(&ENGINE, &moved).unwrap();
+                mean_loss(&mut model, &x, &y, shape)
+            };
+            let numeric = (along(h) - along(-h)) / f64::from(2.0 * h);
+            along(0.0);
+            assert!(
+                (numeric - norm).abs() < 2e-2 * norm.max(0.01),
+                "{name}, tied {tied}: {numeric}, by the gradient {norm}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_llama_is_saved_loaded_and_run() {
+    let directory = tempfile::tempdir().unwrap();
+    for tied in [false, true] {
+        let path = directory.path().join(format!("{tied}.safetensors"));
+        let mut model = Gpt::new(&ENGINE, llama(tied), 1).unwrap();
+        model.save(&ENGINE, &path, Overwrite::No, DataType::F32).unwrap();
+        let mut loaded = Gpt::load(&ENGINE, &path).unwrap();
+        assert_eq!(*loaded.config(), llama(tied));
+        let (x, shape) = (bytes(12, 3), BatchShape { batch: 1, positions: 12 });
+        let expected = model.logits(&ENGINE, &x, shape).unwrap();
+        assert_eq!(loaded.logits(&ENGINE, &x, shape).unwrap(), expected);
+        let found = Inference::<f32>::load(&path).unwrap().session().logits(&x).unwrap();
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
 }

@@ -1,6 +1,6 @@
 //! Settings of a recipe against each other.
 
-use super::{Mistakes, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections};
+use super::{Mistakes, ModelKind, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections};
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -23,7 +23,10 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
 fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bool {
     let (model, s) = (&recipe.model, &sections.model);
     let faults = m.len();
-    if ["layers", "width", "heads", "context", "feed_forward"].iter().any(|key| m.has(&format!("model.{key}"))) {
+    if ["layers", "width", "heads", "kv_heads", "context", "feed_forward"]
+        .iter()
+        .any(|key| m.has(&format!("model.{key}")))
+    {
         return false;
     }
     if !model.width.is_multiple_of(2 * model.heads) {
@@ -32,6 +35,15 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
             model.heads, model.width
         );
         m.add(s.place("heads"), "model.heads", problem);
+    }
+    if let Some(kv_heads) = model.kv_heads {
+        if model.kind == ModelKind::Gpt {
+            let problem = format!("found {kv_heads}, expected no such key: only a \"llama\" has heads that share keys");
+            m.add(s.place("kv_heads"), "model.kv_heads", problem);
+        } else if !model.heads.is_multiple_of(kv_heads) {
+            let problem = format!("found {kv_heads}, expected a divisor of the {} heads", model.heads);
+            m.add(s.place("kv_heads"), "model.kv_heads", problem);
+        }
     }
     let angles = model.context * (model.width / model.heads).div_ceil(2);
     if angles > MOST_ANGLES {

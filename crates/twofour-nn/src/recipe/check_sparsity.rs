@@ -3,7 +3,7 @@
 use twofour::layer::{MaskRule, WeightGradient};
 
 use super::{
-    Defaults, LayerOverride, Method, Mistakes, OptimizerKind, Recipe, SparsePrecision, SparsitySettings,
+    Defaults, LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, SparsePrecision, SparsitySettings,
     parse::Sections,
     reader::Section,
     resolve::{gradient_of, mask_of},
@@ -32,6 +32,17 @@ pub(super) fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut M
             check_override(settings, own, section, m);
             let settings = &own.over(settings);
             Checked { settings, section, name: "sparsity.override", steps }.check(m);
+        }
+    }
+    if recipe.model.kind == ModelKind::Llama {
+        let problem = "found \"activation\", whose squared ReLU takes the place of an activation without a gate; a \"llama\" has gates";
+        if settings.method == Method::Activation {
+            m.add(sections.sparsity.place("method"), "sparsity.method", problem);
+        }
+        for (own, section) in settings.overrides.iter().zip(&sections.overrides) {
+            if own.method == Some(Method::Activation) {
+                m.add(section.place("method"), "sparsity.override.method", problem);
+            }
         }
     }
     if settings.method == Method::Step && recipe.training.optimizer == OptimizerKind::Sgd {

@@ -12,10 +12,12 @@ pub enum ModelKind {
     /// A decoder with layer norms, rotary positions and a GELU feed-forward block.
     #[default]
     Gpt,
+    /// A decoder as LLaMA's: root-mean-square norms, rotary positions, grouped queries and a SwiGLU feed-forward block, without biases.
+    Llama,
 }
 
 impl Named for ModelKind {
-    const ALL: &'static [(&'static str, Self)] = &[("gpt", ModelKind::Gpt)];
+    const ALL: &'static [(&'static str, Self)] = &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama)];
 }
 
 /// The sizes of a model.
@@ -31,6 +33,9 @@ pub struct ModelSettings {
     pub width: usize,
     /// Heads of attention.
     pub heads: usize,
+    /// Heads of keys and values of a `llama`, which groups of heads share; as many as heads if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
     /// The longest sequence, in tokens.
     pub context: usize,
     /// Width of the feed-forward block's hidden layer; four times the width if absent.

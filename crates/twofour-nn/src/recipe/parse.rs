@@ -108,6 +108,7 @@ fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
         layers: size("layers", Some("number of layers")).unwrap_or(1),
         width: size("width", Some("width of the residual stream")).unwrap_or(1),
         heads: size("heads", Some("heads of attention")).unwrap_or(1),
+        kv_heads: size("kv_heads", None),
         context: size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
         feed_forward: size("feed_forward", None),
     }

@@ -5,7 +5,7 @@ use twofour::DataType;
 
 use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
 use crate::{
-    model::{GptConfig, VOCABULARY},
+    model::{DecoderConfig, VOCABULARY},
     train::{SparseBegin, SparsityPlan},
 };
 
@@ -48,6 +48,8 @@ impl MemoryPlan {
 pub struct RecipePlan {
     /// Where.
     pub device: DeviceKind,
+    /// How many of them divide each batch.
+    pub devices: usize,
     /// The data type of activations and of GEMMs.
     pub precision: &'static str,
     /// The method.
@@ -102,8 +104,35 @@ impl Recipe {
         Err(mistakes)
     }
 
+    /// Checks that so many devices can divide each batch evenly.
+    ///
+    /// # Errors
+    /// A batch that is not a multiple of the number of devices, or a micro-batch that does not divide a device's share.
+    pub fn expect_even_shares(&self, devices: usize) -> Result<(), Mistakes> {
+        let mut mistakes = Mistakes::default();
+        let (batch, devices) = (self.training.batch, devices.max(1));
+        let share = batch / devices;
+        if !batch.is_multiple_of(devices) {
+            let problem =
+                format!("found {batch}, expected a multiple of {devices}, so that each GPU gets as many sequences");
+            mistakes.add(Place::Absent, "training.batch", problem);
+        } else if let Some(micro) =
+            self.training.micro_batch.filter(|micro| *micro < share && !share.is_multiple_of(*micro))
+        {
+            let problem =
+                format!("found {micro}, expected a divisor of the {share} sequences of each of {devices} GPUs");
+            mistakes.add(Place::Absent, "training.micro_batch", problem);
+        }
+        mistakes.or(())
+    }
+
     /// What the recipe will do on a device.
     pub fn plan(&self, device: DeviceKind) -> RecipePlan {
+        self.plan_on(device, 1)
+    }
+
+    /// What the recipe will do on several devices, which divide each batch; memory is that of one of them.
+    pub fn plan_on(&self, device: DeviceKind, devices: usize) -> RecipePlan {
         let layers = self.layers();
         let precision = self.precision_on(device);
         // A recipe that was not parsed may contradict itself: its plan is not run then.
@@ -112,10 +141,11 @@ impl Recipe {
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = GptConfig::from(&self.model).parameters();
+        let parameters = DecoderConfig::from(&self.model).parameters();
         let step_tokens = self.training.batch as u64 * self.model.context as u64;
         RecipePlan {
             device,
+            devices,
             precision: precision.name(),
             method: self.sparsity.method.name(),
             parameters,
@@ -124,12 +154,19 @@ impl Recipe {
             sparse: sparsity.map(|plan| (plan.begin, plan.end.unwrap_or(self.training.steps))),
             step_tokens,
             tokens: step_tokens.saturating_mul(self.training.steps),
-            memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision),
+            memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision, devices),
             layers,
         }
     }
 
-    fn memory(&self, layers: &[LayerPlan], parameters: u64, sparse_weights: u64, precision: Precision) -> MemoryPlan {
+    fn memory(
+        &self,
+        layers: &[LayerPlan],
+        parameters: u64,
+        sparse_weights: u64,
+        precision: Precision,
+        devices: usize,
+    ) -> MemoryPlan {
         let element = if precision == Precision::F32 { 4 } else { 2 };
         // Kept values and four bits of metadata for each group of four; a mask of one bit for each weight.
         let packed = |layer: &LayerPlan| {
@@ -143,17 +180,18 @@ impl Recipe {
             moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * parameters,
             copies: element * (parameters - sparse_weights),
             packed: layers.iter().filter(|layer| layer.sparse).map(packed).sum(),
-            activations: self.activations(element),
+            activations: self.activations(element, devices),
         }
     }
 
     /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
     /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
-    fn activations(&self, element: u64) -> u64 {
+    fn activations(&self, element: u64, devices: usize) -> u64 {
         let model = &self.model;
         let [width, context, heads, hidden] =
             [model.width, model.context, model.heads, model.feed_forward()].map(|size| size as u64);
-        let tokens = self.training.micro_batch() as u64 * context;
+        let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
+        let tokens = sequences as u64 * context;
         let block = 8 * width + heads * context + 2 * hidden;
         let elements = (model.layers as u64).saturating_mul(block) + 2 * width + VOCABULARY as u64;
         tokens.saturating_mul(elements).saturating_mul(element)

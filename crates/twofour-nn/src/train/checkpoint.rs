@@ -18,7 +18,7 @@ use super::{SparsityPlan, Trainer};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
-    model::GptConfig,
+    model::DecoderConfig,
     optim::LossScale,
     recipe::TrainingSettings,
 };
@@ -31,7 +31,7 @@ const STATE_KEY: &str = "twofour.checkpoint";
 /// What a checkpoint says about itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
-    model: GptConfig,
+    model: DecoderConfig,
     training: TrainingSettings,
     plan: SparsityPlan,
     corpus: u64,
@@ -79,12 +79,12 @@ impl<E: Engine> Trainer<E> {
             .filter_map(|linear| Some((linear.name(), linear.sparse()?)))
             .map(|(name, sparse)| {
                 let scale = sparse.scale()?.map(f32::to_bits);
-                Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()? })
+                Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()?.wrapping_sub(self.seed_offset()) })
             })
             .collect::<Result<_>>()?;
         let progress = &self.progress;
         Ok(State {
-            model: *self.model.config(),
+            model: self.model.config().clone(),
             training: self.settings.clone(),
             plan: self.plan.clone(),
             corpus: self.corpus.fingerprint(),
@@ -168,6 +168,7 @@ impl<E: Engine> Trainer<E> {
                 self.engine.write(moment, &values)?;
             }
         }
+        let offset = self.seed_offset();
         let Trainer { engine, model, plan, .. } = &mut *self;
         let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
         for linear in model.linears_mut() {
@@ -179,7 +180,8 @@ impl<E: Engine> Trainer<E> {
                     if let Some(part) = part.filter(|_| linear.sparse().is_none()) {
                         linear.make_sparse_in(engine, part.layer_settings(), part.precision, layer.seed)?;
                     }
-                    linear.restore(mask, layer.scale.map(f32::from_bits), layer.seed)?;
+                    let seed = layer.seed.wrapping_add(offset);
+                    linear.restore(mask, layer.scale.map(f32::from_bits), seed)?;
                 }
                 None => linear.make_dense(engine)?,
             }

@@ -2,19 +2,27 @@
 
 use crate::{Error, Result, random::Stream};
 
-/// A text, cut into a training part and, at its end, a validation part.
+/// A text as tokens, cut into a training part and, at its end, a validation part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
-    training: Vec<u8>,
-    validation: Vec<u8>,
+    training: Vec<u32>,
+    validation: Vec<u32>,
 }
 
 impl Corpus {
-    /// Cuts off the last `validation_share` of `text` (rounded down) for validation.
+    /// A text whose bytes are its tokens. The last `validation_share` of it (rounded down) is for validation.
     ///
     /// # Errors
     /// [`Error::Setting`] for a share outside 0 to 0.5.
-    pub fn new(mut text: Vec<u8>, validation_share: f64) -> Result<Self> {
+    pub fn new(text: Vec<u8>, validation_share: f64) -> Result<Self> {
+        Self::of_tokens(text.into_iter().map(u32::from).collect(), validation_share)
+    }
+
+    /// A text of tokens. The last `validation_share` of it (rounded down) is for validation.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a share outside 0 to 0.5.
+    pub fn of_tokens(mut text: Vec<u32>, validation_share: f64) -> Result<Self> {
         if !(0.0..=0.5).contains(&validation_share) {
             let found = validation_share.to_string();
             return Err(Error::Setting { what: "share of the text for validation", found, expected: "from 0 to 0.5" });
@@ -24,16 +32,16 @@ impl Corpus {
     }
 
     /// The training part.
-    pub fn training(&self) -> &[u8] {
+    pub fn training(&self) -> &[u32] {
         &self.training
     }
 
     /// The validation part.
-    pub fn validation(&self) -> &[u8] {
+    pub fn validation(&self) -> &[u32] {
         &self.validation
     }
 
-    /// The most sequences of `context` bytes, none overlapping another, that the validation part gives.
+    /// The most sequences of `context` tokens, none overlapping another, that the validation part gives.
     ///
     /// ```
     /// let corpus = twofour_nn::train::Corpus::new(vec![b'a'; 100], 0.5)?;
@@ -49,7 +57,8 @@ impl Corpus {
     /// # Errors
     /// [`Error::Setting`] with the part that cannot.
     pub fn expect_sequences_of(&self, context: usize) -> Result<()> {
-        for (what, part) in [("bytes of training text", &self.training), ("bytes of validation text", &self.validation)]
+        for (what, part) in
+            [("tokens of training text", &self.training), ("tokens of validation text", &self.validation)]
         {
             if part.len() <= context {
                 let found = format!("{} for a context of {context}", part.len());
@@ -77,10 +86,10 @@ impl Corpus {
         limit: usize,
         context: usize,
     ) -> impl Iterator<Item = Batch> + '_ {
-        // The last start, from which a stretch and the byte after it just fit.
+        // The last start, from which a stretch and the token after it just fit.
         let last = self.validation.len() - 1 - context;
         let count = limit.clamp(1, self.validation_sequences(context).max(1));
-        // At least a context apart, so that no byte is predicted twice.
+        // At least a context apart, so that no token is predicted twice.
         let starts: Vec<usize> = (0..count).map(|i| i * last / (count - 1).max(1)).collect();
         let batches: Vec<Vec<usize>> = starts.chunks(sequences).map(<[usize]>::to_vec).collect();
         batches.into_iter().map(move |starts| stretches(&self.validation, starts.into_iter(), context))
@@ -89,8 +98,9 @@ impl Corpus {
     /// A number that tells this text from others (FNV-1a over both parts and their lengths).
     pub fn fingerprint(&self) -> u64 {
         let lengths = [self.training.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
-        let bytes = lengths.as_flattened().iter().chain(&self.training).chain(&self.validation);
-        bytes.fold(0xCBF2_9CE4_8422_2325, |hash: u64, &b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
+        let lengths = lengths.as_flattened().iter().map(|&byte| u32::from(byte));
+        let all = lengths.chain(self.training.iter().copied()).chain(self.validation.iter().copied());
+        all.fold(0xCBF2_9CE4_8422_2325, |hash: u64, b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
     }
 }
 
@@ -101,13 +111,13 @@ pub(super) struct Batch {
     pub(super) targets: Vec<u32>,
 }
 
-/// The stretches of `context` bytes that begin at `starts`, and those that begin one later.
-fn stretches(text: &[u8], starts: impl Iterator<Item = usize>, context: usize) -> Batch {
+/// The stretches of `context` tokens that begin at `starts`, and those that begin one later.
+fn stretches(text: &[u32], starts: impl Iterator<Item = usize>, context: usize) -> Batch {
     let (mut inputs, mut targets) = (vec![], vec![]);
     for start in starts {
         let stretch = &text[start..=start + context];
-        inputs.extend(stretch[..context].iter().map(|&b| u32::from(b)));
-        targets.extend(stretch[1..].iter().map(|&b| u32::from(b)));
+        inputs.extend_from_slice(&stretch[..context]);
+        targets.extend_from_slice(&stretch[1..]);
     }
     Batch { inputs, targets }
 }

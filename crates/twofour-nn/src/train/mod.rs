@@ -7,6 +7,7 @@
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
+//! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
 //! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
 //! weights; AdamW; new masks and packed weights for the next step.
@@ -19,16 +20,20 @@ mod corpus;
 mod decay_search;
 mod forms;
 mod progress;
+pub mod ranks;
 mod report;
 mod settings;
 mod sparsity;
+mod step;
 #[cfg(test)]
 mod tests;
+mod together;
 mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
+pub use ranks::GradientReduction;
 pub use report::StepReport;
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

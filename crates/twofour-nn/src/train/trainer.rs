@@ -2,20 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use twofour::{
-    adamw_step::{ChangeMean, PhaseSwitch},
-    layer::Accumulate,
-};
+use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
 use super::{
-    Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, settings::check,
+    Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, ranks::Seat,
+    settings::check,
 };
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep},
-    model::{Gpt, GptConfig},
-    optim::{LossScale, Schedule, clip_factor},
+    engine::{Engine, Kind},
+    model::Gpt,
+    optim::{LossScale, Schedule},
     parameter::Parameter,
     recipe::{Method, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
@@ -27,7 +25,7 @@ use crate::{
 /// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer}};
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, context: 16, feed_forward: Some(32) };
+/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
 /// let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
@@ -41,6 +39,8 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Trainer<E: Engine> {
+    /// Its place among other ranks. First, so that sums of gradients end before their memory is freed.
+    pub(super) seat: Option<Seat<E>>,
     pub(super) engine: E,
     pub(super) model: Gpt<E>,
     pub(super) corpus: Arc<Corpus>,
@@ -51,7 +51,10 @@ pub struct Trainer<E: Engine> {
     /// Of each planned layer, the part of the plan that it belongs to.
     pub(super) parts: HashMap<String, usize>,
     /// A [`Kind::Wide`] scalar that losses are added to.
-    loss: E::Buffer,
+    pub(super) loss: E::Buffer,
+    pub(super) guard: E::StepGuard,
+    /// Inputs and targets of each micro-batch of the step.
+    pub(super) micro_batches: Vec<[E::Buffer; 2]>,
 }
 
 /// Consecutive skipped steps after which training stops.
@@ -70,7 +73,7 @@ impl<E: Engine> Trainer<E> {
         corpus: Arc<Corpus>,
     ) -> Result<Self> {
         check(training)?;
-        let model = Gpt::new(&engine, &GptConfig::from(model), training.seed)?;
+        let model = Gpt::new(&engine, model, training.seed)?;
         Self::with_model(engine, model, training, plan, corpus)
     }
 
@@ -93,7 +96,7 @@ impl<E: Engine> Trainer<E> {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
         if plan.parts().any(|part| part.method == Method::Activation) {
-            model.use_squared_relu();
+            model.use_squared_relu()?;
         }
         model.begin_training(&engine)?;
         if training.optimizer == OptimizerKind::Sgd {
@@ -123,13 +126,29 @@ impl<E: Engine> Trainer<E> {
             loss_scale: LossScale::for_type(engine.compute_type()),
             switch,
         };
-        let loss = engine.zeros(Kind::Wide, 1)?;
+        // Each layer may have a mask that it computes with, and one that is observed.
+        let (loss, guard) = (engine.zeros(Kind::Wide, 1)?, engine.step_guard(2 * names.len())?);
         let of_part = |(index, part): (usize, &SparsityPlan)| {
             part.layers.iter().map(move |l| (l.clone(), index)).collect::<Vec<_>>()
         };
         let parts = plan.parts().enumerate().flat_map(of_part).collect();
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
-        let mut trainer = Trainer { engine, model, corpus, settings, plan, progress, schedule, parts, loss };
+        let micro_batches = vec![];
+        let seat = None;
+        let mut trainer = Trainer {
+            seat,
+            engine,
+            model,
+            corpus,
+            settings,
+            plan,
+            progress,
+            schedule,
+            parts,
+            loss,
+            guard,
+            micro_batches,
+        };
         trainer.change_form()?;
         Ok(trainer)
     }
@@ -152,6 +171,11 @@ impl<E: Engine> Trainer<E> {
     /// Engine and model, for running the model.
     pub fn engine_and_model(&mut self) -> (&E, &mut Gpt<E>) {
         (&self.engine, &mut self.model)
+    }
+
+    /// What a person should know about how the engine works, such as why it captures no steps: each message once.
+    pub fn take_note(&self) -> Option<String> {
+        self.engine.take_note()
     }
 
     /// The text that it is trained on.
@@ -194,38 +218,59 @@ impl<E: Engine> Trainer<E> {
     /// says so.
     ///
     /// # Errors
-    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine.
+    /// [`Error::Diverged`] after 30 such steps in a row; those of the engine. Among other ranks: [`Error::Rank`] where another has failed, and
+    /// [`Error::RanksDiffer`].
     pub fn step(&mut self) -> Result<StepReport> {
-        E::scope(|| self.step_in_scope())
+        self.begin_with_others()?;
+        self.step_with_others()
+    }
+
+    /// A step that all ranks have begun.
+    pub(super) fn step_with_others(&mut self) -> Result<StepReport> {
+        let outcome = match self.seat.as_ref().and_then(|seat| seat.reduction.threads()) {
+            Some(threads) => threads.install(|| E::scope(|| self.step_in_scope())),
+            None => E::scope(|| self.step_in_scope()),
+        };
+        self.told(outcome)
+    }
+
+    /// What is added to seeds on this rank.
+    pub(super) fn seed_offset(&self) -> u64 {
+        self.seat.as_ref().map_or(0, Seat::seed_offset)
     }
 
     fn step_in_scope(&mut self) -> Result<StepReport> {
         let begin = Instant::now();
         let step = self.progress.step;
         let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
-        let outcome = self.passes(step)?;
-        let tokens = self.settings.batch * self.model.config().context;
-        let skipped = !(outcome.loss.is_finite() && outcome.norm.is_finite());
+        let refreshes = self.refreshes();
+        let tokens = self.upload(step)?;
+        let launched = self.launch(learning_rate, &refreshes)?;
+        let found = self.findings(&launched, &refreshes)?;
+        // Sums that were aborted are worth nothing.
+        self.seat.as_ref().map_or(Ok(()), |seat| seat.rank.check())?;
+        let skipped = !found.is_finite();
         self.progress.loss_scale.observe(!skipped);
         self.progress.step += 1;
-        let mut flips = Flips::default();
         if skipped {
             self.progress.skipped += 1;
             self.progress.skipped_in_a_row += 1;
             if self.progress.skipped_in_a_row >= MOST_SKIPPED {
                 return Err(Error::Diverged { step, count: MOST_SKIPPED });
             }
-            self.change_form()?;
         } else {
             self.progress.skipped_in_a_row = 0;
-            self.update(learning_rate, &outcome)?;
-            flips = self.refresh()?;
+            self.progress.updates += 1;
+            self.observe(&launched);
         }
+        let changed = self.change_form()?;
+        let flips = if skipped { Flips::default() } else { self.flips(&found.flips, &refreshes, &changed) };
+        self.compare_if_due(!changed.is_empty())?;
         Ok(StepReport {
             step,
-            loss: outcome.loss,
+            loss: found.loss / tokens as f64,
             learning_rate,
-            gradient_norm: outcome.norm,
+            gradient_norm: found.norm,
             flip_rate: flips.overall,
             layer_flip_rates: flips.layers,
             observed_flip_rate: flips.observed,
@@ -235,92 +280,6 @@ impl<E: Engine> Trainer<E> {
             tokens,
             seconds: begin.elapsed().as_secs_f64(),
         })
-    }
-
-    /// The passes of all micro-batches of a step.
-    fn passes(&mut self, step: u64) -> Result<Outcome> {
-        let Trainer { engine, model, corpus, settings, loss, .. } = self;
-        let context = model.config().context;
-        let batch = corpus.batch(settings.seed, step, settings.batch, context);
-        let micro_batch = settings.micro_batch.unwrap_or(settings.batch);
-        let loss_scale = self.progress.loss_scale.scale();
-        let scale = loss_scale / batch.inputs.len() as f32;
-        let shape = BatchShape { batch: micro_batch, positions: context };
-        engine.clear(loss)?;
-        let micro_batches = batch.inputs.chunks(shape.tokens()).zip(batch.targets.chunks(shape.tokens()));
-        let mut accumulate = Accumulate::Overwrite;
-        for tokens in micro_batches {
-            match model.gradients(engine, tokens, shape, (scale, accumulate), loss) {
-                Err(error) if is_not_finite(&error) => {
-                    return Ok(Outcome { loss: f64::NAN, norm: f64::NAN, loss_scale });
-                }
-                outcome => outcome?,
-            }
-            accumulate = Accumulate::Add;
-        }
-        // Matrices first, then vectors: the order that sums are taken in.
-        let parameters = model.parameters();
-        let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);
-        let gradients: Vec<&E::Buffer> = matrices.iter().chain(&vectors).filter_map(|p| p.gradient()).collect();
-        let norm = engine.gradient_norm(&gradients)? / f64::from(loss_scale);
-        let sum = f64::from(engine.read(loss)?.first().copied().unwrap_or(f32::NAN));
-        Ok(Outcome { loss: sum / batch.inputs.len() as f64, norm, loss_scale })
-    }
-
-    /// The optimizer's step, and STEP's decision to switch.
-    fn update(&mut self, learning_rate: f64, outcome: &Outcome) -> Result<()> {
-        let updates = self.progress.updates + 1;
-        let TrainingSettings { optimizer, momentum, beta1, beta2, epsilon, weight_decay, clip_norm, .. } =
-            self.settings;
-        let factor = clip_factor(outcome.norm, clip_norm) / f64::from(outcome.loss_scale);
-        let is_sparse = self.is_sparse();
-        let switch = self.progress.switch.as_ref();
-        let second_moment = match switch.map(PhaseSwitch::switched_at) {
-            Some(None) => match self.plan.switch_mean {
-                SwitchMean::Arithmetic => SecondMoment::Watched,
-                SwitchMean::Geometric => SecondMoment::WatchedByLogarithm,
-            },
-            Some(Some(at)) if is_sparse => SecondMoment::Frozen { at },
-            _ => SecondMoment::Moving,
-        };
-        let (parts, plan) = (&self.parts, &self.plan);
-        let step = |parameter: &Parameter<E>, linear: Option<&str>| {
-            let part = linear.and_then(|name| parts.get(name));
-            let decay = part.and_then(|&part| plan.parts().nth(part)?.decay);
-            let weight_decay = if parameter.shape().len() >= 2 { weight_decay } else { 0.0 };
-            let pruned_decay = decay.map_or(PrunedDecay::None, PrunedDecay::from);
-            let gradient_scale = factor as f32;
-            if optimizer == OptimizerKind::Sgd {
-                return OptimizerStep::Sgd(SgdStep {
-                    learning_rate,
-                    momentum,
-                    weight_decay,
-                    gradient_scale,
-                    pruned_decay,
-                });
-            }
-            OptimizerStep::AdamW(AdamWStep {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-                weight_decay,
-                step: updates,
-                gradient_scale,
-                // STEP is the method of the plan itself, not of its overrides.
-                second_moment: if part == Some(&0) { second_moment } else { SecondMoment::Moving },
-                pruned_decay,
-            })
-        };
-        let changes = self.model.update(&self.engine, step)?;
-        self.progress.updates = updates;
-        if let Some(switch) = &mut self.progress.switch {
-            let planned = self.model.linears().filter(|linear| self.parts.get(linear.name()) == Some(&0));
-            let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
-            switch.advance();
-            switch.observe(changes, elements, epsilon);
-        }
-        Ok(())
     }
 
     /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
@@ -345,22 +304,5 @@ impl<E: Engine> Trainer<E> {
             tokens += batch.inputs.len();
         }
         Ok(total / tokens as f64)
-    }
-}
-
-/// What the passes of a step found.
-struct Outcome {
-    loss: f64,
-    norm: f64,
-    /// The factor that the gradients still carry.
-    loss_scale: f32,
-}
-
-/// Whether an estimate of a gradient was refused because the gradient is not finite.
-fn is_not_finite(error: &Error) -> bool {
-    match error {
-        Error::Core(twofour::Error::NotANumber { .. } | twofour::Error::Infinite { .. }) => true,
-        Error::InLayer { source, .. } => is_not_finite(source),
-        _ => false,
     }
 }

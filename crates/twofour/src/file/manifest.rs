@@ -16,8 +16,9 @@ use crate::{DataType, Error, Pattern, Result, compressed, int4::Granularity};
 /// The metadata name under which the manifest is stored.
 pub const MANIFEST_KEY: &str = "twofour";
 
-/// The version of the format that is written, and the newest that is read.
-pub const FORMAT_VERSION: u64 = 1;
+/// The newest version of the format. Every version up to it is read; a file is written in the oldest version that has all that it holds, so that older
+/// readers read what they can.
+pub const FORMAT_VERSION: u64 = 2;
 
 /// A part of a compressed weight, stored as a tensor of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub enum Part {
     Values,
     /// The metadata words, U32 `[rows, ceil(groups / 8)]`.
     Meta,
-    /// For I8, optional: one F32 scale a row, `[rows]`. For 4-bit integers: F16 `[rows, scales_per_row]`.
+    /// For I8, optional: one F32 scale a row, `[rows]`. For 4-bit integers and groups of I8: F16 `[rows, scales_per_row]`.
     Scales,
 }
 
@@ -79,6 +80,18 @@ impl CompressedInfo {
         Self::with_format(name.into(), ValueFormat::Int4(granularity), rows, cols)
     }
 
+    /// Describes a weight of 8-bit integers of that shape, with scales.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::EmptyWeight`], as [`CompressedInfo::new`].
+    pub fn int8(name: impl Into<String>, granularity: Granularity, rows: usize, cols: usize) -> Result<Self> {
+        let format = match granularity {
+            Granularity::Row => ValueFormat::ScaledI8,
+            groups => ValueFormat::GroupedI8(groups),
+        };
+        Self::with_format(name.into(), format, rows, cols)
+    }
+
     fn with_format(name: String, format: ValueFormat, rows: usize, cols: usize) -> Result<Self> {
         if rows == 0 || cols == 0 {
             return Err(Error::EmptyWeight { rows, cols });
@@ -119,7 +132,7 @@ impl CompressedInfo {
         match self.format {
             ValueFormat::Plain(_) => {}
             ValueFormat::ScaledI8 => parts.push((Part::Scales, StoredDType::F32, vec![self.rows])),
-            ValueFormat::Int4(granularity) => {
+            ValueFormat::Int4(granularity) | ValueFormat::GroupedI8(granularity) => {
                 let shape = vec![self.rows, granularity.scales_per_row(self.cols)];
                 parts.push((Part::Scales, StoredDType::F16, shape));
             }
@@ -129,7 +142,7 @@ impl CompressedInfo {
 
     /// Bytes of values and metadata (and scales) together.
     pub fn bytes(&self) -> usize {
-        // Checked by `new`, but for a scale a row of I8, which is less than the dense weight.
+        // Checked by `with_format`, but for a scale a row of I8 that is added later, which is less than the dense weight.
         self.parts().iter().filter_map(|(_, dtype, shape)| dtype.bytes(shape)).sum()
     }
 
@@ -154,9 +167,11 @@ struct RawWeight {
 
 /// The manifest's text for these weights.
 pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>) -> String {
+    let mut version = 1;
     let weights: serde_json::Map<_, _> = weights
         .into_iter()
         .map(|w| {
+            version = version.max(w.format.since());
             let mut entry =
                 json!({ "shape": [w.rows, w.cols], "dtype": w.format.name(), "pattern": w.pattern.to_string() });
             if let Some(columns) = w.format.group_size() {
@@ -165,7 +180,7 @@ pub(super) fn to_json<'a>(weights: impl IntoIterator<Item = &'a CompressedInfo>)
             (w.name.clone(), entry)
         })
         .collect();
-    json!({ "version": FORMAT_VERSION, "weights": weights }).to_string()
+    json!({ "version": version, "weights": weights }).to_string()
 }
 
 /// Reads a file's manifest and holds it against the tensors, by name, that the model's files have; in order of name.
@@ -182,7 +197,7 @@ pub(super) fn parse(
     let manifest: serde_json::Value =
         serde_json::from_str(text).map_err(|e| fault(format!("metadata `{MANIFEST_KEY}`: {e}")))?;
     // The version first: a newer manifest may look different in every other respect.
-    match manifest.get("version").and_then(serde_json::Value::as_u64) {
+    let version = match manifest.get("version").and_then(serde_json::Value::as_u64) {
         Some(version @ 1..=FORMAT_VERSION) => version,
         Some(found) if found > FORMAT_VERSION => {
             return Err(Error::FormatVersion { path: path.to_owned(), found, newest: FORMAT_VERSION });
@@ -193,7 +208,7 @@ pub(super) fn parse(
         serde_json::from_str(text).map_err(|e| fault(format!("metadata `{MANIFEST_KEY}`: {e}")))?;
     let mut weights = Vec::with_capacity(manifest.weights.0.len());
     for (name, raw) in manifest.weights.0 {
-        let weight = check(&name, &raw, tensors)
+        let weight = check(&name, &raw, version, tensors)
             .map_err(|reason| fault(format!("compressed weight {}: {reason}", quoted(&name))))?;
         weights.push(weight);
     }
@@ -201,11 +216,16 @@ pub(super) fn parse(
     Ok(weights)
 }
 
-fn check(name: &str, raw: &RawWeight, tensors: &HashMap<&str, &TensorInfo>) -> Result<CompressedInfo, String> {
-    let format = ValueFormat::named(&raw.dtype, raw.group_size)?;
+fn check(
+    name: &str,
+    raw: &RawWeight,
+    version: u64,
+    tensors: &HashMap<&str, &TensorInfo>,
+) -> Result<CompressedInfo, String> {
+    let format = ValueFormat::named(&raw.dtype, raw.group_size, version)?;
     match raw.pattern.parse::<Pattern>() {
         Ok(Pattern::TWO_FOUR) => {}
-        Ok(other) => return Err(format!("pattern {other}; version {FORMAT_VERSION} of the format knows 2:4 only")),
+        Ok(other) => return Err(format!("pattern {other}; version {version} of the format has 2:4 only")),
         Err(_) => return Err(format!("pattern {} is not one", quoted(&raw.pattern))),
     }
     let dim = |dim: u64| usize::try_from(dim).map_err(|_| format!("shape {:?} is not addressable", raw.shape));

@@ -1,12 +1,15 @@
 //! Weights on disk: safetensors files, plain and compressed.
 //!
-//! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8), with an entry
+//! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8 and 4-bit integers), with an entry
 //! in the file's metadata; anything else in the file is an ordinary tensor. `docs/format.md` is the specification.
 //!
-//! [`compress`](compress()), [`decompress`](decompress()) and [`prune`](prune()) convert whole models, one tensor at a time.
+//! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()) and [`quantize`](quantize()) convert whole models, one tensor at a time.
 //! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
 //! however large the model.
+//!
+//! Where the input is a directory, so is the output, with the model's other files: configuration, tokenizer and all else but hidden files and weights in
+//! other formats (`.bin`, `.pth`, `.gguf` and the like, which would be those of the input). An output that is named `*.safetensors` is that file alone.
 //!
 //! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a sharded
 //! model every shard is complete and on the disk before the first gets its name, and the index gets its name last: a
@@ -52,10 +55,13 @@ compile_error!("safetensors data is little-endian, and this module maps it as it
 
 mod convert;
 mod elements;
+mod find;
 mod header;
 mod index;
 #[cfg(test)]
 mod int4_tests;
+#[cfg(test)]
+mod int8_tests;
 mod manifest;
 mod plan;
 mod reader;
@@ -70,7 +76,8 @@ mod writer;
 
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
-    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, compress, decompress, prune,
+    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, Quantization, QuantizeOptions,
+    QuantizeOutcome, QuantizeReport, QuantizedTensor, compress, decompress, prune, quantize,
 };
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};

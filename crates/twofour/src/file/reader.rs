@@ -9,13 +9,14 @@ use std::{
 use half::f16;
 
 use super::{
-    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, ValueFormat, manifest,
-    source::Source, unique::quoted,
+    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, ValueFormat,
+    find::find_in_directory, manifest, source::Source, unique::quoted,
 };
-use crate::{Compressed, Element, Error, Result, int4::Int4};
-
-/// The end of an index's file name.
-const INDEX_SUFFIX: &str = ".safetensors.index.json";
+use crate::{
+    Compressed, Element, Error, Result,
+    int4::{Granularity, Int4},
+    int8::Int8,
+};
 
 /// A model on disk. Opening reads the headers; a tensor is read when its elements are asked for.
 ///
@@ -26,6 +27,8 @@ const INDEX_SUFFIX: &str = ".safetensors.index.json";
 pub struct Reader {
     shards: Vec<Shard>,
     index: Option<(PathBuf, Index)>,
+    /// The directory that was opened, where it was one.
+    directory: Option<PathBuf>,
     metadata: BTreeMap<String, String>,
     /// Shard and position in its header of each tensor.
     tensors: HashMap<String, (usize, usize)>,
@@ -128,12 +131,14 @@ impl Reader {
     /// the files are not what they claim.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let found = if path.is_dir() { find_in_directory(path)? } else { path.to_owned() };
-        if found.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json")) {
-            Self::open_sharded(found)
+        let directory = path.is_dir().then(|| path.to_owned());
+        let found = if directory.is_some() { find_in_directory(path)? } else { path.to_owned() };
+        let reader = if found.file_name().is_some_and(|name| name.to_string_lossy().ends_with(".index.json")) {
+            Self::open_sharded(found)?
         } else {
-            Self::new(vec![Shard::new(Source::open(&found)?)?], None)
-        }
+            Self::new(vec![Shard::new(Source::open(&found)?)?], None)?
+        };
+        Ok(Reader { directory, ..reader })
     }
 
     /// Reads a single file's bytes from memory; `path` is only named in errors.
@@ -209,7 +214,7 @@ impl Reader {
         for (s, shard) in shards.iter().enumerate() {
             weights.extend(shard.weights.iter().enumerate().map(|(w, weight)| (weight.name.clone(), (s, w))));
         }
-        Ok(Reader { shards, index, metadata, tensors, weights })
+        Ok(Reader { shards, index, directory: None, metadata, tensors, weights })
     }
 
     /// The model's files, in order of name.
@@ -220,6 +225,11 @@ impl Reader {
     /// The index and its path, where the model is sharded.
     pub fn index(&self) -> Option<(&Path, &Index)> {
         self.index.as_ref().map(|(path, index)| (path.as_path(), index))
+    }
+
+    /// The model's directory, where [`Reader::open`] was given one: the model is all of it then, configuration and tokenizer too.
+    pub fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
     }
 
     /// Every tensor that is stored, in file order; a compressed weight appears as its parts.
@@ -293,6 +303,28 @@ impl Reader {
         Int4::from_packed(info.rows, info.cols, &values, meta, scales, granularity).map_err(named)
     }
 
+    /// A compressed weight of 8-bit integers with its scales, after checking every rule of the canonical form.
+    ///
+    /// # Errors
+    /// [`Error::NoTensor`] where no compressed weight has that name, [`Error::NotInt8`] where its values are others or have no scales, and those of
+    /// [`Int8::from_parts`], with file and tensor, where it is damaged.
+    pub fn int8(&self, name: &str) -> Result<Int8> {
+        let info = self.compressed_info(name)?;
+        let named = |e: Error| e.in_tensor(name).in_file(self.path_of(name));
+        let view = self.tensor(&Part::Values.key(name))?;
+        let scales = Part::Scales.key(name);
+        let (scales, granularity) = match info.format {
+            ValueFormat::ScaledI8 => (self.tensor(&scales)?.to_vec::<f32>()?, Granularity::Row),
+            ValueFormat::GroupedI8(granularity) => {
+                (self.tensor(&scales)?.elements::<f16>()?.iter().map(|scale| scale.to_f32()).collect(), granularity)
+            }
+            other => return Err(named(Error::NotInt8 { found: other.name() })),
+        };
+        let meta = self.tensor(&Part::Meta.key(name))?.to_vec::<u32>()?;
+        let weight = Compressed::from_parts(info.rows, info.cols, view.to_vec::<i8>()?, meta).map_err(named)?;
+        Int8::from_parts(weight, scales, granularity).map_err(named)
+    }
+
     /// The scales of the rows of a compressed weight of 8-bit integers, where it has them.
     ///
     /// # Errors
@@ -348,31 +380,4 @@ fn listed(shards: &[Shard]) -> Result<impl Iterator<Item = CompressedInfo> + use
         }
     }
     Ok(weights.into_values())
-}
-
-/// The index of a directory, or its only `.safetensors` file.
-fn find_in_directory(directory: &Path) -> Result<PathBuf> {
-    let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
-    let (mut indices, mut files) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(directory).map_err(io)? {
-        let name = entry.map_err(io)?.file_name();
-        let text = name.to_string_lossy();
-        if text.ends_with(INDEX_SUFFIX) {
-            indices.push(directory.join(&name));
-        } else if text.ends_with(".safetensors") {
-            files.push(directory.join(&name));
-        }
-    }
-    let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
-    match (indices.as_mut_slice(), files.as_mut_slice()) {
-        ([index], _) => Ok(std::mem::take(index)),
-        ([], [file]) => Ok(std::mem::take(file)),
-        ([], []) => fault("the directory holds no .safetensors file".to_owned()),
-        ([], files) => fault(format!(
-            "the directory holds {} .safetensors files and no index; name one of them, or, if a conversion was interrupted \
-             here, run it again",
-            files.len()
-        )),
-        (indices, _) => fault(format!("the directory holds {} indices; name one of them", indices.len())),
-    }
 }

@@ -236,7 +236,7 @@ pub(super) fn refusal_of(bytes: &[u8], from: &str, to: &str) -> String {
 fn false_manifests_are_named() {
     let bytes = small_model_bytes();
     for (from, to, expected) in [
-        (r#""version":1"#, r#""version":2"#, "format version 2 is newer than this program, which reads up to 1"),
+        (r#""version":1"#, r#""version":3"#, "format version 3 is newer than this program, which reads up to 2"),
         (r#""version":1"#, r#""version":0"#, "`version` is not a positive whole number"),
         (r#""weights":"#, r#""waights":"#, "missing field `weights`"),
         (r#""2:4""#, r#""1:4""#, "compressed weight `down`: pattern 1:4"),

@@ -13,7 +13,13 @@ use super::{
     MANIFEST_KEY, MAX_HEADER_BYTES, Part, Plan, PlannedTensor, StoredDType, StoredElement, header::METADATA, manifest,
     temporary::Temporary,
 };
-use crate::{Compressed, Element, Error, Result, int4::Int4};
+use crate::{
+    Compressed, Element, Error, Result,
+    int4::{Granularity, Int4},
+    int8::Int8,
+};
+
+use half::f16;
 
 /// The data begins at a multiple of this many bytes, a cache line.
 const DATA_ALIGNMENT: usize = 64;
@@ -158,6 +164,20 @@ impl Writer {
         self.write_elements(&Part::Values.key(name), &weight.packed_values())?;
         self.write_elements(&Part::Meta.key(name), weight.weight().meta())?;
         self.write_elements(&Part::Scales.key(name), weight.scales())
+    }
+
+    /// Writes values, metadata and scales of a compressed weight of 8-bit integers.
+    ///
+    /// # Errors
+    /// As [`Writer::write_elements`].
+    pub fn write_int8(&mut self, name: &str, weight: &Int8) -> Result<()> {
+        self.write_compressed(name, weight.weight())?;
+        let scales = Part::Scales.key(name);
+        if weight.granularity() == Granularity::Row {
+            return self.write_elements(&scales, weight.scales());
+        }
+        let halves: Vec<f16> = weight.scales().iter().map(|scale| f16::from_f32(*scale)).collect();
+        self.write_elements(&scales, &halves)
     }
 
     /// Brings the file to the disk and gives it its name.

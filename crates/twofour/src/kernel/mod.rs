@@ -36,6 +36,7 @@ mod tests;
 mod transposed_product;
 #[cfg(target_arch = "x86_64")]
 mod vector;
+mod w4a8;
 mod widest;
 
 pub(crate) use aligned::Aligned;
@@ -52,4 +53,5 @@ pub(crate) use remask::Selection;
 pub use share::{Executor, share, with_executor, with_threads};
 pub use sparse_weight::SparseWeight;
 pub(crate) use transposed_product::transposed_product;
+pub use w4a8::SparseWeightInt4;
 pub(crate) use widest::widest;

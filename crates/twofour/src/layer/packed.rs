@@ -8,8 +8,9 @@ use super::{
 };
 use crate::{
     Arithmetic, Compressed, DataType, Element, Error, MatrixRef, Result,
-    int4::Int4,
-    kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8, quantize},
+    int4::{Granularity, Int4},
+    int8::Int8,
+    kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8, SparseWeightInt4, quantize},
 };
 
 /// A packed 2:4 weight of a type that the CPU kernels multiply.
@@ -24,6 +25,8 @@ pub enum PackedWeight {
     F16(SparseWeight<f16>),
     /// 8-bit integers with a scale for each row; activations are quantized for each token.
     I8(SparseWeightI8),
+    /// 4-bit integers with scales; activations are quantized to 8 bits for each token.
+    Int4(SparseWeightInt4),
 }
 
 /// A float that a [`PackedWeight`] stores.
@@ -104,16 +107,29 @@ impl PackedLinear {
         Self::new_i8(values, scales, bias, activation)
     }
 
-    /// Packs a weight of four-bit integers as `T`, whose memory it takes. [`SparseWeightInt4Ref`](crate::kernel::SparseWeightInt4Ref) multiplies one
-    /// that stays in four bits.
+    /// Packs a weight of 8-bit integers with its scales. One with scales for groups of columns becomes bf16, since the kernels of 8-bit integers have
+    /// scales for rows.
     ///
     /// # Errors
-    /// Those of [`PackedLinear::new`].
-    pub fn new_int4<T: PackedElement>(weight: &Int4, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
+    /// Those of [`PackedLinear::new_i8`].
+    pub fn new_int8(weight: Int8, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
+        if weight.granularity() == Granularity::Row {
+            let (weight, scales) = weight.into_parts();
+            return Self::new_i8(weight, scales, bias, activation);
+        }
         let exact = weight.dequantize();
-        let values = exact.values().iter().map(|v| T::from_f32(*v)).collect();
-        let weight = Compressed::from_parts(exact.rows(), exact.cols(), values, exact.meta().to_vec())?;
-        Self::new(weight, bias, activation)
+        let values = exact.values().iter().map(|v| bf16::from_f32(*v)).collect();
+        Self::new(Compressed::from_parts(exact.rows(), exact.cols(), values, exact.meta().to_vec())?, bias, activation)
+    }
+
+    /// Packs a weight of 4-bit integers, which stays in four bits. Activations are quantized to 8 bits for each token.
+    /// [`SparseWeightInt4Ref`](crate::kernel::SparseWeightInt4Ref) multiplies activations that are not quantized, and [`PackedLinear::new`] packs the
+    /// weight that [`Int4::dequantize`] returns.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a bias that does not fit, [`Error::TooLarge`].
+    pub fn new_int4(weight: &Int4, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
+        Self::with(PackedWeight::Int4(SparseWeightInt4::pack(weight)?), bias, activation)
     }
 
     fn with(weight: PackedWeight, bias: Option<Vec<f32>>, activation: Activation) -> Result<Self> {
@@ -124,8 +140,8 @@ impl PackedLinear {
         Ok(layer)
     }
 
-    /// `y = activation(x · Wᵀ + bias)`. Where `T` is not the weight's type, `x` is rounded to it (for a weight of 8-bit integers
-    /// quantized for each token) and `y` from it.
+    /// `y = activation(x · Wᵀ + bias)`. Where `T` is not the weight's type, `x` is rounded to it (for a weight of integers
+    /// quantized to 8 bits for each token) and `y` from it.
     ///
     /// # Errors
     /// [`Error::Length`] where a slice does not fit.
@@ -152,6 +168,7 @@ impl PackedLinear {
             PackedWeight::Bf16(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
             PackedWeight::F16(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
             PackedWeight::I8(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
+            PackedWeight::Int4(w) => converted(x, y, |x, y| w.linear(x, tokens, epilogue, y)),
         }
     }
 
@@ -166,7 +183,7 @@ impl PackedLinear {
             PackedWeight::F32(w) => converted(dy, dx, |dy, dx| w.input_gradient(dy, tokens, dx)),
             PackedWeight::Bf16(w) => converted(dy, dx, |dy, dx| w.input_gradient(dy, tokens, dx)),
             PackedWeight::F16(w) => converted(dy, dx, |dy, dx| w.input_gradient(dy, tokens, dx)),
-            PackedWeight::I8(_) => Err(Error::UnsupportedDType {
+            PackedWeight::I8(_) | PackedWeight::Int4(_) => Err(Error::UnsupportedDType {
                 operation: "the input gradient of a packed layer",
                 dtype: DataType::I8,
                 supported: "f32, bf16, f16",
@@ -181,6 +198,7 @@ impl PackedLinear {
             PackedWeight::Bf16(w) => w.out_features(),
             PackedWeight::F16(w) => w.out_features(),
             PackedWeight::I8(w) => w.out_features(),
+            PackedWeight::Int4(w) => w.out_features(),
         }
     }
 
@@ -191,6 +209,7 @@ impl PackedLinear {
             PackedWeight::Bf16(w) => w.in_features(),
             PackedWeight::F16(w) => w.in_features(),
             PackedWeight::I8(w) => w.in_features(),
+            PackedWeight::Int4(w) => w.in_features(),
         }
     }
 
@@ -201,16 +220,18 @@ impl PackedLinear {
             PackedWeight::Bf16(w) => w.bytes(),
             PackedWeight::F16(w) => w.bytes(),
             PackedWeight::I8(w) => w.bytes(),
+            PackedWeight::Int4(w) => w.bytes(),
         }
     }
 
-    /// The type of the stored values.
-    pub fn dtype(&self) -> DataType {
+    /// The type of the stored values; `None` for 4-bit integers.
+    pub fn dtype(&self) -> Option<DataType> {
         match &self.weight {
-            PackedWeight::F32(_) => DataType::F32,
-            PackedWeight::Bf16(_) => DataType::BF16,
-            PackedWeight::F16(_) => DataType::F16,
-            PackedWeight::I8(_) => DataType::I8,
+            PackedWeight::F32(_) => Some(DataType::F32),
+            PackedWeight::Bf16(_) => Some(DataType::BF16),
+            PackedWeight::F16(_) => Some(DataType::F16),
+            PackedWeight::I8(_) => Some(DataType::I8),
+            PackedWeight::Int4(_) => None,
         }
     }
 

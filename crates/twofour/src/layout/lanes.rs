@@ -67,7 +67,7 @@ fn place_of_scale(per_row: usize, row: usize, i: usize) -> (usize, usize) {
 /// Brings a weight into this order.
 ///
 /// # Errors
-/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 128.
+/// [`crate::Error::Multiple`] unless rows are a multiple of 16 and columns of 128, [`crate::Error::GroupOnCpuOnly`] for groups of 64 columns.
 pub fn encode(weight: &Int4) -> Result<Lanes> {
     let q = weight.weight();
     let (rows, cols) = (q.rows(), q.cols());
@@ -130,6 +130,9 @@ fn expect(rows: usize, cols: usize, granularity: Granularity) -> Result<usize> {
     expect_multiple("rows of the weight", rows, ROWS)?;
     expect_multiple("columns of the weight", cols, GROUP)?;
     elements(rows, cols)?;
+    if granularity == Granularity::Group64 {
+        return Err(crate::Error::GroupOnCpuOnly { columns: 64 });
+    }
     Ok(granularity.scales_per_row(cols))
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{finding::Finding, format::WeightFormat, timing::Timing};
+use super::{finding::Finding, timing::Timing};
+use crate::weight_format::WeightFormat;
 use crate::{
     measure::{Interval, Machine, Shape, cuda::Gpu, load_average},
     present::{

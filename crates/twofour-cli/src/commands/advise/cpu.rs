@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_bandwidth_for_few_tokens_and_arithmetic_for_many() {
-        let work = |tokens| Work { shape: Shape { out: 1000, inputs: 1000 }, dtype: DataType::F32, tokens };
+        let work = |tokens| Work { shape: Shape { out: 1000, inputs: 1000 }, dtype: DataType::F32.into(), tokens };
         let limits = Limits { read_gb_per_s: 20.0, gflop_per_s: 100.0 };
         assert_eq!(limits.least_us(work(1), 4_000_000), Some(200.0));
         assert_eq!(limits.least_us(work(50), 4_000_000), Some(1000.0));

@@ -14,7 +14,7 @@ use twofour_cuda::{
 
 use super::{
     answer::{Machinery, ShapeAnswer},
-    format::{OnGpu, WeightFormat},
+    format::OnGpu,
     passes::{medians, settled},
     timing::{Side, Timing},
 };
@@ -22,6 +22,7 @@ use crate::{
     interrupt,
     measure::{Pass, Shape, cuda},
     present::{Screen, units},
+    weight_format::WeightFormat,
 };
 
 /// Rounds of a pass. The median of a pass counts as one sample.

@@ -1,51 +1,27 @@
 //! The formats of weights that are measured, and which device has a GEMM for each.
 
-use std::fmt;
-
 use anyhow::{Result, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use serde::{Serialize, Serializer};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use twofour::DataType;
 
-use crate::{dtype, exit::Usage};
-
-/// The format of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WeightFormat {
-    /// One value for each kept element.
-    Plain(DataType),
-    /// 4-bit integers with a scale for every 128 columns, against dense bf16; on a GPU, up to 64 tokens.
-    Int4,
-}
+use crate::{dtype, exit::Usage, weight_format::WeightFormat};
 
 impl WeightFormat {
     const PLAIN: [DataType; 6] =
         [DataType::F32, DataType::BF16, DataType::F16, DataType::E4M3, DataType::E5M2, DataType::I8];
 
-    fn name(self) -> &'static str {
-        match self {
-            WeightFormat::Plain(data_type) => data_type.name(),
-            WeightFormat::Int4 => "int4",
-        }
-    }
-
     /// The parser of the option that names a format.
     pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
-        let help = "4-bit integers with a scale for every 128 columns, against dense bf16; on a GPU, up to 64 tokens";
-        let int4 = PossibleValue::new(WeightFormat::Int4.name()).help(help);
-        let values = Self::PLAIN.map(dtype::possible).into_iter().chain([int4]);
-        PossibleValuesParser::new(values).try_map(|name| match name.as_str() {
-            "int4" => Ok(WeightFormat::Int4),
-            name => name.parse().map(WeightFormat::Plain),
-        })
+        let formats = Self::PLAIN.map(WeightFormat::Plain).into_iter().chain([WeightFormat::Int4]);
+        PossibleValuesParser::new(formats.map(dtype::possible)).try_map(|name| name.parse::<Self>())
     }
 
     /// As the CPU kernels have it.
-    pub(super) fn on_cpu(self) -> Result<DataType> {
-        match self {
-            WeightFormat::Plain(data_type) if dtype::ON_CPU.contains(&data_type) => Ok(data_type),
-            _ => bail!(Usage(format!("--dtype {self}: only a GPU has a GEMM for it; add --device cuda, or use i8"))),
+    pub(super) fn on_cpu(self) -> Result<Self> {
+        if dtype::ON_CPU.contains(&self) {
+            return Ok(self);
         }
+        bail!(Usage(format!("--dtype {self}: only a GPU has a GEMM for it; add --device cuda, or use i8")))
     }
 
     /// As the GPU kernels have it, for these numbers of tokens.
@@ -66,18 +42,6 @@ impl WeightFormat {
                 OnGpu::FourBits
             }
         })
-    }
-}
-
-impl fmt::Display for WeightFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl Serialize for WeightFormat {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

@@ -14,15 +14,13 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use twofour::{DataType, file::Reader};
 
-use self::{
-    answer::{Answer, Machinery, Total, verdict},
-    format::WeightFormat,
-};
+use self::answer::{Answer, Machinery, Total, verdict};
 use crate::{
     exit::Verdict,
     measure::{self, Machine, Shape},
     present::Screen,
     selection::SelectionOptions,
+    weight_format::WeightFormat,
 };
 
 /// Measure whether 2:4 would be faster on this machine, before pruning anything

@@ -59,6 +59,7 @@ impl Answer {
             ("of limit", Align::Right),
             ("dense reads", Align::Right),
             ("over f32", Align::Right),
+            ("over i8", Align::Right),
         ]);
         for rows in self.rows.chunk_by(|a, b| a.what() == b.what() && a.threads == b.threads) {
             if let Some(outcome) = Outcome::of(rows) {
@@ -70,7 +71,7 @@ impl Answer {
             style::FAINT,
             "\nMedians. Speed-up: the fastest dense contender's time divided by that of 2:4. Limit: bytes of the dense weight divided by those of 2:4.\n\
              Dense reads: this project's dense kernel's share of the read bandwidth in the same rounds.\n\
-             Over f32: the time of the 2:4 GEMM in f32 divided by that in this dtype.",
+             Over f32, over i8: the time of the 2:4 GEMM in f32, or in i8, divided by that in this dtype.",
         ))
     }
 }
@@ -105,6 +106,8 @@ fn cells(rows: &[Row], outcome: Outcome<'_>) -> Vec<String> {
         }
         None => Default::default(),
     });
-    cells.push(of(Who::SparseF32).map_or_else(String::new, |f32| units::factor(f32.median_us / sparse.median_us)));
+    for who in [Who::SparseF32, Who::SparseI8] {
+        cells.push(of(who).map_or_else(String::new, |other| units::factor(other.median_us / sparse.median_us)));
+    }
     cells
 }

@@ -4,7 +4,6 @@ use std::{thread, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use twofour::DataType;
 
 use super::{
     answer::Answer,
@@ -17,6 +16,7 @@ use crate::{
     exit::{Usage, Verdict},
     measure::{self, Bandwidth, Message, Request, Shape, Single, Work},
     present::{Screen, units},
+    weight_format::WeightFormat,
 };
 
 /// Measure 2:4 against the strongest dense GEMMs on this machine's CPU
@@ -53,9 +53,9 @@ pub(super) struct Cpu {
     #[arg(long, value_delimiter = ',', value_name = "GLOB")]
     only: Vec<String>,
 
-    /// Dtypes of the weight [default: f32,bf16,i8]
+    /// Dtypes of the weight; int4 is interleaved with 2:4 and dense int8 [default: f32,bf16,i8]
     #[arg(long, value_parser = dtype::on_cpu(), value_delimiter = ',', value_name = "LIST")]
-    dtype: Vec<DataType>,
+    dtype: Vec<WeightFormat>,
 
     /// Measure layers of this shape instead of the suite's; may be repeated
     #[arg(long, value_name = "OUTxIN")]

@@ -6,17 +6,17 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
+use twofour_nn::model::GptConfig;
 
-use super::{grid::GridOptions, output::Output};
+use super::{
+    cuda_tables::{self, product},
+    grid::GridOptions,
+    output::Output,
+};
 use crate::{
     exit::{Usage, Verdict},
-    measure::cuda::{self, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, TrainRow},
-    present::{
-        Screen,
-        progress::Progress,
-        table::{Align, Table},
-        units,
-    },
+    measure::cuda::{self, AttentionRow, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow},
+    present::{Screen, progress::Progress},
 };
 
 /// Measure the kernels of a GPU
@@ -40,6 +40,11 @@ Suites:
           or from an unbiased 2:4 estimate of the output gradient
   layer   a training step of a layer with bias by the 2:4 layer's calls, its mask selected and packed in every step, and dense by cuBLASLt with the bias
           and its gradient in epilogues
+  attention
+          attention forward and backward in bf16: kernels that keep scores in registers, and batched GEMMs with a softmax
+  step    whole training steps of a GPT in bf16 at GPT-2 774M's sizes, and at a third of its layers: dense, and with 2:4 MLPs whose masks are selected
+          in every step, transposable and along rows; with the device time of each phase, and the memory
+  block   the same for one block
   overhead
           host microseconds of a planned call, ours and the libraries'
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
@@ -85,6 +90,12 @@ enum Suite {
     TrainLinear,
     /// A training step of the 2:4 layer
     Layer,
+    /// Attention forward and backward
+    Attention,
+    /// Training steps of a GPT
+    Step,
+    /// Training steps of one block
+    Block,
     /// Host time of a call
     Overhead,
     /// The layers of models
@@ -99,6 +110,9 @@ impl Suite {
             Suite::Decode => "decode",
             Suite::TrainLinear => "train-linear",
             Suite::Layer => "layer",
+            Suite::Attention => "attention",
+            Suite::Step => "step",
+            Suite::Block => "block",
             Suite::Overhead => "overhead",
             Suite::Grid => "grid",
         }
@@ -129,7 +143,9 @@ enum Rows {
     Prune(Vec<PruneRow>),
     Gemm(Vec<GemmRow>),
     Train(Vec<TrainRow>),
+    Attention(Vec<AttentionRow>),
     Overhead(Vec<OverheadRow>),
+    Step(Vec<StepRow>),
 }
 
 /// Measures training a layer: data type, tokens with input and output features, rounds.
@@ -151,6 +167,9 @@ impl Cuda {
         let mut progress = screen.progress();
         let (rows, libraries) = match self.suite {
             Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
+            Suite::Attention => (Rows::Attention(self.attention(&device, &mut progress)?), None),
+            Suite::Step => (Rows::Step(self.step(&device, &mut progress, &cuda::STEP_MODELS)?), None),
+            Suite::Block => (Rows::Step(self.step(&device, &mut progress, &cuda::BLOCK_MODELS)?), None),
             _ => {
                 let libraries = Libraries::open(&device)?;
                 let [cublaslt, cusparselt] = libraries.versions()?;
@@ -215,6 +234,26 @@ impl Cuda {
         Ok(rows)
     }
 
+    fn attention(&self, device: &Device, progress: &mut Progress) -> Result<Vec<AttentionRow>> {
+        let works = cuda::ATTENTION_SHAPES;
+        let mut rows = Vec::new();
+        for (done, shape) in works.into_iter().enumerate() {
+            let what = format!("attention, {} x {} tokens", shape.batch, shape.positions);
+            progress.steps(&what, done as u64, works.len() as u64);
+            rows.extend(cuda::attention(device, shape, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
+    fn step(&self, device: &Device, progress: &mut Progress, models: &[GptConfig]) -> Result<Vec<StepRow>> {
+        let mut rows = Vec::new();
+        for (done, config) in models.iter().enumerate() {
+            progress.steps(&format!("a GPT of {} layers", config.layers), done as u64, models.len() as u64);
+            rows.extend(cuda::step(device, *config, self.rounds)?);
+        }
+        Ok(rows)
+    }
+
     fn gemm(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GemmRow>> {
         // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
@@ -255,122 +294,38 @@ impl Cuda {
     }
 }
 
-/// A GEMM's shape, as in 4096 tokens, [14336, 4096].
-fn product([tokens, reduction, features]: [usize; 3]) -> String {
-    format!("{tokens} tokens, [{features}, {reduction}]")
-}
-
 impl Answer {
     fn tell(&self, screen: &mut Screen) -> Result<()> {
         let Gpu { gpu, architecture, .. } = &self.machine;
         screen.line(format!("{gpu}, {architecture}\n"))?;
         match &self.rows {
             Rows::Prune(rows) => {
-                screen.line(prune_table(rows))?;
+                screen.line(cuda_tables::prune(rows))?;
                 screen.line("\nMedians. TB/s: of the bytes that must be read and written, whatever the kernel does.")
             }
             Rows::Train(rows) => {
-                screen.line(train_table(rows))?;
+                screen.line(cuda_tables::train(rows))?;
                 screen.line("\nMedians.")
             }
+            Rows::Attention(rows) => {
+                screen.line(cuda_tables::attention(rows))?;
+                screen
+                    .line("\nMedians. TFLOP/s: of the products over all scores, half of them where the mask is causal.")
+            }
+            Rows::Step(rows) => {
+                screen.line(cuda_tables::step(rows))?;
+                screen.line("\nMedians. Phases: device time of steps that were measured apart.")
+            }
             Rows::Overhead(rows) => {
-                screen.line(overhead_table(rows))?;
+                screen.line(cuda_tables::overhead(rows))?;
                 screen.line("\nMedians of launches that nobody waits for.")
             }
             Rows::Gemm(rows) => {
-                screen.line(gemm_table(rows))?;
+                screen.line(cuda_tables::gemm(rows))?;
                 screen.line(
                     "\nMedians. TFLOP/s: of the dense product's operations. Sustained: after a second without a pause.",
                 )
             }
         }
     }
-}
-
-fn time(us: f64) -> String {
-    units::time(Duration::from_secs_f64(us * 1e-6))
-}
-
-fn prune_table(rows: &[PruneRow]) -> Table {
-    let mut table = Table::new([
-        ("weight", Align::Left),
-        ("dtype", Align::Left),
-        ("contender", Align::Left),
-        ("kernel", Align::Left),
-        ("time", Align::Right),
-        ("TB/s", Align::Right),
-    ]);
-    for row in rows {
-        table.row([
-            format!("[{}, {}]", row.shape[0], row.shape[1]),
-            if row.dtype == row.output { row.dtype.into() } else { format!("{} to {}", row.dtype, row.output) },
-            row.contender.into(),
-            row.kernel.clone(),
-            time(row.us),
-            format!("{:.2}", row.gb_per_s / 1e3),
-        ]);
-    }
-    table
-}
-
-fn gemm_table(rows: &[GemmRow]) -> Table {
-    let mut table = Table::new([
-        ("product", Align::Left),
-        ("dtype", Align::Left),
-        ("contender", Align::Left),
-        ("kernel", Align::Left),
-        ("time", Align::Right),
-        ("TFLOP/s", Align::Right),
-        ("GB/s", Align::Right),
-        ("sustained", Align::Right),
-    ]);
-    for row in rows {
-        table.row([
-            product(row.shape),
-            row.dtype.into(),
-            row.contender.into(),
-            row.kernel.clone(),
-            time(row.us),
-            format!("{:.0}", row.tflops),
-            format!("{:.0}", row.gb_per_s),
-            row.sustained_us.map_or_else(String::new, time),
-        ]);
-    }
-    table
-}
-
-fn train_table(rows: &[TrainRow]) -> Table {
-    let mut table = Table::new([
-        ("layer", Align::Left),
-        ("dtype", Align::Left),
-        ("part", Align::Left),
-        ("contender", Align::Left),
-        ("kernel", Align::Left),
-        ("time", Align::Right),
-    ]);
-    for row in rows {
-        table.row([
-            product(row.shape),
-            row.dtype.into(),
-            row.part.into(),
-            row.contender.into(),
-            row.kernel.clone(),
-            time(row.us),
-        ]);
-    }
-    table
-}
-
-fn overhead_table(rows: &[OverheadRow]) -> Table {
-    let mut table = Table::new([
-        ("call", Align::Left),
-        ("dtype", Align::Left),
-        ("contender", Align::Left),
-        ("kernel", Align::Left),
-        ("host", Align::Right),
-    ]);
-    for row in rows {
-        table.row([product(row.shape), row.dtype.into(), row.contender.into(), row.kernel.clone(), time(row.host_us)]);
-    }
-    table
 }

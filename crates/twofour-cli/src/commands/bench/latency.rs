@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use twofour::DataType;
 
 use super::{answer::warn_if_busy, output::Output};
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
         table::{Align, Table},
         units,
     },
+    weight_format::WeightFormat,
 };
 
 /// Layers from 0.1 to 50 million elements.
@@ -116,6 +116,6 @@ fn cells([one, several]: &[LatencyRow; 2]) -> Vec<String> {
 }
 
 /// The works of this suite.
-pub(super) fn works(dtypes: &[DataType]) -> Vec<Work> {
+pub(super) fn works(dtypes: &[WeightFormat]) -> Vec<Work> {
     super::suite::product(&SHAPES, dtypes, &[1])
 }

@@ -7,6 +7,7 @@ use twofour::DataType;
 use crate::{
     exit::Usage,
     measure::{Shape, Work},
+    weight_format::WeightFormat,
 };
 
 /// The two sides of a feed-forward block of an 8-billion-parameter model.
@@ -16,20 +17,21 @@ const DECODE_TOKENS: [usize; 3] = [1, 4, 16];
 const PREFILL_SHAPE: Shape = Shape { out: 4096, inputs: 4096 };
 
 /// The default dtypes.
-pub(super) const DTYPES: [DataType; 3] = [DataType::F32, DataType::BF16, DataType::I8];
+pub(super) const DTYPES: [WeightFormat; 3] =
+    [WeightFormat::Plain(DataType::F32), WeightFormat::Plain(DataType::BF16), WeightFormat::Plain(DataType::I8)];
 
 /// Returns the suite for some dtypes: decode by shape and dtype, so that neighbours share a weight, then prefill.
-pub(super) fn suite(dtypes: &[DataType]) -> Vec<Work> {
+pub(super) fn suite(dtypes: &[WeightFormat]) -> Vec<Work> {
     let decode = product(&DECODE_SHAPES, dtypes, &DECODE_TOKENS);
     let prefill = dtypes.iter().flat_map(|&dtype| {
-        let tokens: &[usize] = if dtype == DataType::F32 { &[512, 2048] } else { &[512] };
+        let tokens: &[usize] = if dtype == DataType::F32.into() { &[512, 2048] } else { &[512] };
         product(&[PREFILL_SHAPE], &[dtype], tokens)
     });
     decode.into_iter().chain(prefill).collect()
 }
 
 /// Returns every shape with every dtype and number of tokens.
-pub(super) fn product(shapes: &[Shape], dtypes: &[DataType], tokens: &[usize]) -> Vec<Work> {
+pub(super) fn product(shapes: &[Shape], dtypes: &[WeightFormat], tokens: &[usize]) -> Vec<Work> {
     let mut works = Vec::with_capacity(shapes.len() * dtypes.len() * tokens.len());
     for &dtype in dtypes {
         for &shape in shapes {

@@ -4,21 +4,29 @@ use std::str::FromStr;
 
 use twofour_nn::recipe::DeviceKind;
 
-/// A device of the command line: `cpu`, `cuda`, `cuda:1`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TrainDevice {
+/// A device of the command line: `cpu`, `cuda`, `cuda:1`, or several GPUs, `cuda:0,1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TrainDevice {
     /// The CPU.
     Cpu,
-    /// The GPU of this number.
-    Cuda(usize),
+    /// The GPUs of these numbers, each once; at least one.
+    Cuda(Vec<usize>),
 }
 
 impl TrainDevice {
     /// Its kind.
-    pub(super) fn kind(self) -> DeviceKind {
+    pub(crate) fn kind(&self) -> DeviceKind {
         match self {
             TrainDevice::Cpu => DeviceKind::Cpu,
             TrainDevice::Cuda(_) => DeviceKind::Cuda,
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            TrainDevice::Cpu => 1,
+            TrainDevice::Cuda(numbers) => numbers.len(),
         }
     }
 }
@@ -27,14 +35,18 @@ impl FromStr for TrainDevice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("{text:?} is not a device; expected cpu, cuda, or cuda:NUMBER");
+        let expected = || format!("{text:?} is not a device; expected cpu, cuda, cuda:NUMBER, or cuda:NUMBER,NUMBER");
         match text.split_once(':') {
             None if text == "cpu" => Ok(TrainDevice::Cpu),
-            None if text == "cuda" => Ok(TrainDevice::Cuda(0)),
-            Some(("cuda", numbers)) if numbers.contains(',') => {
-                Err(format!("{text:?} names several GPUs; a run computes on one, as in cuda:0"))
+            None if text == "cuda" => Ok(TrainDevice::Cuda(vec![0])),
+            Some(("cuda", numbers)) => {
+                let numbers: Result<Vec<usize>, _> = numbers.split(',').map(str::parse).collect();
+                let numbers = numbers.map_err(|_| expected())?;
+                match numbers.iter().enumerate().find(|(index, number)| numbers[..*index].contains(number)) {
+                    Some((_, number)) => Err(format!("{text:?} names GPU {number} twice; name each once")),
+                    None => Ok(TrainDevice::Cuda(numbers)),
+                }
             }
-            Some(("cuda", number)) => number.parse().map(TrainDevice::Cuda).map_err(|_| expected()),
             _ => Err(expected()),
         }
     }
@@ -46,12 +58,21 @@ mod tests {
 
     #[test]
     fn devices_are_parsed_or_refused() {
-        let good = [("cpu", TrainDevice::Cpu), ("cuda", TrainDevice::Cuda(0)), ("cuda:3", TrainDevice::Cuda(3))];
+        let cuda = |numbers: &[usize]| TrainDevice::Cuda(numbers.to_vec());
+        let good = [
+            ("cpu", TrainDevice::Cpu),
+            ("cuda", cuda(&[0])),
+            ("cuda:3", cuda(&[3])),
+            ("cuda:0,1", cuda(&[0, 1])),
+            ("cuda:7,2,4", cuda(&[7, 2, 4])),
+        ];
         for (text, device) in good {
             assert_eq!(text.parse(), Ok(device));
         }
-        for bad in ["", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:0,1"] {
+        for bad in ["", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:0,", "cuda:0,x", "cuda:0, 1"] {
             assert!(bad.parse::<TrainDevice>().is_err(), "{bad}");
         }
+        let twice = "cuda:0,1,0".parse::<TrainDevice>().unwrap_err();
+        assert!(twice.contains("GPU 0 twice"), "{twice}");
     }
 }

@@ -34,6 +34,9 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     row("steps", units::count(plan.steps as usize));
     row("layers are 2:4", when(plan));
     row("tokens a step", units::count(plan.step_tokens as usize));
+    if plan.devices > 1 {
+        row("GPUs, each with its share of the tokens of a step", units::count(plan.devices));
+    }
     row("tokens", units::count(plan.tokens as usize));
     let memory = &plan.memory;
     for (name, bytes) in [
@@ -43,7 +46,7 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         ("dense copies for GEMMs", memory.copies),
         ("packed 2:4 weights and masks", memory.packed),
         ("activations, about", memory.activations),
-        ("memory, about", memory.total()),
+        (if plan.devices > 1 { "memory of each GPU, about" } else { "memory, about" }, memory.total()),
     ] {
         row(name, units::bytes(bytes));
     }

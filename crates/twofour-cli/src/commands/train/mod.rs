@@ -19,7 +19,10 @@ mod report;
 mod run;
 mod view;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Result;
 use clap::Args;
@@ -27,9 +30,14 @@ use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
+    train::{
+        GradientReduction,
+        ranks::{NcclReduction, train_together},
+    },
 };
 
-use self::{device::TrainDevice, folder::Folder, report::Report};
+pub(crate) use self::device::TrainDevice;
+use self::{folder::Folder, report::Report, run::Beginning};
 use crate::{
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
@@ -54,6 +62,7 @@ Examples:
   twofour train recipes/fst.toml --dry-run
   twofour train recipes/fst.toml -o runs/fst
   twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
+  twofour train recipes/ste.toml -o runs/two --device cuda:0,1
   twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
 
 A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
@@ -65,7 +74,7 @@ pub(crate) struct Train {
     #[arg(long, short, value_name = "DIR", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
 
-    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    /// Where to compute: cpu, cuda, cuda:NUMBER, or several GPUs that share each batch, as in cuda:0,1
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: TrainDevice,
 
@@ -87,26 +96,44 @@ impl Train {
         })?;
         let refused = |mistakes| Usage(format!("{}: {mistakes}", self.recipe.display()));
         let compute = loaded.recipe.compute_type(self.device.kind()).map_err(refused)?;
-        let plan = loaded.recipe.plan(self.device.kind());
+        loaded.recipe.expect_even_shares(self.device.count()).map_err(refused)?;
+        let plan = loaded.recipe.plan_on(self.device.kind(), self.device.count());
         let Some(output) = self.output.filter(|_| !self.dry_run) else {
             dry_run::show(screen, &plan)?;
             screen.json(&plan)?;
             return Ok(Verdict::Yes);
         };
         match self.device {
-            TrainDevice::Cpu => train_in(&output, CpuEngine, &loaded, &plan, screen),
-            TrainDevice::Cuda(number) => {
-                let engine = CudaEngine::new(&Device::open(number)?, compute)?;
-                train_in(&output, engine, &loaded, &plan, screen)
+            TrainDevice::Cpu => train_in(&output, Engines::One(CpuEngine), &loaded, &plan, screen),
+            TrainDevice::Cuda(numbers) => {
+                let open = |number: usize| Ok(CudaEngine::new(&Device::open(number)?, compute)?);
+                let mut engines = numbers.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+                let engines = match engines.pop_if(|_| plan.devices == 1) {
+                    Some(engine) => Engines::One(engine),
+                    None => {
+                        let sums = NcclReduction::group(&engines)?;
+                        Engines::Several(
+                            engines.into_iter().zip(sums.into_iter().map(|sum| Box::new(sum) as _)).collect(),
+                        )
+                    }
+                };
+                train_in(&output, engines, &loaded, &plan, screen)
             }
         }
     }
 }
 
+/// What a run computes with.
+enum Engines<E: Engine> {
+    One(E),
+    /// Each with the sums of its gradients.
+    Several(Vec<(E, Box<dyn GradientReduction<E>>)>),
+}
+
 /// Trains in a folder and prints the results.
-fn train_in<E: Engine>(
+fn train_in<E: Engine + 'static>(
     output: &Path,
-    engine: E,
+    engines: Engines<E>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     screen: &mut Screen,
@@ -114,12 +141,43 @@ fn train_in<E: Engine>(
     let folder = Folder::open(output)?;
     folder.adopt(&loaded.recipe)?;
     let _guard = interrupt::guard();
-    let report = run::train(engine, loaded, plan, &folder, screen).inspect_err(|error| {
+    let report = train_with(engines, loaded, plan, &folder, screen).inspect_err(|error| {
         if error.is::<Interrupted>() {
             screen.warn("stopped; run the same command again to go on");
         }
     })?;
     finish(screen, &folder, plan, &report)
+}
+
+/// Trains with one engine, or with several together.
+fn train_with<E: Engine + 'static>(
+    engines: Engines<E>,
+    loaded: &LoadedRecipe,
+    plan: &RecipePlan,
+    folder: &Folder,
+    screen: &mut Screen,
+) -> Result<Report> {
+    let mut beginning = Beginning::new(loaded, folder)?;
+    let mut members = match engines {
+        Engines::One(engine) => {
+            let engine = beginning.decide_decay(engine, 1, folder, screen)?;
+            return run::train(beginning.trainer(engine)?, beginning.decay(), loaded, plan, folder, screen);
+        }
+        Engines::Several(members) => members,
+    };
+    if !members.is_empty() {
+        let count = members.len();
+        let (engine, sums) = members.remove(0);
+        members.insert(0, (beginning.decide_decay(engine, count, folder, screen)?, sums));
+    }
+    let beginning = Arc::new(beginning);
+    let make = {
+        let beginning = beginning.clone();
+        move |engine| beginning.trainer(engine)
+    };
+    train_together(members, Arc::new(make), |engine, seat| {
+        run::train(beginning.trainer(engine)?.take(seat)?, beginning.decay(), loaded, plan, folder, screen)
+    })
 }
 
 fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {

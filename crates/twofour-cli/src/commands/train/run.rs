@@ -1,12 +1,12 @@
 //! A training run in its folder, from wherever it is to its end.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use twofour::{DataType, MatrixRef, file::Overwrite};
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
-    recipe::{LoadedRecipe, RecipePlan, SparsePrecision},
+    recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
     train::{CHECKPOINT_FILE, Corpus, DecayChoice, SparsityPlan, StepReport, Trainer},
 };
@@ -41,15 +41,83 @@ struct Run<'a, E: Engine> {
     saved: Option<u64>,
 }
 
-/// Trains from the folder's checkpoint, or from the beginning, to the end, and reports.
+/// Where a run begins: new, or at the folder's checkpoint.
+pub(super) struct Beginning {
+    recipe: Recipe,
+    plan: SparsityPlan,
+    corpus: Arc<Corpus>,
+    /// The choice of the decay's strength, where trial runs made it.
+    decay: Option<DecayChoice>,
+    folder: PathBuf,
+    last: PathBuf,
+}
+
+impl Beginning {
+    /// The beginning of a run in a folder.
+    pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder) -> Result<Self> {
+        let recipe = &loaded.recipe;
+        Ok(Beginning {
+            recipe: recipe.clone(),
+            plan: recipe.sparsity_plan()?,
+            corpus: Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?),
+            decay: None,
+            folder: folder.path().to_owned(),
+            last: folder.file(LAST),
+        })
+    }
+
+    /// Decides the decay of pruned weights by trial runs with the engine, where the recipe asks for them. An engine that has a share of each batch in the run has
+    /// as many sequences at once here.
+    pub(super) fn decide_decay<E: Engine>(
+        &mut self,
+        engine: E,
+        devices: usize,
+        folder: &Folder,
+        screen: &mut Screen,
+    ) -> Result<E> {
+        let Beginning { recipe, plan, corpus, .. } = &*self;
+        let mut training = recipe.training.clone();
+        if devices > 1 {
+            training.micro_batch = Some(training.micro_batch().min(training.batch / devices));
+        }
+        let trials = Recipe { training, ..recipe.clone() };
+        let (engine, choice) = decay::search(engine, &trials, plan, corpus, folder, screen)?;
+        if let Some(choice) = &choice {
+            self.plan.set_decay(choice.strength);
+        }
+        self.decay = choice;
+        Ok(engine)
+    }
+
+    /// The choice of the decay's strength, where trial runs made it.
+    pub(super) fn decay(&self) -> Option<DecayChoice> {
+        self.decay.clone()
+    }
+
+    /// The trainer with an engine.
+    pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E>> {
+        let Beginning { recipe, plan, corpus, folder, last, .. } = self;
+        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan.clone(), corpus.clone())?;
+        if last.join(CHECKPOINT_FILE).exists() {
+            let path = folder.display();
+            trainer
+                .resume(last)
+                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
+        }
+        Ok(trainer)
+    }
+}
+
+/// Trains from where a trainer is to the end, and reports.
 pub(super) fn train<E: Engine>(
-    engine: E,
+    trainer: Trainer<E>,
+    decay: Option<DecayChoice>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut run = Run::open(engine, loaded, folder, screen)?;
+    let mut run = Run::open(trainer, decay, folder)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -75,28 +143,16 @@ pub(super) fn train<E: Engine>(
         }
         let metrics = run.step(loaded)?;
         view.update(screen, metrics)?;
+        if let Some(note) = run.trainer.take_note() {
+            screen.warn(note);
+        }
     }
     drop(view);
     run.finish(loaded, plan)
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn open(engine: E, loaded: &LoadedRecipe, folder: &'a Folder, screen: &mut Screen) -> Result<Self> {
-        let recipe = &loaded.recipe;
-        let corpus = Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?);
-        let mut plan = recipe.sparsity_plan()?;
-        let (engine, decay) = decay::search(engine, recipe, &plan, &corpus, folder, screen)?;
-        if let Some(choice) = &decay {
-            plan.set_decay(choice.strength);
-        }
-        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan, corpus)?;
-        let last = folder.file(LAST);
-        if last.join(CHECKPOINT_FILE).exists() {
-            let path = folder.path().display();
-            trainer
-                .resume(&last)
-                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
-        }
+    fn open(trainer: Trainer<E>, decay: Option<DecayChoice>, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);

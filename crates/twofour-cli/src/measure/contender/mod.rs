@@ -2,6 +2,7 @@
 
 mod float;
 mod gemm;
+mod int4;
 mod int8;
 mod own;
 mod single;
@@ -12,8 +13,10 @@ use anyhow::Result;
 use half::{bf16, f16};
 use twofour::DataType;
 
-use self::{float::FloatWeights, int8::Int8Weights, single::Single};
+pub(super) use self::int4::random_int4;
+use self::{float::FloatWeights, int4::Int4Weights, int8::Int8Weights, single::Single};
 use super::work::{Shape, Who};
+use crate::weight_format::WeightFormat;
 
 /// A GEMM implementation, with copies of the weight that calls rotate through.
 pub(crate) trait Contender: fmt::Debug {
@@ -38,20 +41,21 @@ pub(crate) trait Weights: fmt::Debug {
 }
 
 /// Returns a random weight.
-pub(crate) fn weights(shape: Shape, dtype: DataType) -> Result<Box<dyn Weights>> {
+pub(crate) fn weights(shape: Shape, dtype: WeightFormat) -> Result<Box<dyn Weights>> {
     Ok(match dtype {
-        DataType::F32 => Box::new(FloatWeights::<f32>::new(shape)?),
-        DataType::BF16 => Box::new(FloatWeights::<bf16>::new(shape)?),
-        DataType::F16 => Box::new(FloatWeights::<f16>::new(shape)?),
-        DataType::I8 => Box::new(Int8Weights::new(shape)?),
+        WeightFormat::Plain(DataType::F32) => Box::new(FloatWeights::<f32>::new(shape)?),
+        WeightFormat::Plain(DataType::BF16) => Box::new(FloatWeights::<bf16>::new(shape)?),
+        WeightFormat::Plain(DataType::F16) => Box::new(FloatWeights::<f16>::new(shape)?),
+        WeightFormat::Plain(DataType::I8) => Box::new(Int8Weights::new(shape)?),
+        WeightFormat::Int4 => Box::new(Int4Weights::new(shape)?),
         other => return Err(not_on_cpu(other)),
     })
 }
 
 /// The error for a data type that CPU kernels do not multiply.
-pub(super) fn not_on_cpu(dtype: DataType) -> anyhow::Error {
-    let operation = "a GEMM on a CPU";
-    twofour::Error::UnsupportedDType { operation, dtype, supported: "f32, bf16, f16, i8" }.into()
+pub(super) fn not_on_cpu(format: WeightFormat) -> anyhow::Error {
+    let known = crate::dtype::ON_CPU.map(WeightFormat::name).join(", ");
+    anyhow::anyhow!("a GEMM on a CPU does not support weights of {format}; supported: {known}")
 }
 
 /// Returns the 2:4 kernel in f32, to be interleaved with the contenders of another dtype.
@@ -101,7 +105,13 @@ mod tests {
     #[test]
     fn every_contender_appears_and_the_dense_ones_agree() {
         let shape = Shape { out: 48, inputs: 64 };
-        for (dtype, count) in [(DataType::F32, 3), (DataType::F16, 3), (DataType::BF16, 2), (DataType::I8, 2)] {
+        for (dtype, count) in [
+            (WeightFormat::Plain(DataType::F32), 3),
+            (WeightFormat::Plain(DataType::F16), 3),
+            (WeightFormat::Plain(DataType::BF16), 2),
+            (WeightFormat::Plain(DataType::I8), 2),
+            (WeightFormat::Int4, 3),
+        ] {
             let weights = weights(shape, dtype).unwrap();
             assert!(weights.dense_bytes() > weights.sparse_bytes());
             for tokens in [1, 3, 40] {

@@ -5,7 +5,7 @@ use std::{fmt, rc::Rc};
 use anyhow::Result;
 use twofour::{
     Element, Result as KernelResult,
-    kernel::{DenseWeight, DenseWeightI8, Epilogue, KernelElement, SparseWeight, SparseWeightI8},
+    kernel::{DenseWeight, DenseWeightI8, Epilogue, KernelElement, SparseWeight, SparseWeightI8, SparseWeightInt4},
 };
 
 use super::Contender;
@@ -43,6 +43,7 @@ macro_rules! own_weight {
 own_weight!(SparseWeight<T>, T, Who::Sparse, T);
 own_weight!(DenseWeight<T>, T, Who::Dense, T);
 own_weight!(SparseWeightI8, f32, Who::Sparse);
+own_weight!(SparseWeightInt4, f32, Who::Sparse);
 own_weight!(DenseWeightI8, f32, Who::Dense);
 
 /// A planned call of one of this project's kernels.

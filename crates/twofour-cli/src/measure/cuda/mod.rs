@@ -1,17 +1,20 @@
 //! Device time of GPU kernels: contenders interleaved, between two events, with a cold L2.
 
+mod attention;
 mod gemm;
 mod grid;
 mod layer;
 mod overhead;
 mod prune;
 mod sample;
+mod step;
 mod train;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use twofour_cuda::{Device, compiler::Compiler};
 
+pub(crate) use attention::{ATTENTION_SHAPES, AttentionRow, attention};
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
 pub(crate) use grid::{
     CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
@@ -19,6 +22,7 @@ pub(crate) use grid::{
 pub(crate) use layer::layer;
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
+pub(crate) use step::{BLOCK_MODELS, STEP_MODELS, StepRow, step};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
 
 /// The GPU that was measured.

@@ -134,7 +134,7 @@ fn launch_remask(
         other => return Err(Error::NoMethod { what: format!("the mask rule {other:?}") }),
     };
     let kept = if soft { None } else { packed };
-    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None };
+    let both = BothWays { packed: kept, transposed, tiles: Some(tiles), factor: None, skip: None };
     let watch = Watch { nan: wrong, flips: None };
     // SAFETY: the weight, the packed weights and the mask are valid for their shapes, and the stream is of their device.
     unsafe { pruner.both_ways(context.raw(), weight, choice, both, order, watch) }?;

@@ -1,5 +1,6 @@
 //! The layer that trains a 2:4 weight.
 
+mod flips;
 mod state;
 mod status;
 
@@ -10,6 +11,7 @@ use twofour::{
     layer::{Accumulate, InputGradient, MaskRule, SparseLinearSettings},
 };
 
+pub use flips::flip_counts;
 use status::Status;
 
 use super::{
@@ -183,7 +185,7 @@ impl SparseLinear {
             let mask = tiles_of_nonzeros(context, weight, master.dtype())?;
             layer.set_mask(master, &mask)?;
         } else {
-            layer.pack(weight, Selection::Rule)?;
+            layer.pack(weight, Selection::Rule, None)?;
         }
         layer.check()?;
         // There was no mask before.
@@ -198,7 +200,18 @@ impl SparseLinear {
     /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for a master weight of another length, type or device, [`Error::Driver`].
     pub fn remask(&mut self, master: DeviceSlice<'_>) -> Result<()> {
         let weight = self.weight(master)?;
-        self.pack(weight, Selection::Rule)
+        self.pack(weight, Selection::Rule, None)
+    }
+
+    /// Launches what [`SparseLinear::remask`] does, unless the flag `skip`, a u32 `[1]`, is not 0 when the kernel runs: mask and packed weight then stay, and no
+    /// flips are counted. The flag of [`clip_gradients`](crate::transformer::clip_gradients) makes a skipped step select no mask.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::remask`], for the flag too.
+    pub fn remask_unless(&mut self, master: DeviceSlice<'_>, skip: DeviceSlice<'_>) -> Result<()> {
+        let weight = self.weight(master)?;
+        let skip = skip.expect("the flag of skipped steps", &self.context, DataType::I32, 1)?;
+        self.pack(weight, Selection::Rule, Some(skip))
     }
 
     /// Launches the packing of the master weight's values under the current mask. With [`MaskRule::SoftThreshold`], whose mask depends on the values,
@@ -208,7 +221,7 @@ impl SparseLinear {
     /// Those of [`SparseLinear::remask`].
     pub fn repack(&mut self, master: DeviceSlice<'_>) -> Result<()> {
         let weight = self.weight(master)?;
-        self.pack(weight, Selection::Mask)
+        self.pack(weight, Selection::Mask, None)
     }
 
     fn weight(&self, master: DeviceSlice<'_>) -> Result<DenseWeight> {
@@ -220,7 +233,7 @@ impl SparseLinear {
         })
     }
 
-    fn pack(&mut self, weight: DenseWeight, selection: Selection) -> Result<()> {
+    fn pack(&mut self, weight: DenseWeight, selection: Selection, skip: Option<DevicePtr>) -> Result<()> {
         let choice = match self.settings.rule {
             MaskRule::Transposable(rule) if selection == Selection::Rule => MaskChoice::Rule(rule),
             MaskRule::Magnitude if selection == Selection::Rule => MaskChoice::Rows,
@@ -231,11 +244,11 @@ impl SparseLinear {
         if chooses || selection == Selection::Rule {
             self.status.reset(&self.context)?;
         }
-        self.launch(weight, choice)
+        self.launch(weight, choice, skip)
     }
 
     /// Launches a pass over the weight and the passes that depend on it. A selected mask is compared with the one before it.
-    fn launch(&mut self, weight: DenseWeight, choice: MaskChoice) -> Result<()> {
+    fn launch(&mut self, weight: DenseWeight, choice: MaskChoice, skip: Option<DevicePtr>) -> Result<()> {
         let (context, status) = (&self.context, &self.status);
         let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
             (MaskRule::SoftThreshold, Some((_, scale)), MaskChoice::Rows) => Some(*scale),
@@ -246,6 +259,7 @@ impl SparseLinear {
             transposed: self.transposed.as_ref().map(PackedBuffer::packed),
             tiles: Some(self.mask.tiles()),
             factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
+            skip,
         };
         if let Some(scale) = self.float8.as_ref().filter(|_| self.float8_rows.is_none()) {
             scale.update(context, weight, self.master)?;
@@ -308,6 +322,11 @@ impl SparseLinear {
     /// Returns the address of the mask's tiles.
     pub(crate) fn mask_tiles(&self) -> crate::DevicePtr {
         self.mask.tiles()
+    }
+
+    /// Returns the address of the counter of flips: their number minus one.
+    pub(super) fn flips_at(&self) -> DevicePtr {
+        self.status.flips
     }
 
     /// Returns the address of the seed of the next MVUE.

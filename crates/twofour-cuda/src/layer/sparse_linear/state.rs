@@ -28,10 +28,10 @@ impl SparseLinear {
         match self.settings.rule {
             // Mask and values are one: what follows from the master weight is no flip.
             MaskRule::SoftThreshold => {
-                self.launch(weight, MaskChoice::Rows)?;
+                self.launch(weight, MaskChoice::Rows, None)?;
                 self.set_counters(counters)
             }
-            _ => self.launch(weight, MaskChoice::Given),
+            _ => self.launch(weight, MaskChoice::Given, None),
         }
     }
 
@@ -80,6 +80,14 @@ impl SparseLinear {
     /// [`Error::Driver`].
     pub fn mask(&self) -> Result<Mask> {
         self.mask.read(&self.context)
+    }
+
+    /// Returns a hash of the mask, the same for equal masks on all devices; synchronizes the stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn mask_hash(&self) -> Result<u64> {
+        self.mask.hash(&self.context)
     }
 
     /// Returns the packed weight in canonical form, as a copy in host memory; synchronizes the stream.

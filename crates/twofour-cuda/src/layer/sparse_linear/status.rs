@@ -2,7 +2,11 @@
 
 use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 
-use crate::{DevicePtr, Error, Result, layer::LayerContext, raw::prune::NO_NAN};
+use crate::{
+    DevicePtr, Error, Result,
+    layer::{FreeNote, LayerContext},
+    raw::prune::NO_NAN,
+};
 
 /// The initial value of the flip counter: all ones, the same as the index of no NaN, so that one memset resets both.
 pub(super) const NO_FLIPS: u64 = u64::MAX;
@@ -10,6 +14,7 @@ pub(super) const NO_FLIPS: u64 = u64::MAX;
 /// Device counters, u64s: the index of the first number that no mask can be selected with, the flipped mask elements minus one, and the seed of the next MVUE.
 #[derive(Debug)]
 pub(super) struct Status {
+    _freed: FreeNote,
     pub(super) memory: CudaSlice<u64>,
     pub(super) wrong: DevicePtr,
     pub(super) flips: DevicePtr,
@@ -22,7 +27,7 @@ impl Status {
         let copied = context.stream().clone_htod(&[NO_NAN, NO_FLIPS, 0]);
         let memory = copied.map_err(|error| Error::driver("allocating device memory", error))?;
         let wrong = memory.device_ptr(context.stream()).0;
-        Ok(Self { memory, wrong, flips: wrong + 8, seed: wrong + 16 })
+        Ok(Self { _freed: context.free_note(), memory, wrong, flips: wrong + 8, seed: wrong + 16 })
     }
 
     /// The values before a mask is selected: no NaN, no flips.

@@ -2,17 +2,15 @@
 // log-sum-exps in the backward pass. One kernel computes the gradients of keys and values for a tile of keys, another those of queries for a tile of queries, so that
 // no two CTAs add to one place.
 //
-// Tensors are [batch, heads, positions, DIM], aligned to 16 bytes. A CTA of four warps has a tile of 64 rows, 16 for each warp, and goes through tiles of columns.
+// Tensors are [batch, heads, positions, DIM], aligned to 16 bytes; the result and its gradient may also be [batch, positions, heads, DIM]. A CTA has a tile of rows, 16 for each warp, and goes through tiles of columns; `tiles.cuh` copies
+// them, and `mma.cuh` or `wgmma.cuh` multiplies them.
 //
-// Defined outside: ELEMENT, DIM.
+// Defined outside: ELEMENT, DIM; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
 
-typedef Bits<ELEMENT>::type Raw;
 #define INFINITE __int_as_float(0x7F800000)
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr u32 ROWS = 64;
-constexpr u32 STEPS = DIM / 16;          // steps of a product over DIM
-constexpr u32 CHUNKS = DIM / 8;          // pieces of 16 bytes of a row
 constexpr u32 COLUMNS = 64;              // of a tile of the forward pass
+constexpr u32 BACKWARD_ROWS = 64;
 constexpr u32 SOME = DIM > 64 ? 32 : 64; // columns of a tile of the backward pass
 
 struct Attention {
@@ -24,73 +22,22 @@ struct Attention {
     u32 batch, positions, heads, kv_heads;
     u32 causal;
     float scale;
+    // Elements between two positions of the result and of its gradient, between two heads, and between two sequences.
+    u32 out_row;
+    u64 out_head, out_sequence;
 };
 
-// Rows' tiles, and two stages of columns' tiles.
-extern __shared__ __align__(128) u8 shared[];
-
-// Returns where 16 bytes of a tile are in shared memory, in bytes from the tile's begin: neighbouring rows are in different banks.
-__device__ __forceinline__ u32 place(u32 row, u32 chunk) {
-    const u32 turned = CHUNKS == 4 ? chunk ^ (row / 2 & 3) : chunk ^ (row & 7);
-    return (row * CHUNKS + turned) * 16;
-}
-
-// Copies rows from `first` on to a tile in shared memory; rows beyond the last are zeros.
-template <u32 COUNT> __device__ __forceinline__ void load_tile(u32 to, const Raw* from, u32 first, u32 positions) {
-    #pragma unroll
-    for (u32 i = threadIdx.x; i < COUNT * CHUNKS; i += 128) {
-        const u32 row = i / CHUNKS, chunk = i % CHUNKS;
-        const bool is_there = first + row < positions;
-        copy_16(to + place(row, chunk), from + (u64)(is_there ? first + row : 0) * DIM + 8 * chunk, is_there);
-    }
-}
-
-// Loads the fragment of a warp's 16 rows for a step of the product over DIM.
-__device__ __forceinline__ void load_rows(u32 (&to)[4], u32 tile, u32 first, u32 step) {
-    const u32 lane = threadIdx.x % 32;
-    load_matrices(to, tile + place(first + (lane / 8 & 1) * 8 + lane % 8, 2 * step + lane / 16));
-}
-
-// sums += rows · columnsᵀ, for 16 rows of a tile and N columns.
-template <u32 N> __device__ __forceinline__ void multiply_transposed(float (&sums)[N / 8][4], const u32 (&rows)[4], u32 tile, u32 step) {
-    const u32 lane = threadIdx.x % 32;
-    #pragma unroll
-    for (u32 pair = 0; pair < N / 16; pair++) {
-        u32 b[4];
-        load_matrices(b, tile + place(16 * pair + lane / 16 * 8 + lane % 8, 2 * step + (lane / 8 & 1)));
-        multiply<ELEMENT>(sums[2 * pair], rows, b[0], b[1]);
-        multiply<ELEMENT>(sums[2 * pair + 1], rows, b[2], b[3]);
-    }
-}
-
-// sums += weights · tile, for weights of 16 rows and N columns that are rounded, and a tile of N rows.
-template <u32 N> __device__ __forceinline__ void multiply_weighted(float (&sums)[DIM / 8][4], const float (&weights)[N / 8][4], u32 tile) {
-    const u32 lane = threadIdx.x % 32;
-    #pragma unroll
-    for (u32 step = 0; step < N / 16; step++) {
-        u32 a[4];
-        a[0] = narrow_pair<ELEMENT>(weights[2 * step][0], weights[2 * step][1]);
-        a[1] = narrow_pair<ELEMENT>(weights[2 * step][2], weights[2 * step][3]);
-        a[2] = narrow_pair<ELEMENT>(weights[2 * step + 1][0], weights[2 * step + 1][1]);
-        a[3] = narrow_pair<ELEMENT>(weights[2 * step + 1][2], weights[2 * step + 1][3]);
-        #pragma unroll
-        for (u32 pair = 0; pair < DIM / 16; pair++) {
-            u32 b[4];
-            load_matrices_transposed(b, tile + place(16 * step + (lane / 8 & 1) * 8 + lane % 8, 2 * pair + lane / 16));
-            multiply<ELEMENT>(sums[2 * pair], a, b[0], b[1]);
-            multiply<ELEMENT>(sums[2 * pair + 1], a, b[2], b[3]);
-        }
-    }
-}
+// Returns the first element of a head of the result or of its gradient; heads of all sequences are counted.
+__device__ __forceinline__ u64 out_at(const Attention& p, u32 head) { return head / p.heads * p.out_sequence + head % p.heads * p.out_head; }
 
 // Stores the warp's 16 rows, each times a factor.
-__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high) {
+__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride = DIM) {
     const u32 lane = threadIdx.x % 32, row = first + lane / 4;
     #pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) {
         const u32 col = 8 * i + lane % 4 * 2;
-        if (row < positions) *(u32*)(to + (u64)row * DIM + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
-        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * DIM + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
+        if (row < positions) *(u32*)(to + (u64)row * stride + col) = narrow_pair<ELEMENT>(sums[i][0] * low, sums[i][1] * low);
+        if (row + 8 < positions) *(u32*)(to + (u64)(row + 8) * stride + col) = narrow_pair<ELEMENT>(sums[i][2] * high, sums[i][3] * high);
     }
 }
 
@@ -105,43 +52,40 @@ __device__ __forceinline__ float largest_of_row(float x) {
 }
 
 // The tiles with the most columns come first.
-extern "C" __global__ void __launch_bounds__(128) forward(const __grid_constant__ Attention p) {
-    constexpr u32 BYTES = COLUMNS * DIM * 2;
+extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) forward(const __grid_constant__ Attention p) {
+    constexpr u32 ROWS = FORWARD_ROWS, THREADS = 2 * ROWS, BYTES = COLUMNS * DIM * 2;
     const u32 all = p.batch * p.heads, tiles = gridDim.x / all;
     const u32 head = blockIdx.x % all, first = (tiles - 1 - blockIdx.x / all) * ROWS;
     const u32 kv_head = head / p.heads * p.kv_heads + head % p.heads / (p.heads / p.kv_heads);
     const u64 size = (u64)p.positions * DIM;
     const Raw *k = p.k + kv_head * size, *v = p.v + kv_head * size;
-    const u32 q_tile = shared_address(shared), stages = q_tile + ROWS * DIM * 2;
+    const u32 q_tile = tiles_begin(), stages = q_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
     const u32 end = p.causal ? min(first + ROWS, p.positions) : p.positions, count = (end + COLUMNS - 1) / COLUMNS;
 
-    load_tile<ROWS>(q_tile, p.q + head * size, first, p.positions);
-    load_tile<COLUMNS>(stages, k, 0, p.positions);
-    load_tile<COLUMNS>(stages + BYTES, v, 0, p.positions);
+    load_tile<ROWS, THREADS>(q_tile, p.q + head * size, first, p.positions);
+    load_tile<COLUMNS, THREADS>(stages, k, 0, p.positions);
+    load_tile<COLUMNS, THREADS>(stages + BYTES, v, 0, p.positions);
     commit_copies();
     float sums[DIM / 8][4] = {}, largest[2] = {-INFINITE, -INFINITE}, total[2] = {};
     const float factor = p.scale * LOG2_E;
-    u32 q[STEPS][4];
+    HeldRows<ROWS> q;
     for (u32 tile = 0; tile < count; tile++) {
         if (tile + 1 < count) {
             const u32 to = stages + (tile + 1) % 2 * (2 * BYTES);
-            load_tile<COLUMNS>(to, k, (tile + 1) * COLUMNS, p.positions);
-            load_tile<COLUMNS>(to + BYTES, v, (tile + 1) * COLUMNS, p.positions);
+            load_tile<COLUMNS, THREADS>(to, k, (tile + 1) * COLUMNS, p.positions);
+            load_tile<COLUMNS, THREADS>(to + BYTES, v, (tile + 1) * COLUMNS, p.positions);
             commit_copies();
             await_copies<1>();
         } else {
             await_copies<0>();
         }
+        show_tiles();
         __syncthreads();
-        if (tile == 0) {
-            #pragma unroll
-            for (u32 step = 0; step < STEPS; step++) load_rows(q[step], q_tile, 16 * warp, step);
-        }
+        if (tile == 0) q.load(q_tile);
         const u32 stage = stages + tile % 2 * (2 * BYTES), column = tile * COLUMNS + lane % 4 * 2;
-        float scores[COLUMNS / 8][4] = {};
-        #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) multiply_transposed<COLUMNS>(scores, q[step], stage, step);
+        float scores[COLUMNS / 8][4];
+        multiply_rows<ROWS, COLUMNS>(scores, q, stage);
         // Tiles before the diagonal are whole.
         if ((tile + 1) * COLUMNS > (p.causal ? first : p.positions)) {
             #pragma unroll
@@ -178,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(128) forward(const __grid_constant_
         __syncthreads();
     }
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
-    store_rows(p.to_out + head * size, first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1]);
+    store_rows(p.to_out + out_at(p, head), first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1], p.out_row);
     if (lane % 4 == 0) {
         float* lse = p.to_lse + (u64)head * p.positions;
         if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);
@@ -190,11 +134,11 @@ extern "C" __global__ void __launch_bounds__(128) forward(const __grid_constant_
 extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_constant__ Attention p) {
     const u64 query = (u64)blockIdx.x * 8 + threadIdx.x / 32;
     if (query >= (u64)p.batch * p.heads * p.positions) return;
+    const u32 head = (u32)(query / p.positions);
+    const u64 at = out_at(p, head) + (query - (u64)head * p.positions) * p.out_row;
     float sum = 0.0f;
     #pragma unroll
-    for (u32 col = threadIdx.x % 32; col < DIM; col += 32) {
-        sum += widen<ELEMENT>(p.out[query * DIM + col]) * widen<ELEMENT>(p.dout[query * DIM + col]);
-    }
+    for (u32 col = threadIdx.x % 32; col < DIM; col += 32) sum += widen<ELEMENT>(p.out[at + col]) * widen<ELEMENT>(p.dout[at + col]);
     for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
     if (threadIdx.x % 32 == 0) p.to_delta[query] = sum;
 }
@@ -202,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_cons
 // Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise q kᵀ and dout vᵀ.
 template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p) {
     __shared__ float lses[2][SOME], deltas[2][SOME];
-    constexpr u32 BYTES = SOME * DIM * 2;
+    constexpr u32 ROWS = BACKWARD_ROWS, THREADS = 2 * ROWS, BYTES = SOME * DIM * 2;
     // Steps that are unrolled: with all of them, addresses take more registers than two gradients of 128 columns leave.
     constexpr u32 AT_ONCE = KEYS && DIM > 64 ? 1 : STEPS;
     const u32 all = p.batch * (KEYS ? p.kv_heads : p.heads), tiles = gridDim.x / all, group = p.heads / p.kv_heads;
@@ -211,9 +155,9 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const u64 size = (u64)p.positions * DIM;
     // The first head of the columns.
     const u32 own = KEYS ? p.kv_heads : p.heads, other = KEYS ? head / own * p.heads + head % own * group : head / own * p.kv_heads + head % own / group;
-    const Raw *x = (KEYS ? p.k : p.q) + head * size, *y = (KEYS ? p.v : p.dout) + head * size;
-    const Raw *z = (KEYS ? p.q : p.k) + other * size, *w = (KEYS ? p.dout : p.v) + other * size;
-    const u32 x_tile = shared_address(shared), y_tile = x_tile + ROWS * DIM * 2, stages = y_tile + ROWS * DIM * 2;
+    const Raw *x = (KEYS ? p.k : p.q) + head * size, *y = KEYS ? p.v + head * size : p.dout + out_at(p, head);
+    const Raw *z = (KEYS ? p.q : p.k) + other * size, *w = KEYS ? p.dout + out_at(p, other) : p.v + other * size;
+    const u32 x_tile = tiles_begin(), y_tile = x_tile + ROWS * DIM * 2, stages = y_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
     const u32 begin = KEYS && p.causal ? first / SOME : 0;
     const u32 end = !KEYS && p.causal ? min(first + ROWS, p.positions) : p.positions;
@@ -221,8 +165,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
 
     const auto load_columns = [&](u32 tile) {
         const u32 head_of_group = tile / of_head, at = (begin + tile % of_head) * SOME, to = stages + tile % 2 * (2 * BYTES);
-        load_tile<SOME>(to, z + head_of_group * size, at, p.positions);
-        load_tile<SOME>(to + BYTES, w + head_of_group * size, at, p.positions);
+        load_tile<SOME, THREADS>(to, z + head_of_group * size, at, p.positions);
+        load_tile<SOME, THREADS>(to + BYTES, w + head_of_group * (KEYS ? p.out_head : size), at, p.positions, KEYS ? p.out_row : DIM);
         if (KEYS && threadIdx.x < SOME) {
             const u32 query = at + threadIdx.x;
             const u64 index = (u64)(other + head_of_group) * p.positions + query;
@@ -230,8 +174,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
             deltas[tile % 2][threadIdx.x] = query < p.positions ? p.delta[index] : 0.0f;
         }
     };
-    load_tile<ROWS>(x_tile, x, first, p.positions);
-    load_tile<ROWS>(y_tile, y, first, p.positions);
+    load_tile<ROWS, THREADS>(x_tile, x, first, p.positions);
+    load_tile<ROWS, THREADS>(y_tile, y, first, p.positions, KEYS ? DIM : p.out_row);
     load_columns(0);
     commit_copies();
     float row_lse[2] = {}, row_delta[2] = {};
@@ -255,18 +199,12 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         } else {
             await_copies<0>();
         }
+        show_tiles();
         __syncthreads();
         const u32 stage = stages + tile % 2 * (2 * BYTES);
         const u32 column = (begin + tile % of_head) * SOME + lane % 4 * 2;
-        float scores[SOME / 8][4] = {}, gradients[SOME / 8][4] = {};
-        #pragma unroll AT_ONCE
-        for (u32 step = 0; step < STEPS; step++) {
-            u32 rows[4];
-            load_rows(rows, x_tile, 16 * warp, step);
-            multiply_transposed<SOME>(scores, rows, stage, step);
-            load_rows(rows, y_tile, 16 * warp, step);
-            multiply_transposed<SOME>(gradients, rows, stage + BYTES, step);
-        }
+        float scores[SOME / 8][4], gradients[SOME / 8][4];
+        multiply_both<ROWS, SOME, AT_ONCE>(scores, gradients, x_tile, y_tile, stage, stage + BYTES);
         // The part of the tile beyond the diagonal or the last position has no probabilities.
         const u32 tile_begin = (begin + tile % of_head) * SOME, least_query = KEYS ? tile_begin : first, end_of_keys = KEYS ? first + ROWS : tile_begin + SOME;
         const bool whole = first + ROWS <= p.positions && tile_begin + SOME <= p.positions && (!p.causal || end_of_keys <= least_query + 1);
@@ -300,5 +238,5 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     if constexpr (KEYS) store_rows(p.dv + head * size, first + 16 * warp, p.positions, dy, 1.0f, 1.0f);
 }
 
-extern "C" __global__ void __launch_bounds__(128) backward_keys(const __grid_constant__ Attention p) { backward<true>(p); }
-extern "C" __global__ void __launch_bounds__(128) backward_queries(const __grid_constant__ Attention p) { backward<false>(p); }
+extern "C" __global__ void __launch_bounds__(128, KEYS_CTAS) backward_keys(const __grid_constant__ Attention p) { backward<true>(p); }
+extern "C" __global__ void __launch_bounds__(128, QUERIES_CTAS) backward_queries(const __grid_constant__ Attention p) { backward<false>(p); }

@@ -1,4 +1,6 @@
-//! Attention and its gradients in f16 and bf16 without scores in memory.
+//! Attention and its gradients in f16 and bf16 without scores in memory, by `wgmma` on Hopper and by `mma.sync` from Ampere on.
+
+mod products;
 
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
@@ -13,18 +15,54 @@ use crate::{
 /// Data types of the kernels.
 const TYPES: [DataType; 2] = [DataType::F16, DataType::BF16];
 
+/// Tiles in shared memory.
+const TILES: File = File::new("attention/tiles.cuh", include_str!("tiles.cuh"));
+
 /// Elements of a head that there are kernels for.
 const DIMS: [u32; 3] = [32, 64, 128];
 
-/// Rows of a CTA's tile.
-const ROWS: u32 = 64;
+/// Rows of a CTA's tile in the backward pass; it has two threads for each.
+const BACKWARD_ROWS: u32 = 64;
 
-/// Threads of a CTA.
-const THREADS: u32 = 128;
+/// Columns of a tile of the forward pass.
+const COLUMNS: u32 = 64;
+
+/// Shared memory that is lost to alignment.
+const ALIGNMENT: u32 = 1024;
+
+/// What multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Instruction {
+    /// `mma.sync`: a warp multiplies 16 rows.
+    Warp,
+    /// `wgmma`: four warps multiply 64 rows, and columns come straight from shared memory.
+    Warpgroup,
+}
+
+impl Instruction {
+    const ALL: [Self; 2] = [Instruction::Warp, Instruction::Warpgroup];
+
+    /// The faster one on an architecture.
+    fn on(device: &Device) -> Self {
+        match device.architecture().capability() {
+            (9, 0) => Instruction::Warpgroup,
+            _ => Instruction::Warp,
+        }
+    }
+
+    /// Rows of a CTA in the forward pass. `wgmma` is so fast that copies of keys and values would be the limit: 128 rows share them.
+    fn forward_rows(self) -> u32 {
+        match self {
+            Instruction::Warp => 64,
+            Instruction::Warpgroup => 128,
+        }
+    }
+}
 
 /// The kernels for one data type and size of heads, on one device.
 #[derive(Debug, Clone)]
 pub(crate) struct FusedAttention {
+    instruction: Instruction,
     dim: u32,
     forward: Kernel,
     sum_products: Kernel,
@@ -55,19 +93,52 @@ pub(crate) struct FusedAttentionParameters {
     pub(crate) kv_heads: u32,
     pub(crate) causal: u32,
     pub(crate) scale: f32,
+    pub(crate) out_row: u32,
+    pub(crate) out_head: u64,
+    pub(crate) out_sequence: u64,
 }
 
-fn source(dtype: DataType, dim: u32) -> Source {
-    let kernel = File::new("attention/kernel.cu", include_str!("kernel.cu"));
-    Source::new(format!("attention-{dtype}-{dim}"), Support::ALL)
-        .define(format!("#define ELEMENT {}\n#define DIM {dim}\n", dtype.definition()))
-        .with([headers::COMMON, headers::DENSE_PRODUCT, kernel])
+/// Columns of a tile of the backward pass.
+fn backward_columns(dim: u32) -> u32 {
+    if dim > 64 { 32 } else { 64 }
+}
+
+fn source(instruction: Instruction, dtype: DataType, dim: u32) -> Source {
+    let file = File::new;
+    // CTAs that an SM holds at least: what the compiler's registers are bounded by.
+    let (name, support, files, ctas) = match instruction {
+        Instruction::Warp => {
+            let files = vec![headers::DENSE_PRODUCT, TILES, file("attention/mma.cuh", include_str!("mma.cuh"))];
+            ("attention", Support::ALL, files, [1; 3])
+        }
+        Instruction::Warpgroup => {
+            let products = products::products(dtype, &[COLUMNS, backward_columns(dim), dim]);
+            let wgmma = file("attention/wgmma.cuh", include_str!("wgmma.cuh"));
+            let files = vec![headers::DENSE_PRODUCT, headers::HOPPER, products, TILES, wgmma];
+            let ctas = if dim > 64 { [1, 2, 2] } else { [2, 2, 3] };
+            ("attention-wgmma", Support::Only((9, 0)), files, ctas)
+        }
+    };
+    let definitions = format!(
+        "#define ELEMENT {}\n#define DIM {dim}\n#define FORWARD_ROWS {}\n#define FORWARD_CTAS {}\n#define KEYS_CTAS {}\n#define QUERIES_CTAS {}\n",
+        dtype.definition(),
+        instruction.forward_rows(),
+        ctas[0],
+        ctas[1],
+        ctas[2],
+    );
+    Source::new(format!("{name}-{dtype}-{dim}"), support)
+        .define(definitions)
+        .with([headers::COMMON])
+        .with(files)
+        .with([file("attention/kernel.cu", include_str!("kernel.cu"))])
         .with_fma()
 }
 
 /// Returns every source.
 pub(crate) fn sources() -> Vec<Source> {
-    TYPES.into_iter().flat_map(|dtype| DIMS.into_iter().map(move |dim| source(dtype, dim))).collect()
+    let of = |instruction, dtype| DIMS.into_iter().map(move |dim| source(instruction, dtype, dim));
+    Instruction::ALL.into_iter().flat_map(|with| TYPES.into_iter().flat_map(move |dtype| of(with, dtype))).collect()
 }
 
 impl FusedAttention {
@@ -83,8 +154,10 @@ impl FusedAttention {
             return Err(Error::DataType { operation, dtype, supported });
         }
         let dim = dim as u32;
-        let source = source(dtype, dim);
+        let instruction = Instruction::on(device);
+        let source = source(instruction, dtype, dim);
         let kernels = Self {
+            instruction,
             dim,
             forward: device.kernel(&source, "forward")?,
             sum_products: device.kernel(&source, "sum_products")?,
@@ -97,23 +170,23 @@ impl FusedAttention {
         Ok(kernels)
     }
 
-    /// Bytes of shared memory: queries, and two stages of keys and values, 64 rows each.
+    /// Bytes of shared memory: queries, and two stages of keys and values.
     fn forward_bytes(&self) -> u32 {
-        5 * 64 * self.dim * 2
+        ALIGNMENT + (self.instruction.forward_rows() + 4 * COLUMNS) * self.dim * 2
     }
 
-    /// Bytes of shared memory: two tiles of 64 rows, and two stages of two tiles of columns.
+    /// Bytes of shared memory: two tiles of rows, and two stages of two tiles of columns.
     fn backward_bytes(&self) -> u32 {
-        let columns = if self.dim > 64 { 32 } else { 64 };
-        (2 * 64 + 4 * columns) * self.dim * 2
+        ALIGNMENT + (2 * BACKWARD_ROWS + 4 * backward_columns(self.dim)) * self.dim * 2
     }
 
-    fn launch(heads: u32, parameters: &FusedAttentionParameters, shared: u32) -> Result<Launch> {
+    /// CTAs of `rows` rows for all positions of all heads.
+    fn launch(rows: u32, heads: u32, parameters: &FusedAttentionParameters, shared: u32) -> Result<Launch> {
         let FusedAttentionParameters { batch, positions, .. } = *parameters;
-        let (all, tiles) = (u64::from(batch) * u64::from(heads), u64::from(positions.div_ceil(ROWS)));
+        let (all, tiles) = (u64::from(batch) * u64::from(heads), u64::from(positions.div_ceil(rows)));
         let blocks = all.checked_mul(tiles).filter(|blocks| *blocks <= i32::MAX as u64);
         let blocks = blocks.ok_or(Error::TooLarge { rows: all as usize, cols: positions as usize })?;
-        Ok(Launch { grid: (blocks as u32, 1), block: THREADS, shared, cluster: 1 })
+        Ok(Launch { grid: (blocks as u32, 1), block: 2 * rows, shared, cluster: 1 })
     }
 
     /// Launches attention, for at least one query.
@@ -122,7 +195,7 @@ impl FusedAttention {
     /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call, and aligned to 16 bytes; the stream is of
     /// this device.
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
-        let launch = Self::launch(parameters.heads, parameters, self.forward_bytes())?;
+        let launch = Self::launch(self.instruction.forward_rows(), parameters.heads, parameters, self.forward_bytes())?;
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.forward.launch(stream, launch, parameters) }
     }
@@ -136,8 +209,8 @@ impl FusedAttention {
         let queries = u64::from(batch) * u64::from(heads) * u64::from(positions);
         // A warp for each query.
         let warps = Launch::simple((blocks_of_elements(queries * 32, 1)?, 1), BLOCK);
-        let by_keys = Self::launch(kv_heads, parameters, self.backward_bytes())?;
-        let by_queries = Self::launch(heads, parameters, self.backward_bytes())?;
+        let by_keys = Self::launch(BACKWARD_ROWS, kv_heads, parameters, self.backward_bytes())?;
+        let by_queries = Self::launch(BACKWARD_ROWS, heads, parameters, self.backward_bytes())?;
         // SAFETY: the structure has the kernels' layout, and its pointers are valid, as this function requires.
         unsafe {
             self.sum_products.launch(stream, warps, parameters)?;

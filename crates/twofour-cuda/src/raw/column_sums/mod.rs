@@ -4,12 +4,13 @@
 //! of device. Calls only launch kernels: they neither allocate nor synchronize, and a CUDA graph can capture them.
 
 use crate::{
-    DataType, Device, DevicePtr, Error, Result, Stream,
+    Activation, DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
     device::{Kernel, Launch},
     raw::{
         float_types::{FLOAT_TYPES, expect_float_type, float_source},
         grid::{BLOCK, MOST_GRID_ROWS},
+        headers,
     },
     source::{File, Source},
 };
@@ -32,6 +33,8 @@ pub struct ColumnSums {
     /// CTAs that fill the device.
     blocks: usize,
     sum_chunks: Kernel,
+    /// Through ReLU, GELU and SiLU.
+    gradient_chunks: [Kernel; 3],
     sum_of_chunks: Kernel,
 }
 
@@ -39,6 +42,7 @@ pub struct ColumnSums {
 #[repr(C)]
 struct ColumnSumsParameters {
     matrix: DevicePtr,
+    input: DevicePtr,
     partial: DevicePtr,
     out: DevicePtr,
     rows: u32,
@@ -51,7 +55,7 @@ struct ColumnSumsParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("column_sums/kernel.cu", include_str!("kernel.cu"));
-    float_source("column-sums", dtype, [kernel])
+    float_source("column-sums", dtype, [headers::FUNCTIONS, kernel])
 }
 
 /// Returns every source.
@@ -84,6 +88,11 @@ impl ColumnSums {
             dtype,
             blocks: 8 * device.multiprocessors() as usize,
             sum_chunks: device.kernel(&source, "sum_chunks")?,
+            gradient_chunks: [
+                device.kernel(&source, "relu_chunks")?,
+                device.kernel(&source, "gelu_chunks")?,
+                device.kernel(&source, "silu_chunks")?,
+            ],
             sum_of_chunks: device.kernel(&source, "sum_of_chunks")?,
         })
     }
@@ -116,6 +125,47 @@ impl ColumnSums {
         cols: usize,
         to: ColumnSumsTarget,
     ) -> Result<()> {
+        // SAFETY: this function requires the same; there is no activation.
+        unsafe { self.launch(stream, matrix, None, (rows, cols), to) }
+    }
+
+    /// Multiplies a gradient, a row-major `[rows, cols]` matrix, by the derivative of an activation at `input`, of the same shape, in place, and sums the columns of
+    /// the result as [`ColumnSums::run`] does: one pass for what [`Elementwise::gradient`](super::elementwise::Elementwise::gradient) and [`ColumnSums::run`] do, with
+    /// the same bits.
+    ///
+    /// # Errors
+    /// Those of [`ColumnSums::run`], for `input` too.
+    ///
+    /// # Safety
+    /// That of [`ColumnSums::run`]; the matrix is written, too.
+    pub unsafe fn run_through(
+        &self,
+        stream: Stream,
+        activation: Activation,
+        (input, gradient): (DevicePtr, DevicePtr),
+        (rows, cols): (usize, usize),
+        to: ColumnSumsTarget,
+    ) -> Result<()> {
+        let kernel = match activation {
+            Activation::Identity => None,
+            Activation::Relu => Some((&self.gradient_chunks[0], input)),
+            Activation::Gelu => Some((&self.gradient_chunks[1], input)),
+            Activation::Silu => Some((&self.gradient_chunks[2], input)),
+        };
+        // SAFETY: the pointers are valid for what is read and written, as this function requires.
+        unsafe { self.launch(stream, gradient, kernel, (rows, cols), to) }
+    }
+
+    /// # Safety
+    /// That of [`ColumnSums::run`], or of [`ColumnSums::run_through`] where there is a kernel with the address of its input.
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        matrix: DevicePtr,
+        through: Option<(&Kernel, DevicePtr)>,
+        (rows, cols): (usize, usize),
+        to: ColumnSumsTarget,
+    ) -> Result<()> {
         let too_large = || Error::TooLarge { rows, cols };
         let side = |n: usize| i32::try_from(n).map(|n| n as u32).map_err(|_| too_large());
         let (chunk, chunks) = self.chunks(rows, cols);
@@ -127,9 +177,13 @@ impl ColumnSums {
         expect_pointers(&[("sums", to.sums, to.dtype.bytes() as u64)])?;
         if chunks > 0 {
             expect_pointers(&[("matrix", matrix, self.dtype.bytes() as u64), ("workspace", to.workspace, 4)])?;
+            if let Some((_, input)) = through {
+                expect_pointers(&[("the activation's argument", input, self.dtype.bytes() as u64)])?;
+            }
         }
         let parameters = ColumnSumsParameters {
             matrix,
+            input: through.map_or(0, |(_, input)| input),
             partial: to.workspace,
             out: to.sums,
             rows: raw_rows,
@@ -142,7 +196,7 @@ impl ColumnSums {
         if chunks > 0 {
             let launch = Launch::simple((cols.div_ceil(columns(self.dtype)) as u32, chunks as u32), BLOCK);
             // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
-            unsafe { self.sum_chunks.launch(stream, launch, &parameters) }?;
+            unsafe { through.map_or(&self.sum_chunks, |(kernel, _)| kernel).launch(stream, launch, &parameters) }?;
         }
         let launch = Launch::simple((raw_cols.div_ceil(COLUMNS_OF_CHUNKS), 1), BLOCK);
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.

@@ -40,13 +40,13 @@ __device__ __forceinline__ bool is_kept(const Elementwise& p, u64 at) {
 }
 
 template <int F> __device__ __forceinline__ void apply(const Elementwise& p) {
-    for_each<false>(p, [&](u64, Raw in, Raw) { return narrow<ELEMENT>(value<F>(widen<ELEMENT>(in))); });
+    for_each<false>(p, [&](u64, Raw in, Raw) { return narrow<ELEMENT>(value_in<F, ELEMENT>(widen<ELEMENT>(in))); });
 }
 
 template <int F> __device__ __forceinline__ void gradient(const Elementwise& p) {
     for_each<true>(p, [&](u64 at, Raw in, Raw dy) {
         if (p.tiles && !is_kept(p, at)) return (Raw)0;
-        return F == IDENTITY ? dy : narrow<ELEMENT>(widen<ELEMENT>(dy) * slope<F>(widen<ELEMENT>(in)));
+        return F == IDENTITY ? dy : narrow<ELEMENT>(widen<ELEMENT>(dy) * slope_in<F, ELEMENT>(widen<ELEMENT>(in)));
     });
 }
 

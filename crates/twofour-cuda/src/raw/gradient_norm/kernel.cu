@@ -38,11 +38,13 @@ extern "C" __global__ void __launch_bounds__(256) squares(const __grid_constant_
 struct Clip {
     const double* partial;
     const float* loss_scale; // or null
+    const float* loss;       // where it is NaN or infinite, the norm counts as such; or null
     float* norm;             // of the gradients without the loss scale
     float* scale;            // what gradients are to be multiplied by
-    u32* non_finite;         // 1 where the norm is NaN or infinite, otherwise 0
+    u32* non_finite;         // 1 where the norm or the loss is NaN or infinite, otherwise 0
     u32 count;
     float clip;              // infinite for no clipping
+    float host_scale;        // a factor of the loss scale
 };
 
 extern "C" __global__ void __launch_bounds__(256) clip(const __grid_constant__ Clip p) {
@@ -50,9 +52,9 @@ extern "C" __global__ void __launch_bounds__(256) clip(const __grid_constant__ C
     for (u32 i = threadIdx.x; i < p.count; i += 256) sum += p.partial[i];
     sum = sum_of_256(sum);
     if (threadIdx.x > 0) return;
-    const float inverse = p.loss_scale ? 1.0f / *p.loss_scale : 1.0f;
+    const float inverse = 1.0f / (p.loss_scale ? *p.loss_scale * p.host_scale : p.host_scale), loss = p.loss ? *p.loss : 0.0f;
     const float norm = (float)(sqrt(sum) * (double)inverse);
-    const bool finite = norm - norm == 0.0f;
+    const bool finite = norm - norm == 0.0f && loss - loss == 0.0f;
     const float factor = p.clip / (norm + 1e-6f);
     *p.norm = norm;
     *p.scale = finite ? inverse * (factor < 1.0f ? factor : 1.0f) : 0.0f;

@@ -33,11 +33,13 @@ struct SquaresParameters {
 pub(crate) struct ClipParameters {
     pub(crate) partial: DevicePtr,
     pub(crate) loss_scale: DevicePtr,
+    pub(crate) loss: DevicePtr,
     pub(crate) norm: DevicePtr,
     pub(crate) scale: DevicePtr,
     pub(crate) non_finite: DevicePtr,
     pub(crate) count: u32,
     pub(crate) clip: f32,
+    pub(crate) host_scale: f32,
 }
 
 /// Returns the source.

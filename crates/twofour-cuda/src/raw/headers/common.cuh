@@ -66,3 +66,6 @@ template <int N> struct Unrolled<N, N> {
     template <class F> __device__ __forceinline__ static void run(F&) {}
 };
 template <int N, class F> __device__ __forceinline__ void unrolled(F f) { Unrolled<0, N>::run(f); }
+
+// Returns the address of shared memory as instructions take it.
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }

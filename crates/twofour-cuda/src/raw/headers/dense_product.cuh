@@ -14,9 +14,6 @@ template <int E> __device__ __forceinline__ void multiply(float (&d)[4], const u
     }
 }
 
-// Returns the address of shared memory as instructions take it.
-__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
 // Loads four 8x8 matrices of 16-bit elements; lane `8 i + j` has the address of row j of matrix i.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -36,3 +36,34 @@ template <int F> __device__ __forceinline__ float slope(float x) {
     }
     return 1.0f;
 }
+
+// Returns half of erfc(|x| / sqrt 2) by Abramowitz and Stegun 7.1.26, whose error is at most 7.5e-8, and exp(-x²/2), which it is a multiple of.
+__device__ __forceinline__ float quick_tail(float x, float& power) {
+    float t;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f)));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * x * -0.72134752f));
+    float series = fmaf(1.061405429f, t, -1.453152027f);
+    series = fmaf(series, t, 1.421413741f);
+    series = fmaf(series, t, -0.284496736f);
+    series = fmaf(series, t, 0.254829592f);
+    return 0.5f * (series * t * power);
+}
+
+// The function and its derivative with errors far below the rounding of 16-bit types. GELU in this form takes a third of the instructions of erff and expf, which
+// keep a pass from the bandwidth limit.
+template <int F> __device__ __forceinline__ float quick_value(float x) {
+    if (F != GELU) return value<F>(x);
+    float power;
+    const float tail = quick_tail(x, power);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+template <int F> __device__ __forceinline__ float quick_slope(float x) {
+    if (F != GELU) return slope<F>(x);
+    float power;
+    const float tail = quick_tail(x, power), cumulative = x < 0.0f ? tail : 1.0f - tail;
+    return power == 0.0f ? cumulative : fmaf(x * 0.39894228f, power, cumulative);
+}
+
+// The same for numbers of a type: f32 has the precise functions.
+template <int F, int E> __device__ __forceinline__ float value_in(float x) { return E == F32 ? value<F>(x) : quick_value<F>(x); }
+template <int F, int E> __device__ __forceinline__ float slope_in(float x) { return E == F32 ? slope<F>(x) : quick_slope<F>(x); }

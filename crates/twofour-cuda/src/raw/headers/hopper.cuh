@@ -3,8 +3,6 @@
 // A tensor map for TMA; the driver fills it in.
 struct alignas(64) TensorMap { u64 opaque[16]; };
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
 // ---- Barriers (mbarrier). Addresses are of shared memory.
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -138,6 +136,10 @@ template <int ROW_BYTES> __device__ __forceinline__ u64 operand(u32 address) {
 // Returns the matrix descriptor of an MN-major tile: boxes of 64 16-bit elements of all rows of the reduction, `piece` bytes each, after each other.
 __device__ __forceinline__ u64 operand_across(u32 address, u32 piece) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(piece >> 4) << 16 | (u64)(8 * 128 >> 4) << 32 | (u64)1 << 62;
+}
+// The same for rows of 32 elements, which are 64 bytes, swizzled by as many: one box.
+__device__ __forceinline__ u64 operand_across_narrow(u32 address) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(8 * 64 >> 4) << 32 | (u64)2 << 62;
 }
 // Returns the descriptor `bytes` bytes further on.
 __device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) { return operand + (bytes >> 4); }

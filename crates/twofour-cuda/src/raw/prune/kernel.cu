@@ -91,6 +91,7 @@ struct BothWays {
     // Read by ANY: the shapes of the compressed weight and of its compressed transpose, and the rule.
     Padded along, across;
     u32 rule;
+    const u32* skip;          // where it is not 0, nothing is written; or null
 };
 
 // Loads up to four elements from `from` on, and zeros for the rest.
@@ -134,6 +135,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     __shared__ Picking pickings[16];
     __shared__ u32 payloads[16];
 
+    if (p.skip && *p.skip) return;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 first_row = blockIdx.y * SIDE, first_col = blockIdx.x * SIDE;
     const u32 row0 = first_row + warp * PART, col0 = first_col + 4 * lane;

@@ -56,6 +56,8 @@ pub struct BothWays {
     /// An f32 scale that values are multiplied by before they are rounded to 8-bit floats, such as the largest finite 8-bit float divided by the
     /// weight's largest magnitude. The mask does not depend on it; 16-bit values have none.
     pub factor: Option<DevicePtr>,
+    /// A u32: where it is not 0 when the kernel runs, nothing is written. For steps whose gradients are not finite, which select no mask.
+    pub skip: Option<DevicePtr>,
 }
 
 fn source(input: DataType, output: DataType) -> Source {
@@ -108,6 +110,7 @@ struct RawBothWays {
     along: RawPadded,
     across: RawPadded,
     rule: u32,
+    skip: DevicePtr,
 }
 
 /// Lines and groups of a compressed form, padding included, and the number of groups with metadata.
@@ -168,7 +171,7 @@ impl Pruner {
     ///
     /// # Errors
     /// [`Error::Pointer`] for pointers that are null, or values and metadata that are not aligned to 16 bytes (the weight: to its elements; `nan`: 8;
-    /// scale: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose,
+    /// scale and flag: 4; tiles: 2), [`Error::Factor`] for a scale of 16-bit values, [`Error::NoTranspose`] for [`MaskChoice::Rows`] with a transpose,
     /// [`Error::TooLarge`], [`Error::Driver`].
     ///
     /// # Safety
@@ -195,6 +198,9 @@ impl Pruner {
         expect_pointers(&[("weight", weight.data, self.input.bytes() as u64), ("NaN's place", watch.nan, 8)])?;
         if let Some(factor) = to.factor {
             expect_pointers(&[("factor", factor, 4)])?;
+        }
+        if let Some(skip) = to.skip {
+            expect_pointers(&[("flag of skipped steps", skip, 4)])?;
         }
         for packed in [to.packed, to.transposed].into_iter().flatten() {
             expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
@@ -235,6 +241,7 @@ impl Pruner {
             along: RawPadded::new(order, weight.rows, weight.cols),
             across: RawPadded::new(order, weight.cols, weight.rows),
             rule,
+            skip: to.skip.unwrap_or(0),
         };
         let is_whole =
             |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);

@@ -1,12 +1,17 @@
 //! Attention by kernels that keep scores in registers.
 
-use super::{AttentionShape, Gradients, Tensors};
+use super::{AttentionShape, Gradients, HeadLayout, Tensors};
 use crate::{
     DataType, Result, arguments::expect_pointers, layer::LayerContext, raw::attention::FusedAttentionParameters,
 };
 
 /// Returns the parameters that both passes have.
 fn parameters(shape: AttentionShape, at: &Tensors) -> FusedAttentionParameters {
+    let (heads, positions, dim) = (shape.heads as u64, shape.positions as u64, shape.head_dim as u64);
+    let (out_row, out_head) = match at.layout {
+        HeadLayout::Apart => (dim, positions * dim),
+        HeadLayout::Merged => (heads * dim, dim),
+    };
     FusedAttentionParameters {
         q: at.q,
         k: at.k,
@@ -17,6 +22,9 @@ fn parameters(shape: AttentionShape, at: &Tensors) -> FusedAttentionParameters {
         kv_heads: shape.kv_heads as u32,
         causal: u32::from(shape.causal),
         scale: shape.scale(),
+        out_row: out_row as u32,
+        out_head,
+        out_sequence: heads * positions * dim,
         ..FusedAttentionParameters::default()
     }
 }

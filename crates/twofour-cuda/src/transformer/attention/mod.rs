@@ -119,6 +119,15 @@ impl AttentionEngine {
     }
 }
 
+/// How the heads of the result, and of its gradient, follow each other.
+#[derive(Clone, Copy)]
+enum HeadLayout {
+    /// `[batch, heads, positions, head_dim]`.
+    Apart,
+    /// `[batch, positions, heads, head_dim]`: what a linear layer reads. Only the kernels that keep scores in registers write it.
+    Merged,
+}
+
 /// The addresses of a call's tensors.
 struct Tensors {
     q: DevicePtr,
@@ -126,6 +135,7 @@ struct Tensors {
     v: DevicePtr,
     out: DevicePtr,
     lse: DevicePtr,
+    layout: HeadLayout,
 }
 
 /// The addresses of a gradient's tensors.
@@ -150,7 +160,7 @@ pub fn prepare_attention(
     if shape.query_len()? == 0 {
         return Ok(());
     }
-    let nowhere = Tensors { q: 0, k: 0, v: 0, out: 0, lse: 0 };
+    let nowhere = Tensors { q: 0, k: 0, v: 0, out: 0, lse: 0, layout: HeadLayout::Apart };
     match engine.is_fused(shape, dtype, &nowhere) {
         true => fused::prepare(context, shape, dtype),
         false => batched::prepare(context, shape, dtype),
@@ -173,7 +183,7 @@ pub fn attention_forward(
     out: DeviceSliceMut<'_>,
     lse: DeviceSliceMut<'_>,
 ) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse))?;
+    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse, HeadLayout::Apart))?;
     if shape.query_len()? == 0 {
         return Ok(());
     }
@@ -181,6 +191,65 @@ pub fn attention_forward(
         true => fused::forward(context, shape, dtype, &tensors),
         false => batched::forward(context, shape, dtype, &tensors),
     }
+}
+
+/// Returns whether the kernels that keep scores in registers compute heads of this type and size, which [`attention_forward_merged`] requires.
+pub fn attention_merges(dtype: DataType, head_dim: usize) -> bool {
+    FusedAttention::computes(dtype, head_dim)
+}
+
+/// Computes what [`attention_forward`] does by [`AttentionEngine::Fused`], with the result as `[batch, positions, heads, head_dim]`:
+/// what [`merge_heads`](super::merge_heads) makes of it.
+///
+/// # Errors
+/// Those of [`attention_forward`]; [`Error::DataType`] unless [`attention_merges`].
+pub fn attention_forward_merged(
+    context: &LayerContext,
+    shape: AttentionShape,
+    inputs: AttentionInputs<'_>,
+    merged: DeviceSliceMut<'_>,
+    lse: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (tensors, dtype) = tensors(context, shape, inputs, (&merged, &lse, HeadLayout::Merged))?;
+    if shape.query_len()? == 0 {
+        return Ok(());
+    }
+    fused::forward(context, shape, dtype, &tensors)
+}
+
+/// Computes the gradients of [`attention_forward_merged`] from `dmerged`, the gradient of its result. `merged` and `lse` are what it wrote.
+///
+/// # Errors
+/// Those of [`attention_forward_merged`].
+pub fn attention_backward_merged(
+    context: &LayerContext,
+    shape: AttentionShape,
+    inputs: AttentionInputs<'_>,
+    (merged, lse, dmerged): (DeviceSlice<'_>, DeviceSlice<'_>, DeviceSlice<'_>),
+    gradients: AttentionGradients<'_>,
+) -> Result<()> {
+    let (tensors, dtype) = tensors(context, shape, inputs, (&merged, &lse, HeadLayout::Merged))?;
+    let gradients = self::gradients(context, shape, dtype, dmerged, &gradients)?;
+    if shape.query_len()? == 0 {
+        return Ok(());
+    }
+    fused::backward(context, shape, dtype, &tensors, &gradients)
+}
+
+/// Returns the addresses of gradients, after checking their lengths.
+fn gradients(
+    context: &LayerContext,
+    shape: AttentionShape,
+    dtype: DataType,
+    dout: DeviceSlice<'_>,
+    to: &AttentionGradients<'_>,
+) -> Result<Gradients> {
+    Ok(Gradients {
+        dout: dout.at("the output gradient", context, dtype, shape.query_len()?)?,
+        dq: to.q.at("the gradient of the queries", context, dtype, shape.query_len()?)?,
+        dk: to.k.at("the gradient of the keys", context, dtype, shape.key_len()?)?,
+        dv: to.v.at("the gradient of the values", context, dtype, shape.key_len()?)?,
+    })
 }
 
 /// Computes the gradients of queries, keys and values from `dout`, the gradient of the result. `out` and `lse` are what [`attention_forward`] wrote.
@@ -195,13 +264,8 @@ pub fn attention_backward(
     (out, lse, dout): (DeviceSlice<'_>, DeviceSlice<'_>, DeviceSlice<'_>),
     gradients: AttentionGradients<'_>,
 ) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse))?;
-    let gradients = Gradients {
-        dout: dout.at("the output gradient", context, dtype, shape.query_len()?)?,
-        dq: gradients.q.at("the gradient of the queries", context, dtype, shape.query_len()?)?,
-        dk: gradients.k.at("the gradient of the keys", context, dtype, shape.key_len()?)?,
-        dv: gradients.v.at("the gradient of the values", context, dtype, shape.key_len()?)?,
-    };
+    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse, HeadLayout::Apart))?;
+    let gradients = self::gradients(context, shape, dtype, dout, &gradients)?;
     if shape.query_len()? == 0 {
         return Ok(());
     }
@@ -216,7 +280,7 @@ fn tensors(
     context: &LayerContext,
     shape: AttentionShape,
     inputs: AttentionInputs<'_>,
-    (out, lse): (&impl Memory, &impl Memory),
+    (out, lse, layout): (&impl Memory, &impl Memory, HeadLayout),
 ) -> Result<(Tensors, DataType)> {
     shape.validate()?;
     let dtype = inputs.q.dtype();
@@ -229,6 +293,7 @@ fn tensors(
         v: inputs.v.at("the values", context, dtype, shape.key_len()?)?,
         out: out.at("the result", context, dtype, shape.query_len()?)?,
         lse: lse.at("the log-sum-exps", context, DataType::F32, shape.lse_len()?)?,
+        layout,
     };
     Ok((tensors, dtype))
 }

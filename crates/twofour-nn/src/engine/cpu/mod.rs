@@ -14,10 +14,14 @@ use twofour::{
     select::Transposable,
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
+use super::{
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
+    SparseLayer as _, StepFindings, StepLimits, operands::expect_unscaled,
+};
 use crate::{
     Error, Result,
     cpu::{self, adamw::AdamWSlices, rope::Table, rows, sgd::SgdSlices},
+    optim::clip_factor,
 };
 
 pub use attention::CpuAttention;
@@ -28,6 +32,21 @@ pub use sparse::CpuSparseLinear;
 /// The CPU. Its compute type is f32, so parameters have no copies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuEngine;
+
+/// What was decided about a step.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuStepGuard {
+    loss: f64,
+    norm: f64,
+    /// What gradients are multiplied by.
+    factor: f32,
+}
+
+impl CpuStepGuard {
+    fn skips(&self) -> bool {
+        !(self.loss.is_finite() && self.norm.is_finite())
+    }
+}
 
 /// Number of rows of `width` elements in a buffer.
 fn rows_of(what: &'static str, buffer: &CpuBuffer, width: usize) -> Result<usize> {
@@ -52,6 +71,7 @@ impl Engine for CpuEngine {
     type Rotary = Table;
     type PackedActivation = PackedActivation<f32>;
     type SparseLinear = CpuSparseLinear;
+    type StepGuard = CpuStepGuard;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -157,8 +177,49 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<Table> {
-        Ok(Table::new(positions, head_dim / 2))
+    fn rms_norm(
+        &self,
+        x: &CpuBuffer,
+        gain: &CpuBuffer,
+        epsilon: f32,
+        y: &mut CpuBuffer,
+        _: &mut CpuBuffer,
+    ) -> Result<()> {
+        rows_of("the input of a norm", x, gain.len())?;
+        expect_length("the output of a norm", x.len(), y.len())?;
+        cpu::rms_norm::forward(x.floats()?, gain.floats()?, epsilon, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        (x, gain, _): (&CpuBuffer, &CpuBuffer, &CpuBuffer),
+        epsilon: f32,
+        dy: &CpuBuffer,
+        dx: &mut CpuBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CpuBuffer,
+    ) -> Result<()> {
+        rows_of("the input of a norm", x, gain.len())?;
+        expect_length("the gradient of a norm's output", x.len(), dy.len())?;
+        expect_length("the gradient of a norm's input", x.len(), dx.len())?;
+        expect_length("the gradient of a norm's parameter", gain.len(), d_gain.len())?;
+        if accumulate == Accumulate::Overwrite {
+            self.clear(d_gain)?;
+        }
+        cpu::rms_norm::backward(
+            x.floats()?,
+            gain.floats()?,
+            epsilon,
+            dy.floats()?,
+            dx.floats_mut()?,
+            d_gain.floats_mut()?,
+        );
+        Ok(())
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Table> {
+        Ok(Table::of(0..positions, frequencies))
     }
 
     fn attention(
@@ -226,6 +287,28 @@ impl Engine for CpuEngine {
         dw: &mut CpuBuffer,
     ) -> Result<()> {
         activation::weight_gradient(shape, dy, x, accumulate, dw)
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        let tokens = rows_of("the input of a gated function", x, 2 * width)?;
+        expect_length("the output of a gated function", tokens * width, y.len())?;
+        cpu::nonlinearity::gated(function, width, x.floats()?, y.floats_mut()?);
+        Ok(())
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CpuBuffer,
+        dy: &CpuBuffer,
+        dx: &mut CpuBuffer,
+    ) -> Result<()> {
+        let tokens = rows_of("the input of a gated function", x, 2 * width)?;
+        expect_length("the gradient of a gated function's output", tokens * width, dy.len())?;
+        expect_length("the gradient of a gated function's input", x.len(), dx.len())?;
+        cpu::nonlinearity::gated_gradient(function, width, x.floats()?, dy.floats()?, dx.floats_mut()?);
+        Ok(())
     }
 
     fn linear(
@@ -319,6 +402,44 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    fn step_guard(&self, _: usize) -> Result<CpuStepGuard> {
+        Ok(CpuStepGuard { loss: 0.0, norm: 0.0, factor: 1.0 })
+    }
+
+    fn judge(
+        &self,
+        gradients: &[&CpuBuffer],
+        loss: &CpuBuffer,
+        limits: StepLimits,
+        guard: &mut CpuStepGuard,
+    ) -> Result<()> {
+        let StepLimits { clip_norm, loss_scale } = limits;
+        expect_length("the loss", 1, loss.len())?;
+        let norm = self.gradient_norm(gradients)? / f64::from(loss_scale);
+        let factor = clip_factor(norm, clip_norm) / f64::from(loss_scale);
+        *guard = CpuStepGuard { loss: f64::from(loss.floats()?[0]), norm, factor: factor as f32 };
+        Ok(())
+    }
+
+    fn findings(&self, guard: &mut CpuStepGuard, layers: &[&CpuSparseLinear]) -> Result<StepFindings> {
+        let flips = layers.iter().map(|layer| layer.flips()).collect::<Result<_>>()?;
+        Ok(StepFindings { loss: guard.loss, norm: guard.norm, flips })
+    }
+
+    fn refresh(
+        &self,
+        layer: &mut CpuSparseLinear,
+        master: &CpuBuffer,
+        selects_mask: bool,
+        guard: &CpuStepGuard,
+    ) -> Result<()> {
+        match (guard.skips(), selects_mask) {
+            (true, _) => Ok(()),
+            (false, true) => layer.remask(master),
+            (false, false) => layer.repack(master),
+        }
+    }
+
     fn gradient_norm(&self, gradients: &[&CpuBuffer]) -> Result<f64> {
         let mut sum = 0.0;
         for gradient in gradients {
@@ -327,7 +448,14 @@ impl Engine for CpuEngine {
         Ok(sum.sqrt())
     }
 
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CpuBuffer, CpuSparseLinear>) -> Result<f64> {
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, CpuBuffer, CpuSparseLinear>,
+        guard: Option<&CpuStepGuard>,
+    ) -> Result<f64> {
+        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(0.0) };
+        let step = &AdamWStep { gradient_scale, ..*step };
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
         for (what, found) in [("a gradient", gradient), ("a first moment", &*first), ("a second moment", &*second)] {
             expect_length(what, master.len(), found.len())?;
@@ -349,7 +477,14 @@ impl Engine for CpuEngine {
         Ok(changes)
     }
 
-    fn sgd(&self, step: &SgdStep, state: SgdState<'_, CpuBuffer, CpuSparseLinear>) -> Result<()> {
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, CpuBuffer, CpuSparseLinear>,
+        guard: Option<&CpuStepGuard>,
+    ) -> Result<()> {
+        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(()) };
+        let step = &SgdStep { gradient_scale, ..*step };
         let SgdState { master, gradient, momentum, copy, sparse } = state;
         expect_length("a gradient", master.len(), gradient.len())?;
         expect_length("a momentum", master.len(), momentum.len())?;
@@ -369,6 +504,15 @@ impl Engine for CpuEngine {
     /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         rayon::scope(|_| work())
+    }
+}
+
+/// What an optimizer multiplies gradients by; none where the guard skips the step.
+fn scale_of(guard: Option<&CpuStepGuard>, own: f32) -> Result<Option<f32>> {
+    match guard {
+        Some(guard) if guard.skips() => Ok(None),
+        Some(guard) => expect_unscaled("cpu", own).map(|()| Some(guard.factor)),
+        None => Ok(Some(own)),
     }
 }
 

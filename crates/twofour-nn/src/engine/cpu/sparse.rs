@@ -120,6 +120,12 @@ impl SparseLayer<CpuBuffer> for CpuSparseLinear {
         Ok(self.layer.mask().clone())
     }
 
+    fn mask_hash(&self) -> Result<u64> {
+        let mask = self.mask()?;
+        let words = (0..mask.rows()).flat_map(|row| mask.row_words(row));
+        Ok(words.fold(0xCBF2_9CE4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x100_0000_01B3).rotate_left(23)))
+    }
+
     fn set_mask(&mut self, master: &CpuBuffer, mask: Mask) -> Result<()> {
         self.layer.set_mask(self.matrix(master)?, mask)?;
         self.round()

@@ -90,7 +90,7 @@ fn gradients_of_attention() {
         [(2, 2, true, true), (4, 2, true, true), (2, 1, false, true), (2, 2, false, false)]
     {
         let shape = AttentionShape { batch: 2, positions: 5, heads, kv_heads, head_dim: 4, causal };
-        let table = ENGINE.rotary(6, 4).unwrap();
+        let table = ENGINE.rotary(6, &[1.0, 0.01]).unwrap();
         let rotary = rotates.then_some(&table);
         let qkv = random(shape.tokens() * shape.qkv_width(), 5);
         let dy = random(shape.tokens() * shape.width(), 6);
@@ -243,7 +243,7 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(ENGINE.add(&zeros(3), &mut zeros(4)).is_err() && ENGINE.add(&ids(&[1]), &mut zeros(1)).is_err());
     assert!(ENGINE.write(&mut ids(&[1]), &[1.0]).is_err() && ENGINE.read(&ids(&[1])).is_err());
     let attention = AttentionShape { batch: 1, positions: 7, heads: 2, kv_heads: 2, head_dim: 4, causal: true };
-    let table = ENGINE.rotary(6, 4).unwrap();
+    let table = ENGINE.rotary(6, &[1.0, 0.01]).unwrap();
     let error = ENGINE.attention(attention, &zeros(7 * 24), Some(&table), &mut zeros(7 * 8)).unwrap_err().to_string();
     assert!(error.contains("7 with heads of 4"), "{error}");
     let shared = AttentionShape { kv_heads: 0, ..attention };
@@ -305,7 +305,7 @@ fn adamw_is_its_formula_with_and_without_a_mask() {
                 copy: None,
                 sparse: masked.then_some(&layer),
             };
-            let changes = ENGINE.adamw(&step, state).unwrap();
+            let changes = ENGINE.adamw(&step, state, None).unwrap();
             let mut expected_changes = 0.0;
             for i in 0..p.len() {
                 let kept = !masked || mask.is_kept(i / 72, i % 72);

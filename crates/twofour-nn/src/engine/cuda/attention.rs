@@ -10,7 +10,8 @@ use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
     transformer::{
         AttentionEngine, AttentionShape as Shape, Rotary, SplitHeads, SplitHeadsMut, attention_backward,
-        attention_forward, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient,
+        attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, merge_heads,
+        merge_heads_gradient, split_heads, split_heads_gradient,
     },
 };
 
@@ -28,8 +29,8 @@ pub struct CudaRotary {
 }
 
 impl CudaRotary {
-    pub(super) fn new(positions: usize, head_dim: usize) -> Self {
-        CudaRotary { table: Table::new(positions, head_dim / 2), on_device: Mutex::default() }
+    pub(super) fn new(positions: usize, frequencies: &[f64]) -> Self {
+        CudaRotary { table: Table::of(0..positions, frequencies), on_device: Mutex::default() }
     }
 
     fn of(&self, context: &LayerContext, shape: AttentionShape) -> Result<Tables> {
@@ -62,13 +63,14 @@ fn rotation(tables: Option<&Tables>) -> Option<Rotary<'_>> {
     tables.map(|tables| Rotary { cos: tables[0].as_slice(), sin: tables[1].as_slice() })
 }
 
-/// What the backward pass of attention reads: rotated queries and keys, values, the heads' outputs, and log-sum-exps.
+/// What the backward pass of attention reads beside the result: rotated queries and keys, values, and log-sum-exps.
 #[derive(Debug)]
 pub struct CudaAttention {
     q: DeviceBuffer,
     k: DeviceBuffer,
     v: DeviceBuffer,
-    out: DeviceBuffer,
+    /// The heads' outputs, where they are not merged by the kernels.
+    out: Option<DeviceBuffer>,
     lse: DeviceBuffer,
 }
 
@@ -88,22 +90,29 @@ pub(super) fn forward(
     let shape = of(shape);
     let dtype = qkv.slice().dtype();
     let take = |len: usize| pool.take(context, dtype, len);
-    let [mut q, mut out] = [take(shape.query_len()?)?, take(shape.query_len()?)?];
+    let mut q = take(shape.query_len()?)?;
     let [mut k, mut v] = [take(shape.key_len()?)?, take(shape.key_len()?)?];
     let mut lse = pool.take(context, DataType::F32, shape.lse_len()?)?;
     let to = SplitHeadsMut { q: q.as_slice_mut(), k: k.as_slice_mut(), v: v.as_slice_mut() };
     split_heads(context, shape, rotation(tables.as_ref()), qkv.slice(), to)?;
     let inputs = SplitHeads { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
-    let engine = AttentionEngine::Fastest;
-    attention_forward(context, shape, engine, inputs, out.as_slice_mut(), lse.as_slice_mut())?;
-    merge_heads(context, shape, out.as_slice(), merged.slice_mut())?;
+    let out = if attention_merges(dtype, shape.head_dim) {
+        attention_forward_merged(context, shape, inputs, merged.slice_mut(), lse.as_slice_mut())?;
+        None
+    } else {
+        let mut out = take(shape.query_len()?)?;
+        let engine = AttentionEngine::Fastest;
+        attention_forward(context, shape, engine, inputs, out.as_slice_mut(), lse.as_slice_mut())?;
+        merge_heads(context, shape, out.as_slice(), merged.slice_mut())?;
+        Some(out)
+    };
     Ok(CudaAttention { q, k, v, out, lse })
 }
 
 pub(super) fn gradient(
     (context, pool): (&LayerContext, &Pool),
     shape: AttentionShape,
-    state: CudaAttention,
+    (state, merged): (CudaAttention, &CudaBuffer),
     rotary: Option<&CudaRotary>,
     (d_merged, d_qkv): (&CudaBuffer, &mut CudaBuffer),
 ) -> Result<()> {
@@ -111,18 +120,27 @@ pub(super) fn gradient(
     let shape = of(shape);
     let dtype = d_merged.slice().dtype();
     let take = |len: usize| pool.take(context, dtype, len);
-    let [mut d_out, mut dq] = [take(shape.query_len()?)?, take(shape.query_len()?)?];
+    let mut dq = take(shape.query_len()?)?;
     let [mut dk, mut dv] = [take(shape.key_len()?)?, take(shape.key_len()?)?];
-    merge_heads_gradient(context, shape, d_merged.slice(), d_out.as_slice_mut())?;
     let CudaAttention { q, k, v, out, lse } = state;
     let inputs = SplitHeads { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
     let gradients = SplitHeadsMut { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
-    let saved = (out.as_slice(), lse.as_slice(), d_out.as_slice());
-    attention_backward(context, shape, AttentionEngine::Fastest, inputs, saved, gradients)?;
+    let d_out = match &out {
+        None => {
+            let saved = (merged.slice(), lse.as_slice(), d_merged.slice());
+            attention_backward_merged(context, shape, inputs, saved, gradients)?;
+            None
+        }
+        Some(out) => {
+            let mut d_out = take(shape.query_len()?)?;
+            merge_heads_gradient(context, shape, d_merged.slice(), d_out.as_slice_mut())?;
+            let saved = (out.as_slice(), lse.as_slice(), d_out.as_slice());
+            attention_backward(context, shape, AttentionEngine::Fastest, inputs, saved, gradients)?;
+            Some(d_out)
+        }
+    };
     let gradients = SplitHeads { q: dq.as_slice(), k: dk.as_slice(), v: dv.as_slice() };
     split_heads_gradient(context, shape, rotation(tables.as_ref()), gradients, d_qkv.slice_mut())?;
-    for buffer in [q, k, v, out, lse, d_out, dq, dk, dv] {
-        pool.give(buffer);
-    }
+    [q, k, v, lse, dq, dk, dv].into_iter().chain(out).chain(d_out).for_each(|buffer| pool.give(buffer));
     Ok(())
 }

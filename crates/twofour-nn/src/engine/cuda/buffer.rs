@@ -46,7 +46,7 @@ impl CudaBuffer {
     }
 
     pub(super) fn write_ids(&mut self, ids: &[u32]) -> Result<()> {
-        Ok(self.memory.write_ids(ids)?)
+        Ok(self.memory.enqueue_ids(ids)?)
     }
 
     pub(super) fn read(&self) -> Result<Vec<f32>> {

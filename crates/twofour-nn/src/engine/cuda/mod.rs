@@ -3,7 +3,11 @@
 mod activation;
 mod attention;
 mod buffer;
+mod control;
+mod guard;
+mod norm;
 mod optimizer;
+mod repeat;
 mod sgd;
 mod sparse;
 
@@ -17,19 +21,25 @@ use twofour::{
 use twofour_cuda::{
     Device,
     layer::{self, DeviceBuffer, LayerContext},
+    measure::PhaseMarks,
     transformer::{
-        self, DenseLinear, ElementFunction, Embedding, LossFactor, Norm, NormBackward, NormForward, NormKind,
+        self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, Norm, NormBackward, NormForward, NormKind,
     },
 };
 
-use super::{AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, SgdState, SgdStep};
+use super::{
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
+    SparseLayer as _, StepFindings, StepLimits, StepPhase,
+};
 use crate::{Error, Result};
 
 pub use activation::CudaPackedActivation;
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
+pub use guard::CudaStepGuard;
 use optimizer::Optimizer;
+use repeat::Repeats;
 pub use sparse::CudaSparseLinear;
 
 /// A GPU and a stream of it.
@@ -41,6 +51,9 @@ pub struct CudaEngine {
     /// The factor of gradients in [`Engine::sgd`], and its copy in device memory.
     gradient_scale: Mutex<Option<(f32, DeviceBuffer)>>,
     pool: Pool,
+    /// Where phases begin, while they are measured.
+    phases: Mutex<Option<PhaseMarks>>,
+    repeats: Mutex<Repeats>,
 }
 
 impl CudaEngine {
@@ -61,7 +74,15 @@ impl CudaEngine {
     pub fn on(context: LayerContext, compute: DataType) -> Result<Self> {
         transformer::prepare(&context, compute)?;
         let optimizer = Mutex::new(Optimizer::new(&context)?);
-        Ok(CudaEngine { context, compute, optimizer, gradient_scale: Mutex::new(None), pool: Pool::default() })
+        Ok(CudaEngine {
+            context,
+            compute,
+            optimizer,
+            gradient_scale: Mutex::new(None),
+            pool: Pool::default(),
+            phases: Mutex::default(),
+            repeats: Mutex::default(),
+        })
     }
 
     /// The context that work is launched on.
@@ -89,6 +110,7 @@ impl Engine for CudaEngine {
     type Rotary = CudaRotary;
     type PackedActivation = CudaPackedActivation;
     type SparseLinear = CudaSparseLinear;
+    type StepGuard = CudaStepGuard;
 
     fn name(&self) -> &'static str {
         "cuda"
@@ -206,8 +228,31 @@ impl Engine for CudaEngine {
         Ok(transformer::norm_backward(&self.context, norm, tensors)?)
     }
 
-    fn rotary(&self, positions: usize, head_dim: usize) -> Result<CudaRotary> {
-        Ok(CudaRotary::new(positions, head_dim))
+    fn rms_norm(
+        &self,
+        x: &CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_forward(&self.context, (x, gain), epsilon, y, rstd)
+    }
+
+    fn rms_norm_gradient(
+        &self,
+        (x, gain, rstd): (&CudaBuffer, &CudaBuffer, &CudaBuffer),
+        epsilon: f32,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+        accumulate: Accumulate,
+        d_gain: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_gradient(&self.context, (x, gain, rstd), epsilon, (dy, dx), accumulate, d_gain)
+    }
+
+    fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {
+        Ok(CudaRotary::new(positions, frequencies))
     }
 
     fn attention(
@@ -223,12 +268,12 @@ impl Engine for CudaEngine {
     fn attention_gradient(
         &self,
         shape: AttentionShape,
-        (state, _, _): (CudaAttention, &CudaBuffer, &CudaBuffer),
+        (state, _, merged): (CudaAttention, &CudaBuffer, &CudaBuffer),
         rotary: Option<&CudaRotary>,
         d_merged: &CudaBuffer,
         d_qkv: &mut CudaBuffer,
     ) -> Result<()> {
-        attention::gradient((&self.context, &self.pool), shape, state, rotary, (d_merged, d_qkv))
+        attention::gradient((&self.context, &self.pool), shape, (state, merged), rotary, (d_merged, d_qkv))
     }
 
     fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
@@ -274,6 +319,37 @@ impl Engine for CudaEngine {
         dw: &mut CudaBuffer,
     ) -> Result<()> {
         activation::weight_gradient(shape, dy, x, accumulate, dw)
+    }
+
+    fn activation_and_bias_gradient(
+        &self,
+        activation: Activation,
+        x: &CudaBuffer,
+        dy: &mut CudaBuffer,
+        accumulate: Accumulate,
+        db: &mut CudaBuffer,
+    ) -> Result<()> {
+        let (context, tokens) = (&self.context, rows_of(dy, db.len()));
+        let (x, dy, db) = (x.slice(), dy.slice_mut(), db.slice_mut());
+        Ok(layer::activation_and_bias_gradient(context, activation, x, dy, tokens, accumulate, db)?)
+    }
+
+    fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let shape = (rows_of(y, width), width);
+        Ok(transformer::gated_forward(&self.context, gate(function)?, shape, x.slice(), y.slice_mut())?)
+    }
+
+    fn gated_gradient(
+        &self,
+        function: Nonlinearity,
+        width: usize,
+        x: &CudaBuffer,
+        dy: &CudaBuffer,
+        dx: &mut CudaBuffer,
+    ) -> Result<()> {
+        let shape = (rows_of(dy, width), width);
+        let (x, dy, dx) = (x.slice(), dy.slice(), dx.slice_mut());
+        Ok(transformer::gated_backward(&self.context, gate(function)?, shape, x, dy, dx)?)
     }
 
     fn linear(
@@ -366,27 +442,89 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
+    fn step_guard(&self, layers: usize) -> Result<CudaStepGuard> {
+        CudaStepGuard::new(&self.context, layers)
+    }
+
+    fn judge(
+        &self,
+        gradients: &[&CudaBuffer],
+        loss: &CudaBuffer,
+        limits: StepLimits,
+        guard: &mut CudaStepGuard,
+    ) -> Result<()> {
+        guard.judge(&self.context, gradients, loss, limits)
+    }
+
+    fn findings(&self, guard: &mut CudaStepGuard, layers: &[&CudaSparseLinear]) -> Result<StepFindings> {
+        guard.findings(&self.context, layers)
+    }
+
+    fn refresh(
+        &self,
+        layer: &mut CudaSparseLinear,
+        master: &CudaBuffer,
+        selects_mask: bool,
+        guard: &CudaStepGuard,
+    ) -> Result<()> {
+        // Packing again what a skipped step left as it was changes nothing.
+        if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
+    }
+
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
 
-    fn adamw(&self, step: &AdamWStep, state: AdamWState<'_, CudaBuffer, CudaSparseLinear>) -> Result<f64> {
-        let mut optimizer = self.optimizer.lock().map_err(|_| after_panic())?;
-        optimizer.step(&self.context, step, state)
+    fn begin_update(&self, learning_rate: f64, step: u64) -> Result<()> {
+        self.optimizer()?.begin(learning_rate, step)
     }
 
-    fn sgd(&self, step: &SgdStep, state: SgdState<'_, CudaBuffer, CudaSparseLinear>) -> Result<()> {
-        let mut scale = self.gradient_scale.lock().map_err(|_| after_panic())?;
-        sgd::step(&self.context, &mut scale, step, state)
+    fn repeat(&self, key: u64, mut work: impl FnMut() -> Result<()>) -> Result<()> {
+        self.repeat_step(key, &mut work)
+    }
+
+    fn take_note(&self) -> Option<String> {
+        self.repeats().take_note()
+    }
+
+    fn begin_phase(&self, phase: StepPhase) -> Result<()> {
+        match self.phases().as_mut() {
+            Some(marks) => Ok(marks.begin(phase.name())?),
+            None => Ok(()),
+        }
+    }
+
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        self.optimizer()?.step(&self.context, step, state, guard)
+    }
+
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<()> {
+        let mut scale = self.gradient_scale.lock().map_err(|_| control::after_panic())?;
+        sgd::step(&self.context, &mut scale, step, state, guard)
     }
 }
 
-fn after_panic() -> Error {
-    Error::Unsupported {
-        engine: "cuda",
-        what: "an optimizer step after a step that panicked".to_owned(),
-        remedy: "start again from the last checkpoint",
-    }
+fn gate(function: Nonlinearity) -> Result<Gate> {
+    Ok(match function {
+        Nonlinearity::Relu => Gate::Relu,
+        Nonlinearity::Gelu => Gate::Gelu,
+        Nonlinearity::TanhGelu => Gate::TanhGelu,
+        Nonlinearity::Silu => Gate::Silu,
+        Nonlinearity::SquaredRelu => {
+            let what = "a gate of squared ReLU".to_owned();
+            return Err(Error::Unsupported { engine: "cuda", what, remedy: "use squared ReLU without a gate" });
+        }
+    })
 }
 
 fn dense(shape: LinearShape) -> DenseLinear {

@@ -3,13 +3,13 @@
 use twofour::{DataType, adamw_step::ChangeMean};
 use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
-    transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, StepSchedule},
+    transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
 };
 
-use super::{CudaBuffer, CudaSparseLinear, Pool};
+use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard, Pool};
 use crate::{
     Result,
-    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment},
+    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment, operands::expect_unscaled},
 };
 
 /// The norm of all gradients together. Waits.
@@ -22,16 +22,27 @@ pub(super) fn norm((context, pool): (&LayerContext, &Pool), gradients: &[&CudaBu
         non_finite: non_finite.as_slice_mut(),
     };
     let slices: Vec<_> = gradients.iter().map(|gradient| gradient.slice()).collect();
-    transformer::clip_gradients(context, &slices, f32::INFINITY, None, to)?;
+    transformer::clip_gradients(context, &slices, GradientClip::to(f32::INFINITY), to)?;
     let found = norm.to_host::<f32>()?.first().copied().unwrap_or(f32::NAN);
     [norm, scale, non_finite].into_iter().for_each(|buffer| pool.give(buffer));
     Ok(f64::from(found))
 }
 
+/// The constants of a step for one weight decay.
+#[derive(Debug)]
+struct Schedule {
+    settings: AdamWSettings,
+    /// The number of the step whose predecessor, with the learning rate, is in device memory or on its way there.
+    number: u64,
+    /// Whether the constants of that step have been launched.
+    is_launched: bool,
+    memory: StepSchedule,
+}
+
 /// The constants of a step in device memory, for each of the step's weight decays.
 #[derive(Debug)]
 pub(super) struct Optimizer {
-    schedules: Vec<(AdamWSettings, u64, StepSchedule)>,
+    schedules: Vec<Schedule>,
     scale: DeviceBuffer,
     scale_value: f32,
     /// The sum of the changes of a watched second moment.
@@ -50,6 +61,7 @@ impl Optimizer {
         context: &LayerContext,
         step: &AdamWStep,
         state: AdamWState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
         let pruned_decay = match step.pruned_decay {
@@ -57,7 +69,9 @@ impl Optimizer {
             PrunedDecay::Gradient { strength } => Some(transformer::PrunedDecay::Gradient { strength }),
             PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
         };
-        if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
+        if guard.is_some() {
+            expect_unscaled("cuda", step.gradient_scale)?;
+        } else if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
             self.scale.write(&[step.gradient_scale])?;
             self.scale_value = step.gradient_scale;
         }
@@ -73,8 +87,8 @@ impl Optimizer {
             gradient: gradient.slice(),
             first: first.slice_mut(),
             second: second.slice_mut(),
-            gradient_scale: Some(self.scale.as_slice()),
-            skip: None,
+            gradient_scale: Some(guard.map_or_else(|| Ok(self.scale.as_slice()), CudaStepGuard::factor)?),
+            skip: guard.map(CudaStepGuard::skip).transpose()?,
         };
         let second_moment = match step.second_moment {
             SecondMoment::Moving => transformer::SecondMoment::Moving,
@@ -89,7 +103,7 @@ impl Optimizer {
         };
         let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(pruned_decay);
         let phase = AdamWPhase { second_moment, pruned_decay };
-        transformer::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].2, settings)?;
+        transformer::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].memory, settings)?;
         match step.second_moment {
             SecondMoment::Watched | SecondMoment::WatchedByLogarithm => {
                 Ok(self.changes.to_host::<f32>()?.first().copied().map_or(f64::NAN, f64::from))
@@ -98,24 +112,48 @@ impl Optimizer {
         }
     }
 
+    /// Brings learning rate and number of the next step to the device.
+    pub(super) fn begin(&mut self, learning_rate: f64, number: u64) -> Result<()> {
+        for schedule in &mut self.schedules {
+            schedule.settings.learning_rate = learning_rate;
+            schedule.write(number)?;
+        }
+        Ok(())
+    }
+
+    /// Launches constants again: those that were launched before were captured in a graph that never runs.
+    pub(super) fn forget_launches(&mut self) {
+        self.schedules.iter_mut().for_each(|schedule| schedule.is_launched = false);
+    }
+
     /// The index of the schedule that holds the constants of this step.
     fn schedule(&mut self, context: &LayerContext, settings: AdamWSettings, number: u64) -> Result<usize> {
         let decay = settings.weight_decay.to_bits();
-        let found = self.schedules.iter().position(|(own, ..)| own.weight_decay.to_bits() == decay);
+        let found = self.schedules.iter().position(|own| own.settings.weight_decay.to_bits() == decay);
         let at = match found {
             Some(at) => at,
             None => {
-                self.schedules.push((settings, 0, StepSchedule::new(context)?));
+                let memory = StepSchedule::new(context)?;
+                self.schedules.push(Schedule { settings, number: 0, is_launched: false, memory });
                 self.schedules.len() - 1
             }
         };
-        let (own, own_number, schedule) = &mut self.schedules[at];
-        if *own != settings || *own_number != number {
-            schedule.set_steps(number.saturating_sub(1))?;
-            schedule.set_learning_rate(settings.learning_rate)?;
-            schedule.advance(settings, None)?;
-            (*own, *own_number) = (settings, number);
+        let own = &mut self.schedules[at];
+        if own.settings != settings || own.number != number {
+            own.settings = settings;
+            own.write(number)?;
+        }
+        if !own.is_launched {
+            own.memory.advance(settings, None)?;
+            own.is_launched = true;
         }
         Ok(at)
+    }
+}
+
+impl Schedule {
+    fn write(&mut self, number: u64) -> Result<()> {
+        (self.number, self.is_launched) = (number, false);
+        Ok(self.memory.set(number.saturating_sub(1), self.settings.learning_rate)?)
     }
 }

@@ -5,10 +5,10 @@ use twofour_cuda::{
     transformer::{self, SgdSettings, SgdTensors},
 };
 
-use super::{CudaBuffer, CudaSparseLinear};
+use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard};
 use crate::{
     Result,
-    engine::{Buffer as _, PrunedDecay, SgdState, SgdStep},
+    engine::{Buffer as _, PrunedDecay, SgdState, SgdStep, operands::expect_unscaled},
 };
 
 /// A step of one parameter.
@@ -17,6 +17,7 @@ pub(super) fn step(
     scale: &mut Option<(f32, DeviceBuffer)>,
     step: &SgdStep,
     state: SgdState<'_, CudaBuffer, CudaSparseLinear>,
+    guard: Option<&CudaStepGuard>,
 ) -> Result<()> {
     let SgdState { master, gradient, momentum, copy, sparse } = state;
     let pruned_decay = match step.pruned_decay {
@@ -24,11 +25,18 @@ pub(super) fn step(
         PrunedDecay::Gradient { strength } => Some(transformer::PrunedDecay::Gradient { strength }),
         PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
     };
-    // One factor for all parameters of a step.
     let bits = step.gradient_scale.to_bits();
-    let scale = match scale {
-        Some((own, buffer)) if own.to_bits() == bits => buffer,
-        scale => &mut scale.insert((step.gradient_scale, DeviceBuffer::from_host(context, &[step.gradient_scale])?)).1,
+    let factor = match (guard, scale) {
+        (Some(guard), _) => {
+            expect_unscaled("cuda", step.gradient_scale)?;
+            guard.factor()?
+        }
+        // One factor for all parameters of a step.
+        (None, Some((own, buffer))) if own.to_bits() == bits => buffer.as_slice(),
+        (None, scale) => {
+            let buffer = DeviceBuffer::from_host(context, &[step.gradient_scale])?;
+            scale.insert((step.gradient_scale, buffer)).1.as_slice()
+        }
     };
     // A mask covers the matrix of its layer; other parameters are one row.
     let shape =
@@ -38,8 +46,8 @@ pub(super) fn step(
         copy: copy.map(CudaBuffer::slice_mut),
         gradient: gradient.slice(),
         momentum: momentum.slice_mut(),
-        gradient_scale: Some(scale.as_slice()),
-        skip: None,
+        gradient_scale: Some(factor),
+        skip: guard.map(CudaStepGuard::skip).transpose()?,
     };
     let SgdStep { learning_rate, momentum, weight_decay, .. } = *step;
     let settings = SgdSettings { learning_rate, momentum, weight_decay };

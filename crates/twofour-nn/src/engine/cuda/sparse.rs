@@ -4,7 +4,7 @@ use twofour::{
     DataType, Mask,
     layer::{Accumulate, Activation, SparseLinearSettings},
 };
-use twofour_cuda::layer::{Forward, LayerContext, Precision, SparseLinear};
+use twofour_cuda::layer::{DeviceSlice, Forward, LayerContext, Precision, SparseLinear};
 
 use super::CudaBuffer;
 use crate::{Result, engine::SparseLayer};
@@ -33,6 +33,11 @@ impl CudaSparseLinear {
     ) -> Result<Self> {
         let precision = Precision::Float8;
         Ok(Self(SparseLinear::with_precision(context, master.slice(), shape, dtype, precision, settings)?))
+    }
+
+    /// [`SparseLayer::remask`] unless the flag is not 0.
+    pub(super) fn remask_unless(&mut self, master: &CudaBuffer, skip: DeviceSlice<'_>) -> Result<()> {
+        Ok(self.0.remask_unless(master.slice(), skip)?)
     }
 
     /// The layer over device memory.
@@ -81,6 +86,10 @@ impl SparseLayer<CudaBuffer> for CudaSparseLinear {
 
     fn mask(&self) -> Result<Mask> {
         Ok(self.0.mask()?)
+    }
+
+    fn mask_hash(&self) -> Result<u64> {
+        Ok(self.0.mask_hash()?)
     }
 
     fn set_mask(&mut self, master: &CudaBuffer, mask: Mask) -> Result<()> {

@@ -1,32 +1,48 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
-mod layers;
+pub(super) mod attention;
+pub(super) mod build;
+mod gpt;
+pub(super) mod layer;
+pub(super) mod linear;
+pub(super) mod norm;
+mod perplexity;
 mod session;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, ops::ControlFlow, path::Path};
+use std::ops::ControlFlow;
 
-use twofour::{file::Reader, kernel::KernelElement};
+use twofour::kernel::{Activation, KernelElement};
 
-use self::layers::{Layer, Linear, Norm};
-pub use self::session::Session;
-use super::{Gpt, GptConfig, Sampling, VOCABULARY, file};
-use crate::{Error, Result, cpu::rope::Table, engine::Engine, linear};
+use self::{
+    layer::{Layer, widened},
+    linear::Linear,
+    norm::Norm,
+};
+pub use self::{
+    perplexity::{Perplexity, Windows},
+    session::Session,
+};
+#[cfg(doc)]
+use super::Gpt;
+use super::{Sampling, decoder::DecoderConfig};
+use crate::{Error, Result};
 
-/// A [`Gpt`]'s weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for
-/// the 2:4 kernel. A copy: training the model further does not change it.
+/// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
+/// copy: training the model further does not change it.
 ///
 /// GEMMs run in `T`; the residual stream, the norms, attention and the cache are f32.
 ///
 /// ```
 /// use std::ops::ControlFlow;
-/// use twofour_nn::{engine::cpu::CpuEngine, model::{Gpt, GptConfig, Inference, Sampling}};
+/// use twofour_nn::{engine::cpu::CpuEngine, model::{Gpt, GptConfig, Inference, Sampling, Tokenizer}};
 /// let config = GptConfig { layers: 2, width: 32, heads: 2, context: 16, feed_forward: 64 };
 /// let model = Gpt::new(&CpuEngine, &config, 0)?;
 /// let mut text = vec![];
-/// Inference::<f32>::new(&CpuEngine, &model)?.generate(b"two of ", 20, Sampling::default(), |byte| {
-///     text.push(byte);
+/// let prompt = Tokenizer::Bytes.encode("two of ")?;
+/// Inference::<f32>::new(&CpuEngine, &model)?.generate(&prompt, 20, Sampling::default(), |token| {
+///     text.push(token);
 ///     ControlFlow::Continue(())
 /// })?;
 /// assert_eq!(text.len(), 20);
@@ -34,104 +50,21 @@ use crate::{Error, Result, cpu::rope::Table, engine::Engine, linear};
 /// ```
 #[derive(Debug)]
 pub struct Inference<T: KernelElement> {
-    config: GptConfig,
-    embedding: Vec<f32>,
+    config: DecoderConfig,
+    /// The embedding of each token; none where it is the head's weight.
+    embedding: Option<Vec<T>>,
+    /// What is added at each position, where positions are learned.
+    positions: Option<Vec<T>>,
     layers: Vec<Layer<T>>,
     norm: Norm,
     head: Linear<T>,
-    rotary: Table,
-    /// Squared ReLU takes the place of GELU.
-    has_squared_relu: bool,
+    /// The frequencies of rotation, where there is one.
+    rotary: Option<Vec<f64>>,
 }
 
 impl<T: KernelElement> Inference<T> {
-    /// Packs the present weights of a model, which may be on any engine.
-    ///
-    /// # Errors
-    /// Those of reading and packing the weights.
-    pub fn new<E: Engine>(engine: &E, model: &Gpt<E>) -> Result<Self> {
-        let parameters: HashMap<&str, _> =
-            model.parameters().into_iter().map(|parameter| (parameter.name(), parameter)).collect();
-        let linears: HashMap<&str, &linear::Linear<E>> =
-            model.linears().map(|linear| (linear.name(), linear)).collect();
-        let absent = |name: &str| Error::Setting {
-            what: "a part of the model",
-            found: format!("no `{name}`"),
-            expected: "a model with all its parts",
-        };
-        Self::build(
-            model.config(),
-            |name, _| engine.read(parameters.get(name).ok_or_else(|| absent(name))?.master()),
-            |name, _, _| Linear::new(engine, linears.get(name).ok_or_else(|| absent(name))?),
-            model.has_squared_relu(),
-        )
-    }
-
-    /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one. Compressed weights stay compressed, in the
-    /// data type of the file: f32, f16, bf16, or i8 with scales; int4 is dequantized to f32.
-    ///
-    /// # Errors
-    /// A file that is not a model's, lacks a tensor or holds one of another shape; those of reading.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        Self::from_reader(&Reader::open(path)?)
-    }
-
-    /// [`Inference::load`], from a file that is open already.
-    ///
-    /// # Errors
-    /// As for [`Inference::load`].
-    pub fn from_reader(reader: &Reader) -> Result<Self> {
-        Self::build(
-            &file::config_of(reader)?,
-            |name, shape| file::values(reader, name, shape),
-            |name, outputs, inputs| Linear::from_file(reader, name, (outputs, inputs)),
-            file::has_squared_relu(reader)?,
-        )
-    }
-
-    fn build(
-        config: &GptConfig,
-        values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
-        linear: impl Fn(&str, usize, usize) -> Result<Linear<T>>,
-        has_squared_relu: bool,
-    ) -> Result<Self> {
-        let GptConfig { width, feed_forward, heads, context, .. } = *config;
-        let norm = |name: &str| -> Result<Norm> {
-            let of = |part: &str| values(&format!("{name}.{part}"), &[width]);
-            Ok(Norm::new(of("weight")?, of("bias")?))
-        };
-        let linear = |name: &str, outputs: usize, inputs: usize| {
-            linear(name, outputs, inputs).map_err(|error| match error {
-                named @ Error::InLayer { .. } => named,
-                other => other.in_layer(name),
-            })
-        };
-        let layers = (0..config.layers)
-            .map(|layer| {
-                let at = |part: &str| format!("blocks.{layer}.{part}");
-                Ok(Layer {
-                    attention_norm: norm(&at("attn.norm"))?,
-                    qkv: linear(&at("attn.qkv"), 3 * width, width)?,
-                    out: linear(&at("attn.out"), width, width)?,
-                    feed_forward_norm: norm(&at("mlp.norm"))?,
-                    up: linear(&at("mlp.up"), feed_forward, width)?,
-                    down: linear(&at("mlp.down"), width, feed_forward)?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Inference {
-            config: *config,
-            embedding: values("embedding.weight", &[VOCABULARY, width])?,
-            layers,
-            norm: norm("norm")?,
-            head: linear("head", VOCABULARY, width)?,
-            rotary: Table::new(context, width / heads / 2),
-            has_squared_relu,
-        })
-    }
-
-    /// The model's sizes.
-    pub fn config(&self) -> &GptConfig {
+    /// The model's description.
+    pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
@@ -146,23 +79,29 @@ impl<T: KernelElement> Inference<T> {
         Session::new(self)
     }
 
-    /// Continues `prompt` by up to `count` bytes, calling `f` with each; `f` may stop it.
+    /// Continues `prompt` by up to `count` tokens, calling `f` with each; `f` may stop it.
     ///
-    /// Where the context is full, the session begins anew with the later half of what it held, so the text may be of any
-    /// length. An empty prompt is taken for a line break.
+    /// Where the context is full, the session begins anew with the later half of what it held, so the text may be of any length.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a bad temperature; those of the products.
+    /// [`Error::Setting`] for a bad temperature or an empty prompt; those of [`Session::feed`].
     pub fn generate(
         &self,
-        prompt: &[u8],
+        prompt: &[u32],
         count: usize,
         sampling: Sampling,
-        mut f: impl FnMut(u8) -> ControlFlow<()>,
+        mut f: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<()> {
         sampling.validate()?;
+        if prompt.is_empty() {
+            return Err(Error::Setting {
+                what: "the prompt",
+                found: "empty".to_owned(),
+                expected: "one token or more",
+            });
+        }
         let context = self.config.context;
-        let mut text = if prompt.is_empty() { b"\n".to_vec() } else { prompt.to_vec() };
+        let mut text = prompt.to_vec();
         let mut session = self.session();
         let mut unread = text.len().saturating_sub(context);
         for index in 0..count {
@@ -172,12 +111,55 @@ impl<T: KernelElement> Inference<T> {
             }
             let mut logits = session.feed(&text[unread..])?;
             unread = text.len();
-            let byte = sampling.choose(&mut logits, index as u64);
-            text.push(byte);
-            if f(byte).is_break() {
+            let token = sampling.choose(&mut logits, index as u64);
+            text.push(token);
+            if f(token).is_break() {
                 break;
             }
         }
         Ok(())
     }
+
+    /// The residual stream of tokens at `position` and after, before the first layer.
+    fn embed(&self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
+        let table = self.embedding.as_deref().or_else(|| self.head.dense_values()).unwrap_or_default();
+        embed((table, self.config.width), self.positions.as_deref(), tokens, position)
+    }
+
+    /// The scores of the token that follows each of those whose last hidden states are `x: [tokens, width]`.
+    pub(crate) fn head_of(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let tokens = x.len() / self.config.width;
+        Ok(widened(&self.head.forward(&self.norm.forward::<T>(x), tokens, Activation::Identity)?))
+    }
+
+    /// An error for the first token that is not in the vocabulary.
+    fn expect_tokens(&self, tokens: &[u32]) -> Result<()> {
+        match tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.config.vocabulary) {
+            None => Ok(()),
+            Some((index, &token)) => Err(no_token(token, index, self.config.vocabulary)),
+        }
+    }
+}
+
+fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
+    Error::Token { what: "inputs", token, position, vocabulary }
+}
+
+/// The rows of a table `[vocabulary, width]` that tokens name, with the learned vectors of `position` and after added.
+pub(super) fn embed<T: KernelElement>(
+    (table, width): (&[T], usize),
+    positions: Option<&[T]>,
+    tokens: &[u32],
+    position: usize,
+) -> Result<Vec<f32>> {
+    let mut x = Vec::with_capacity(tokens.len() * width);
+    for (index, &token) in tokens.iter().enumerate() {
+        let row = table.chunks_exact(width).nth(token as usize);
+        x.extend(widened(row.ok_or_else(|| no_token(token, index, table.len() / width))?));
+    }
+    if let Some(positions) = positions {
+        let added = &positions[position * width..][..x.len()];
+        x.iter_mut().zip(added).for_each(|(x, added)| *x += added.to_f32());
+    }
+    Ok(x)
 }

@@ -49,6 +49,34 @@ fn a_recipe_is_read_with_its_defaults_and_overrides() {
 }
 
 #[test]
+fn a_llama_has_its_own_sizes() {
+    use crate::{model::DecoderConfig, recipe::ModelKind};
+    let recipe = parse(GOOD, &["model.kind=llama", "model.kv_heads=2", "model.feed_forward=96"]).unwrap();
+    assert_eq!((recipe.model.kind, recipe.model.kv_heads), (ModelKind::Llama, Some(2)));
+    let layers: Vec<_> = recipe.layers().into_iter().map(|l| (l.name, l.out_features, l.in_features)).collect();
+    assert_eq!(
+        layers[..3],
+        [
+            ("blocks.0.attn.qkv".to_owned(), 64 + 2 * 32, 64),
+            ("blocks.0.attn.out".to_owned(), 64, 64),
+            ("blocks.0.mlp.up".to_owned(), 2 * 96, 64),
+        ]
+    );
+    assert_eq!(recipe.plan(DeviceKind::Cpu).parameters, DecoderConfig::from(&recipe.model).parameters());
+    for (overrides, word) in [
+        (&["model.kind=llama", "model.kv_heads=3"][..], "divisor of the 4 heads"),
+        (&["model.kv_heads=2"], "only a \"llama\""),
+        (&["model.kind=llama", "model.kv_heads=0"], "kv_heads"),
+    ] {
+        let lines = lines(parse(GOOD, overrides));
+        assert!(lines.len() == 1 && lines[0].contains(word), "{lines:?}");
+    }
+    // With as many as heads, and for recipes of before, the key is not written.
+    let text = toml::to_string(&parse(GOOD, &[]).unwrap()).unwrap();
+    assert!(!text.contains("kv_heads"), "{text}");
+}
+
+#[test]
 fn what_is_written_is_read_again() {
     for method in ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"] {
         let recipe = parse(GOOD, &[&format!("sparsity.method={method}"), "training.schedule=wsd"]).unwrap();

@@ -3,6 +3,7 @@
 mod candle;
 mod checkpoint;
 mod forms;
+mod ranks;
 
 use std::sync::Arc;
 
@@ -19,7 +20,15 @@ use crate::{
 };
 
 fn model() -> ModelSettings {
-    ModelSettings { kind: ModelKind::Gpt, layers: 2, width: 32, heads: 2, context: 16, feed_forward: Some(64) }
+    ModelSettings {
+        kind: ModelKind::Gpt,
+        layers: 2,
+        width: 32,
+        heads: 2,
+        kv_heads: None,
+        context: 16,
+        feed_forward: Some(64),
+    }
 }
 
 fn training() -> TrainingSettings {
@@ -133,6 +142,21 @@ fn bits(trainer: &Trainer<CpuEngine>) -> Vec<u32> {
         }
     }
     all
+}
+
+#[test]
+fn a_llama_learns_dense_and_sparse() {
+    let model = ModelSettings { kind: ModelKind::Llama, heads: 4, kv_heads: Some(2), ..model() };
+    for method in [Method::Dense, Method::Ste] {
+        let plan = SparsityPlan::of_method(method, layers(), 60);
+        let mut trainer = Trainer::new(CpuEngine, &model, &training(), plan, corpus()).unwrap();
+        let before = trainer.validate(4).unwrap();
+        while !trainer.is_finished() {
+            trainer.step().unwrap();
+        }
+        let after = trainer.validate(4).unwrap();
+        assert!(after < before - 0.5, "{method:?}: {before} to {after}");
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub struct DecompressedWeight {
 ///
 /// What [`compress`](crate::file::compress()) made of a 2:4 model comes back with the same names, dtypes, shapes, metadata and bytes, but
 /// for one thing: -0.0 has become +0.0, as that conversion reported. A scaled I8 weight keeps its scales as the
-/// tensor `<name>.scales`. A weight of 4-bit integers becomes F32: integers times scales.
+/// tensor `<name>.scales`. A weight of 4-bit integers, or of 8-bit ones with scales for groups, becomes F32: integers times scales.
 ///
 /// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
 ///
@@ -87,9 +87,14 @@ impl Conversion for Decompress {
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
         let Item::Compressed(weight) = item else { return item.write_copy(reader, writer) };
-        if let ValueFormat::Int4(_) = weight.format {
-            let dense = reader.int4(&weight.name)?.dequantize().to_dense();
-            return writer.write_elements(&weight.name, &dense);
+        match weight.format {
+            ValueFormat::Int4(_) => {
+                return writer.write_elements(&weight.name, &reader.int4(&weight.name)?.dequantize().to_dense());
+            }
+            ValueFormat::GroupedI8(_) => {
+                return writer.write_elements(&weight.name, &reader.int8(&weight.name)?.dequantize().to_dense());
+            }
+            _ => {}
         }
         match_element!(weight.format.dense(), |T| dense::<T>(reader, &weight.name, writer))?;
         match reader.scales(&weight.name)? {

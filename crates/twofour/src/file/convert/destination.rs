@@ -12,6 +12,7 @@ use super::super::{
     unique::quoted,
     writer::{Output, Sealed, directory_of, sync_directory},
 };
+use super::beside::Beside;
 use crate::{Error, Result};
 
 /// The output's place, found fit before any work is done.
@@ -19,6 +20,8 @@ use crate::{Error, Result};
 pub(super) struct Destination {
     path: PathBuf,
     overwrite: Overwrite,
+    /// The output is a directory: of shards, or of one file and those beside it.
+    is_directory: bool,
 }
 
 impl Destination {
@@ -29,35 +32,38 @@ impl Destination {
         let io = |source| Error::Io { path: parent.to_owned(), action: "looking for the output's directory", source };
         fs::metadata(parent).map_err(io)?;
         let exists = fs::symlink_metadata(path).is_ok();
-        let Some((index_path, _)) = reader.index() else {
+        let names_file = path.extension().is_some_and(|e| e == "safetensors" || e == "json");
+        let sharded_in = reader.index().map(|(index, _)| directory_of(index));
+        let whole = reader.directory().filter(|_| !names_file);
+        let Some(source) = sharded_in.or(whole) else {
             if path.is_dir() {
                 return fault("is a directory, but the input is a single file; name the file to write");
             }
             if exists && overwrite == Overwrite::No {
                 return Err(Error::Exists { path: path.to_owned() });
             }
-            return Ok(Destination { path: path.to_owned(), overwrite });
+            return Ok(Destination { path: path.to_owned(), overwrite, is_directory: false });
         };
-        if path.extension().is_some_and(|e| e == "safetensors" || e == "json") {
+        if names_file {
             return fault("names a file, but the input is sharded; name a directory to write");
         }
         if exists {
             if !path.is_dir() {
-                return fault("is a file, but the input is sharded; name a directory to write");
+                let kind = if sharded_in.is_some() { "sharded" } else { "a directory" };
+                return fault(&format!("is a file, but the input is {kind}; name a directory to write"));
             }
             let listing = |source| Error::Io { path: path.to_owned(), action: "listing the directory", source };
-            let same = fs::canonicalize(path).map_err(listing)?
-                == fs::canonicalize(directory_of(index_path)).map_err(listing)?;
+            let same = fs::canonicalize(path).map_err(listing)? == fs::canonicalize(source).map_err(listing)?;
             if same {
                 return fault(
-                    "is the input's own directory; a sharded model cannot be converted in place, name another",
+                    "is the input's own directory; a sharded model, or a directory, cannot be converted in place, name another",
                 );
             }
             if overwrite == Overwrite::No && fs::read_dir(path).map_err(listing)?.next().is_some() {
                 return Err(Error::Exists { path: path.to_owned() });
             }
         }
-        Ok(Destination { path: path.to_owned(), overwrite })
+        Ok(Destination { path: path.to_owned(), overwrite, is_directory: true })
     }
 
     /// An error where two shards would hold a tensor of the same name.
@@ -76,23 +82,17 @@ impl Destination {
         Ok(())
     }
 
-    /// Makes the directory of a sharded output, where it is not there yet.
+    /// Makes the directory of an output of several files, where it is not there yet, and copies the files beside the tensors.
     pub(super) fn open(self, reader: &Reader) -> Result<Opened> {
         let index = reader.index().map(|(path, index)| {
             let empty = Index { metadata: index.metadata.clone(), weight_map: BTreeMap::new() };
             (self.path.join(file_name(path)), empty)
         });
-        let mut made = MadeDirectory(None);
-        if index.is_some() {
-            match fs::create_dir(&self.path) {
-                Ok(()) => made.0 = Some(self.path.clone()),
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                Err(source) => {
-                    return Err(Error::Io { path: self.path, action: "making the output directory", source });
-                }
-            }
+        let mut opened = Opened { destination: self, index, total_bytes: 0, sealed: Vec::new(), made: Vec::new() };
+        if opened.destination.is_directory {
+            opened.copy_beside(reader)?;
         }
-        Ok(Opened { destination: self, index, total_bytes: 0, sealed: Vec::new(), made })
+        Ok(opened)
     }
 }
 
@@ -102,9 +102,9 @@ pub(super) struct Opened {
     destination: Destination,
     index: Option<(PathBuf, Index)>,
     total_bytes: u64,
-    // Dropped in this order: the files go before the directory that holds them.
+    // Dropped in this order: the files go before the directories that hold them, and a directory before the one that it is in.
     sealed: Vec<Sealed>,
-    made: MadeDirectory,
+    made: Vec<MadeDirectory>,
 }
 
 /// A directory that goes with us unless the output is complete.
@@ -121,9 +121,39 @@ impl Drop for MadeDirectory {
 }
 
 impl Opened {
+    /// Makes the output's directory and those inside it, and writes what the input has beside its tensors.
+    fn copy_beside(&mut self, reader: &Reader) -> Result<()> {
+        let Destination { path, overwrite, .. } = &self.destination;
+        let (path, overwrite) = (path.clone(), *overwrite);
+        self.make(path.clone())?;
+        let beside = Beside::of(reader, &path)?;
+        for directory in beside.directories {
+            self.make(path.join(directory))?;
+        }
+        let source = reader.directory().unwrap_or(Path::new(""));
+        for file in beside.files {
+            let from = source.join(&file);
+            let bytes = fs::read(&from).map_err(|source| Error::Io { path: from, action: "reading it", source })?;
+            self.sealed.push(Output::whole(&path.join(file), overwrite, &bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Makes a directory, where it is not there yet.
+    fn make(&mut self, path: PathBuf) -> Result<()> {
+        match fs::create_dir(&path) {
+            // The last one made is the first to go.
+            Ok(()) => self.made.insert(0, MadeDirectory(Some(path))),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(Error::Io { path, action: "making the output directory", source }),
+        }
+        Ok(())
+    }
+
     /// Begins the file that the input's shard turns into.
     pub(super) fn writer(&mut self, input: &Path, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
         let path = match &mut self.index {
+            None if self.destination.is_directory => self.destination.path.join(file_name(input)),
             None => self.destination.path.clone(),
             Some((_, index)) => {
                 let shard = file_name(input);
@@ -145,7 +175,7 @@ impl Opened {
 
     /// Gives every file its name, the index last.
     pub(super) fn publish(self) -> Result<()> {
-        let Opened { destination: Destination { path, overwrite }, index, total_bytes, sealed, mut made } = self;
+        let Opened { destination: Destination { path, overwrite, .. }, index, total_bytes, sealed, mut made } = self;
         let index = match index {
             None => None,
             Some((index_path, mut index)) => {
@@ -161,7 +191,7 @@ impl Opened {
                 Some(sealed)
             }
         };
-        made.0 = None;
+        made.iter_mut().for_each(|made| made.0 = None);
         sealed.into_iter().chain(index).try_for_each(Sealed::publish)
     }
 }

@@ -1,9 +1,11 @@
 //! The conversions' common ground: what a piece of a model is, and the two passes over all of them.
 
+mod beside;
 mod compress;
 mod decompress;
 mod destination;
 mod prune;
+mod quantize;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +27,7 @@ pub use compress::{
 };
 pub use decompress::{DecompressReport, DecompressedWeight, decompress};
 pub use prune::{PruneOutcome, PruneReport, PrunedTensor, prune};
+pub use quantize::{Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, quantize};
 
 /// How far a conversion is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

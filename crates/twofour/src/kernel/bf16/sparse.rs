@@ -103,7 +103,7 @@ unsafe fn multiply(weight: StripsRef<'_, bf16>, range: Range<usize>, x: &[bf16],
     // SAFETY: the CPU has the instructions and the activations are interleaved, as this function requires.
     unsafe {
         if x.len() / stride <= Pairs::TOKENS {
-            walk::<Pairs>(weight, range, x, stride, out)
+            walk::<Pairs, _>(weight, range, x, stride, out)
         } else {
             many::multiply(weight, range, x, stride, out)
         }
@@ -116,7 +116,7 @@ pub(super) struct Pairs;
 
 // SAFETY: `sums` reads the strips' lines and, of each token, as many registers as the strips have blocks, which `stride` covers.
 unsafe impl StripKernel for Pairs {
-    type Weight = bf16;
+    type Strip<'a> = Strip<'a, bf16>;
     type Activation = bf16;
     type Sum = f32;
 

@@ -27,7 +27,7 @@ pub(super) unsafe fn sparse_bytes(
     out: &mut [i32],
 ) {
     // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
-    unsafe { strips::walk::<BytesKernel<Bytes>>(weight, range, x, stride, out) }
+    unsafe { strips::walk::<BytesKernel<Bytes>, _>(weight, range, x, stride, out) }
 }
 
 /// See [`int8::multiply_dense`].
@@ -53,7 +53,7 @@ pub(super) unsafe fn sparse<T: KernelElement>(
     out: &mut [f32],
 ) {
     // SAFETY: the CPU has AVX-512, as this function requires; the called one has no other condition.
-    unsafe { strips::walk::<FloatKernel<Avx512, T>>(weight, range, x, stride, out) }
+    unsafe { strips::walk::<FloatKernel<Avx512, T>, _>(weight, range, x, stride, out) }
 }
 
 /// See [`dense::multiply`].

@@ -51,7 +51,7 @@ pub(super) struct BytesKernel<V>(PhantomData<V>);
 // SAFETY: `sums` reads the strips' lines and eight activations for each.
 #[cfg(target_arch = "x86_64")]
 unsafe impl<V: ByteVector> StripKernel for BytesKernel<V> {
-    type Weight = i8;
+    type Strip<'a> = Strip<'a, i8>;
     type Activation = i8;
     type Sum = i32;
 

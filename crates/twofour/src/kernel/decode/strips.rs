@@ -52,6 +52,30 @@ impl<T: Order> Block<T> {
     }
 }
 
+/// A weight in strips of [`ROWS`] rows.
+pub(in crate::kernel) trait StripSource: Copy {
+    /// A strip.
+    type Strip: Copy;
+    /// One strip.
+    fn strip(&self, i: usize) -> Self::Strip;
+    /// Columns to which activations must be completed.
+    fn padded_cols(&self) -> usize;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a, T: Order> StripSource for StripsRef<'a, T> {
+    type Strip = Strip<'a, T>;
+
+    #[inline(always)]
+    fn strip(&self, i: usize) -> Strip<'a, T> {
+        self.strip_of(i)
+    }
+
+    fn padded_cols(&self) -> usize {
+        StripsRef::padded_cols(self)
+    }
+}
+
 /// A kernel that multiplies a few strips with a few tokens.
 ///
 /// A trait and not a closure: LLVM must inline the kernel into a function that has the instructions enabled, or else every
@@ -60,8 +84,8 @@ impl<T: Order> Block<T> {
 /// # Safety
 /// Implementations read no more than the strips and, of each token, the activations of their columns.
 pub(in crate::kernel) unsafe trait StripKernel {
-    /// What weights are made of.
-    type Weight: Order;
+    /// A strip of the weight.
+    type Strip<'a>: Copy;
     /// What activations are made of.
     type Activation;
     /// What a dot product is.
@@ -80,7 +104,7 @@ pub(in crate::kernel) unsafe trait StripKernel {
     /// # Safety
     /// The CPU has the kernel's instructions; the strips are of one weight, `x` is valid for `N * stride` activations and `stride` covers the weight's padded columns.
     unsafe fn sums<const S: usize, const N: usize>(
-        strips: [Strip<'_, Self::Weight>; S],
+        strips: [Self::Strip<'_>; S],
         x: *const Self::Activation,
         stride: usize,
         out: [[*mut Self::Sum; N]; S],
@@ -102,8 +126,8 @@ pub(in crate::kernel) fn passes(tokens: usize, most: usize) -> impl ExactSizeIte
 /// # Safety
 /// The CPU has the kernel's instructions; the activations are in the order that the kernel's [`StripKernel::sums`] reads.
 #[inline(always)]
-pub(in crate::kernel) unsafe fn walk<K: StripKernel>(
-    weight: StripsRef<'_, K::Weight>,
+pub(in crate::kernel) unsafe fn walk<'a, K: StripKernel, W: StripSource<Strip = K::Strip<'a>>>(
+    weight: W,
     range: Range<usize>,
     x: &[K::Activation],
     stride: usize,
@@ -112,7 +136,7 @@ pub(in crate::kernel) unsafe fn walk<K: StripKernel>(
     let tokens = x.len() / stride;
     assert!(stride >= weight.padded_cols() && out.len() == range.len() * tokens * ROWS);
     let widest = passes(tokens, K::TOKENS).next().map_or(1, |pass| pass.len());
-    let mut walk = Walk::<K> { weight, range, x, stride, out, tokens, kernel: PhantomData };
+    let mut walk = Walk::<K, W> { weight, range, x, stride, out, tokens, kernel: PhantomData };
     // SAFETY: the CPU has the kernel's instructions, as this function requires; the assertion checks all lengths.
     unsafe {
         match K::SUMS / widest {
@@ -123,8 +147,8 @@ pub(in crate::kernel) unsafe fn walk<K: StripKernel>(
     }
 }
 
-struct Walk<'a, K: StripKernel> {
-    weight: StripsRef<'a, K::Weight>,
+struct Walk<'a, K: StripKernel, W> {
+    weight: W,
     range: Range<usize>,
     x: &'a [K::Activation],
     stride: usize,
@@ -133,7 +157,7 @@ struct Walk<'a, K: StripKernel> {
     kernel: PhantomData<K>,
 }
 
-impl<K: StripKernel> Walk<'_, K> {
+impl<'a, K: StripKernel, W: StripSource<Strip = K::Strip<'a>>> Walk<'_, K, W> {
     /// Walks `S` parts of the range side by side, then what is left.
     ///
     /// # Safety
@@ -197,7 +221,7 @@ pub(super) struct FloatKernel<V, T>(PhantomData<(V, T)>);
 
 // SAFETY: `sums` reads the strips' lines and four activations for each.
 unsafe impl<V: Vector, T: KernelElement> StripKernel for FloatKernel<V, T> {
-    type Weight = T;
+    type Strip<'a> = Strip<'a, T>;
     type Activation = f32;
     type Sum = f32;
 

@@ -32,7 +32,7 @@ use crate::{
 };
 use pack::OFFSET;
 pub use pack::{pack_int4, packed_bytes_int4};
-use shape::{BLOCK_BYTES, BLOCK_COLS, BLOCK_LINES, GROUP_BLOCKS, Shape};
+use shape::{BLOCK_BYTES, BLOCK_COLS, BLOCK_LINES, Shape};
 use widen::Wide;
 
 /// Columns that become floats at a time: of four strips they fit a core's second cache with room to spare.
@@ -166,13 +166,11 @@ impl<'a> SparseWeightInt4Ref<'a> {
     fn widen<W: Wide>(&self, strip: usize, blocks: Range<usize>, to: &mut [u8]) {
         let (first, bytes) = (blocks.start, self.strip(strip));
         let from = bytes[first * BLOCK_BYTES..].chunks(BLOCK_BYTES);
+        let group_blocks = self.shape.granularity.columns().map(|columns| columns / BLOCK_COLS);
         let mut scales = [0.0; ROWS];
         for (i, (block, to)) in blocks.zip(from.zip(to.chunks_mut(W::BLOCK_BYTES))) {
-            let which = match self.shape.granularity {
-                Granularity::Row => 0,
-                Granularity::Group => i / GROUP_BLOCKS,
-            };
-            if i == first || self.shape.granularity == Granularity::Group && i % GROUP_BLOCKS == 0 {
+            let which = group_blocks.map_or(0, |blocks| i / blocks);
+            if i == first || group_blocks.is_some_and(|blocks| i.is_multiple_of(blocks)) {
                 scales = self.scales_of(strip, which);
             }
             widen::widen::<W>(self.cpu, block, &scales, to);
@@ -337,7 +335,7 @@ mod tests {
             ]
         };
         for engine in Engine::available().iter().copied() {
-            for granularity in [Granularity::Row, Granularity::Group] {
+            for granularity in Granularity::ALL {
                 for shape in shapes {
                     check::<f32>(*shape, granularity, engine, 1e-6);
                     check::<bf16>(*shape, granularity, engine, 8e-3);

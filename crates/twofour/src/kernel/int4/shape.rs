@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result, compressed,
-    int4::{GROUP, Granularity},
+    int4::Granularity,
     kernel::{
         aligned::CACHE_LINE,
         strips::{Order, ROWS},
@@ -15,9 +15,8 @@ pub(super) const BLOCK_LINES: usize = <f32 as Order>::BLOCK_LINES;
 /// Bytes of such a block: positions, then a byte for each row of a line.
 pub(super) const BLOCK_BYTES: usize = CACHE_LINE + BLOCK_LINES * ROWS;
 
-/// Columns of a block, and blocks that share scales.
+/// Columns of a block.
 pub(super) const BLOCK_COLS: usize = 4 * BLOCK_LINES;
-pub(super) const GROUP_BLOCKS: usize = GROUP / BLOCK_COLS;
 
 /// A shape in this layout.
 #[derive(Debug, Clone, Copy)]

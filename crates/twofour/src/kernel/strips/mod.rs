@@ -138,6 +138,15 @@ impl<'a, T: Order> Strip<'a, T> {
     }
 }
 
+impl<'a, T: Order> StripsRef<'a, T> {
+    /// One strip, borrowed from the weight's memory and not from this view of it.
+    #[inline(always)]
+    pub(super) fn strip_of(&self, i: usize) -> Strip<'a, T> {
+        let (bytes, memory): (usize, &'a [u8]) = (self.strip_bytes(), self.bytes);
+        Strip { bytes: &memory[i * bytes..][..bytes], lines: self.lines(), element: PhantomData }
+    }
+}
+
 impl<T: Order> Strips<T> {
     fn empty(rows: usize, cols: usize) -> Self {
         let mut strips = Self { rows, cols, bytes: Aligned::zeroed(0), element: PhantomData };

@@ -147,6 +147,38 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
+    unsafe fn low_nibbles(self) -> Self {
+        // SAFETY: the trait requires AVX2 of the CPU.
+        Bytes(unsafe { _mm256_and_si256(_mm256_slli_epi16::<4>(self.0), _mm256_set1_epi8(-16)) })
+    }
+
+    #[inline(always)]
+    unsafe fn high_nibbles(self) -> Self {
+        // SAFETY: the trait requires AVX2 of the CPU.
+        Bytes(unsafe { _mm256_and_si256(self.0, _mm256_set1_epi8(-16)) })
+    }
+
+    /// A sixteenth of the scales.
+    type Scales = __m256;
+
+    #[inline(always)]
+    unsafe fn scales<const HALF: usize>(header: *const u8) -> __m256 {
+        // SAFETY: the trait requires AVX2, FMA and F16C of the CPU, and pointers that are valid for what is read or written.
+        unsafe {
+            let scales = _mm256_cvtph_ps(_mm_loadu_si128(header.add(16 * HALF).cast()));
+            _mm256_mul_ps(scales, _mm256_set1_ps(1.0 / 16.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(self, scales: __m256, out: *mut f32) {
+        // SAFETY: the trait requires AVX2, FMA and F16C of the CPU, and pointers that are valid for what is read or written. Sums of at most 256 products are exact in f32.
+        unsafe {
+            _mm256_storeu_ps(out, _mm256_fmadd_ps(_mm256_cvtepi32_ps(self.0), scales, _mm256_loadu_ps(out)));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut i32) {
         // SAFETY: the trait requires AVX2, FMA and F16C of the CPU, and pointers that are valid for what is read or written.
         unsafe { _mm256_storeu_si256(p.cast(), self.0) }

@@ -135,6 +135,41 @@ unsafe impl ByteVector for Bytes {
     }
 
     #[inline(always)]
+    unsafe fn low_nibbles(self) -> Self {
+        // SAFETY: the trait requires AVX-512 of the CPU.
+        Bytes(unsafe { _mm512_and_si512(_mm512_slli_epi16::<4>(self.0), _mm512_set1_epi8(-16)) })
+    }
+
+    #[inline(always)]
+    unsafe fn high_nibbles(self) -> Self {
+        // SAFETY: the trait requires AVX-512 of the CPU.
+        Bytes(unsafe { _mm512_and_si512(self.0, _mm512_set1_epi8(-16)) })
+    }
+
+    /// A sixteenth of the scales, and what the sums have too much.
+    type Scales = (__m512, __m512i);
+
+    #[inline(always)]
+    unsafe fn scales<const HALF: usize>(header: *const u8) -> Self::Scales {
+        // SAFETY: the trait requires AVX-512 of the CPU, and pointers that are valid for what is read or written.
+        unsafe {
+            let scales = _mm512_cvtph_ps(_mm256_loadu_si256(header.cast()));
+            let sums = _mm512_cvtepi16_epi32(_mm256_loadu_si256(header.add(32).cast()));
+            // 16 * 128 times the sum of the integers is too much.
+            (_mm512_mul_ps(scales, _mm512_set1_ps(1.0 / 16.0)), _mm512_slli_epi32::<11>(sums))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(self, (scales, excess): Self::Scales, out: *mut f32) {
+        // SAFETY: the trait requires AVX-512 of the CPU, and pointers that are valid for what is read or written. Sums of at most 256 products are exact in f32.
+        unsafe {
+            let exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(self.0, excess));
+            _mm512_storeu_ps(out, _mm512_fmadd_ps(exact, scales, _mm512_loadu_ps(out)));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, p: *mut i32) {
         // SAFETY: the trait requires AVX-512 of the CPU, and pointers that are valid for what is read or written.
         unsafe { _mm512_storeu_si512(p.cast(), self.0) }

@@ -89,6 +89,22 @@ pub(in crate::kernel) unsafe trait ByteVector: Copy {
     /// Stores the i32 lanes.
     unsafe fn store(self, p: *mut i32);
 
+    /// The lower four bits of each byte in the upper four, the lower zero: sixteen times a four-bit integer.
+    unsafe fn low_nibbles(self) -> Self;
+
+    /// The upper four bits of each byte, the lower zero.
+    unsafe fn high_nibbles(self) -> Self;
+
+    /// Scales of a register's worth of rows.
+    type Scales: Copy;
+
+    /// The scales of the rows from row `HALF * BYTES / 4` on. The header has sixteen f16 scales, and then sixteen i16 sums of the rows' integers, by which
+    /// [`ByteVector::OFFSET`] is corrected.
+    unsafe fn scales<const HALF: usize>(header: *const u8) -> Self::Scales;
+
+    /// Adds i32 sums of sixteen-fold integers by activations, times the rows' scales, to a register's worth of f32 at `out`.
+    unsafe fn add_scaled(self, scales: Self::Scales, out: *mut f32);
+
     /// The sum of the i32 lanes.
     unsafe fn sum(self) -> i32;
 }

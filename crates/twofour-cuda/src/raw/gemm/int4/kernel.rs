@@ -51,6 +51,8 @@ impl Int4Kernel {
         let scales = match self.granularity {
             Granularity::Row => "row",
             Granularity::Group => "g128",
+            // `twofour::layout::lanes` packs no such weight, so none comes here.
+            Granularity::Group64 => "g64",
         };
         let shape = match self.method {
             Int4Method::Direct(shape) => format!("direct-{}", shape.name()),

@@ -36,7 +36,8 @@ impl Maps {
             meta: units(weight.meta, 32)?,
             scales: match problem.granularity {
                 Granularity::Group => units(weight.scales, 4)?,
-                Granularity::Row => TensorMap::NONE,
+                // Groups of 64 columns have no packed form: see `Int4Kernel::name`.
+                Granularity::Row | Granularity::Group64 => TensorMap::NONE,
             },
             x: TensorMap::new(x, 2, (problem.tokens, problem.reduction), (tokens, half), Swizzle::Bytes128)?,
         })

@@ -1,20 +1,21 @@
-//! The byte-level GPT: construction, forward pass, loss and gradients.
+//! The decoder that trains: forward pass, loss and gradients.
 
-use std::sync::Arc;
+mod build;
 
-use twofour::layer::{Accumulate, Activation};
+use twofour::layer::Accumulate;
 
-use super::{GptConfig, VOCABULARY};
+use super::DecoderConfig;
 use crate::{
     Error, Result,
-    block::{AttentionBlock, BatchShape, FeedForwardBlock, LayerNorm, SavedAttention, SavedFeedForward, Workspace},
-    engine::{Engine, Kind, OptimizerStep},
+    block::{
+        AttentionBlock, BatchShape, FeedForwardBlock, Norm, NormStatistics, SavedAttention, SavedFeedForward, Workspace,
+    },
+    engine::{Engine, Kind, Nonlinearity, OptimizerStep, StepPhase},
     linear::Linear,
     parameter::Parameter,
-    random::Stream,
 };
 
-/// A byte-level GPT. Linear layers are dense or 2:4, each for itself.
+/// A decoder with rotary positions, such as a byte-level GPT or a LLaMA. Linear layers are dense or 2:4, each for itself.
 ///
 /// ```
 /// use twofour_nn::{block::BatchShape, engine::cpu::CpuEngine, model::{Gpt, GptConfig}};
@@ -27,13 +28,13 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Gpt<E: Engine> {
-    config: GptConfig,
-    embedding: Parameter<E>,
+    config: DecoderConfig,
+    /// None where it is the head's weight.
+    embedding: Option<Parameter<E>>,
     layers: Vec<Layer<E>>,
-    norm: LayerNorm<E>,
+    norm: Norm<E>,
     head: Linear<E>,
     workspace: Workspace<E>,
-    has_squared_relu: bool,
 }
 
 /// One layer of a [`Gpt`].
@@ -49,98 +50,23 @@ pub struct Layer<E: Engine> {
 struct Saved<E: Engine> {
     layers: Vec<(SavedAttention<E>, SavedFeedForward<E>)>,
     x: E::Buffer,
-    statistics: [E::Buffer; 2],
+    statistics: NormStatistics<E>,
     normalized: E::Buffer,
 }
 
 impl<E: Engine> Gpt<E> {
-    /// Standard deviation of the initial weights.
-    const INITIAL_DEVIATION: f64 = 0.02;
-
-    /// A model with random weights that depend on `config` and `seed` alone, whatever the engine.
-    ///
-    /// Weights are normal with deviation 0.02; those that end a block (`attn.out`, `mlp.down`) are divided by the root of
-    /// the number of blocks, as in GPT-2 (Radford et al., 2019). Biases are zero, gains one.
+    /// Replaces the activation of all feed-forward blocks by squared ReLU, `max(x, 0)²`. The model's description says so from then on, and its file.
     ///
     /// # Errors
-    /// A configuration that [`GptConfig::validate`] refuses; not enough memory.
-    pub fn new(engine: &E, config: &GptConfig, seed: u64) -> Result<Self> {
-        let ending = 1.0 / ((2 * config.layers) as f64).sqrt();
-        Self::build(engine, config, |name, shape| {
-            let count: usize = shape.iter().product();
-            if name.ends_with("bias") {
-                return Ok(vec![0.0; count]);
-            }
-            if name.ends_with("norm.weight") {
-                return Ok(vec![1.0; count]);
-            }
-            let ends_block = name.ends_with("attn.out.weight") || name.ends_with("mlp.down.weight");
-            let deviation = if ends_block { Self::INITIAL_DEVIATION * ending } else { Self::INITIAL_DEVIATION };
-            let stream = Stream::new(seed, name);
-            Ok((0..count as u64).map(|i| (stream.normal(i) * deviation) as f32).collect())
-        })
-    }
-
-    /// A dense model whose parameters have the values that `values(name, shape)` returns.
-    ///
-    /// # Errors
-    /// Those of `values`, and those of [`Gpt::new`].
-    pub fn build(engine: &E, config: &GptConfig, values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>) -> Result<Self> {
-        config.validate()?;
-        let GptConfig { width, feed_forward, heads, context, .. } = *config;
-        let parameter = |name: &str, shape: &[usize], computes: bool| {
-            Parameter::new(engine, name, shape, &values(name, shape)?, computes)
-        };
-        let linear = |name: &str, out: usize, inputs: usize| -> Result<Linear<E>> {
-            let weight = parameter(&format!("{name}.weight"), &[out, inputs], true)?;
-            let bias = match has_bias(name) {
-                false => None,
-                true => Some(parameter(&format!("{name}.bias"), &[out], true)?),
-            };
-            Linear::new(name, weight, bias)
-        };
-        let norm = |name: &str| -> Result<LayerNorm<E>> {
-            let gain = parameter(&format!("{name}.weight"), &[width], false)?;
-            LayerNorm::new(gain, parameter(&format!("{name}.bias"), &[width], false)?)
-        };
-        let rotary = Arc::new(engine.rotary(context, width / heads)?);
-        let layers = (0..config.layers)
-            .map(|layer| {
-                let at = |part: &str| format!("blocks.{layer}.{part}");
-                let qkv = linear(&at("attn.qkv"), 3 * width, width)?;
-                let out = linear(&at("attn.out"), width, width)?;
-                let up = linear(&at("mlp.up"), feed_forward, width)?;
-                let down = linear(&at("mlp.down"), width, feed_forward)?;
-                Ok(Layer {
-                    attention: AttentionBlock::new(norm(&at("attn.norm"))?, qkv, out, heads, rotary.clone())?,
-                    feed_forward: FeedForwardBlock::new(norm(&at("mlp.norm"))?, up, down, Activation::Gelu)?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Gpt {
-            config: *config,
-            embedding: parameter("embedding.weight", &[VOCABULARY, width], true)?,
-            layers,
-            norm: norm("norm")?,
-            head: linear("head", VOCABULARY, width)?,
-            workspace: Workspace::default(),
-            has_squared_relu: false,
-        })
-    }
-
-    /// Replaces GELU by squared ReLU, `max(x, 0)²`, in all feed-forward blocks. The model's file says so.
-    pub fn use_squared_relu(&mut self) {
-        self.has_squared_relu = true;
-        self.layers.iter_mut().for_each(|layer| layer.feed_forward.use_squared_relu());
-    }
-
-    /// Whether [`Gpt::use_squared_relu`] is in force.
-    pub fn has_squared_relu(&self) -> bool {
-        self.has_squared_relu
+    /// [`Error::Unsupported`] for gated feed-forward blocks.
+    pub fn use_squared_relu(&mut self) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
+        self.config.activation = Nonlinearity::SquaredRelu;
+        Ok(())
     }
 
     /// The sizes.
-    pub fn config(&self) -> &GptConfig {
+    pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
@@ -171,7 +97,7 @@ impl<E: Engine> Gpt<E> {
 
     /// All parameters in a fixed order: the embedding, the norms, the linear layers.
     pub fn parameters(&self) -> Vec<&Parameter<E>> {
-        let mut all = vec![&self.embedding];
+        let mut all: Vec<_> = self.embedding.iter().collect();
         for Layer { attention, feed_forward } in &self.layers {
             all.extend(attention.norm.parameters());
             all.extend(feed_forward.norm.parameters());
@@ -183,7 +109,7 @@ impl<E: Engine> Gpt<E> {
 
     /// All parameters for changing them, in the order of [`Gpt::parameters`]. After a change of a 2:4 layer's weight, call [`Linear::refresh`].
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
-        let mut all = vec![&mut self.embedding];
+        let mut all: Vec<_> = self.embedding.iter_mut().collect();
         let mut linears = vec![];
         for Layer { attention, feed_forward } in &mut self.layers {
             all.extend(attention.norm.parameters_mut());
@@ -215,22 +141,26 @@ impl<E: Engine> Gpt<E> {
         &mut self,
         engine: &E,
         step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
+        guard: &E::StepGuard,
     ) -> Result<f64> {
-        let own = step(&self.embedding, None);
-        let mut changes = self.embedding.update(engine, &own, None)?;
+        let mut changes = 0.0;
+        if let Some(embedding) = &mut self.embedding {
+            let own = step(embedding, None);
+            changes += embedding.update(engine, &own, None, guard)?;
+        }
         let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            attention.norm.parameters_mut().into_iter().chain(feed_forward.norm.parameters_mut())
+            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
         });
         for parameter in norms.chain(self.norm.parameters_mut()) {
             let own = step(parameter, None);
-            parameter.update(engine, &own, None)?;
+            parameter.update(engine, &own, None, guard)?;
         }
         for linear in self.linears_mut() {
             let own = step(linear.weight(), Some(linear.name()));
-            changes += linear.update_weight(engine, &own)?;
+            changes += linear.update_weight(engine, &own, guard)?;
             if let Some(bias) = linear.bias() {
                 let own = step(bias, None);
-                linear.update_bias(engine, &own)?;
+                linear.update_bias(engine, &own, guard)?;
             }
         }
         Ok(changes)
@@ -246,7 +176,8 @@ impl<E: Engine> Gpt<E> {
         }
         let (tokens, workspace) = (shape.tokens(), &mut self.workspace);
         let mut x = workspace.compute(engine, tokens * self.config.width)?;
-        engine.embedding(self.embedding.compute(), self.config.width, ids, &mut x)?;
+        let table = self.embedding.as_ref().unwrap_or(self.head.weight());
+        engine.embedding(table.compute(), self.config.width, ids, &mut x)?;
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let (y, attention) = layer.attention.forward(engine, workspace, x, shape)?;
@@ -255,7 +186,7 @@ impl<E: Engine> Gpt<E> {
             layers.push((attention, feed_forward));
         }
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
-        let mut logits = workspace.compute(engine, tokens * VOCABULARY)?;
+        let mut logits = workspace.compute(engine, tokens * self.config.vocabulary)?;
         self.head.forward(engine, &normalized, tokens, &mut logits)?;
         Ok((logits, Saved { layers, x, statistics, normalized }))
     }
@@ -265,7 +196,7 @@ impl<E: Engine> Gpt<E> {
             attention.release(&mut self.workspace);
             feed_forward.release(&mut self.workspace);
         }
-        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics));
+        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics.into_buffers()));
     }
 
     fn ids(&mut self, engine: &E, ids: &[u32]) -> Result<E::Buffer> {
@@ -274,12 +205,12 @@ impl<E: Engine> Gpt<E> {
         Ok(buffer)
     }
 
-    /// Scores of the next byte after each of `bytes` `[batch, positions]`: `[batch, positions, 256]`.
+    /// Scores of the next byte after each of `bytes` `[batch, positions]`: `[batch, positions, vocabulary]`.
     ///
     /// # Errors
-    /// Sequences longer than the context, bytes above 255.
+    /// Sequences longer than the context, tokens outside the vocabulary.
     pub fn logits(&mut self, engine: &E, bytes: &[u32], shape: BatchShape) -> Result<Vec<f32>> {
-        check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("inputs", bytes, shape)?;
         let ids = self.ids(engine, bytes)?;
         let (logits, saved) = self.forward(engine, &ids, shape)?;
         self.release(saved);
@@ -299,12 +230,12 @@ impl<E: Engine> Gpt<E> {
         shape: BatchShape,
         loss: &mut E::Buffer,
     ) -> Result<()> {
-        check_tokens("inputs", bytes, shape)?;
-        check_tokens("targets", targets, shape)?;
+        self.check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("targets", targets, shape)?;
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
         let (mut logits, saved) = self.forward(engine, &ids, shape)?;
         self.release(saved);
-        engine.cross_entropy(VOCABULARY, &mut logits, &targets, None, loss)?;
+        engine.cross_entropy(self.config.vocabulary, &mut logits, &targets, None, loss)?;
         self.workspace.give([logits, ids, targets]);
         Ok(())
     }
@@ -321,12 +252,29 @@ impl<E: Engine> Gpt<E> {
         (scale, accumulate): (f32, Accumulate),
         loss: &mut E::Buffer,
     ) -> Result<()> {
-        check_tokens("inputs", bytes, shape)?;
-        check_tokens("targets", targets, shape)?;
-        let tokens = shape.tokens();
+        self.check_tokens("inputs", bytes, shape)?;
+        self.check_tokens("targets", targets, shape)?;
         let (ids, targets) = (self.ids(engine, bytes)?, self.ids(engine, targets)?);
-        let (mut d_logits, saved) = self.forward(engine, &ids, shape)?;
-        engine.cross_entropy(VOCABULARY, &mut d_logits, &targets, Some(scale), loss)?;
+        self.gradients_of(engine, (&ids, &targets), shape, (scale, accumulate), loss, &mut |_| Ok(()))?;
+        self.workspace.give([ids, targets]);
+        Ok(())
+    }
+
+    /// [`Gpt::gradients`] of tokens that are in the engine's memory, and known to be in the vocabulary. `ready` receives gradients as they are complete: those of
+    /// all parameters, each once, in an order that depends on the configuration alone.
+    pub(crate) fn gradients_of(
+        &mut self,
+        engine: &E,
+        (ids, targets): (&E::Buffer, &E::Buffer),
+        shape: BatchShape,
+        (scale, accumulate): (f32, Accumulate),
+        loss: &mut E::Buffer,
+        ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
+    ) -> Result<()> {
+        let tokens = shape.tokens();
+        let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
+        engine.cross_entropy(self.config.vocabulary, &mut d_logits, targets, Some(scale), loss)?;
+        engine.begin_phase(StepPhase::Backward)?;
         let Saved { layers, x, statistics, normalized } = saved;
         let workspace = &mut self.workspace;
         self.head.parameter_gradients(engine, &d_logits, &normalized, tokens, accumulate)?;
@@ -335,32 +283,46 @@ impl<E: Engine> Gpt<E> {
         let mut dx = workspace.compute(engine, tokens * self.config.width)?;
         engine.clear(&mut dx)?;
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
-        workspace.give([d_logits, d_normalized, x, targets].into_iter().chain(statistics));
+        workspace.give([d_logits, d_normalized, x].into_iter().chain(statistics.into_buffers()));
+        // A head that is the embedding gets the rest of its gradient at the end.
+        let head = self.embedding.is_some().then_some(&mut self.head);
+        ready(gradients(self.norm.parameters_mut().chain(head.into_iter().flat_map(Linear::parameters_mut))))?;
         for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
             dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
+            ready(gradients(layer.feed_forward.parameters_mut()))?;
             dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
+            ready(gradients(layer.attention.parameters_mut()))?;
         }
         let width = self.config.width;
-        self.embedding.record(accumulate, |gradient, accumulate| {
-            engine.embedding_gradient(&dx, width, &ids, accumulate, gradient)
+        // A head that is the embedding has a gradient already.
+        let (table, accumulate) = match &mut self.embedding {
+            Some(embedding) => (embedding, accumulate),
+            None => (self.head.weight_mut(), Accumulate::Add),
+        };
+        table.record(accumulate, |gradient, accumulate| {
+            engine.embedding_gradient(&dx, width, ids, accumulate, gradient)
         })?;
-        workspace.give([dx, ids]);
-        Ok(())
+        workspace.give([dx]);
+        match &mut self.embedding {
+            Some(embedding) => ready(gradients([embedding])),
+            None => ready(gradients(self.head.parameters_mut())),
+        }
+    }
+
+    /// An error for tokens that do not fit the shape or are not in the vocabulary.
+    fn check_tokens(&self, what: &'static str, ids: &[u32], shape: BatchShape) -> Result<()> {
+        if ids.len() != shape.tokens() {
+            return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
+        }
+        let vocabulary = self.config.vocabulary;
+        match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
+            None => Ok(()),
+            Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary }),
+        }
     }
 }
 
-/// Whether the linear layer of that name has a bias.
-pub(super) fn has_bias(name: &str) -> bool {
-    name != "head"
-}
-
-/// An error for tokens that do not fit the shape or are no bytes.
-fn check_tokens(what: &'static str, ids: &[u32], shape: BatchShape) -> Result<()> {
-    if ids.len() != shape.tokens() {
-        return Err(Error::Length { what, expected: shape.tokens(), found: ids.len() });
-    }
-    match ids.iter().enumerate().find(|(_, id)| **id as usize >= VOCABULARY) {
-        None => Ok(()),
-        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: VOCABULARY }),
-    }
+/// The gradients of parameters that train.
+fn gradients<'a, E: Engine + 'a>(parameters: impl IntoIterator<Item = &'a mut Parameter<E>>) -> Vec<&'a mut E::Buffer> {
+    parameters.into_iter().filter_map(Parameter::gradient_mut).collect()
 }

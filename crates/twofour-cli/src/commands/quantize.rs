@@ -1,0 +1,224 @@
+//! `twofour quantize`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use twofour::{
+    file::{self, Quantization, QuantizeOptions, QuantizeOutcome, QuantizedTensor, Reader},
+    int4::Granularity,
+    quantization::ScaleRule,
+};
+
+use super::output::{OutputOptions, show};
+use crate::{
+    exit::Verdict,
+    interrupt,
+    present::{
+        Screen,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    selection::{Selection, SelectionOptions},
+};
+
+/// Store 2:4 weights in 8-bit or 4-bit integers
+///
+/// Weights that are 2:4, dense with zeros or compressed, become compressed ones of integers with symmetric scales; masks stay as they are. Weights that
+/// are not 2:4, embeddings, norms and the output head keep their type. A directory gives a directory, with configuration and tokenizer.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour quantize pruned/ -o int8/ --dtype int8                   a scale for each row
+  twofour quantize pruned/ -o int4/ --dtype int4 --group 128       a scale for 128 columns of a row
+  twofour quantize small.safetensors -o int4.safetensors --dtype int4 --scale least-squares
+  twofour quantize pruned/ -o int8/ --dtype int8 --include '*'     embeddings and head too, where they are 2:4
+
+The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
+pub(crate) struct Quantize {
+    /// The model: a .safetensors file, an index, or a directory
+    input: PathBuf,
+
+    #[command(flatten)]
+    output: OutputOptions,
+
+    #[command(flatten)]
+    selection: SelectionOptions,
+
+    /// The integers that weights become
+    #[arg(long, value_enum)]
+    dtype: Integer,
+
+    /// Columns that share a scale: 128, 64, or `row` for all [default: row for int8, 128 for int4]
+    #[arg(long, value_name = "COLUMNS", value_parser = granularity)]
+    group: Option<Granularity>,
+
+    /// How a scale follows from the weights that share it
+    #[arg(long, value_enum, default_value_t)]
+    scale: Scale,
+}
+
+/// The integers that weights become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Integer {
+    /// -127 to 127
+    Int8,
+    /// -8 to 7, two in a byte
+    Int4,
+}
+
+/// How a scale follows from the weights that share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum Scale {
+    /// The largest magnitude becomes the largest integer
+    #[default]
+    MaxAbs,
+    /// The least squared error of 33 scales, down to half of that one; larger weights are clipped
+    LeastSquares,
+}
+
+fn granularity(text: &str) -> Result<Granularity, String> {
+    if text == "row" {
+        return Ok(Granularity::Row);
+    }
+    text.parse().ok().and_then(Granularity::of_columns).ok_or_else(|| "use 128, 64 or `row`".to_owned())
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    output: &'a PathBuf,
+    dtype: &'static str,
+    /// Columns that share a scale; null for a row.
+    group: Option<usize>,
+    bytes_before: usize,
+    bytes_after: usize,
+    tensors: Vec<TensorAnswer<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct TensorAnswer<'a> {
+    name: &'a str,
+    /// The type in the input.
+    dtype: &'static str,
+    shape: &'a [usize],
+    bytes_before: usize,
+    bytes_after: usize,
+    quantized: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relative_error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl Quantize {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let selection = self.selection.selection()?;
+        let reader = Reader::open(&self.input)?;
+        selection.expect_matches(&reader)?;
+        tracing::info!(input = %reader.path().display(), "quantizing");
+        drop(reader);
+
+        let to = self.quantization();
+        let options = QuantizeOptions {
+            which: &|name, dtype, shape| selection.of(name, dtype, shape).is_ok(),
+            to,
+            rule: match self.scale {
+                Scale::MaxAbs => ScaleRule::MaxAbs,
+                Scale::LeastSquares => ScaleRule::LeastSquares,
+            },
+        };
+        let _guard = interrupt::guard();
+        let mut progress = screen.progress();
+        let overwrite = self.output.overwrite();
+        let report =
+            file::quantize(&self.input, &self.output.output, overwrite, &options, &mut |p| show(&mut progress, p))?;
+        drop(progress);
+        let (dtype, granularity) = match to {
+            Quantization::Int8(granularity) => ("I8", granularity),
+            Quantization::Int4(granularity) => ("I4", granularity),
+        };
+        let answer = Answer {
+            output: &self.output.output,
+            dtype,
+            group: granularity.columns(),
+            bytes_before: report.tensors.iter().map(|t| t.bytes_before).sum(),
+            bytes_after: report.tensors.iter().map(|t| t.bytes_after).sum(),
+            tensors: report.tensors.iter().map(|t| tensor_answer(t, &selection)).collect(),
+        };
+        tell(screen, &answer)?;
+        screen.json(&answer)?;
+        Ok(Verdict::Yes)
+    }
+
+    fn quantization(&self) -> Quantization {
+        match self.dtype {
+            Integer::Int8 => Quantization::Int8(self.group.unwrap_or(Granularity::Row)),
+            Integer::Int4 => Quantization::Int4(self.group.unwrap_or(Granularity::Group)),
+        }
+    }
+}
+
+fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
+    let mut table = Table::new([
+        ("tensor", Align::Left),
+        ("dtype", Align::Left),
+        ("shape", Align::Right),
+        ("before", Align::Right),
+        ("after", Align::Right),
+        ("error", Align::Right),
+        ("", Align::Left),
+    ]);
+    for t in &answer.tensors {
+        table.row([
+            t.name.to_owned(),
+            if t.quantized { format!("{} -> {}", t.dtype, answer.dtype) } else { t.dtype.to_owned() },
+            units::shape(t.shape),
+            units::bytes(t.bytes_before as u64),
+            units::bytes(t.bytes_after as u64),
+            t.relative_error.map_or(String::new(), |error| format!("{error:.2e}")),
+            t.reason.as_ref().map_or(String::new(), |reason| paint(style::FAINT, format!("kept: {reason}"))),
+        ]);
+    }
+    screen.line(table)?;
+    let quantized = answer.tensors.iter().filter(|t| t.quantized).count();
+    screen.line(format!(
+        "\n{quantized} of {} quantized, {} -> {} ({} of it), written to {}",
+        units::plural(answer.tensors.len(), "tensor"),
+        units::bytes(answer.bytes_before as u64),
+        units::bytes(answer.bytes_after as u64),
+        units::percent(answer.bytes_after as f64 / answer.bytes_before.max(1) as f64),
+        answer.output.display()
+    ))?;
+    if quantized == 0 {
+        screen.warn("no tensor was quantized; choose some with --include, or prune the model first");
+    }
+    Ok(())
+}
+
+fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAnswer<'a> {
+    let (relative_error, reason) = match t.outcome {
+        QuantizeOutcome::Quantized { relative_error } => (Some(relative_error), None),
+        QuantizeOutcome::NotSparse { violations } => {
+            (None, Some(format!("not 2:4, {}", units::plural(violations, "violation"))))
+        }
+        QuantizeOutcome::Integers => (None, Some("integers already".to_owned())),
+        _ => {
+            let dtype = file::StoredDType::from_name(t.dtype);
+            let skipped = dtype.and_then(|dtype| selection.of(&t.name, dtype, &t.shape).err());
+            (None, Some(skipped.map_or("not 2-D".to_owned(), |reason| reason.to_string())))
+        }
+    };
+    TensorAnswer {
+        name: &t.name,
+        dtype: t.dtype,
+        shape: &t.shape,
+        bytes_before: t.bytes_before,
+        bytes_after: t.bytes_after,
+        quantized: relative_error.is_some(),
+        relative_error,
+        reason,
+    }
+}

@@ -1,0 +1,92 @@
+//! Int4 weights with a scale for every 128 columns, beside int8 ones: 2:4 and dense.
+
+use std::rc::Rc;
+
+use anyhow::Result;
+use half::f16;
+use twofour::{
+    Compressed, MatrixRef,
+    int4::{Granularity, Int4},
+    kernel::SparseWeightInt4,
+};
+
+use super::{Contender, Weights, int8::Int8Weights, own::Own};
+use crate::measure::{
+    memory::Rotation,
+    random::Random,
+    work::{Shape, Who},
+};
+
+/// A random int4 weight, pruned to 2:4, and int8 weights of the same shape.
+#[derive(Debug)]
+pub(super) struct Int4Weights {
+    inputs: usize,
+    sparse: Rc<Rotation<SparseWeightInt4>>,
+    sparse_bytes: usize,
+    int8: Int8Weights,
+}
+
+/// A random int4 weight in canonical form.
+pub(in crate::measure) fn random_int4(random: &mut Random, out: usize, inputs: usize) -> Result<Int4> {
+    let granularity = Granularity::Group;
+    let weight: Vec<i8> = (0..out * inputs).map(|_| (random.bits() >> 56) as i8 >> 4).collect();
+    let scales =
+        (0..out * granularity.scales_per_row(inputs)).map(|_| f16::from_f32(random.float().abs() / 7.0 + 1e-3));
+    Ok(Int4::from_parts(
+        Compressed::from_pruned(MatrixRef::new(out, inputs, &weight)?)?,
+        scales.collect(),
+        granularity,
+    )?)
+}
+
+impl Int4Weights {
+    pub(super) fn new(shape: Shape) -> Result<Self> {
+        let Shape { out, inputs } = shape;
+        let sparse = SparseWeightInt4::pack(&random_int4(&mut Random::new(), out, inputs)?)?;
+        let sparse_bytes = sparse.bytes();
+        let sparse = Rc::new(Rotation::new(sparse, sparse_bytes, Clone::clone));
+        Ok(Int4Weights { inputs, sparse, sparse_bytes, int8: Int8Weights::new(shape)? })
+    }
+}
+
+impl Weights for Int4Weights {
+    fn contenders(&self, tokens: usize) -> Result<Vec<Box<dyn Contender>>> {
+        let mut random = Random::new();
+        let x: Rc<Vec<f32>> = Rc::new((0..tokens * self.inputs).map(|_| random.float()).collect());
+        let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(Own::new(self.sparse.clone(), x, tokens))];
+        for contender in self.int8.contenders(tokens)? {
+            contenders.push(if contender.who() == Who::Sparse { Box::new(Beside(contender)) } else { contender });
+        }
+        Ok(contenders)
+    }
+
+    fn dense_bytes(&self) -> usize {
+        self.int8.dense_bytes()
+    }
+
+    fn sparse_bytes(&self) -> usize {
+        self.sparse_bytes
+    }
+}
+
+/// The 2:4 kernel in int8 under a name of its own.
+#[derive(Debug)]
+struct Beside(Box<dyn Contender>);
+
+impl Contender for Beside {
+    fn who(&self) -> Who {
+        Who::SparseI8
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.0.weight_bytes()
+    }
+
+    fn multiply(&mut self) -> Result<()> {
+        self.0.multiply()
+    }
+
+    fn product(&self) -> Result<Vec<f32>> {
+        self.0.product()
+    }
+}

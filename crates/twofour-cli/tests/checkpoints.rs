@@ -1,0 +1,84 @@
+//! `eval` and `generate` on checkpoints, against what transformers computes with them.
+
+mod support;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use support::run;
+
+fn read_json(path: PathBuf) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn checkpoint(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints").join(family)
+}
+
+#[test]
+fn perplexity_and_greedy_text_are_those_of_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+        let (model, text) = (checkpoint(family), dir.path().join(family));
+        let model = model.to_str().unwrap();
+        let expected = read_json(checkpoint(family).join("expected.json"));
+        fs::write(&text, expected["text"].as_str().unwrap()).unwrap();
+        for expected in expected["perplexity"].as_array().unwrap() {
+            let [window, stride] = ["window", "stride"].map(|name| expected[name].to_string());
+            let arguments = ["eval", model, "--text", family, "--window", &window, "--stride", &stride];
+            let found = run(dir.path(), &[&arguments[..], &["--dtype", "f32", "--json"]].concat()).good().json();
+            assert_eq!(found["tokens"], expected["tokens"], "{family}");
+            let ratio = found["perplexity"].as_f64().unwrap() / expected["perplexity"].as_f64().unwrap();
+            assert!((ratio - 1.0).abs() < 1e-3, "{family}: {ratio}");
+            let people = run(dir.path(), &arguments).good().stdout;
+            assert!(people.contains("perplexity") && people.contains(&expected["tokens"].to_string()), "{people}");
+        }
+        let greedy = expected["greedy"].as_array().unwrap();
+        let count = greedy.len().to_string();
+        let prompt = expected["prompt"].as_str().unwrap();
+        let arguments = ["generate", model, "--prompt", prompt, "--temperature", "0", "--length", &count];
+        let found = run(dir.path(), &[&arguments[..], &["--dtype", "f32", "--json"]].concat()).good().json();
+        // The model ends its text with token 0 where transformers was told to go on.
+        let until = greedy.iter().position(|token| *token == 0).unwrap_or(greedy.len());
+        assert_eq!(found["token_ids"].as_array().unwrap()[..], greedy[..until], "{family}");
+        assert_eq!(found["tokens"], until);
+        assert!(found["tokens_per_s"].as_f64().unwrap() > 0.0);
+        if until == greedy.len() {
+            assert_eq!(found["text"], expected["greedy_text"], "{family}");
+        }
+    }
+}
+
+#[test]
+fn windows_and_texts_that_do_not_fit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = checkpoint("llama");
+    fs::write(dir.path().join("text"), "two of every four").unwrap();
+    fs::write(dir.path().join("short"), "").unwrap();
+    fs::write(dir.path().join("bytes"), [0xFF, 0xFE]).unwrap();
+    for (text, more, word) in [
+        ("text", &["--window", "41"][..], "window"),
+        ("text", &["--window", "8", "--stride", "9"], "stride"),
+        ("text", &["--window", "8", "--stride", "0"], "stride"),
+        ("short", &[], "tokens of the text"),
+        ("bytes", &[], "UTF-8"),
+        ("absent", &[], "absent"),
+    ] {
+        let arguments = [&["eval", model.to_str().unwrap(), "--text", text], more].concat();
+        let message = run(dir.path(), &arguments).bad(1);
+        assert!(message.contains(word), "{text} {more:?}: {message}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
+    fs::write(dir.path().join("text"), "two of every four").unwrap();
+    for command in [&["generate", "."][..], &["eval", ".", "--text", "text"]] {
+        let message = run(dir.path(), command).bad(1);
+        assert!(message.contains("mamba") && message.contains("config.json"), "{message}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Steps that were captured in CUDA graphs.
+
+use std::collections::HashMap;
+
+use twofour_cuda::layer::{CapturedWork, LayerContext};
+
+use crate::{Error, Result};
+
+/// Kinds of steps that are remembered; a run has two or three.
+const MOST: usize = 16;
+
+/// What is known of a kind of step.
+#[derive(Debug)]
+enum Kind {
+    /// It has run once: plans, kernels and memory are there.
+    Ran,
+    /// It is replayed.
+    Captured(CapturedWork),
+    /// It cannot be captured.
+    Refused,
+}
+
+/// Steps by key, and what was said about them.
+#[derive(Debug, Default)]
+pub(super) struct Repeats {
+    kinds: HashMap<u64, Kind>,
+    note: Option<String>,
+    is_off: bool,
+    replays: u64,
+}
+
+/// What is to be done with a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Its calls are launched.
+    Launch,
+    /// Its calls are captured, and the graph is launched.
+    Capture,
+    /// Its graph has been launched.
+    Replayed,
+}
+
+impl Repeats {
+    /// Turns captures on or off; off, every step is launched call by call.
+    pub(super) fn turn(&mut self, on: bool) {
+        (self.is_off, self.kinds) = (!on, HashMap::new());
+    }
+
+    /// Replays the step of a key where it has been captured, or says what is to be done.
+    pub(super) fn next(&mut self, key: u64) -> Result<Next> {
+        if self.is_off {
+            return Ok(Next::Launch);
+        }
+        if self.kinds.len() >= MOST && !self.kinds.contains_key(&key) {
+            self.kinds.clear();
+        }
+        match self.kinds.get_mut(&key) {
+            None => {
+                self.kinds.insert(key, Kind::Ran);
+                Ok(Next::Launch)
+            }
+            Some(Kind::Refused) => Ok(Next::Launch),
+            Some(Kind::Ran) => Ok(Next::Capture),
+            Some(Kind::Captured(work)) => match work.replay()? {
+                true => {
+                    self.replays += 1;
+                    Ok(Next::Replayed)
+                }
+                // Memory was freed since. The step runs once with the memory that there is now.
+                false => {
+                    self.kinds.insert(key, Kind::Ran);
+                    Ok(Next::Launch)
+                }
+            },
+        }
+    }
+
+    /// Captures a step and launches its graph. Returns whether it did; otherwise nothing ran, and the step is to be launched, now and later.
+    pub(super) fn capture(
+        &mut self,
+        context: &LayerContext,
+        key: u64,
+        work: &mut impl FnMut() -> Result<()>,
+    ) -> Result<bool> {
+        match CapturedWork::capture(context, || work().map_err(Failed)) {
+            Ok(mut captured) => {
+                let launched = captured.replay()?;
+                self.kinds.insert(key, if launched { Kind::Captured(captured) } else { Kind::Refused });
+                Ok(launched)
+            }
+            Err(Failed(error)) => {
+                self.kinds.insert(key, Kind::Refused);
+                let why = format!("steps are launched call by call, because a CUDA graph cannot capture them: {error}");
+                self.note = Some(why);
+                // What the failed capture left behind in the driver's state is told above.
+                context.device().context().check_err().ok();
+                Ok(false)
+            }
+        }
+    }
+
+    pub(super) fn replays(&self) -> u64 {
+        self.replays
+    }
+
+    /// What was said since the last call.
+    pub(super) fn take_note(&mut self) -> Option<String> {
+        self.note.take()
+    }
+}
+
+/// An error of a captured step.
+struct Failed(Error);
+
+impl From<twofour_cuda::Error> for Failed {
+    fn from(error: twofour_cuda::Error) -> Self {
+        Failed(error.into())
+    }
+}

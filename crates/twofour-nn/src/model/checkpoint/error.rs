@@ -1,0 +1,108 @@
+//! What can be wrong with a checkpoint directory.
+
+use std::{io, path::PathBuf};
+
+/// A checkpoint directory that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A file of the directory cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: io::Error,
+    },
+    /// `config.json` is no JSON object.
+    #[error("{}: {reason}", path.display())]
+    NotAConfig {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A model of a family that this program does not have.
+    #[error("{}: model type {found} is not supported; supported are {supported}", path.display())]
+    UnsupportedModel {
+        /// The configuration's file.
+        path: PathBuf,
+        /// Its `model_type`.
+        found: String,
+        /// The families.
+        supported: &'static str,
+    },
+    /// A field of the configuration that is absent, or of another type.
+    #[error("{}: field `{field}` is {found}, but {expected} is required", path.display())]
+    Field {
+        /// The configuration's file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value, or `absent`.
+        found: String,
+        /// What is required.
+        expected: &'static str,
+    },
+    /// A field of the configuration with a value that changes the model in a way that this program does not have.
+    #[error("{}: `{field}` = {found} is not supported; {supported}", path.display())]
+    UnsupportedField {
+        /// The configuration's file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value.
+        found: String,
+        /// What is supported.
+        supported: &'static str,
+    },
+    /// A tensor that the configuration requires and the files lack.
+    #[error("{}: tensor `{name}` is missing; the configuration requires it with shape {expected:?}", path.display())]
+    MissingTensor {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor that has no place in the model.
+    #[error("{}: tensor `{name}` has no place in a model of this configuration", path.display())]
+    ExtraTensor {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor whose shape is not the configuration's.
+    #[error("{}: tensor `{name}` has shape {found:?}, but the configuration requires {expected:?}", path.display())]
+    Shape {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// A tensor of a type that weights cannot have.
+    #[error("{}: tensor `{name}` is of type {found}; f32, f16, bf16 and compressed weights are supported", path.display())]
+    DType {
+        /// The weights' file, or its index.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: String,
+    },
+    /// A tokenizer that cannot be read, or text that it cannot encode.
+    #[error("{}: {reason}", path.display())]
+    Tokenizer {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+}

@@ -1,0 +1,137 @@
+//! The fields of `config.json`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::CheckpointError;
+
+/// An object of a configuration, with the place that errors name.
+#[derive(Debug, Clone)]
+pub(super) struct Fields {
+    path: PathBuf,
+    /// What stands before a field's name, as in `rope_scaling.`.
+    prefix: String,
+    values: Map<String, Value>,
+}
+
+type Result<T> = std::result::Result<T, CheckpointError>;
+
+impl Fields {
+    /// A `config.json` is not larger.
+    const LARGEST: u64 = 1 << 24;
+
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let io = |source| CheckpointError::Io { path: path.to_owned(), source };
+        let not = |reason: String| CheckpointError::NotAConfig { path: path.to_owned(), reason };
+        if std::fs::metadata(path).map_err(io)?.len() > Self::LARGEST {
+            return Err(not("too large for a configuration".to_owned()));
+        }
+        let bytes = std::fs::read(path).map_err(io)?;
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(values)) => Ok(Fields { path: path.to_owned(), prefix: String::new(), values }),
+            Ok(_) => Err(not("not a JSON object".to_owned())),
+            Err(error) => Err(not(error.to_string())),
+        }
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The value of a field that is there and not null.
+    pub(super) fn get(&self, field: &str) -> Option<&Value> {
+        self.values.get(field).filter(|value| !value.is_null())
+    }
+
+    fn wrong(&self, field: &str, expected: &'static str) -> CheckpointError {
+        let found = self.get(field).map_or("absent".to_owned(), Value::to_string);
+        CheckpointError::Field { path: self.path.clone(), field: format!("{}{field}", self.prefix), found, expected }
+    }
+
+    /// The error for a field's value that is valid and not supported.
+    pub(super) fn unsupported(&self, field: &str, supported: &'static str) -> CheckpointError {
+        let found = self.get(field).map_or("absent".to_owned(), Value::to_string);
+        CheckpointError::UnsupportedField {
+            path: self.path.clone(),
+            field: format!("{}{field}", self.prefix),
+            found,
+            supported,
+        }
+    }
+
+    fn of<T>(&self, field: &str, expected: &'static str, read: impl FnOnce(&Value) -> Option<T>) -> Result<Option<T>> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong(field, expected)),
+        }
+    }
+
+    /// A size, where the field is there.
+    pub(super) fn size_if(&self, field: &str) -> Result<Option<usize>> {
+        self.of(field, "a whole number from 0", |value| value.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+
+    /// A size that must be there.
+    pub(super) fn size(&self, field: &str) -> Result<usize> {
+        self.size_if(field)?.ok_or_else(|| self.wrong(field, "a whole number from 0"))
+    }
+
+    /// A number, where the field is there.
+    pub(super) fn number_if(&self, field: &str) -> Result<Option<f64>> {
+        self.of(field, "a number", Value::as_f64)
+    }
+
+    /// A number that must be there.
+    pub(super) fn number(&self, field: &str) -> Result<f64> {
+        self.number_if(field)?.ok_or_else(|| self.wrong(field, "a number"))
+    }
+
+    /// A flag with its default.
+    pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool> {
+        Ok(self.of(field, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// A text, where the field is there.
+    pub(super) fn text_if(&self, field: &str) -> Result<Option<&str>> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(value) => value.as_str().map(Some).ok_or_else(|| self.wrong(field, "a text")),
+        }
+    }
+
+    /// An object inside this one, where the field is there.
+    pub(super) fn object_if(&self, field: &str) -> Result<Option<Fields>> {
+        let values = self.of(field, "an object", |value| value.as_object().cloned())?;
+        let prefix = format!("{}{field}.", self.prefix);
+        Ok(values.map(|values| Fields { path: self.path.clone(), prefix, values }))
+    }
+
+    /// A list of texts, where the field is there.
+    pub(super) fn texts_if(&self, field: &str) -> Result<Option<Vec<&str>>> {
+        match self.get(field) {
+            None => Ok(None),
+            Some(value) => {
+                let texts = value.as_array().and_then(|all| all.iter().map(Value::as_str).collect());
+                texts.map(Some).ok_or_else(|| self.wrong(field, "a list of texts"))
+            }
+        }
+    }
+
+    /// One token or a list of them; none where the field is absent.
+    pub(super) fn tokens(&self, field: &str) -> Result<Vec<u32>> {
+        let one = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let read = |value: &Value| match value {
+            Value::Array(all) => all.iter().map(one).collect(),
+            value => one(value).map(|token| vec![token]),
+        };
+        Ok(self.of(field, "a token or a list of tokens", read)?.unwrap_or_default())
+    }
+
+    /// An error unless the flag has the only value that is supported.
+    pub(super) fn expect_flag(&self, field: &str, only: bool, supported: &'static str) -> Result<()> {
+        if self.flag(field, only)? == only { Ok(()) } else { Err(self.unsupported(field, supported)) }
+    }
+}

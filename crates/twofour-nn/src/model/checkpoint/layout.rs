@@ -1,0 +1,102 @@
+//! Which tensors of a checkpoint hold which part of a model.
+
+use std::collections::{BTreeMap, HashSet};
+
+use twofour::file::Reader;
+
+use super::CheckpointError;
+
+/// Where the parts of a model lie, by the names that the model has for them.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    /// Linear layers, by their name without `.weight`.
+    pub(crate) linears: BTreeMap<String, StoredLinear>,
+    /// Everything else: norms' parameters and tables, by their full name.
+    pub(crate) tensors: BTreeMap<String, StoredTensor>,
+    /// Extra tensors are ignored whose names end so.
+    pub(crate) ignored: Vec<&'static str>,
+    /// Extra tensors are ignored whose names begin so.
+    pub(crate) ignored_beginnings: Vec<&'static str>,
+}
+
+/// A linear layer: its output features are those of the parts, one after the other.
+#[derive(Debug)]
+pub(crate) struct StoredLinear {
+    /// Name without `.weight`, and output features.
+    pub(crate) parts: Vec<(String, usize)>,
+    /// Input features.
+    pub(crate) inputs: usize,
+    /// Whether the parts have biases.
+    pub(crate) has_bias: bool,
+    /// Whether the weight is stored as `[inputs, outputs]` (GPT-2's `Conv1D`).
+    pub(crate) is_transposed: bool,
+}
+
+/// A tensor with the shape that the configuration requires.
+#[derive(Debug)]
+pub(crate) struct StoredTensor {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl StoredLinear {
+    /// The shape of a part as it is stored.
+    pub(crate) fn stored_shape(&self, outputs: usize) -> [usize; 2] {
+        if self.is_transposed { [self.inputs, outputs] } else { [outputs, self.inputs] }
+    }
+}
+
+impl Layout {
+    /// Adds a tensor.
+    pub(super) fn tensor(&mut self, ours: impl Into<String>, name: impl Into<String>, shape: impl Into<Vec<usize>>) {
+        self.tensors.insert(ours.into(), StoredTensor { name: name.into(), shape: shape.into() });
+    }
+
+    /// Adds a linear layer.
+    pub(super) fn linear(&mut self, ours: impl Into<String>, linear: StoredLinear) {
+        self.linears.insert(ours.into(), linear);
+    }
+
+    /// Checks that every tensor is there with its shape, and that there are no others but those that are ignored: buffers that older versions stored, and the
+    /// head of a model whose head is its embedding.
+    pub(crate) fn check(&self, reader: &Reader) -> Result<(), CheckpointError> {
+        let mut known = HashSet::new();
+        let mut expect = |name: String, expected: &[usize]| {
+            let path = || reader.path().to_owned();
+            let found = if let Ok(info) = reader.compressed_info(&name) {
+                vec![info.rows, info.cols]
+            } else if let Ok(view) = reader.tensor(&name) {
+                view.info.shape.clone()
+            } else {
+                return Err(CheckpointError::MissingTensor { path: path(), name, expected: expected.to_vec() });
+            };
+            if found != expected {
+                return Err(CheckpointError::Shape { path: path(), name, expected: expected.to_vec(), found });
+            }
+            known.insert(name);
+            Ok(())
+        };
+        for tensor in self.tensors.values() {
+            expect(tensor.name.clone(), &tensor.shape)?;
+        }
+        for linear in self.linears.values() {
+            for (name, outputs) in &linear.parts {
+                expect(format!("{name}.weight"), &linear.stored_shape(*outputs))?;
+                if linear.has_bias {
+                    expect(format!("{name}.bias"), &[*outputs])?;
+                }
+            }
+        }
+        let plain = reader.plain_tensors().map(|tensor| &tensor.name);
+        let stored = plain.chain(reader.compressed_weights().map(|weight| &weight.name));
+        let is_ignored = |name: &String| {
+            self.ignored.iter().any(|ending| name.ends_with(ending))
+                || self.ignored_beginnings.iter().any(|beginning| name.starts_with(beginning))
+        };
+        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name);
+        match { stored }.find(is_extra) {
+            None => Ok(()),
+            Some(name) => Err(CheckpointError::ExtraTensor { path: reader.path().to_owned(), name: name.clone() }),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! LLaMA, Mistral, Qwen2 and Qwen3.
+
+use super::{
+    CheckpointError,
+    fields::Fields,
+    layout::{Layout, StoredLinear},
+};
+use crate::{
+    engine::Nonlinearity,
+    model::decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling},
+};
+
+/// The families of this shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// Reads the configuration.
+pub(super) fn config(fields: &Fields, family: Family) -> Result<DecoderConfig> {
+    let (layers, width, heads) =
+        (fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    let kv_heads = match (fields.size_if("num_key_value_heads")?, family) {
+        (Some(heads), _) => heads,
+        (None, Family::Llama) => heads,
+        (None, _) => fields.size("num_key_value_heads")?,
+    };
+    let head_dim = match (fields.size_if("head_dim")?, family) {
+        (Some(size), _) => size,
+        (None, Family::Qwen3) => fields.size("head_dim")?,
+        (None, _) => width / heads.max(1),
+    };
+    fields.expect_flag("use_bidirectional_attention", false, "attention is causal")?;
+    let attention_bias = match family {
+        Family::Llama | Family::Qwen3 => fields.flag("attention_bias", false)?,
+        Family::Mistral | Family::Qwen2 => false,
+    };
+    let biases = DecoderBiases {
+        qkv: attention_bias || family == Family::Qwen2,
+        out: attention_bias,
+        feed_forward: family == Family::Llama && fields.flag("mlp_bias", false)?,
+    };
+    Ok(DecoderConfig {
+        vocabulary: fields.size("vocab_size")?,
+        context: fields.size("max_position_embeddings")?,
+        layers,
+        width,
+        heads,
+        kv_heads,
+        head_dim,
+        feed_forward: fields.size("intermediate_size")?,
+        norm: NormKind::RootMeanSquare,
+        epsilon: fields.number_if("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        positions: Positions::Rotary(rope(fields)?),
+        activation: activation(fields, "hidden_act", "silu")?,
+        gated: true,
+        biases,
+        head_norms: family == Family::Qwen3,
+        tied: fields.flag("tie_word_embeddings", false)?,
+        windows: windows(fields, family, layers)?,
+    })
+}
+
+/// The function of that name.
+pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<Nonlinearity> {
+    Ok(match fields.text_if(field)?.unwrap_or(default) {
+        "silu" | "swish" => Nonlinearity::Silu,
+        "relu" => Nonlinearity::Relu,
+        "gelu" => Nonlinearity::Gelu,
+        "gelu_new" | "gelu_pytorch_tanh" => Nonlinearity::TanhGelu,
+        _ => return Err(fields.unsupported(field, "supported are silu, relu, gelu, gelu_new and gelu_pytorch_tanh")),
+    })
+}
+
+/// Rotary positions: `rope_parameters`, or `rope_theta` and `rope_scaling` as older versions wrote them.
+fn rope(fields: &Fields) -> Result<Rope> {
+    let parameters = match fields.object_if("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.object_if("rope_scaling")?,
+    };
+    let base = match parameters.as_ref().map(|parameters| parameters.number_if("rope_theta")).transpose()?.flatten() {
+        Some(base) => base,
+        None => fields.number_if("rope_theta")?.unwrap_or(10_000.0),
+    };
+    for fields in [Some(fields), parameters.as_ref()].into_iter().flatten() {
+        if fields.number_if("partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
+            return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));
+        }
+    }
+    let Some(parameters) = parameters else { return Ok(Rope { base, scaling: None }) };
+    let key = if parameters.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let scaling = match parameters.text_if(key)? {
+        None | Some("default") => None,
+        Some("llama3") => Some(RopeScaling {
+            factor: parameters.number("factor")?,
+            low_frequency_factor: parameters.number("low_freq_factor")?,
+            high_frequency_factor: parameters.number("high_freq_factor")?,
+            original_context: parameters.number("original_max_position_embeddings")?,
+        }),
+        Some(_) => return Err(parameters.unsupported(key, "supported are default and llama3")),
+    };
+    Ok(Rope { base, scaling })
+}
+
+/// The sliding window of each layer: of all layers, of those from `max_window_layers` on, or of those that `layer_types` lists.
+fn windows(fields: &Fields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
+    let is_used = match family {
+        Family::Llama => return Ok(vec![]),
+        Family::Mistral => true,
+        Family::Qwen2 | Family::Qwen3 => fields.flag("use_sliding_window", false)?,
+    };
+    let Some(window) = fields.size_if("sliding_window")?.filter(|_| is_used) else { return Ok(vec![]) };
+    let Some(types) = fields.texts_if("layer_types")? else {
+        let first = match family {
+            Family::Qwen2 | Family::Qwen3 => fields.size_if("max_window_layers")?.unwrap_or(28),
+            Family::Llama | Family::Mistral => 0,
+        };
+        return Ok((0..layers).map(|layer| (layer >= first).then_some(window)).collect());
+    };
+    let of_type = |name: &str| match name {
+        "full_attention" => Ok(None),
+        "sliding_attention" => Ok(Some(window)),
+        _ => Err(fields.unsupported("layer_types", "supported are full_attention and sliding_attention")),
+    };
+    types.into_iter().map(of_type).collect()
+}
+
+/// Where the tensors lie; `prefix` is `model.`, or nothing where the model was stored without its head's class.
+pub(super) fn layout(config: &DecoderConfig, prefix: &str) -> Layout {
+    let DecoderConfig { width, head_dim, vocabulary, feed_forward, .. } = *config;
+    let (queries, keys) = (config.query_width(), config.kv_width());
+    let mut layout = Layout { ignored: vec!["rotary_emb.inv_freq"], ..Layout::default() };
+    let embedding = format!("{prefix}embed_tokens");
+    let plain = |parts: Vec<(String, usize)>, inputs: usize, has_bias: bool| StoredLinear {
+        parts,
+        inputs,
+        has_bias,
+        is_transposed: false,
+    };
+    for layer in 0..config.layers {
+        let (ours, theirs) =
+            (|part: &str| format!("blocks.{layer}.{part}"), |part: &str| format!("{prefix}layers.{layer}.{part}"));
+        layout.tensor(ours("attn.norm.weight"), theirs("input_layernorm.weight"), [width]);
+        layout.tensor(ours("mlp.norm.weight"), theirs("post_attention_layernorm.weight"), [width]);
+        if config.head_norms {
+            layout.tensor(ours("attn.query_norm.weight"), theirs("self_attn.q_norm.weight"), [head_dim]);
+            layout.tensor(ours("attn.key_norm.weight"), theirs("self_attn.k_norm.weight"), [head_dim]);
+        }
+        let qkv = [("q", queries), ("k", keys), ("v", keys)];
+        let qkv = qkv.map(|(part, outputs)| (theirs(&format!("self_attn.{part}_proj")), outputs)).to_vec();
+        layout.linear(ours("attn.qkv"), plain(qkv, width, config.biases.qkv));
+        let out = vec![(theirs("self_attn.o_proj"), width)];
+        layout.linear(ours("attn.out"), plain(out, queries, config.biases.out));
+        let up = ["gate", "up"].map(|part| (theirs(&format!("mlp.{part}_proj")), feed_forward)).to_vec();
+        layout.linear(ours("mlp.up"), plain(up, width, config.biases.feed_forward));
+        let down = vec![(theirs("mlp.down_proj"), width)];
+        layout.linear(ours("mlp.down"), plain(down, feed_forward, config.biases.feed_forward));
+    }
+    layout.tensor("norm.weight", format!("{prefix}norm.weight"), [width]);
+    if config.tied {
+        layout.ignored.push("lm_head.weight");
+        layout.linear("head", plain(vec![(embedding, vocabulary)], width, false));
+    } else {
+        layout.tensor("embedding.weight", format!("{embedding}.weight"), [vocabulary, width]);
+        layout.linear("head", plain(vec![("lm_head".to_owned(), vocabulary)], width, false));
+    }
+    layout
+}

@@ -1,0 +1,174 @@
+//! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards with an index) and `tokenizer.json`.
+//!
+//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file). Every tensor that the configuration requires must be there in its shape, and every other
+//! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
+//! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding.
+//!
+//! | `model_type` | beside the sizes |
+//! |---|---|
+//! | `llama` | rotary positions with llama3 scaling, biases, tied embeddings |
+//! | `mistral` | sliding windows |
+//! | `qwen2` | biases of queries, keys and values |
+//! | `qwen3` | norms of queries and keys |
+//! | `gpt2` | learned positions, transposed weights, GELU by tanh |
+
+mod bert;
+mod error;
+mod fields;
+mod gpt2;
+mod layout;
+mod llama;
+mod save;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use twofour::{
+    DataType,
+    file::{Reader, StoredElement},
+    kernel::KernelElement,
+};
+
+pub use self::error::CheckpointError;
+pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+use self::{fields::Fields, layout::Layout, llama::Family};
+use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
+use crate::{Result, engine::Engine};
+
+const CONFIG_FILE: &str = "config.json";
+const GENERATION_FILE: &str = "generation_config.json";
+
+/// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
+#[derive(Debug)]
+pub struct Checkpoint {
+    directory: PathBuf,
+    config: DecoderConfig,
+    reader: Reader,
+    layout: Layout,
+    begin: Option<u32>,
+    end: Vec<u32>,
+}
+
+impl Checkpoint {
+    /// Whether the directory has a configuration, and so is meant as a checkpoint.
+    pub fn is_at(directory: impl AsRef<Path>) -> bool {
+        directory.as_ref().join(CONFIG_FILE).is_file()
+    }
+
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, and for tensors that do not fit it; those
+    /// of [`Reader::open`] and [`DecoderConfig::validate`].
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
+        let directory = directory.as_ref();
+        let fields = Fields::read(&directory.join(CONFIG_FILE))?;
+        let family = match fields.text_if("model_type")? {
+            Some("llama") => Some(Family::Llama),
+            Some("mistral") => Some(Family::Mistral),
+            Some("qwen2") => Some(Family::Qwen2),
+            Some("qwen3") => Some(Family::Qwen3),
+            Some("gpt2") => None,
+            other => {
+                let found = other.map_or("absent".to_owned(), |name| format!("`{name}`"));
+                let supported = "llama, mistral, qwen2, qwen3 and gpt2";
+                let path = fields.path().to_owned();
+                return Err(CheckpointError::UnsupportedModel { path, found, supported }.into());
+            }
+        };
+        let config = match family {
+            Some(family) => llama::config(&fields, family)?,
+            None => gpt2::config(&fields)?,
+        };
+        config.validate()?;
+        let reader = Reader::open(directory)?;
+        // A weight that this program compressed is read whatever tool's name the configuration has for its form.
+        if fields.get("quantization_config").is_some() && reader.compressed_weights().next().is_none() {
+            return Err(fields.unsupported("quantization_config", "weights are f32, f16, bf16 or compressed").into());
+        }
+        // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
+        if config.layers > reader.tensors().count() {
+            let field = if family.is_some() { "num_hidden_layers" } else { "n_layer" };
+            return Err(fields.unsupported(field, "the files have fewer tensors than that").into());
+        }
+        let prefix = |prefix: &'static str| {
+            if reader.tensors().any(|tensor| tensor.name.starts_with(prefix)) { prefix } else { "" }
+        };
+        let layout = match family {
+            Some(_) => llama::layout(&config, prefix("model.")),
+            None => gpt2::layout(&config, prefix("transformer.")),
+        };
+        layout.check(&reader)?;
+        // What ends a text is first of all what generation was set up for.
+        let generation = directory.join(GENERATION_FILE);
+        let generation = if generation.is_file() { Some(Fields::read(&generation)?) } else { None };
+        let tokens = |field: &str| -> Result<Vec<u32>> {
+            let own = generation.as_ref().map(|fields| fields.tokens(field)).transpose()?.unwrap_or_default();
+            Ok(if own.is_empty() { fields.tokens(field)? } else { own })
+        };
+        let (begin, end) = (tokens("bos_token_id")?.first().copied(), tokens("eos_token_id")?);
+        Ok(Checkpoint { directory: directory.to_owned(), config, reader, layout, begin, end })
+    }
+
+    /// The model's description.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The files of weights.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// The token that texts begin with, if the model has one.
+    pub fn begin(&self) -> Option<u32> {
+        self.begin
+    }
+
+    /// The tokens that end a text.
+    pub fn end(&self) -> &[u32] {
+        &self.end
+    }
+
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    pub fn dtype(&self) -> DataType {
+        dtype_of(&self.reader)
+    }
+
+    /// Reads the tokenizer.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tokenizer`] where there is none, or a damaged one.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::read(&self.directory.join("tokenizer.json"))
+    }
+
+    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
+    ///
+    /// # Errors
+    /// [`CheckpointError::DType`]; those of reading and packing.
+    pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
+        Inference::build(self.config.clone(), &self.parts())
+    }
+
+    /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.
+    ///
+    /// # Errors
+    /// What engines do not support: learned positions, sliding windows below the context, norms of queries and keys. Those of reading, and of the engine's memory.
+    pub fn model<E: Engine>(&self, engine: &E) -> Result<Gpt<E>> {
+        let parts = self.parts();
+        Gpt::build(engine, &self.config, |name, _| parts.values(name))
+    }
+
+    pub(crate) fn parts(&self) -> StoredParts<'_> {
+        StoredParts::new(&self.reader, &self.layout, self.config.tied)
+    }
+
+    /// The names of the weights that make up a linear layer of the model, and whether they are stored as `[in_features, out_features]`.
+    pub(crate) fn stored(&self, linear: &str) -> Option<(Vec<String>, bool)> {
+        let is_transposed = self.layout.linears.get(linear)?.is_transposed;
+        Some((self.parts().weights_of(linear), is_transposed))
+    }
+}

@@ -1,0 +1,164 @@
+//! Reading the parts of a model from a checkpoint's tensors.
+
+use half::{bf16, f16};
+use twofour::{
+    Arithmetic,
+    file::{Reader, StoredDType, StoredElement, TensorView},
+    kernel::KernelElement,
+};
+
+use super::{
+    CheckpointError,
+    layout::{Layout, StoredLinear},
+};
+use crate::{
+    Error, Result,
+    model::{
+        calibration::Replace,
+        file,
+        inference::{
+            build::Parts,
+            linear::{Linear, LinearPart, narrowed},
+        },
+    },
+};
+
+/// A checkpoint's tensors, whose shapes were checked.
+pub(crate) struct StoredParts<'a> {
+    reader: &'a Reader,
+    layout: &'a Layout,
+    tied: bool,
+    replace: Option<Replace<'a>>,
+}
+
+impl<'a> StoredParts<'a> {
+    pub(crate) fn new(reader: &'a Reader, layout: &'a Layout, tied: bool) -> Self {
+        StoredParts { reader, layout, tied, replace: None }
+    }
+
+    /// The same with other weights in place of those that `replace` returns.
+    pub(crate) fn replacing(self, replace: Option<Replace<'a>>) -> Self {
+        StoredParts { replace, ..self }
+    }
+
+    /// A tensor that is stored as floats, as `T`.
+    fn floats<T: Arithmetic + StoredElement>(&self, name: &str) -> Result<Vec<T>> {
+        let view = self.reader.tensor(name)?;
+        fn converted<S: Arithmetic + StoredElement, T: Arithmetic>(view: &TensorView<'_>) -> Result<Vec<T>> {
+            Ok(view.elements::<S>()?.iter().map(|value| T::from_f32(value.to_f32())).collect())
+        }
+        match view.info.dtype {
+            same if same == T::STORED => Ok(view.to_vec::<T>()?),
+            StoredDType::F32 => converted::<f32, T>(&view),
+            StoredDType::BF16 => converted::<bf16, T>(&view),
+            StoredDType::F16 => converted::<f16, T>(&view),
+            other => {
+                let (path, name, found) = (self.reader.path().to_owned(), name.to_owned(), format!("{other:?}"));
+                Err(CheckpointError::DType { path, name, found }.into())
+            }
+        }
+    }
+
+    /// Whether there is a linear layer of that name.
+    pub(crate) fn has_linear(&self, ours: &str) -> bool {
+        self.layout.linears.contains_key(ours)
+    }
+
+    /// The names of the weights that make up a linear layer.
+    pub(crate) fn weights_of(&self, ours: &str) -> Vec<String> {
+        let parts = self.layout.linears.get(ours).map(|linear| linear.parts.as_slice()).unwrap_or_default();
+        parts.iter().map(|(name, _)| format!("{name}.weight")).collect()
+    }
+
+    /// The values of a parameter, by the name that the model has for it; a linear layer's parts one after the other.
+    pub(super) fn values(&self, ours: &str) -> Result<Vec<f32>> {
+        let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.layout.linears.get(name));
+        if let Some(linear) = of(".weight") {
+            let parts = linear.parts.iter().map(|(name, outputs)| {
+                let (name, stored) = (format!("{name}.weight"), linear.stored_shape(*outputs));
+                let values = match file::is_compressed(self.reader, &name) {
+                    true => file::values(self.reader, &name, &stored)?,
+                    false => self.floats(&name)?,
+                };
+                Ok(if linear.is_transposed { transposed(&values, stored) } else { values })
+            });
+            return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
+        }
+        if let Some(linear) = of(".bias").filter(|linear| linear.has_bias) {
+            let parts = linear.parts.iter().map(|(name, _)| self.floats(&format!("{name}.bias")));
+            return Ok(parts.collect::<Result<Vec<_>>>()?.concat());
+        }
+        self.floats(self.name_of(ours)?)
+    }
+
+    fn name_of(&self, ours: &str) -> Result<&str> {
+        self.layout.tensors.get(ours).map(|tensor| tensor.name.as_str()).ok_or_else(|| absent(ours))
+    }
+
+    fn part<T: KernelElement + StoredElement>(
+        &self,
+        linear: &StoredLinear,
+        (name, outputs): &(String, usize),
+        stays_dense: bool,
+    ) -> Result<LinearPart<T>> {
+        let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
+        let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;
+        let replaced = self.replace.and_then(|replace| replace(&weight));
+        let is_compressed = file::is_compressed(self.reader, &weight) && replaced.is_none();
+        if is_compressed && !linear.is_transposed && !stays_dense {
+            return LinearPart::compressed(self.reader, &weight, shape, bias);
+        }
+        let stored = linear.stored_shape(*outputs);
+        let values: Vec<T> = match replaced {
+            Some(values) => {
+                let (expected, found) = (outputs * linear.inputs, values.len());
+                if found != expected {
+                    return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
+                }
+                narrowed(values)
+            }
+            None if is_compressed => narrowed(file::values(self.reader, &weight, &stored)?),
+            None => self.floats(&weight)?,
+        };
+        let values = if linear.is_transposed { transposed(&values, stored) } else { values };
+        if stays_dense {
+            return LinearPart::always_dense(&values, shape, bias);
+        }
+        LinearPart::dense(&values, shape, bias)
+    }
+}
+
+impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
+    fn vector(&self, name: &str, _: usize) -> Result<Vec<f32>> {
+        self.floats(self.name_of(name)?)
+    }
+
+    fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {
+        let name = self.name_of(name)?;
+        match file::is_compressed(self.reader, name) {
+            true => Ok(file::values(self.reader, name, &shape)?.into_iter().map(T::from_f32).collect()),
+            false => self.floats(name),
+        }
+    }
+
+    fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
+        let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
+        // The embedding reads the head's values where it is the same tensor.
+        let stays_dense = self.tied && name == "head";
+        let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
+        Ok(Linear::new(parts.collect::<Result<_>>()?))
+    }
+}
+
+fn absent(name: &str) -> Error {
+    Error::Setting {
+        what: "a part of the model",
+        found: format!("no `{name}`"),
+        expected: "in the checkpoint's layout",
+    }
+}
+
+/// The transpose of a `[rows, cols]` matrix.
+fn transposed<T: Copy>(values: &[T], [_, cols]: [usize; 2]) -> Vec<T> {
+    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols.max(1)).copied()).collect()
+}

@@ -1,0 +1,399 @@
+//! Checkpoints against what transformers computes with them (`tests/fixtures/checkpoints.py`), and damaged ones.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use twofour::{
+    DataType,
+    file::{self, CompressOptions, Overwrite, PlannedTensor, Reader, StoredDType, Writer},
+    select::Selector,
+};
+
+use super::{Checkpoint, CheckpointError};
+use crate::{
+    Error,
+    model::{Inference, Sampling, Windows},
+};
+
+const FAMILIES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gpt2"];
+
+/// What transformers computes.
+#[derive(Deserialize)]
+struct Expected {
+    text: String,
+    tokens: Vec<u32>,
+    prompt: String,
+    prompt_tokens: Vec<u32>,
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+    greedy_text: String,
+    perplexity: Vec<ExpectedPerplexity>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedPerplexity {
+    window: usize,
+    stride: usize,
+    perplexity: f64,
+    tokens: usize,
+}
+
+fn directory(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(family)
+}
+
+fn expected(family: &str) -> Expected {
+    serde_json::from_slice(&fs::read(directory(family).join("expected.json")).unwrap()).unwrap()
+}
+
+fn greedy(model: &Inference<f32>, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = vec![];
+    let sampling = Sampling { temperature: 0.0, seed: 0 };
+    let generated = model.generate(prompt, count, sampling, |token| {
+        tokens.push(token);
+        ControlFlow::Continue(())
+    });
+    generated.unwrap();
+    tokens
+}
+
+fn largest_difference(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).fold(0f32, |most, (a, b)| most.max((a - b).abs()))
+}
+
+#[test]
+fn logits_perplexity_and_greedy_tokens_are_those_of_transformers() {
+    for family in FAMILIES {
+        let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
+        let model = checkpoint.inference::<f32>().unwrap();
+        let logits = model.session().logits(&expected.prompt_tokens).unwrap();
+        let d = largest_difference(&logits, &expected.logits);
+        assert!(d < 1e-4, "{family}: logits differ by {d}");
+        assert_eq!(greedy(&model, &expected.prompt_tokens, expected.greedy.len()), expected.greedy, "{family}");
+        for ExpectedPerplexity { window, stride, perplexity, tokens } in expected.perplexity {
+            let found = model.perplexity(&expected.tokens, Windows { window, stride }, |_, _| {}).unwrap();
+            assert_eq!(found.tokens, tokens, "{family}, {window} by {stride}");
+            let d = (found.perplexity / perplexity - 1.0).abs();
+            assert!(d < 1e-4, "{family}, {window} by {stride}: {} and {perplexity}", found.perplexity);
+        }
+    }
+}
+
+#[test]
+fn a_sequence_fed_in_pieces_has_the_same_logits() {
+    for family in FAMILIES {
+        let model = Checkpoint::open(directory(family)).unwrap().inference::<f32>().unwrap();
+        let tokens = &expected(family).tokens[..30];
+        let whole = model.session().logits(tokens).unwrap();
+        for pieces in [1, 4, 13] {
+            let mut session = model.session();
+            let found: Vec<f32> = tokens.chunks(pieces).flat_map(|piece| session.logits(piece).unwrap()).collect();
+            let d = largest_difference(&found, &whole);
+            assert!(d < 1e-4, "{family} by {pieces}: {d}");
+        }
+    }
+}
+
+#[test]
+fn models_that_train_compute_the_same_logits() {
+    use crate::{block::BatchShape, engine::cpu::CpuEngine};
+    for family in ["llama", "qwen2"] {
+        let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
+        let mut model = checkpoint.model(&CpuEngine).unwrap();
+        let shape = BatchShape { batch: 1, positions: expected.prompt_tokens.len() };
+        let logits = model.logits(&CpuEngine, &expected.prompt_tokens, shape).unwrap();
+        let d = largest_difference(&logits, &expected.logits);
+        assert!(d < 1e-4, "{family}: {d}");
+    }
+    for (family, word) in [("gpt2", "learned"), ("qwen3", "norms"), ("mistral", "window")] {
+        let error = Checkpoint::open(directory(family)).unwrap().model(&CpuEngine).unwrap_err().to_string();
+        assert!(error.contains(word), "{family}: {error}");
+    }
+}
+
+/// Fine-tuning of a pruned model: the static mask is that of its zeros, and what is saved is a checkpoint again.
+#[test]
+fn a_pruned_checkpoint_is_fine_tuned_and_saved() {
+    use std::sync::Arc;
+
+    use crate::{
+        engine::cpu::CpuEngine,
+        recipe::{Method, TrainingSettings},
+        train::{Corpus, SparsityPlan, Trainer},
+    };
+    let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
+    let is_linear = |name: &str| name.contains("proj.weight");
+    let mut which = |tensor: &file::TensorInfo| is_linear(&tensor.name).then_some(Selector::TWO_FOUR);
+    let (_folder, pruned) = converted("llama", |to| {
+        file::prune(directory("llama"), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+    });
+    fs::copy(directory("llama").join("tokenizer.json"), pruned.join("tokenizer.json")).unwrap();
+    let checkpoint = Checkpoint::open(&pruned).unwrap();
+    let model = checkpoint.model(&CpuEngine).unwrap();
+    let layers: Vec<String> = model.linears().map(|l| l.name().to_owned()).filter(|name| name != "head").collect();
+    let training = TrainingSettings { steps: 25, batch: 2, warm_up: 2, learning_rate: 3e-3, ..Default::default() };
+    let plan = SparsityPlan::of_method(Method::Fixed, layers, training.steps);
+    let tokens = expected("llama").tokens.repeat(10);
+    let corpus = Arc::new(Corpus::of_tokens(tokens.clone(), 0.1).unwrap());
+    let mut trainer = Trainer::with_model(CpuEngine, model, &training, plan, corpus).unwrap();
+    let before = trainer.validate(2).unwrap();
+    while !trainer.is_finished() {
+        trainer.step().unwrap();
+    }
+    assert!(trainer.validate(2).unwrap() < before - 0.3);
+    let out = tempfile::tempdir().unwrap();
+    let (engine, model) = trainer.engine_and_model();
+    checkpoint.save((engine, model), out.path(), Overwrite::No, DataType::F32).unwrap();
+    let saved = Checkpoint::open(out.path()).unwrap();
+    saved.tokenizer().unwrap();
+    let shape = crate::block::BatchShape { batch: 1, positions: 20 };
+    let trained = model.logits(engine, &tokens[..20], shape).unwrap();
+    let logits = saved.inference::<f32>().unwrap().session().logits(&tokens[..20]).unwrap();
+    assert!(largest_difference(&logits, &trained) < 1e-3);
+    // Not a zero of the pruned checkpoint has come back.
+    for tensor in checkpoint.reader().tensors().filter(|tensor| is_linear(&tensor.name)) {
+        let of = |reader: &Reader| crate::model::file::plain(reader, &tensor.name, &tensor.shape).unwrap();
+        let (old, new) = (of(checkpoint.reader()), of(saved.reader()));
+        assert!(old != new && old.iter().zip(&new).all(|(old, new)| *old != 0.0 || *new == 0.0), "{}", tensor.name);
+    }
+}
+
+#[test]
+fn tokenizers_encode_and_decode_as_the_python_package_does() {
+    for family in FAMILIES {
+        let (checkpoint, expected) = (Checkpoint::open(directory(family)).unwrap(), expected(family));
+        let tokenizer = checkpoint.tokenizer().unwrap();
+        assert_eq!(tokenizer.encode(&expected.text).unwrap(), expected.tokens, "{family}");
+        assert_eq!(tokenizer.encode(&expected.prompt).unwrap(), expected.prompt_tokens, "{family}");
+        let mut decoder = tokenizer.decoder(&expected.prompt_tokens);
+        let mut text: Vec<u8> = expected.greedy.iter().flat_map(|token| decoder.push(*token)).collect();
+        text.extend(decoder.finish());
+        assert_eq!(String::from_utf8(text).unwrap(), expected.greedy_text, "{family}");
+    }
+}
+
+#[test]
+fn types_and_special_tokens_are_read() {
+    let of = |family: &str| Checkpoint::open(directory(family)).unwrap();
+    let types = FAMILIES.map(|family| of(family).dtype());
+    assert_eq!(types, [DataType::F32, DataType::F16, DataType::BF16, DataType::BF16, DataType::F32]);
+    assert_eq!((of("llama").begin(), of("llama").end()), (Some(1), &[0u32][..]));
+}
+
+/// A copy of a checkpoint's directory.
+fn copy_of(family: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(directory(family)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+/// A copy whose weights are `tensors`.
+fn with_tensors(family: &str, change: impl Fn(&mut Vec<(String, Vec<usize>, Vec<f32>)>)) -> tempfile::TempDir {
+    let copy = copy_of(family);
+    let reader = Reader::open(copy.path()).unwrap();
+    let mut tensors: Vec<_> = reader
+        .tensors()
+        .map(|info| {
+            let values = crate::model::file::plain(&reader, &info.name, &info.shape).unwrap();
+            (info.name.clone(), info.shape.clone(), values)
+        })
+        .collect();
+    drop(reader);
+    change(&mut tensors);
+    for entry in fs::read_dir(copy.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains("safetensors") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let planned = tensors.iter().map(|(name, shape, _)| PlannedTensor::new(name, StoredDType::F32, shape.clone()));
+    let path = copy.path().join("model.safetensors");
+    let mut writer = Writer::create(path, Overwrite::No, planned.collect::<Vec<_>>(), Default::default()).unwrap();
+    for (name, _, values) in &tensors {
+        writer.write_elements(name, values).unwrap();
+    }
+    writer.finish().unwrap();
+    copy
+}
+
+/// A copy whose configuration has other fields.
+fn with_config(family: &str, change: impl Fn(&mut serde_json::Map<String, Value>)) -> tempfile::TempDir {
+    let copy = copy_of(family);
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(config.as_object_mut().unwrap());
+    fs::write(path, config.to_string()).unwrap();
+    copy
+}
+
+fn refused(copy: &tempfile::TempDir) -> CheckpointError {
+    match Checkpoint::open(copy.path()) {
+        Err(Error::Checkpoint(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A directory with a checkpoint's configuration, and with weights that `convert` writes where it is told: to a directory if the checkpoint is sharded.
+fn converted(family: &str, convert: impl FnOnce(&Path)) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    if directory(family).join("model.safetensors").exists() {
+        fs::create_dir(&model).unwrap();
+        convert(&model.join("model.safetensors"));
+    } else {
+        convert(&model);
+    }
+    fs::copy(directory(family).join("config.json"), model.join("config.json")).unwrap();
+    (folder, model)
+}
+
+#[test]
+fn pruned_and_compressed_checkpoints_compute_what_the_zeros_say() {
+    for family in ["llama", "qwen2", "gpt2"] {
+        let is_linear = |tensor: &file::TensorInfo| {
+            (tensor.name.contains("proj") || tensor.name.contains(".c_")) && tensor.shape.len() == 2
+        };
+        let mut go_on = |_: file::Progress<'_>| ControlFlow::Continue(());
+        let mut which = |tensor: &file::TensorInfo| is_linear(tensor).then_some(Selector::TWO_FOUR);
+        let (_pruned_folder, pruned) = converted(family, |to| {
+            file::prune(directory(family), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+        });
+        let options = CompressOptions { which: &is_linear, ..Default::default() };
+        let (_small_folder, small) = converted(family, |to| {
+            file::compress(&pruned, to, Overwrite::No, &options, &mut go_on).unwrap();
+        });
+        let tokens = expected(family).prompt_tokens;
+        let [dense, small] = [&pruned, &small].map(|of| Checkpoint::open(of).unwrap().inference::<f32>().unwrap());
+        let logits = |model: &Inference<f32>| model.session().logits(&tokens).unwrap();
+        // Compressed weights are multiplied in the file's type.
+        let d = largest_difference(&logits(&small), &logits(&dense));
+        assert!(d < if family == "qwen2" { 0.2 } else { 1e-4 }, "{family}: {d}");
+        assert!(
+            largest_difference(&logits(&dense), &expected(family).logits) > 0.1,
+            "{family}: pruning changed nothing"
+        );
+        let original = Checkpoint::open(directory(family)).unwrap().inference::<f32>().unwrap();
+        match family {
+            // `Conv1D` weights are stored across, so zeros along the stored rows are none along the input features.
+            "gpt2" => assert_eq!(dense.weight_bytes(), original.weight_bytes()),
+            _ => assert!(dense.weight_bytes() < original.weight_bytes(), "{family}: not on the 2:4 kernels"),
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let missing = with_tensors("llama", |tensors| tensors.retain(|(name, ..)| !name.ends_with("1.mlp.up_proj.weight")));
+    let error = refused(&missing);
+    assert!(
+        matches!(&error, CheckpointError::MissingTensor { name, expected, .. }
+            if name == "model.layers.1.mlp.up_proj.weight" && expected == &[24, 16]),
+        "{error}"
+    );
+    let extra = with_tensors("llama", |tensors| tensors.push(("model.layers.0.adapter".into(), vec![1], vec![0.0])));
+    assert!(matches!(refused(&extra), CheckpointError::ExtraTensor { name, .. } if name == "model.layers.0.adapter"));
+    let wide = with_config("llama", |config| config["intermediate_size"] = json!(28));
+    let error = refused(&wide);
+    assert!(
+        matches!(&error, CheckpointError::Shape { name, expected, found, .. }
+            if name.ends_with("gate_proj.bias") | name.ends_with("gate_proj.weight") | name.ends_with("down_proj.weight")
+                && expected.contains(&28) && found.contains(&24)),
+        "{error}"
+    );
+    let integers = copy_of("gpt2");
+    let reader = Reader::open(integers.path()).unwrap();
+    let planned = reader.tensors().map(|info| {
+        let dtype = if info.name.ends_with("wpe.weight") { StoredDType::I32 } else { info.dtype };
+        PlannedTensor::new(&info.name, dtype, info.shape.clone())
+    });
+    let path = integers.path().join("model.safetensors");
+    let mut writer = Writer::create(&path, Overwrite::Yes, planned.collect::<Vec<_>>(), Default::default()).unwrap();
+    for info in reader.tensors() {
+        writer.write(&info.name, &reader.tensor(&info.name).unwrap().bytes().unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+    let error = Checkpoint::open(integers.path()).unwrap().inference::<f32>().unwrap_err().to_string();
+    assert!(error.contains("wpe.weight") && error.contains("I32"), "{error}");
+}
+
+#[test]
+fn what_older_versions_stored_is_ignored() {
+    let buffers = with_tensors("gpt2", |tensors| {
+        tensors.push(("transformer.h.0.attn.bias".into(), vec![1, 1, 2, 2], vec![1.0; 4]));
+        tensors.push(("lm_head.weight".into(), vec![1], vec![7.0]));
+        for (name, ..) in tensors.iter_mut() {
+            *name = name.replace("transformer.", "");
+        }
+    });
+    let model = Checkpoint::open(buffers.path()).unwrap().inference::<f32>().unwrap();
+    let expected = expected("gpt2");
+    assert_eq!(greedy(&model, &expected.prompt_tokens, 12), expected.greedy);
+}
+
+#[test]
+fn fields_that_are_not_supported_are_named() {
+    for (family, field, value, word) in [
+        ("llama", "model_type", json!("mamba"), "mamba"),
+        ("llama", "model_type", json!(null), "absent"),
+        ("llama", "hidden_act", json!("mish"), "hidden_act"),
+        ("llama", "rope_parameters", json!({"rope_type": "yarn", "factor": 2.0}), "rope_parameters.rope_type"),
+        ("llama", "rope_parameters", json!({"rope_type": "llama3"}), "rope_parameters.factor"),
+        ("llama", "num_attention_heads", json!("four"), "num_attention_heads"),
+        ("llama", "hidden_size", json!(null), "hidden_size"),
+        ("llama", "num_hidden_layers", json!(1 << 20), "num_hidden_layers"),
+        ("llama", "quantization_config", json!({"quant_method": "gptq"}), "quantization_config"),
+        ("qwen3", "head_dim", json!(null), "head_dim"),
+        ("mistral", "num_key_value_heads", json!(null), "num_key_value_heads"),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx"),
+    ] {
+        let error =
+            refused(&with_config(family, |config| _ = config.insert(field.to_owned(), value.clone()))).to_string();
+        assert!(error.contains(word) && error.contains("config.json"), "{field} = {value}: {error}");
+    }
+    let odd = with_config("llama", |config| config["num_key_value_heads"] = json!(3));
+    assert!(Checkpoint::open(odd.path()).unwrap_err().to_string().contains("3 for 4 heads"));
+    let empty = tempfile::tempdir().unwrap();
+    fs::write(empty.path().join("config.json"), "[]").unwrap();
+    assert!(refused(&empty).to_string().contains("not a JSON object"));
+    fs::write(empty.path().join("config.json"), "{").unwrap();
+    assert!(matches!(refused(&empty), CheckpointError::NotAConfig { .. }));
+}
+
+#[test]
+fn older_configurations_mean_the_same() {
+    let older = with_config("llama", |config| {
+        let parameters = config.remove("rope_parameters").unwrap();
+        config.insert("rope_theta".into(), parameters["rope_theta"].clone());
+        let mut scaling = parameters;
+        let scaling_fields = scaling.as_object_mut().unwrap();
+        scaling_fields.remove("rope_theta");
+        config.insert("rope_scaling".into(), scaling);
+    });
+    let open = |path: &Path| Checkpoint::open(path).unwrap().config().clone();
+    assert_eq!(open(older.path()), open(&directory("llama")));
+    let older = with_config("mistral", |config| {
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), json!(10_000.0));
+    });
+    assert_eq!(open(older.path()), open(&directory("mistral")));
+}
+
+#[test]
+fn a_missing_or_damaged_tokenizer_is_an_error() {
+    let copy = copy_of("llama");
+    let path = copy.path().join("tokenizer.json");
+    fs::write(&path, "{}").unwrap();
+    let error = Checkpoint::open(copy.path()).unwrap().tokenizer().unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json"), "{error}");
+    fs::remove_file(path).unwrap();
+    assert!(Checkpoint::open(copy.path()).unwrap().tokenizer().is_err());
+}

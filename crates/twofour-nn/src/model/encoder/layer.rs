@@ -1,0 +1,80 @@
+//! One layer of an encoder: attention and feed-forward, a norm behind each.
+
+use twofour::kernel::{Activation, KernelElement};
+
+use super::{EncoderConfig, attention::attend};
+use crate::{
+    Result,
+    cpu::nonlinearity,
+    model::{
+        decoder::NormKind,
+        inference::{
+            build::Parts,
+            layer::{Observer, Role, add, widened},
+            linear::{Linear, narrowed},
+            norm::Norm,
+        },
+    },
+};
+
+/// Attention and feed-forward block.
+#[derive(Debug)]
+pub(super) struct EncoderLayer<T: KernelElement> {
+    qkv: Linear<T>,
+    out: Linear<T>,
+    attention_norm: Norm,
+    up: Linear<T>,
+    down: Linear<T>,
+    feed_forward_norm: Norm,
+}
+
+impl<T: KernelElement> EncoderLayer<T> {
+    /// The layer of that number.
+    pub(super) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+        let EncoderConfig { width, feed_forward, .. } = *config;
+        let at = |part: &str| format!("blocks.{layer}.{part}");
+        let norm = |name: &str| {
+            Norm::read(NormKind::Layer, config.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
+        };
+        Ok(EncoderLayer {
+            qkv: parts.linear(&at("attn.qkv"), (3 * width, width))?,
+            out: parts.linear(&at("attn.out"), (width, width))?,
+            attention_norm: norm("attn.norm")?,
+            up: parts.linear(&at("mlp.up"), (feed_forward, width))?,
+            down: parts.linear(&at("mlp.down"), (width, feed_forward))?,
+            feed_forward_norm: norm("mlp.norm")?,
+        })
+    }
+
+    /// Bytes of the linear layers' weights.
+    pub(super) fn bytes(&self) -> usize {
+        self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
+    }
+
+    /// Runs sequences of these lengths, `x: [tokens, width]` one after the other, through the layer, in place.
+    pub(super) fn forward(
+        &self,
+        config: &EncoderConfig,
+        x: &mut Vec<f32>,
+        lengths: &[usize],
+        observe: Observer<'_, T>,
+    ) -> Result<()> {
+        let tokens = x.len() / config.width;
+        let h: Vec<T> = narrowed(x.clone());
+        observe(Role::Qkv, &h);
+        let qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
+        let o: Vec<T> = attend(config, &qkv, lengths);
+        observe(Role::Out, &o);
+        add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
+        *x = self.attention_norm.normalized(x);
+        let h: Vec<T> = narrowed(x.clone());
+        observe(Role::Up, &h);
+        let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
+        nonlinearity::in_place(config.activation, &mut h);
+        let h: Vec<T> = narrowed(h);
+        observe(Role::Down, &h);
+        add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
+        *x = self.feed_forward_norm.normalized(x);
+        Ok(())
+    }
+}

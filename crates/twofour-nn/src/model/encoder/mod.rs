@@ -1,0 +1,237 @@
+//! Encoders for inference on the CPU: BERT.
+
+mod attention;
+mod layer;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use twofour::{
+    file::StoredElement,
+    kernel::{Activation, KernelElement},
+};
+
+use self::layer::EncoderLayer;
+use super::{
+    calibration::Observation,
+    checkpoint::{EncoderCheckpoint, StoredParts},
+    decoder::NormKind,
+    inference::{
+        build::Parts,
+        layer::{Role, widened},
+        linear::Linear,
+        norm::Norm,
+    },
+};
+use crate::{Error, Result, engine::Nonlinearity};
+
+/// An encoder as BERT's: embeddings of tokens, positions and token types, and layers of full attention and feed-forward blocks, with a norm behind each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EncoderConfig {
+    /// Number of tokens.
+    pub vocabulary: usize,
+    /// The longest sequence, in tokens.
+    pub context: usize,
+    /// Number of token types.
+    pub token_types: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the hidden states.
+    pub width: usize,
+    /// Heads of attention; a divisor of the width.
+    pub heads: usize,
+    /// Width of the feed-forward block's hidden layer.
+    pub feed_forward: usize,
+    /// Added to the variance in norms.
+    pub epsilon: f32,
+    /// The function of the feed-forward block.
+    pub activation: Nonlinearity,
+}
+
+/// A sequence that an [`Encoder`] reads.
+#[derive(Debug, Clone, Copy)]
+pub struct EncoderInput<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// The type of each token; type 0 where there are none.
+    pub types: Option<&'a [u32]>,
+}
+
+/// An encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. The hidden states, the
+/// norms and attention are f32.
+///
+/// ```no_run
+/// use twofour_nn::model::{Encoder, EncoderInput, Tokenizer};
+/// let encoder = Encoder::<f32>::load("bert")?;
+/// let tokens = Tokenizer::read("bert/tokenizer.json".as_ref())?.encode("two of every four")?;
+/// let hidden = encoder.forward(&[EncoderInput { tokens: &tokens, types: None }])?;
+/// assert_eq!(hidden[0].len(), tokens.len() * encoder.config().width);
+/// # Ok::<(), twofour_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Encoder<T: KernelElement> {
+    config: EncoderConfig,
+    /// Of tokens, positions and token types.
+    embeddings: [Vec<T>; 3],
+    norm: Norm,
+    layers: Vec<EncoderLayer<T>>,
+    pooler: Option<Linear<T>>,
+    /// The stored weights of each layer's linear layers, as an observer is told.
+    stored: Vec<[Vec<String>; 4]>,
+}
+
+const ROLES: [Role; 4] = [Role::Qkv, Role::Out, Role::Up, Role::Down];
+
+impl EncoderConfig {
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a size that is zero or absurd, or heads that do not divide the width.
+    pub fn validate(&self) -> Result<()> {
+        const LARGEST: usize = 1 << 24;
+        let EncoderConfig { vocabulary, context, token_types, layers, width, heads, feed_forward, .. } = *self;
+        for size in [vocabulary, context, token_types, layers, width, heads, feed_forward] {
+            if size == 0 || size > LARGEST {
+                let found = size.to_string();
+                return Err(Error::Setting { what: "a size of the encoder", found, expected: "between 1 and 2^24" });
+            }
+        }
+        if !width.is_multiple_of(heads) {
+            let found = format!("{heads} for width {width}");
+            return Err(Error::Setting { what: "heads", found, expected: "a divisor of the width" });
+        }
+        Ok(())
+    }
+}
+
+impl<T: KernelElement + StoredElement> Encoder<T> {
+    /// Reads a directory with `config.json` of `model_type` `bert` and safetensors. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`, are
+    /// ignored; the pooler is read where it is stored.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
+        let EncoderCheckpoint { config, reader, layout } = EncoderCheckpoint::open(directory.as_ref())?;
+        Self::build(config, &StoredParts::new(&reader, &layout, false))
+    }
+
+    fn build(config: EncoderConfig, parts: &StoredParts<'_>) -> Result<Self> {
+        let EncoderConfig { vocabulary, context, token_types, width, .. } = config;
+        let embeddings = [
+            parts.table("embedding.weight", [vocabulary, width])?,
+            parts.table("positions.weight", [context, width])?,
+            parts.table("types.weight", [token_types, width])?,
+        ];
+        let norm = Norm::read(NormKind::Layer, config.epsilon, |part| {
+            Parts::<T>::vector(parts, &format!("embedding.norm.{part}"), width)
+        })?;
+        let layers = (0..config.layers).map(|layer| EncoderLayer::build(&config, parts, layer));
+        let layers = layers.collect::<Result<_>>()?;
+        let pooler = match parts.has_linear("pooler") {
+            true => Some(parts.linear("pooler", (width, width))?),
+            false => None,
+        };
+        let stored = (0..config.layers)
+            .map(|layer| ROLES.map(|role| parts.weights_of(&format!("blocks.{layer}.{}", role.name()))))
+            .collect();
+        Ok(Encoder { embeddings, norm, layers, pooler, stored, config })
+    }
+}
+
+impl<T: KernelElement> Encoder<T> {
+    /// The encoder's description.
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+
+    /// Bytes of the layers' linear weights in memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.layers.iter().map(EncoderLayer::bytes).sum()
+    }
+
+    /// The last hidden states of each sequence, `[tokens, width]`. Sequences are not padded: those of a batch go through the linear layers together, and attend to
+    /// themselves alone.
+    ///
+    /// # Errors
+    /// A sequence that is empty or longer than the context, tokens or types that do not exist or of another number; those of the products.
+    pub fn forward(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
+        self.forward_observed(inputs, &mut |_| {})
+    }
+
+    /// [`Encoder::forward`], showing the inputs of all linear layers but the pooler's to `observe`.
+    ///
+    /// # Errors
+    /// Those of [`Encoder::forward`].
+    pub fn forward_observed(
+        &self,
+        inputs: &[EncoderInput<'_>],
+        observe: &mut dyn FnMut(Observation<'_>),
+    ) -> Result<Vec<Vec<f32>>> {
+        let width = self.config.width;
+        let mut x = vec![];
+        for input in inputs {
+            self.embed(*input, &mut x)?;
+        }
+        let mut x = self.norm.normalized(&x);
+        let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
+        let tokens = lengths.iter().sum();
+        for (layer, stored) in self.layers.iter().zip(&self.stored) {
+            layer.forward(&self.config, &mut x, &lengths, &mut |role: Role, x: &[T]| {
+                if let Some(weights) = ROLES.iter().position(|own| *own == role).map(|at| &stored[at]) {
+                    observe(Observation { weights, x: &widened(x), tokens, is_transposed: false });
+                }
+            })?;
+        }
+        let mut rest = x.as_slice();
+        let mut parts = vec![];
+        for length in lengths {
+            let (own, others) = rest.split_at(length * width);
+            parts.push(own.to_vec());
+            rest = others;
+        }
+        Ok(parts)
+    }
+
+    /// The pooler's output for the hidden states of one sequence, `[width]`: `tanh` of a linear layer of the first token's; none where the checkpoint has no pooler.
+    ///
+    /// # Errors
+    /// Hidden states of fewer elements than one token has; those of the product.
+    pub fn pooled(&self, hidden: &[f32]) -> Result<Option<Vec<f32>>> {
+        let Some(pooler) = &self.pooler else { return Ok(None) };
+        let width = self.config.width;
+        let first = hidden.get(..width).ok_or(Error::Length {
+            what: "hidden states to pool",
+            expected: width,
+            found: hidden.len(),
+        })?;
+        let first: Vec<T> = first.iter().map(|value| T::from_f32(*value)).collect();
+        let pooled = widened(&pooler.forward(&first, 1, Activation::Identity)?);
+        Ok(Some(pooled.into_iter().map(f32::tanh).collect()))
+    }
+
+    /// Adds the embeddings of a sequence to `x`.
+    fn embed(&self, EncoderInput { tokens, types }: EncoderInput<'_>, x: &mut Vec<f32>) -> Result<()> {
+        let EncoderConfig { context, width, vocabulary, token_types, .. } = self.config;
+        if tokens.is_empty() || tokens.len() > context {
+            let found = format!("{} tokens for a context of {context}", tokens.len());
+            return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });
+        }
+        if let Some(types) = types.filter(|types| types.len() != tokens.len()) {
+            return Err(Error::Length { what: "token types", expected: tokens.len(), found: types.len() });
+        }
+        let [words, positions, kinds] = &self.embeddings;
+        let row = |table: &'_ [T], what: &'static str, token: u32, position: usize, vocabulary: usize| {
+            let missing = || Error::Token { what, token, position, vocabulary };
+            table.chunks_exact(width).nth(token as usize).map(widened).ok_or_else(missing)
+        };
+        for (position, &token) in tokens.iter().enumerate() {
+            let kind = types.map_or(0, |types| types[position]);
+            let word = row(words, "inputs", token, position, vocabulary)?;
+            let kind = row(kinds, "token types", kind, position, token_types)?;
+            let place = &positions[position * width..][..width];
+            x.extend(word.iter().zip(kind).zip(place).map(|((word, kind), place)| word + kind + place.to_f32()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! Putting a model together from its parts by name.
+
+use twofour::kernel::KernelElement;
+
+use super::{Inference, layer::Layer, linear::Linear, norm::Norm};
+use crate::{
+    Error, Result,
+    model::decoder::{DecoderConfig, NormKind, Positions},
+};
+
+/// Where the parts of a model come from, by the names that [`Gpt`](crate::model::Gpt) has for them.
+pub(crate) trait Parts<T: KernelElement> {
+    /// The values of a norm's parameter, `[len]`.
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>>;
+
+    /// A table of embeddings, `[rows, width]`.
+    fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>>;
+
+    /// A linear layer `[outputs, inputs]`; `name` is without `.weight`.
+    fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>>;
+}
+
+impl<T: KernelElement> Inference<T> {
+    pub(crate) fn build(config: DecoderConfig, parts: &impl Parts<T>) -> Result<Self> {
+        config.validate()?;
+        let DecoderConfig { width, vocabulary, context, head_dim, .. } = config;
+        let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
+        let embedding = match config.tied {
+            true => None,
+            false => Some(parts.table("embedding.weight", [vocabulary, width])?),
+        };
+        let (positions, rotary) = match config.positions {
+            Positions::Rotary(rope) => (None, Some(rope.frequencies(head_dim))),
+            Positions::Learned => (Some(parts.table("positions.weight", [context, width])?), None),
+        };
+        let norm = norm(&config, parts, "norm", width, config.norm)?;
+        let head = named(parts, "head", (vocabulary, width))?;
+        Ok(Inference { embedding, positions, layers, norm, head, rotary, config })
+    }
+}
+
+impl<T: KernelElement> Layer<T> {
+    /// The layer of that number.
+    pub(crate) fn build(config: &DecoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+        let at = |part: &str| format!("blocks.{layer}.{part}");
+        let width = config.width;
+        let of_head = |part: &str| norm(config, parts, &at(part), config.head_dim, NormKind::RootMeanSquare);
+        let head_norms = match config.head_norms {
+            true => Some([of_head("attn.query_norm")?, of_head("attn.key_norm")?]),
+            false => None,
+        };
+        Ok(Layer {
+            attention_norm: norm(config, parts, &at("attn.norm"), width, config.norm)?,
+            qkv: named(parts, &at("attn.qkv"), (config.qkv_width(), width))?,
+            head_norms,
+            out: named(parts, &at("attn.out"), (width, config.query_width()))?,
+            feed_forward_norm: norm(config, parts, &at("mlp.norm"), width, config.norm)?,
+            up: named(parts, &at("mlp.up"), (config.up_width(), width))?,
+            down: named(parts, &at("mlp.down"), (width, config.feed_forward))?,
+        })
+    }
+}
+
+fn norm<T: KernelElement>(
+    config: &DecoderConfig,
+    parts: &impl Parts<T>,
+    name: &str,
+    width: usize,
+    kind: NormKind,
+) -> Result<Norm> {
+    Norm::read(kind, config.epsilon, |part| parts.vector(&format!("{name}.{part}"), width))
+}
+
+/// The linear layer of that name, which errors name too.
+fn named<T: KernelElement>(parts: &impl Parts<T>, name: &str, shape: (usize, usize)) -> Result<Linear<T>> {
+    parts.linear(name, shape).map_err(|error| match error {
+        named @ (Error::InLayer { .. } | Error::Checkpoint(_)) => named,
+        other => other.in_layer(name),
+    })
+}

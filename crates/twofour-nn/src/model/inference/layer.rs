@@ -1,0 +1,136 @@
+//! One layer of a decoder for inference: an attention and a feed-forward block.
+
+use twofour::kernel::{Activation, KernelElement};
+
+use super::{
+    attention::{Cache, attend, normalize_heads},
+    linear::Linear,
+    norm::Norm,
+};
+use crate::{
+    Result,
+    cpu::{nonlinearity, rope},
+    engine::Nonlinearity,
+    model::decoder::DecoderConfig,
+};
+
+/// Attention and feed-forward block.
+#[derive(Debug)]
+pub(crate) struct Layer<T: KernelElement> {
+    pub(crate) attention_norm: Norm,
+    pub(crate) qkv: Linear<T>,
+    /// Norms of queries and keys, head by head.
+    pub(crate) head_norms: Option<[Norm; 2]>,
+    pub(crate) out: Linear<T>,
+    pub(crate) feed_forward_norm: Norm,
+    pub(crate) up: Linear<T>,
+    pub(crate) down: Linear<T>,
+}
+
+/// A linear layer of a [`Layer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Role {
+    /// Queries, keys, values.
+    Qkv,
+    /// The output of attention.
+    Out,
+    /// Into the hidden layer; with the gate, where there is one.
+    Up,
+    /// Out of the hidden layer.
+    Down,
+}
+
+impl Role {
+    /// The layer's name within its block.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::Qkv => "attn.qkv",
+            Role::Out => "attn.out",
+            Role::Up => "mlp.up",
+            Role::Down => "mlp.down",
+        }
+    }
+}
+
+/// What sees the inputs of linear layers: `[tokens, in_features]`.
+pub(crate) type Observer<'a, T> = &'a mut dyn FnMut(Role, &[T]);
+
+/// Where new tokens are in their sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// The layer's number.
+    pub(crate) layer: usize,
+    /// Tokens before the new ones.
+    pub(crate) position: usize,
+    /// Cosines and sines of the new tokens' positions, where queries and keys are rotated.
+    pub(crate) rotary: Option<&'a rope::Table>,
+}
+
+impl<T: KernelElement> Layer<T> {
+    /// Bytes of the linear layers' weights.
+    pub(crate) fn bytes(&self) -> usize {
+        self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
+    }
+
+    /// Runs new tokens `x: [tokens, width]` through the layer, in place; their keys and values are added to the cache.
+    pub(crate) fn forward(
+        &self,
+        config: &DecoderConfig,
+        x: &mut [f32],
+        cache: &mut Cache,
+        place: Place<'_>,
+        observe: Observer<'_, T>,
+    ) -> Result<()> {
+        let tokens = x.len() / config.width;
+        let h = self.attention_norm.forward::<T>(x);
+        observe(Role::Qkv, &h);
+        let mut qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
+        if let Some(norms) = &self.head_norms {
+            normalize_heads(config, norms, &mut qkv);
+        }
+        let o: Vec<T> = attend(config, cache, place, &mut qkv);
+        observe(Role::Out, &o);
+        add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
+        let h = self.feed_forward_norm.forward::<T>(x);
+        observe(Role::Up, &h);
+        let h = self.hidden(config, &h, tokens)?;
+        observe(Role::Down, &h);
+        add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
+        Ok(())
+    }
+
+    /// The hidden layer of the feed-forward block, with its function applied.
+    fn hidden(&self, config: &DecoderConfig, x: &[T], tokens: usize) -> Result<Vec<T>> {
+        // What the kernels have in their epilogue.
+        let fused = match config.activation {
+            _ if config.gated => None,
+            Nonlinearity::Relu => Some(Activation::Relu),
+            Nonlinearity::Gelu => Some(Activation::Gelu),
+            Nonlinearity::Silu => Some(Activation::Silu),
+            Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => None,
+        };
+        let h = self.up.forward(x, tokens, fused.unwrap_or(Activation::Identity))?;
+        if fused.is_some() {
+            return Ok(h);
+        }
+        let mut h = widened(&h);
+        if config.gated {
+            let mut y = vec![0f32; h.len() / 2];
+            nonlinearity::gated(config.activation, config.feed_forward, &h, &mut y);
+            h = y;
+        } else {
+            nonlinearity::in_place(config.activation, &mut h);
+        }
+        Ok(h.into_iter().map(T::from_f32).collect())
+    }
+}
+
+/// The values as f32.
+pub(crate) fn widened<T: KernelElement>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|v| v.to_f32()).collect()
+}
+
+/// `x ← x + y`.
+pub(crate) fn add<T: KernelElement>(x: &mut [f32], y: &[T]) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y.to_f32());
+}

@@ -1,0 +1,109 @@
+//! Perplexity of a text.
+
+use twofour::kernel::KernelElement;
+
+use super::Inference;
+use crate::{Error, Result};
+
+/// How a text is cut into windows that fit a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    /// Tokens of a window.
+    pub window: usize,
+    /// Tokens from the beginning of one window to that of the next.
+    pub stride: usize,
+}
+
+/// What [`Inference::perplexity`] found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Perplexity {
+    /// The exponential of the mean of `-log p` over the tokens.
+    pub perplexity: f64,
+    /// How many tokens were scored.
+    pub tokens: usize,
+}
+
+impl Windows {
+    /// Checks the sizes, for a model of that context.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a window below 2 or beyond the context, a stride of zero or beyond the window.
+    pub fn validate(&self, context: usize) -> Result<()> {
+        if self.window < 2 || self.window > context {
+            let found = format!("{} for a context of {context}", self.window);
+            return Err(Error::Setting { what: "window", found, expected: "between 2 and the model's context" });
+        }
+        if self.stride == 0 || self.stride > self.window {
+            let found = format!("{} for a window of {}", self.stride, self.window);
+            return Err(Error::Setting { what: "stride", found, expected: "between 1 and the window" });
+        }
+        Ok(())
+    }
+
+    /// Beginning and end of each window of a text of that many tokens, and how many of its last tokens are scored: those that no earlier window scored, but
+    /// never its first.
+    pub fn of(self, tokens: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+        let mut scored = 0;
+        let begins = (0..tokens).step_by(self.stride.max(1));
+        begins.map_while(move |begin| {
+            if scored >= tokens {
+                return None;
+            }
+            let end = (begin + self.window).min(tokens);
+            let count = end - scored.max(begin + 1);
+            scored = end;
+            Some((begin..end, count))
+        })
+    }
+}
+
+impl<T: KernelElement> Inference<T> {
+    /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
+    ///
+    /// # Errors
+    /// Those of [`Windows::validate`]; a text of fewer than two tokens; those of the products.
+    pub fn perplexity(
+        &self,
+        tokens: &[u32],
+        windows: Windows,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Perplexity> {
+        windows.validate(self.config.context)?;
+        if tokens.len() < 2 {
+            let found = tokens.len().to_string();
+            return Err(Error::Setting { what: "tokens of the text", found, expected: "two or more" });
+        }
+        let (mut sum, mut scored) = (0.0, 0);
+        for (range, count) in windows.of(tokens.len()).filter(|(_, count)| *count > 0) {
+            sum += self.session().negative_log_likelihood(&tokens[range.clone()], count)?;
+            scored += count;
+            progress(range.end, tokens.len());
+        }
+        Ok(Perplexity { perplexity: (sum / scored as f64).exp(), tokens: scored })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_is_scored_once_and_a_windows_first_never() {
+        for (tokens, window, stride) in
+            [(10, 4, 4), (10, 4, 2), (10, 4, 1), (9, 4, 3), (2, 4, 4), (5, 4, 4), (33, 32, 7)]
+        {
+            let mut times = vec![0; tokens];
+            let mut firsts = vec![];
+            for (range, count) in (Windows { window, stride }).of(tokens) {
+                assert!(range.len() <= window && count < range.len(), "{range:?} {count}");
+                times[range.end - count..range.end].iter_mut().for_each(|times| *times += 1);
+                firsts.push(range.start);
+            }
+            for (token, times) in times.into_iter().enumerate() {
+                // A window's first is scored by the window before it, if that reaches it.
+                let is_lost = token == 0 || (firsts.contains(&token) && stride == window);
+                assert_eq!(times, usize::from(!is_lost), "token {token} of {tokens}, {window} by {stride}");
+            }
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! A training step: what is launched, and what is read afterwards.
+
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
+
+use super::{Decay, LayerForm, Trainer, forms::Refresh, ranks::Seat};
+use crate::{
+    Error, Result,
+    block::BatchShape,
+    engine::{
+        AdamWStep, Buffer as _, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings,
+        StepLimits, StepPhase,
+    },
+    model::Gpt,
+    parameter::Parameter,
+    recipe::{OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings},
+};
+
+/// What came of launching a step.
+pub(super) enum Launched {
+    /// Everything, with the sum of the changes of watched second moments.
+    Done { changes: f64 },
+    /// An estimate of a gradient was refused because the gradient is not finite; no update was launched.
+    Refused,
+}
+
+/// Whether an estimate of a gradient was refused because the gradient is not finite.
+fn is_not_finite(error: &Error) -> bool {
+    match error {
+        Error::Core(twofour::Error::NotANumber { .. } | twofour::Error::Infinite { .. }) => true,
+        Error::InLayer { source, .. } => is_not_finite(source),
+        _ => false,
+    }
+}
+
+impl<E: Engine> Trainer<E> {
+    /// Sequences of a micro-batch.
+    fn micro_batch(&self) -> BatchShape {
+        let TrainingSettings { batch, micro_batch, .. } = self.settings;
+        let share = batch / self.ranks();
+        BatchShape { batch: micro_batch.unwrap_or(share).min(share), positions: self.model.config().context }
+    }
+
+    /// Trainers that divide each batch.
+    fn ranks(&self) -> usize {
+        self.seat.as_ref().map_or(1, |seat| seat.rank().count())
+    }
+
+    /// Brings this rank's share of the batch of a step to the engine; returns the tokens of the whole batch.
+    pub(super) fn upload(&mut self, step: u64) -> Result<usize> {
+        let shape = self.micro_batch();
+        let index = self.seat.as_ref().map_or(0, |seat| seat.rank().index());
+        let share = self.settings.batch / self.ranks() * shape.positions;
+        let own = index * share..(index + 1) * share;
+        let Trainer { engine, corpus, settings, micro_batches, .. } = self;
+        let batch = corpus.batch(settings.seed, step, settings.batch, shape.positions);
+        let (inputs, targets) = (&batch.inputs[own.clone()], &batch.targets[own]);
+        let parts = inputs.chunks(shape.tokens()).zip(targets.chunks(shape.tokens()));
+        for (index, (inputs, targets)) in parts.enumerate() {
+            if index == micro_batches.len() {
+                micro_batches
+                    .push([engine.zeros(Kind::Index, inputs.len())?, engine.zeros(Kind::Index, targets.len())?]);
+            }
+            let [to_inputs, to_targets] = &mut micro_batches[index];
+            engine.write_ids(to_inputs, inputs)?;
+            engine.write_ids(to_targets, targets)?;
+        }
+        Ok(batch.inputs.len())
+    }
+
+    /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard decides whether the update happens, where the
+    /// gradients are. The engine may repeat what an earlier step of the same kind launched.
+    pub(super) fn launch(&mut self, learning_rate: f64, refreshes: &[Refresh]) -> Result<Launched> {
+        let (shape, update) = (self.micro_batch(), self.progress.updates + 1);
+        let steps = self.numbers(learning_rate, update);
+        let repeats = self.can_repeat(&steps);
+        let layers: Vec<_> = self.model.linears().map(|linear| (linear.form(), linear.observed().is_some())).collect();
+        let Trainer { engine, model, loss, guard, micro_batches, parts, settings, progress, seat, .. } = self;
+        let limits = StepLimits { clip_norm: settings.clip_norm, loss_scale: progress.loss_scale.scale() };
+        let key = key_of(&(shape, micro_batches.len(), limits, refreshes, layers), &steps);
+        let launched = Launched::Done { changes: 0.0 };
+        let mut launch = StepLaunch {
+            engine,
+            model,
+            loss,
+            guard,
+            micro_batches,
+            parts,
+            shape,
+            limits,
+            steps,
+            refreshes,
+            launched,
+            seat: seat.as_mut(),
+        };
+        if repeats {
+            engine.begin_update(learning_rate, update)?;
+            engine.repeat(key, || launch.run())?;
+        } else {
+            launch.run()?;
+        }
+        Ok(launch.launched)
+    }
+
+    /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read while the step is launched, sums over ranks are
+    /// begun once, the numbers of gradient descent come with each launch, and 2:4 activations and 8-bit operands are made of memory that each pass takes.
+    fn can_repeat(&self, steps: &Steps) -> bool {
+        let is_repeatable = |step: &OptimizerStep| match step {
+            OptimizerStep::AdamW(step) => {
+                matches!(step.second_moment, SecondMoment::Moving | SecondMoment::Frozen { .. })
+            }
+            OptimizerStep::Sgd(_) => false,
+        };
+        let is_float8 = self.plan.parts().any(|part| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty());
+        let packs_input = self.model.linears().any(|linear| linear.form() == LayerForm::TwoOfFourInput);
+        let has_numbers = steps.of_parts.iter().chain([&steps.other]).all(is_repeatable);
+        self.seat.is_none() && has_numbers && !is_float8 && !packs_input
+    }
+
+    /// The numbers of the optimizer's step.
+    fn numbers(&self, learning_rate: f64, step: u64) -> Steps {
+        let TrainingSettings { optimizer, momentum, beta1, beta2, epsilon, weight_decay, .. } = self.settings;
+        let switch = self.progress.switch.as_ref();
+        let second_moment = match switch.map(PhaseSwitch::switched_at) {
+            Some(None) => match self.plan.switch_mean {
+                SwitchMean::Arithmetic => SecondMoment::Watched,
+                SwitchMean::Geometric => SecondMoment::WatchedByLogarithm,
+            },
+            Some(Some(at)) if self.is_sparse() => SecondMoment::Frozen { at },
+            _ => SecondMoment::Moving,
+        };
+        let of = |second_moment, pruned_decay| match optimizer {
+            OptimizerKind::Sgd => {
+                OptimizerStep::Sgd(SgdStep { learning_rate, momentum, weight_decay, gradient_scale: 1.0, pruned_decay })
+            }
+            OptimizerKind::Adamw => OptimizerStep::AdamW(AdamWStep {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon,
+                weight_decay,
+                step,
+                gradient_scale: 1.0,
+                second_moment,
+                pruned_decay,
+            }),
+        };
+        let of_part = |(index, decay): (usize, Option<Decay>)| {
+            // STEP is the method of the plan itself, not of its overrides.
+            let second_moment = if index == 0 { second_moment } else { SecondMoment::Moving };
+            of(second_moment, decay.map_or(PrunedDecay::None, PrunedDecay::from))
+        };
+        let decays = self.plan.parts().map(|part| part.decay);
+        Steps {
+            of_parts: decays.enumerate().map(of_part).collect(),
+            other: of(SecondMoment::Moving, PrunedDecay::None),
+        }
+    }
+
+    /// Reads what the step found: the only time that it waits for the engine.
+    pub(super) fn findings(&mut self, launched: &Launched, refreshes: &[Refresh]) -> Result<StepFindings> {
+        if let Launched::Refused = launched {
+            return Ok(StepFindings { loss: f64::NAN, norm: f64::NAN, flips: vec![] });
+        }
+        let Trainer { engine, model, guard, .. } = self;
+        let layers: Vec<_> = Self::flipping(model, refreshes).collect();
+        engine.findings(guard, &layers)
+    }
+
+    /// STEP's decision to switch, after an update.
+    pub(super) fn observe(&mut self, launched: &Launched) {
+        let (Some(switch), Launched::Done { changes }) = (&mut self.progress.switch, launched) else { return };
+        let planned = self.model.linears().filter(|linear| self.parts.get(linear.name()) == Some(&0));
+        let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
+        switch.advance();
+        switch.observe(*changes, elements, self.settings.epsilon);
+    }
+}
+
+/// The numbers of an optimizer's step.
+#[derive(Debug)]
+struct Steps {
+    /// For the weights of each part of the plan.
+    of_parts: Vec<OptimizerStep>,
+    /// For other matrices.
+    other: OptimizerStep,
+}
+
+/// The work of a step over the parts of a trainer.
+struct StepLaunch<'a, E: Engine> {
+    engine: &'a E,
+    model: &'a mut Gpt<E>,
+    loss: &'a mut E::Buffer,
+    guard: &'a mut E::StepGuard,
+    micro_batches: &'a [[E::Buffer; 2]],
+    /// Of each planned layer, the part of the plan that it belongs to.
+    parts: &'a HashMap<String, usize>,
+    shape: BatchShape,
+    limits: StepLimits,
+    steps: Steps,
+    /// For each linear layer.
+    refreshes: &'a [Refresh],
+    launched: Launched,
+    seat: Option<&'a mut Seat<E>>,
+}
+
+impl<E: Engine> StepLaunch<'_, E> {
+    fn run(&mut self) -> Result<()> {
+        match self.passes() {
+            Err(error) if is_not_finite(&error) => {
+                self.launched = Launched::Refused;
+                return Ok(());
+            }
+            passed => passed?,
+        }
+        self.engine.begin_phase(StepPhase::Update)?;
+        self.judge()?;
+        let changes = self.update()?;
+        self.engine.begin_phase(StepPhase::Masks)?;
+        let (engine, guard) = (self.engine, &*self.guard);
+        for (linear, refresh) in self.model.linears_mut().zip(self.refreshes) {
+            if *refresh != Refresh::ChangesForm {
+                linear.refresh_guarded(engine, *refresh == Refresh::SelectsMask, guard)?;
+            }
+            linear.refresh_observed(engine, guard)?;
+        }
+        self.engine.begin_phase(StepPhase::Rest)?;
+        self.launched = Launched::Done { changes };
+        Ok(())
+    }
+
+    /// The passes of all micro-batches.
+    fn passes(&mut self) -> Result<()> {
+        let StepLaunch { engine, model, loss, micro_batches, shape, limits, seat, .. } = self;
+        let ranks = seat.as_ref().map_or(1, |seat| seat.rank().count());
+        let tokens = ranks * micro_batches.iter().map(|[inputs, _]| inputs.len()).sum::<usize>();
+        let scale = limits.loss_scale / tokens as f32;
+        engine.clear(loss)?;
+        let mut accumulate = Accumulate::Overwrite;
+        let last = micro_batches.len().saturating_sub(1);
+        for (index, [inputs, targets]) in micro_batches.iter().enumerate() {
+            engine.begin_phase(StepPhase::Forward)?;
+            let mut ready = |gradients: Vec<&mut E::Buffer>| match seat {
+                Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
+                _ => Ok(()),
+            };
+            let tokens = (inputs, targets);
+            let outcome = model.gradients_of(engine, tokens, *shape, (scale, accumulate), loss, &mut ready);
+            match (outcome, &mut *seat) {
+                (Err(error), Some(Seat { reduction, rank })) if is_not_finite(&error) => {
+                    reduction.refuse(rank)?;
+                    break;
+                }
+                (outcome, _) => outcome?,
+            }
+            accumulate = Accumulate::Add;
+        }
+        seat.as_mut().map_or(Ok(()), |Seat { reduction, rank }| reduction.finish(rank, loss))
+    }
+
+    /// The guard's decision about the update.
+    fn judge(&mut self) -> Result<()> {
+        // Matrices first, then vectors: the order that sums are taken in.
+        let parameters = self.model.parameters();
+        let (matrices, vectors): (Vec<&Parameter<E>>, Vec<_>) = parameters.iter().partition(|p| p.shape().len() >= 2);
+        let gradients: Vec<&E::Buffer> = matrices.iter().chain(&vectors).filter_map(|p| p.gradient()).collect();
+        self.engine.judge(&gradients, self.loss, self.limits, self.guard)
+    }
+
+    /// The optimizer's step, unless the guard skips it. Returns the sum of the changes of watched second moments.
+    fn update(&mut self) -> Result<f64> {
+        let StepLaunch { engine, model, guard, parts, steps, .. } = self;
+        let step = |parameter: &Parameter<E>, linear: Option<&str>| {
+            let part = linear.and_then(|name| parts.get(name));
+            let own = *part.and_then(|&part| steps.of_parts.get(part)).unwrap_or(&steps.other);
+            match own {
+                own if parameter.shape().len() >= 2 => own,
+                OptimizerStep::AdamW(own) => OptimizerStep::AdamW(AdamWStep { weight_decay: 0.0, ..own }),
+                OptimizerStep::Sgd(own) => OptimizerStep::Sgd(SgdStep { weight_decay: 0.0, ..own }),
+            }
+        };
+        model.update(engine, step, guard)
+    }
+}
+
+/// The key of a kind of step: of everything that its calls are given, but for AdamW's learning rate and the number of the update.
+fn key_of(kind: &impl Debug, steps: &Steps) -> u64 {
+    let steps = steps.of_parts.iter().chain([&steps.other]).map(|step| match *step {
+        OptimizerStep::AdamW(step) => OptimizerStep::AdamW(AdamWStep { learning_rate: 0.0, step: 0, ..step }),
+        step @ OptimizerStep::Sgd(_) => step,
+    });
+    let steps: Vec<_> = steps.collect();
+    let mut hasher = DefaultHasher::new();
+    format!("{kind:?} {steps:?}").hash(&mut hasher);
+    hasher.finish()
+}

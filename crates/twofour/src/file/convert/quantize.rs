@@ -1,0 +1,302 @@
+//! From 2:4 weights of floats to 2:4 weights of integers.
+
+use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
+
+use super::{
+    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, ValueFormat, Writer, run,
+};
+use crate::{
+    Axis, Compressed, DataType, Element, Error, MatrixRef, Pattern, Result,
+    file::StoredDType,
+    int4::{Granularity, Int4},
+    int8::Int8,
+    match_element,
+    quantization::{ScaleRule, relative_error},
+    verify,
+};
+
+/// The integers and the scales that weights are quantized to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Quantization {
+    /// 8-bit integers.
+    Int8(Granularity),
+    /// 4-bit integers.
+    Int4(Granularity),
+}
+
+/// What to quantize, and to what.
+#[derive(Clone, Copy)]
+pub struct QuantizeOptions<'a> {
+    /// Which weights to quantize, by name, dtype and shape; asked for matrices of floats, dense or compressed. Everything else is copied.
+    pub which: &'a dyn Fn(&str, StoredDType, &[usize]) -> bool,
+    /// The integers and the scales.
+    pub to: Quantization,
+    /// How scales follow from values.
+    pub rule: ScaleRule,
+}
+
+impl fmt::Debug for QuantizeOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuantizeOptions").field("to", &self.to).field("rule", &self.rule).finish_non_exhaustive()
+    }
+}
+
+/// What [`quantize()`] did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct QuantizeReport {
+    /// Every tensor and compressed weight of the input, in file order.
+    pub tensors: Vec<QuantizedTensor>,
+}
+
+/// What became of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedTensor {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements in the input: safetensors' name, or `I4`.
+    pub dtype: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Bytes in the input.
+    pub bytes_before: usize,
+    /// Bytes in the output.
+    pub bytes_after: usize,
+    /// What was done.
+    pub outcome: QuantizeOutcome,
+}
+
+/// What [`quantize()`] did with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum QuantizeOutcome {
+    /// It was quantized.
+    Quantized {
+        /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
+        relative_error: f64,
+    },
+    /// It is not 2:4 along its rows and was copied.
+    NotSparse {
+        /// Groups with more than two non-zeros.
+        violations: usize,
+    },
+    /// It holds integers already and was copied.
+    Integers,
+    /// It was not chosen and was copied.
+    NotChosen,
+    /// It is no matrix with elements of a dtype that twofour knows, and was copied.
+    NotAMatrix,
+}
+
+/// Writes a model with the chosen 2:4 weights compressed and quantized; all else, metadata included, is copied byte for byte.
+///
+/// The input's weights may be dense with zeros, or compressed. Their masks stay: a kept value that rounds to zero keeps its place, as an integer 0. Of a
+/// dense weight with fewer than two non-zeros in a group the lowest free positions are kept, as [`compress`](crate::file::compress()) does. A weight that
+/// is not 2:4 is left as it is. Each weight is made again from what is to be written, and compared, before it is written.
+///
+/// Memory holds one weight at a time; see [`crate::file`](mod@crate::file) for sharded models and what happens on the way.
+///
+/// # Errors
+/// [`Error::NotANumber`], [`Error::Infinite`] or [`Error::Scale`], with tensor and place, where a chosen weight cannot be quantized, before anything is
+/// written. Those of [`Reader::open`] and [`Reader::compressed`]; [`Error::Exists`] where the output exists and may not be replaced;
+/// [`Error::Interrupted`] where `progress` breaks off; [`Error::Io`] where the system refuses. Nothing is left then.
+pub fn quantize(
+    input: impl AsRef<Path>,
+    output: impl AsRef<Path>,
+    overwrite: Overwrite,
+    options: &QuantizeOptions<'_>,
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<QuantizeReport> {
+    let reader = Reader::open(input)?;
+    let mut conversion = Quantize { options, report: QuantizeReport::default(), outcomes: HashMap::new() };
+    run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
+    Ok(conversion.report)
+}
+
+struct Quantize<'a> {
+    options: &'a QuantizeOptions<'a>,
+    report: QuantizeReport,
+    /// What becomes of each weight that is copied.
+    outcomes: HashMap<String, QuantizeOutcome>,
+}
+
+impl Quantization {
+    fn info(self, name: &str, rows: usize, cols: usize) -> Result<CompressedInfo> {
+        match self {
+            Quantization::Int8(granularity) => CompressedInfo::int8(name, granularity, rows, cols),
+            Quantization::Int4(granularity) => CompressedInfo::int4(name, granularity, rows, cols),
+        }
+    }
+
+    fn apply(self, weight: &Compressed<f32>, rule: ScaleRule) -> Result<Integers> {
+        Ok(match self {
+            Quantization::Int8(granularity) => Integers::Eight(Int8::quantize_with(weight, granularity, rule)?),
+            Quantization::Int4(granularity) => Integers::Four(Int4::quantize_with(weight, granularity, rule)?),
+        })
+    }
+}
+
+/// A quantized weight.
+enum Integers {
+    Eight(Int8),
+    Four(Int4),
+}
+
+impl Integers {
+    /// Makes the weight again from the parts that a file holds, under every rule that a reader checks.
+    fn verified(self) -> Result<Self> {
+        Ok(match self {
+            Integers::Eight(weight) => {
+                let (granularity, (q, scales)) = (weight.granularity(), weight.into_parts());
+                let (rows, cols, (values, meta)) = (q.rows(), q.cols(), q.into_parts());
+                Integers::Eight(Int8::from_parts(
+                    Compressed::from_parts(rows, cols, values, meta)?,
+                    scales,
+                    granularity,
+                )?)
+            }
+            Integers::Four(weight) => {
+                let (q, scales) = (weight.weight(), weight.scales().to_vec());
+                let (values, meta) = (weight.packed_values(), q.meta().to_vec());
+                Integers::Four(Int4::from_packed(q.rows(), q.cols(), &values, meta, scales, weight.granularity())?)
+            }
+        })
+    }
+
+    fn dequantize(&self) -> Compressed<f32> {
+        match self {
+            Integers::Eight(weight) => weight.dequantize(),
+            Integers::Four(weight) => weight.dequantize(),
+        }
+    }
+
+    fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
+        match self {
+            Integers::Eight(weight) => writer.write_int8(name, weight),
+            Integers::Four(weight) => writer.write_int4(name, weight),
+        }
+    }
+}
+
+impl Quantize<'_> {
+    /// What becomes of a piece, if it is not quantized; an error for a chosen weight that cannot be.
+    fn look(&self, reader: &Reader, item: Item<'_>) -> Result<Option<QuantizeOutcome>> {
+        let dtype = match item {
+            Item::Plain(tensor) => match Matrix::of(tensor) {
+                Some(matrix) => matrix.dtype,
+                None => return Ok(Some(QuantizeOutcome::NotAMatrix)),
+            },
+            Item::Compressed(weight) => match weight.format {
+                ValueFormat::Plain(dtype) => dtype,
+                _ => return Ok(Some(QuantizeOutcome::Integers)),
+            },
+        };
+        let (rows, cols) = shape_of(item);
+        if dtype == DataType::I8 {
+            return Ok(Some(QuantizeOutcome::Integers));
+        }
+        if !(self.options.which)(item.name(), dtype.into(), &[rows, cols]) {
+            return Ok(Some(QuantizeOutcome::NotChosen));
+        }
+        match floats(reader, item)? {
+            Floats::NotSparse { violations } => Ok(Some(QuantizeOutcome::NotSparse { violations })),
+            // Tried with the largest scales, for the errors: with others, which are smaller, there are no more.
+            Floats::Sparse(weight) => {
+                let tried = self.options.to.apply(&weight, ScaleRule::MaxAbs);
+                tried.map(|_| None).map_err(|e| e.in_tensor(item.name()).in_file(reader.path_of(item.name())))
+            }
+        }
+    }
+
+    /// Quantizes and writes a weight, and returns its relative error.
+    fn quantized(&self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<f64> {
+        let Floats::Sparse(weight) = floats(reader, item)? else {
+            let (path, name) = (reader.path().to_owned(), item.name().to_owned());
+            return Err(Error::NotPlanned { path, name, reason: "is no longer 2:4; it changed while it was read" });
+        };
+        let integers = self.options.to.apply(&weight, self.options.rule)?.verified()?;
+        integers.write(item.name(), writer)?;
+        relative_error(&weight, &integers.dequantize())
+    }
+}
+
+impl Conversion for Quantize<'_> {
+    fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
+        if let Some(outcome) = self.look(reader, item)? {
+            self.outcomes.insert(item.name().to_owned(), outcome);
+            item.plan_copy(plan);
+            return Ok(());
+        }
+        let (rows, cols) = shape_of(item);
+        plan.compressed(self.options.to.info(item.name(), rows, cols)?);
+        Ok(())
+    }
+
+    fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
+        let mut bytes_after = item.bytes();
+        let outcome = match self.outcomes.get(item.name()) {
+            Some(outcome) => {
+                item.write_copy(reader, writer)?;
+                *outcome
+            }
+            None => {
+                let (rows, cols) = shape_of(item);
+                bytes_after = self.options.to.info(item.name(), rows, cols)?.bytes();
+                QuantizeOutcome::Quantized { relative_error: self.quantized(reader, item, writer)? }
+            }
+        };
+        let (dtype, shape) = match item {
+            Item::Plain(tensor) => (tensor.dtype.name(), tensor.shape.clone()),
+            Item::Compressed(weight) => (weight.format.name(), vec![weight.rows, weight.cols]),
+        };
+        let (name, bytes_before) = (item.name().to_owned(), item.bytes());
+        self.report.tensors.push(QuantizedTensor { name, dtype, shape, bytes_before, bytes_after, outcome });
+        Ok(())
+    }
+}
+
+/// Rows and columns of a matrix.
+fn shape_of(item: Item<'_>) -> (usize, usize) {
+    match item {
+        Item::Plain(tensor) => Matrix::of(tensor).map_or((0, 0), |matrix| (matrix.rows, matrix.cols)),
+        Item::Compressed(weight) => (weight.rows, weight.cols),
+    }
+}
+
+/// A weight in f32.
+enum Floats {
+    Sparse(Compressed<f32>),
+    NotSparse { violations: usize },
+}
+
+/// Reads a matrix of floats.
+fn floats(reader: &Reader, item: Item<'_>) -> Result<Floats> {
+    fn typed<T: Element>(reader: &Reader, name: &str) -> Result<Floats> {
+        Ok(Floats::Sparse(widened(&reader.compressed::<T>(name)?)))
+    }
+    match item {
+        Item::Plain(tensor) => match Matrix::of(tensor) {
+            Some(matrix) => matrix.run(reader, Look),
+            None => Ok(Floats::NotSparse { violations: 0 }),
+        },
+        Item::Compressed(weight) => match_element!(weight.format.dense(), |T| typed::<T>(reader, &weight.name)),
+    }
+}
+
+fn widened<T: Element>(weight: &Compressed<T>) -> Compressed<f32> {
+    let values = weight.values().iter().map(|v| v.to_f32()).collect();
+    Compressed::from_trusted_parts(weight.rows(), weight.cols(), values, weight.meta().to_vec())
+}
+
+/// Compresses a dense matrix that is 2:4.
+struct Look;
+
+impl OnMatrix for Look {
+    type Output = Floats;
+
+    fn run<T: Element>(self, matrix: MatrixRef<'_, T>) -> Result<Floats> {
+        match verify::conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 0).violation_count {
+            0 => Ok(Floats::Sparse(widened(&Compressed::from_dense(matrix)?))),
+            violations => Ok(Floats::NotSparse { violations }),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Which file of a directory is the model.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, Result};
+
+/// The end of an index's file name.
+pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
+
+/// The index of a directory, or its only `.safetensors` file.
+pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
+    let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
+    let (mut indices, mut files) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(directory).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        let text = name.to_string_lossy();
+        if text.ends_with(INDEX_SUFFIX) {
+            indices.push(directory.join(&name));
+        } else if text.ends_with(".safetensors") {
+            files.push(directory.join(&name));
+        }
+    }
+    let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
+    match (indices.as_mut_slice(), files.as_mut_slice()) {
+        ([index], _) => Ok(std::mem::take(index)),
+        ([], [file]) => Ok(std::mem::take(file)),
+        ([], []) => fault("the directory holds no .safetensors file".to_owned()),
+        ([], files) => fault(format!(
+            "the directory holds {} .safetensors files and no index; name one of them, or, if a conversion was interrupted \
+             here, run it again",
+            files.len()
+        )),
+        (indices, _) => fault(format!("the directory holds {} indices; name one of them", indices.len())),
+    }
+}
