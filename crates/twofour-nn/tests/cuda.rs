@@ -424,7 +424,7 @@ fn after_descent<E: Engine>(engine: &E, step: &SgdStep, values: &[Vec<f32>; 3], 
         copy: Some(&mut copy),
         sparse: sparse.as_ref(),
     };
-    engine.sgd(step, state).unwrap();
+    engine.sgd(step, state, None).unwrap();
     [&master, &momentum, &copy].map(|buffer| engine.read(buffer).unwrap())
 }
 

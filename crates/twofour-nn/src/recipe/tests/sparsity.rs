@@ -153,3 +153,16 @@ fn steps_switch_is_bounded_by_the_recipe() {
     let found = one(&["sparsity.method=step", "training.optimizer=sgdm"]);
     assert!(found.contains("did you mean `sgd`"), "{found}");
 }
+
+#[test]
+fn squared_relu_takes_the_place_of_an_activation_without_a_gate() {
+    let llama = ["model.kind=llama", "sparsity.method=activation"];
+    assert!(parse(GOOD, &llama[1..]).is_ok());
+    let lines = lines(parse(GOOD, &llama));
+    assert!(lines.len() == 1 && lines[0].contains("sparsity.method") && lines[0].contains("has gates"), "{lines:?}");
+    let own = "[[sparsity.override]]\nlayers = ['blocks.0.mlp.down']\nmethod = 'activation'\n";
+    let text = format!("{GOOD}\n{own}");
+    assert!(parse(&text, &[]).is_ok());
+    let lines = crate::recipe::tests::lines(parse(&text, &llama[..1]));
+    assert!(lines.len() == 1 && lines[0].contains("sparsity.override.method"), "{lines:?}");
+}

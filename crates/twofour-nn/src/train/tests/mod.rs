@@ -16,7 +16,9 @@ use super::{Corpus, Decay, SparseBegin, SparsityPlan, StepReport, Trainer};
 use crate::{
     Error, Result,
     engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
-    recipe::{DecayTarget, Method, ModelKind, ModelSettings, SparsePrecision, SwitchMean, TrainingSettings},
+    recipe::{
+        DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
+    },
 };
 
 fn model() -> ModelSettings {
@@ -290,8 +292,19 @@ fn pruned_weights_shrink_by_decay_alone() {
 
 #[test]
 fn steps_that_are_not_finite_are_skipped_and_counted() {
-    for method in [Method::Dense, Method::Ste, Method::Fst] {
-        let mut trainer = trainer(&SparsityPlan::of_method(method, layers(), 60));
+    for (method, optimizer) in [
+        (Method::Dense, OptimizerKind::Adamw),
+        (Method::Ste, OptimizerKind::Adamw),
+        (Method::Fst, OptimizerKind::Adamw),
+        (Method::Ste, OptimizerKind::Sgd),
+        (Method::Gradual, OptimizerKind::Sgd),
+    ] {
+        let mut plan = SparsityPlan { observes: true, ..SparsityPlan::of_method(method, layers(), 60) };
+        if method == Method::Gradual {
+            // The step that is skipped is of a 3:4 layer, and the next one of a 2:4 layer.
+            (plan.begin, plan.two_of_four_from) = (SparseBegin::Step(1), Some(3));
+        }
+        let mut trainer = trainer_with(plan, TrainingSettings { optimizer, ..training() });
         steps(&mut trainer, 2);
         let before = bits(&trainer);
         let poison = |trainer: &mut Trainer<CpuEngine>, value: f32| {
@@ -304,6 +317,7 @@ fn steps_that_are_not_finite_are_skipped_and_counted() {
         let good = poison(&mut trainer, f32::NAN);
         let report = trainer.step().unwrap();
         assert!(report.skipped && report.skipped_so_far == 1 && trainer.skipped_steps() == 1, "{method:?}");
+        assert!(report.flip_rate == 0.0 && report.observed_flip_rate.is_none(), "{report:?}");
         poison(&mut trainer, good);
         assert!(bits(&trainer) == before, "{method:?}");
         assert!(!trainer.step().unwrap().skipped && bits(&trainer) != before);
