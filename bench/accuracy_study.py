@@ -30,12 +30,23 @@ METHODS = {
     "fst, masks every step, decay 2e-3": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": 2e-3},
     "s-ste": {"sparsity.method": "s-ste"},
     "s-ste, mvue": {"sparsity.method": "s-ste", "sparsity.weight_gradient": "mvue"},
+    "activation": {"sparsity.method": "activation"},
+    "s-ste, fp8": {"sparsity.method": "s-ste", "sparsity.precision": "fp8"},
+    "fst, fp8": {"sparsity.method": "fst", "sparsity.precision": "fp8"},
     "step": {"sparsity.method": "step"},
+    "step, geometric mean": {"sparsity.method": "step", "sparsity.switch_mean": "geometric"},
+    "gradual": {"sparsity.method": "gradual"},
+    "sr-ste, decay searched": {"sparsity.method": "sr-ste", "sparsity.decay": "auto"},
+    "fst, decay searched": {"sparsity.method": "fst", "sparsity.decay": "auto"},
+    "fst, masks every step, decay searched": {"sparsity.method": "fst", "sparsity.mask_every": 1, "sparsity.decay": "auto"},
+    "fst, toolkit's settings": {"sparsity.method": "fst", "sparsity.defaults": "2by4-pretrain"},
+    "s-ste, toolkit's settings": {"sparsity.method": "s-ste", "sparsity.defaults": "2by4-pretrain"},
     "40 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.4},
     "60 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.6},
     "70 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.7},
     "80 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.8},
     "90 % sparse, then dense": {"sparsity.method": "ste", "sparsity.mask": "greedy", "sparsity.end": 0.9},
+    "100 % sparse": {"sparsity.method": "ste", "sparsity.mask": "greedy"},
 }
 
 

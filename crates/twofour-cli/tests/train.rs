@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use support::{Ran, names, run, twofour};
 
-const METHODS: [&str; 7] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step"];
+const METHODS: [&str; 9] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"];
 
 fn recipe(method: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{method}.toml")).display().to_string()
@@ -83,7 +83,7 @@ fn every_recipe_trains_twenty_tiny_steps() {
         }
         let flips = lines.iter().filter(|line| line["flip_rate"].as_f64().unwrap() > 0.0).count();
         match method {
-            "dense" | "fixed" => assert_eq!(flips, 0, "{method}"),
+            "dense" | "fixed" | "activation" => assert_eq!(flips, 0, "{method}"),
             _ => assert!(flips > 0, "{method}"),
         }
         let report = read_json(folder.join("report.json"));
@@ -93,9 +93,9 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(report["val_loss"], lines[19]["val_loss"]);
         let svg = fs::read_to_string(folder.join("report.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("polyline"));
-        // Sparse at the end: all but dense, and FST, whose end is dense.
+        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are.
         let check = run(directory.path(), &["inspect", &format!("{method}/model.safetensors"), "--json"]).good().stdout;
-        assert_eq!(check.contains("2:4"), !["dense", "fst"].contains(&method), "{method}: {check}");
+        assert_eq!(check.contains("2:4"), !["dense", "fst", "activation"].contains(&method), "{method}: {check}");
         let text = run(directory.path(), &["generate", method, "--prompt", "the ", "--bytes", "20"]).good().stdout;
         assert!(text.len() > 20, "{text}");
         let eval = ["eval", method, "--text", "text.txt", "--json"];
@@ -109,6 +109,53 @@ fn every_recipe_trains_twenty_tiny_steps() {
         let again = run(directory.path(), &again.iter().map(String::as_str).collect::<Vec<_>>()).good().json();
         assert_eq!(again, report);
     }
+}
+
+#[test]
+fn the_decay_is_searched_once_and_an_interrupted_search_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = ["sparsity.mask_every=4", "sparsity.decay_grid=[1e-5, 1e-3, 1.0]", "sparsity.decay_trial_steps=6"];
+    let whole = train(directory.path(), "fst-auto", "whole", &more).good();
+    assert!(whole.stdout.contains("4 trials of 6 steps") && whole.stdout.contains("ratio to dense"), "{whole:?}");
+    let file = read_json(directory.path().join("whole/decay.json"));
+    let strength = file["choice"]["strength"].as_f64().unwrap();
+    assert_eq!(file["trials"].as_array().unwrap().len(), 4);
+    let report = read_json(directory.path().join("whole/report.json"));
+    assert_eq!(report["decay"], file["choice"]);
+    assert!(lines(&directory.path().join("whole")).iter().all(|line| line["decay"].as_f64() == Some(strength)));
+    // What a kill between two trials leaves.
+    let begun = directory.path().join("begun");
+    fs::create_dir(&begun).unwrap();
+    fs::copy(directory.path().join("whole/recipe.toml"), begun.join("recipe.toml")).unwrap();
+    let mut partial = file.clone();
+    partial["trials"].as_array_mut().unwrap().truncate(2);
+    partial["choice"] = Value::Null;
+    fs::write(begun.join("decay.json"), partial.to_string()).unwrap();
+    train(directory.path(), "fst-auto", "begun", &more).good();
+    assert_eq!(read_json(begun.join("decay.json")), file);
+    assert_eq!(timeless(&begun), timeless(&directory.path().join("whole")));
+    // A file of other trials, and one that is damaged.
+    let mut other = partial;
+    other["search"]["steps"] = 7.into();
+    for (text, word) in [(other.to_string(), "another search"), ("{".to_owned(), "EOF")] {
+        let folder = directory.path().join("other");
+        fs::create_dir_all(&folder).unwrap();
+        fs::copy(begun.join("recipe.toml"), folder.join("recipe.toml")).unwrap();
+        fs::write(folder.join("decay.json"), text).unwrap();
+        let message = train(directory.path(), "fst-auto", "other", &more).bad(2);
+        assert!(message.contains(word) && message.contains("decay.json"), "{message}");
+    }
+}
+
+#[test]
+fn simulated_8_bit_floats_are_said_and_train() {
+    let directory = tempfile::tempdir().unwrap();
+    let ran = train(directory.path(), "s-ste-fp8", "run", &[]).good();
+    assert!(ran.stdout.contains("simulated on a CPU"), "{ran:?}");
+    train(directory.path(), "s-ste", "plain", &[]).good();
+    let [rounded, plain] =
+        ["run", "plain"].map(|name| lines(&directory.path().join(name))[0]["loss"].as_f64().unwrap());
+    assert!(rounded != plain && (rounded - plain).abs() < 0.01 * plain, "{rounded}, {plain}");
 }
 
 #[test]

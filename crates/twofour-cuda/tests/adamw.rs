@@ -5,7 +5,7 @@ mod support;
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 use support::{Bench, bench, numbers::Random};
-use twofour::{Arithmetic, Mask, MatrixRef, estimate::masked_decay};
+use twofour::{Arithmetic, Mask, MatrixRef, adamw_step::ChangeMean, estimate::masked_decay};
 use twofour_cuda::{
     DataType, Error,
     raw::adamw::{
@@ -167,7 +167,14 @@ fn check_phases<G: Arithmetic + DeviceRepr>(
             skip: None,
         };
         let (second_moment, frozen) = match number {
-            1..=3 => (SecondMoment::Watched { changes: bench.at(&changes), partial: bench.at(&partial) }, None),
+            1..=3 => (
+                SecondMoment::Watched {
+                    changes: bench.at(&changes),
+                    partial: bench.at(&partial),
+                    mean: ChangeMean::Arithmetic,
+                },
+                None,
+            ),
             4 => (SecondMoment::Moving, None),
             _ => (SecondMoment::Frozen { at: 4 }, Some(4)),
         };
@@ -237,7 +244,11 @@ fn the_sum_of_changes_repeats_and_is_zero_where_nothing_changes() {
         let parameter = AdamWState { weight, gradient, first, second, copy: None, rows, cols };
         let number = StepNumber::Host(1);
         let step = AdamWStep { number, masked_decay: None, gradient_scale: None, skip: Some(bench.at(&skip)) };
-        let second_moment = SecondMoment::Watched { changes: bench.at(&changes), partial: bench.at(&partial) };
+        let second_moment = SecondMoment::Watched {
+            changes: bench.at(&changes),
+            partial: bench.at(&partial),
+            mean: ChangeMean::Arithmetic,
+        };
         let phase = AdamWPhase { second_moment, ..Default::default() };
         // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
         unsafe { adamw.step_in_phase(bench.stream(), parameter, SETTINGS, step, phase) }.unwrap();
@@ -315,7 +326,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         adamw.step_in_phase(bench.stream(), parameter, SETTINGS, step, phase)
     };
     assert!(matches!(in_phase(SecondMoment::Frozen { at: 0 }), Err(Error::Dimension { size: 0, .. })));
-    let watched = |changes, partial| in_phase(SecondMoment::Watched { changes, partial });
+    let watched = |changes, partial| in_phase(SecondMoment::Watched { changes, partial, mean: ChangeMean::Arithmetic });
     assert!(matches!(watched(0, at), Err(Error::Pointer { what: "sum of changes", .. })));
     assert!(matches!(watched(at, at + 4), Err(Error::Pointer { what: "partial sums of changes", .. })));
     assert!(run(AdamWState { rows: 0, weight: 0, ..parameter }, step).is_ok());

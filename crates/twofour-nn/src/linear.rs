@@ -2,13 +2,16 @@
 
 use twofour::{
     Mask,
-    layer::{Accumulate, Activation, SparseLinearSettings},
+    layer::{Accumulate, Activation, MaskRule, SparseLinearSettings, WeightGradient},
+    select::Transposable,
 };
 
 use crate::{
     Error, Result,
-    engine::{AdamWStep, Engine, LinearShape, SparseLayer as _},
+    engine::{Engine, Kind, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
+    recipe::SparsePrecision,
+    train::LayerForm,
 };
 
 /// A linear layer, `y = x · Wᵀ + bias`.
@@ -21,6 +24,12 @@ pub struct Linear<E: Engine> {
     weight: Parameter<E>,
     bias: Option<Parameter<E>>,
     sparse: Option<E::SparseLinear>,
+    /// The weight with three of every four, which a layer of that form computes with.
+    three_of_four: Option<E::Buffer>,
+    /// The rule by which the input is pruned, where the layer is one over 2:4 activations.
+    prunes_input: Option<Transposable>,
+    /// A mask of the weight that nothing computes with.
+    observed: Option<E::SparseLinear>,
     out_features: usize,
     in_features: usize,
 }
@@ -41,7 +50,17 @@ impl<E: Engine> Linear<E> {
                 Error::Length { what: "the bias of a linear layer", expected: out_features, found }.in_layer(name)
             );
         }
-        Ok(Linear { name: name.to_owned(), weight, bias, sparse: None, out_features, in_features })
+        Ok(Linear {
+            name: name.to_owned(),
+            weight,
+            bias,
+            sparse: None,
+            three_of_four: None,
+            prunes_input: None,
+            observed: None,
+            out_features,
+            in_features,
+        })
     }
 
     /// The full name.
@@ -78,6 +97,11 @@ impl<E: Engine> Linear<E> {
         self.in_features
     }
 
+    /// The operand of dense GEMMs.
+    fn dense_weight(&self) -> &E::Buffer {
+        self.three_of_four.as_ref().unwrap_or_else(|| self.weight.compute())
+    }
+
     fn shape(&self, tokens: usize) -> LinearShape {
         LinearShape { tokens, out_features: self.out_features, in_features: self.in_features }
     }
@@ -87,11 +111,29 @@ impl<E: Engine> Linear<E> {
     /// # Errors
     /// [`Error::InLayer`] with what [`Engine::sparse_linear`] refuses; the layer is then as it was.
     pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
+        self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
+    }
+
+    /// [`Linear::make_sparse`] with GEMMs of a precision.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_sparse`], and of [`Engine::float8_sparse_linear`].
+    pub fn make_sparse_in(
+        &mut self,
+        engine: &E,
+        settings: SparseLinearSettings,
+        precision: SparsePrecision,
+        seed: u64,
+    ) -> Result<()> {
         let mut make = || -> Result<()> {
-            let shape = (self.out_features, self.in_features);
-            let mut sparse = engine.sparse_linear(self.weight.master(), shape, settings)?;
+            let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
+            let mut sparse = match precision {
+                SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
+                SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
+            };
             sparse.set_seed(seed)?;
             self.sparse = Some(sparse);
+            (self.three_of_four, self.prunes_input) = (None, None);
             self.weight.drop_copy();
             Ok(())
         };
@@ -104,25 +146,110 @@ impl<E: Engine> Linear<E> {
     /// Not enough memory.
     pub fn make_dense(&mut self, engine: &E) -> Result<()> {
         self.weight.add_copy(engine)?;
-        self.sparse = None;
+        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
         Ok(())
+    }
+
+    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`Engine::pack_squared_relu`]): for the second layer of a feed-forward block with squared
+    /// ReLU, which asks the layer.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_dense`].
+    pub fn make_input_sparse(&mut self, engine: &E, rule: Transposable) -> Result<()> {
+        self.make_dense(engine)?;
+        self.prunes_input = Some(rule);
+        Ok(())
+    }
+
+    /// The rule by which the input is pruned, where it is.
+    pub fn prunes_input(&self) -> Option<Transposable> {
+        self.prunes_input
+    }
+
+    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
+        let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
+        engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
+        (self.sparse, self.prunes_input) = (None, None);
+        self.three_of_four = Some(kept);
+        // The optimizer's copy of the whole weight is not computed with.
+        self.weight.drop_copy();
+        Ok(())
+    }
+
+    /// What the layer computes with.
+    pub fn form(&self) -> LayerForm {
+        match (&self.sparse, &self.three_of_four, self.prunes_input) {
+            (Some(_), ..) => LayerForm::TwoOfFour,
+            (None, Some(_), _) => LayerForm::ThreeOfFour,
+            (None, None, Some(_)) => LayerForm::TwoOfFourInput,
+            (None, None, None) => LayerForm::Dense,
+        }
+    }
+
+    /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with it. The soft threshold's is that of the
+    /// largest magnitudes.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_sparse`].
+    pub fn observe(&mut self, engine: &E, settings: SparseLinearSettings) -> Result<()> {
+        let rule = match settings.rule {
+            MaskRule::SoftThreshold => MaskRule::Magnitude,
+            rule => rule,
+        };
+        let settings = SparseLinearSettings { rule, weight_gradient: WeightGradient::Dense, ..settings };
+        let shape = (self.out_features, self.in_features);
+        let observed = engine.sparse_linear(self.weight.master(), shape, settings);
+        self.observed = Some(observed.map_err(|error| error.in_layer(&self.name))?);
+        Ok(())
+    }
+
+    /// The mask of [`Linear::observe`], with what it would pack.
+    pub fn observed(&self) -> Option<&E::SparseLinear> {
+        self.observed.as_ref()
+    }
+
+    /// Drops what is made of the weight alone: the 3:4 form and the observed mask.
+    pub(crate) fn forget(&mut self) {
+        (self.three_of_four, self.observed) = (None, None);
     }
 
     /// Packs the master weight after it has changed, under a new mask or the present one; nothing for a dense layer.
     ///
     /// # Errors
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
-    pub fn refresh(&mut self, selects_mask: bool) -> Result<()> {
-        let Some(sparse) = &mut self.sparse else { return Ok(()) };
-        let master = self.weight.master();
-        let outcome = if selects_mask { sparse.remask(master) } else { sparse.repack(master) };
+    pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
+        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
+        let master = weight.master();
+        let outcome = match (sparse, three_of_four) {
+            (Some(sparse), _) if selects_mask => sparse.remask(master),
+            (Some(sparse), _) => sparse.repack(master),
+            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
+            (None, None) => Ok(()),
+        };
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
     /// [`Linear::refresh`] after an update that the guard may have skipped.
     pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
-        let Some(sparse) = &mut self.sparse else { return Ok(()) };
-        let refreshed = engine.refresh(sparse, self.weight.master(), selects_mask, guard);
+        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
+        let master = weight.master();
+        let refreshed = match (sparse, three_of_four) {
+            (Some(sparse), _) => engine.refresh(sparse, master, selects_mask, guard),
+            // What a skipped step left as it was is pruned to the same.
+            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
+            (None, None) => Ok(()),
+        };
+        refreshed.map_err(|error| error.in_layer(&self.name))
+    }
+
+    /// Selects the observed mask, where there is one, after an update that the guard may have skipped.
+    pub(crate) fn refresh_observed(&mut self, engine: &E, guard: &E::StepGuard) -> Result<()> {
+        let Some(observed) = &mut self.observed else { return Ok(()) };
+        let refreshed = engine.refresh(observed, self.weight.master(), true, guard);
         refreshed.map_err(|error| error.in_layer(&self.name))
     }
 
@@ -154,7 +281,7 @@ impl<E: Engine> Linear<E> {
         let bias = self.bias.as_ref().map(Parameter::compute);
         match &self.sparse {
             Some(sparse) => sparse.forward(x, tokens, bias, y),
-            None => engine.linear(self.shape(tokens), x, self.weight.compute(), bias, y),
+            None => engine.linear(self.shape(tokens), x, self.dense_weight(), bias, y),
         }
     }
 
@@ -214,6 +341,36 @@ impl<E: Engine> Linear<E> {
         self.weight_gradient(engine, dy, x, tokens, accumulate)
     }
 
+    /// [`Linear::forward`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn forward_packed(&self, engine: &E, x: &E::PackedActivation, tokens: usize, y: &mut E::Buffer) -> Result<()> {
+        let bias = self.bias.as_ref().map(Parameter::compute);
+        engine.packed_linear(self.shape(tokens), x, self.dense_weight(), bias, y)
+    }
+
+    /// [`Linear::parameter_gradients`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn packed_parameter_gradients(
+        &mut self,
+        engine: &E,
+        dy: &E::Buffer,
+        x: &E::PackedActivation,
+        tokens: usize,
+        accumulate: Accumulate,
+    ) -> Result<()> {
+        let shape = self.shape(tokens);
+        let weight = |dw: &mut E::Buffer, accumulate| engine.packed_weight_gradient(shape, dy, x, accumulate, dw);
+        self.weight.record(accumulate, weight)?;
+        match &mut self.bias {
+            Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
+            None => Ok(()),
+        }
+    }
+
     /// `dx = dy · W`.
     ///
     /// # Errors
@@ -221,7 +378,7 @@ impl<E: Engine> Linear<E> {
     pub fn input_gradient(&self, engine: &E, dy: &E::Buffer, tokens: usize, dx: &mut E::Buffer) -> Result<()> {
         match &self.sparse {
             Some(sparse) => sparse.input_gradient(dy, tokens, dx),
-            None => engine.input_gradient(self.shape(tokens), dy, self.weight.compute(), dx),
+            None => engine.input_gradient(self.shape(tokens), dy, self.dense_weight(), dx),
         }
     }
 
@@ -230,12 +387,12 @@ impl<E: Engine> Linear<E> {
     }
 
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
-    pub(crate) fn update_weight(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<f64> {
+    pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
         self.weight.update(engine, step, self.sparse.as_ref(), guard)
     }
 
     /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &AdamWStep, guard: &E::StepGuard) -> Result<()> {
+    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<()> {
         match &mut self.bias {
             Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
             None => Ok(()),

@@ -3,8 +3,8 @@
 use twofour::{DataType, layer::Accumulate};
 
 use crate::{
-    Result,
-    engine::{AdamWState, AdamWStep, Engine, Kind},
+    Error, Result,
+    engine::{AdamWState, Engine, Kind, OptimizerStep, SgdState},
 };
 
 /// A parameter of a model.
@@ -23,7 +23,8 @@ pub struct Parameter<E: Engine> {
 struct Training<E: Engine> {
     gradient: E::Buffer,
     first: E::Buffer,
-    second: E::Buffer,
+    /// Absent with an optimizer that has none.
+    second: Option<E::Buffer>,
 }
 
 impl<E: Engine> Parameter<E> {
@@ -95,7 +96,7 @@ impl<E: Engine> Parameter<E> {
     /// Not enough memory.
     pub fn begin_training(&mut self, engine: &E) -> Result<()> {
         let zeros = || engine.zeros(Kind::Wide, self.shape.iter().product());
-        self.training = Some(Training { gradient: zeros()?, first: zeros()?, second: zeros()? });
+        self.training = Some(Training { gradient: zeros()?, first: zeros()?, second: Some(zeros()?) });
         Ok(())
     }
 
@@ -112,13 +113,21 @@ impl<E: Engine> Parameter<E> {
         (&self.master, self.training.as_mut().map(|training| &mut training.gradient))
     }
 
-    /// First and second moment, where the parameter trains.
-    pub fn moments(&self) -> Option<[&E::Buffer; 2]> {
-        self.training.as_ref().map(|training| [&training.first, &training.second])
+    /// First and second moment, where the parameter trains; with gradient descent the momentum alone.
+    pub fn moments(&self) -> Option<Vec<&E::Buffer>> {
+        self.training.as_ref().map(|training| [&training.first].into_iter().chain(&training.second).collect())
     }
 
-    pub(crate) fn moments_mut(&mut self) -> Option<[&mut E::Buffer; 2]> {
-        self.training.as_mut().map(|training| [&mut training.first, &mut training.second])
+    pub(crate) fn moments_mut(&mut self) -> Option<Vec<&mut E::Buffer>> {
+        let Training { first, second, .. } = self.training.as_mut()?;
+        Some([first].into_iter().chain(second).collect())
+    }
+
+    /// Frees the second moment, which gradient descent does not have.
+    pub(crate) fn drop_second_moment(&mut self) {
+        if let Some(training) = &mut self.training {
+            training.second = None;
+        }
     }
 
     /// Writes or adds the gradient by `write(gradient, accumulate)`, if the parameter trains.
@@ -130,17 +139,29 @@ impl<E: Engine> Parameter<E> {
         self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
     }
 
-    /// An optimizer step; nothing if the parameter does not train.
+    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`Engine::adamw`] does, and 0 for gradient descent.
     pub(crate) fn update(
         &mut self,
         engine: &E,
-        step: &AdamWStep,
+        step: &OptimizerStep,
         sparse: Option<&E::SparseLinear>,
         guard: &E::StepGuard,
     ) -> Result<f64> {
         let Some(Training { gradient, first, second }) = &mut self.training else { return Ok(0.0) };
-        let copy = self.copy.as_mut();
-        let state = AdamWState { master: &mut self.master, gradient, first, second, copy, sparse };
-        engine.adamw(step, state, Some(guard))
+        let (master, copy) = (&mut self.master, self.copy.as_mut());
+        match (step, second) {
+            (OptimizerStep::AdamW(step), Some(second)) => {
+                engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))
+            }
+            (OptimizerStep::AdamW(_), None) => Err(Error::Unsupported {
+                engine: engine.name(),
+                what: "AdamW without second moments".to_owned(),
+                remedy: "go on with the optimizer that training began with",
+            }),
+            (OptimizerStep::Sgd(step), _) => {
+                engine.sgd(step, SgdState { master, gradient, momentum: first, copy, sparse }, Some(guard))?;
+                Ok(0.0)
+            }
+        }
     }
 }

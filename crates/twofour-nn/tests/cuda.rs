@@ -11,10 +11,12 @@ use twofour::{
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{
-        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SparseLayer as _, cpu::CpuEngine,
-        cuda::CudaEngine,
+        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, SparseLayer as _,
+        cpu::CpuEngine, cuda::CudaEngine,
     },
-    recipe::{DecayTarget, Method, ModelKind, ModelSettings, TrainingSettings},
+    recipe::{
+        DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
+    },
     train::{Corpus, Decay, SparseBegin, SparsityPlan, Trainer},
 };
 
@@ -50,10 +52,18 @@ fn layers() -> Vec<String> {
     (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect()
 }
 
+fn down() -> Vec<String> {
+    layers().into_iter().filter(|name| name.ends_with("down")).collect()
+}
+
 fn trainer<E: Engine>(engine: E, plan: &SparsityPlan) -> Trainer<E> {
+    with_settings(engine, plan, &training())
+}
+
+fn with_settings<E: Engine>(engine: E, plan: &SparsityPlan, settings: &TrainingSettings) -> Trainer<E> {
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
     let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
-    Trainer::new(engine, &model(), &training(), plan.clone(), corpus).unwrap()
+    Trainer::new(engine, &model(), settings, plan.clone(), corpus).unwrap()
 }
 
 /// Plans of every method.
@@ -75,7 +85,32 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
             SparsityPlan { decay: Some(Decay { strength: 2.0, target: DecayTarget::Weight }), ..of(Method::Ste) },
         ),
         ("step", step_switching_after(12)),
+        ("step, option 2", SparsityPlan { switch_mean: SwitchMean::Geometric, ..step_switching_after(12) }),
+        (
+            "gradual",
+            SparsityPlan {
+                begin: SparseBegin::Step(3),
+                two_of_four_from: Some(8),
+                observes: true,
+                ..of(Method::Gradual)
+            },
+        ),
+        ("fst and others", mixed()),
+        ("activation", SparsityPlan { end: Some(15), ..SparsityPlan::of_method(Method::Activation, down(), 60) }),
+        ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
+        ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
     ]
+}
+
+/// FST, but for one layer that has another method, and one that becomes 2:4 later.
+fn mixed() -> SparsityPlan {
+    let of = |method, name: &str| SparsityPlan::of_method(method, vec![name.to_owned()], 60);
+    let late = SparsityPlan { begin: SparseBegin::Step(4), ..of(Method::Ste, "blocks.1.attn.qkv") };
+    SparsityPlan {
+        mask_every: 3,
+        overrides: vec![of(Method::SSte, "blocks.0.mlp.down"), late],
+        ..of(Method::Fst, "blocks.0.mlp.up")
+    }
 }
 
 /// STEP whose layers become 2:4 after the update past that number, so that a short test sees its second moments watched and then frozen.
@@ -329,16 +364,20 @@ fn after_step<E: Engine>(engine: &E, step: &AdamWStep, values: &[Vec<f32>; 4], m
 
 const SHAPE: (usize, usize) = (72, 132);
 
+/// Numbers from -1 to 1, as many as [`SHAPE`] has.
+fn numbers(seed: u32) -> Vec<f32> {
+    let hash = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77);
+    (0..(SHAPE.0 * SHAPE.1) as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
 #[test]
 fn the_optimizer_has_the_bits_of_the_cpu_in_every_phase_and_with_every_decay() {
     let Some(cuda) = engine(DataType::BF16) else { return };
-    let numbers = |seed: u32| -> Vec<f32> {
-        let hash = |i: u32| (i ^ seed).wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca77);
-        (0..(SHAPE.0 * SHAPE.1) as u32).map(|i| (hash(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
-    };
     let second = numbers(4 << 16).iter().map(|v| v * v).collect();
     let values = [numbers(1 << 16), numbers(2 << 16), numbers(3 << 16), second];
-    for second_moment in [SecondMoment::Moving, SecondMoment::Watched, SecondMoment::Frozen { at: 4 }] {
+    for second_moment in
+        [SecondMoment::Moving, SecondMoment::Watched, SecondMoment::WatchedByLogarithm, SecondMoment::Frozen { at: 4 }]
+    {
         for pruned_decay in
             [PrunedDecay::None, PrunedDecay::Gradient { strength: 0.3 }, PrunedDecay::Weight { strength: 0.7 }]
         {
@@ -360,9 +399,96 @@ fn the_optimizer_has_the_bits_of_the_cpu_in_every_phase_and_with_every_decay() {
                     let same = found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{name}, masked {masked}: {step:?}");
                 }
-                assert!((of_cpu - of_cuda).abs() <= 1e-6 * of_cpu, "{of_cpu}, {of_cuda}: {step:?}");
-                assert_eq!(of_cuda > 0.0, second_moment == SecondMoment::Watched, "{step:?}");
+                assert!((of_cpu - of_cuda).abs() <= 1e-6 * of_cpu.abs(), "{of_cpu}, {of_cuda}: {step:?}");
+                let is_watched = matches!(second_moment, SecondMoment::Watched | SecondMoment::WatchedByLogarithm);
+                assert_eq!(of_cuda != 0.0, is_watched, "{step:?}");
             }
         }
+    }
+}
+
+/// A weight and its momentum after a step of gradient descent, and the weight's copy in the compute type.
+fn after_descent<E: Engine>(engine: &E, step: &SgdStep, values: &[Vec<f32>; 3], masked: bool) -> [Vec<f32>; 3] {
+    let buffer = |values: &[f32]| {
+        let mut buffer = engine.zeros(Kind::Wide, values.len()).unwrap();
+        engine.write(&mut buffer, values).unwrap();
+        buffer
+    };
+    let [mut master, gradient, mut momentum] = values.each_ref().map(|values| buffer(values));
+    let sparse = masked.then(|| engine.sparse_linear(&master, SHAPE, SparseLinearSettings::default()).unwrap());
+    let mut copy = engine.zeros(Kind::Compute, values[0].len()).unwrap();
+    let state = SgdState {
+        master: &mut master,
+        gradient: &gradient,
+        momentum: &mut momentum,
+        copy: Some(&mut copy),
+        sparse: sparse.as_ref(),
+    };
+    engine.sgd(step, state, None).unwrap();
+    [&master, &momentum, &copy].map(|buffer| engine.read(buffer).unwrap())
+}
+
+#[test]
+fn gradient_descent_has_the_bits_of_the_cpu_with_every_decay() {
+    let Some(cuda) = engine(DataType::BF16) else { return };
+    let values = [1, 2, 3].map(|seed| numbers(seed << 16));
+    for pruned_decay in
+        [PrunedDecay::None, PrunedDecay::Gradient { strength: 0.3 }, PrunedDecay::Weight { strength: 0.7 }]
+    {
+        for (masked, gradient_scale) in [(false, 0.37), (true, 0.37), (true, 1.0)] {
+            let step = SgdStep { learning_rate: 0.03, momentum: 0.9, weight_decay: 1e-2, gradient_scale, pruned_decay };
+            let [expected, momentum, _] = after_descent(&CpuEngine, &step, &values, masked);
+            let found = after_descent(&cuda, &step, &values, masked);
+            let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same(&found[0], &expected) && same(&found[1], &momentum), "masked {masked}: {step:?}");
+            let rounded: Vec<f32> = expected.iter().map(|w| half::bf16::from_f32(*w).to_f32()).collect();
+            assert!(same(&found[2], &rounded), "masked {masked}: {step:?}");
+        }
+    }
+}
+
+#[test]
+fn pruning_to_some_of_four_has_the_bits_of_the_cpu() {
+    let Some(cuda) = engine(DataType::F32) else { return };
+    // Ties, zeros of both signs, and rows that are not cut into whole groups.
+    for cols in [1, 3, 4, 7, 132] {
+        let weight: Vec<f32> = numbers(7).iter().take(72 * cols).map(|v| (v * 4.0).round() / 4.0).collect();
+        for count in 1..=4 {
+            let (expected, found) = (prune(&CpuEngine, count, &weight, cols), prune(&cuda, count, &weight, cols));
+            let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{count} of 4, rows of {cols}");
+        }
+    }
+}
+
+fn prune<E: Engine>(engine: &E, count: u32, weight: &[f32], cols: usize) -> Vec<f32> {
+    let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
+    engine.write(&mut master, weight).unwrap();
+    let mut kept = engine.zeros(Kind::Compute, weight.len()).unwrap();
+    engine.keep_of_four(count, &master, cols, &mut kept).unwrap();
+    engine.read(&kept).unwrap()
+}
+
+#[test]
+fn training_by_gradient_descent_follows_the_cpu_and_resumes_exactly() {
+    let plan = SparsityPlan::of_method(Method::SrSte, layers(), 60);
+    let settings = TrainingSettings { optimizer: OptimizerKind::Sgd, learning_rate: 0.2, ..training() };
+    let Some(_) = engine(DataType::BF16) else { return };
+    let cuda = || with_settings(engine(DataType::BF16).unwrap(), &plan, &settings);
+    let (mut cpu, mut whole) = (with_settings(CpuEngine, &plan, &settings), cuda());
+    let directory = tempfile::tempdir().unwrap();
+    let mut losses = vec![];
+    for step in 0..12 {
+        let (a, b) = (cpu.step().unwrap(), whole.step().unwrap());
+        assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "step {step}: {a:?}, {b:?}");
+        losses.push(b.loss);
+        if step == 5 {
+            whole.save(directory.path()).unwrap();
+        }
+    }
+    let mut resumed = cuda();
+    resumed.resume(directory.path()).unwrap();
+    for (step, expected) in losses.iter().enumerate().skip(6) {
+        assert_eq!(resumed.step().unwrap().loss, *expected, "step {step}");
     }
 }

@@ -54,11 +54,12 @@ impl SparseLinear {
         let y = y.expect("the output", context, dtype, outputs)?;
         let bias = bias.map(|bias| bias.expect("the bias", context, dtype, self.out_features)).transpose()?;
         let problem = forward_problem(self, tokens);
+        let weight = self.float8_rows.as_ref().map_or(&self.packed, |(packed, _)| packed);
         let Some(pre) = pre_activation else {
-            return self.multiply(problem, &self.packed, x, Epilogue { bias, activation, ..Epilogue::default() }, y);
+            return self.multiply(problem, weight, x, Epilogue { bias, activation, ..Epilogue::default() }, y);
         };
         let pre = pre.expect("the pre-activation", context, dtype, outputs)?;
-        self.multiply(problem, &self.packed, x, Epilogue { bias, ..Epilogue::default() }, pre)?;
+        self.multiply(problem, weight, x, Epilogue { bias, ..Epilogue::default() }, pre)?;
         let function = ElementFunction::Activation(activation);
         // SAFETY: both tensors have that many elements, as was checked; the stream is of their device.
         unsafe { context.elementwise(dtype)?.apply(context.raw(), function, pre, y, outputs) }
@@ -140,6 +141,11 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     context.elementwise(dtype)?;
     if layer.float8.is_some() {
         quantized::prepare(context, forward_problem(layer, tokens), dtype)?;
+        if layer.float8_rows.is_some() {
+            context.dense(dense_input_gradient(layer, tokens))?;
+            context.work().parts([WORKSPACE_BYTES])?;
+            return Ok(());
+        }
         return quantized::prepare(context, input_gradient_problem(layer, tokens), dtype);
     }
     let mut bytes = 0;

@@ -39,10 +39,12 @@ pub(crate) mod gradient_norm;
 pub(crate) mod grid;
 pub(crate) mod headers;
 pub(crate) mod heads;
+pub(crate) mod keep_of_four;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub mod prune;
 pub mod quantize;
+pub(crate) mod sgd;
 pub mod soft_threshold;
 pub(crate) mod softmax;
 pub mod unpack;
@@ -55,9 +57,16 @@ pub use weight::{DenseWeight, MetaOrder, Packed};
 /// Returns the sources of [`crate::transformer`]'s kernels.
 fn transformer_sources() -> impl Iterator<Item = Source> {
     let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
-    let heads = heads::sources().into_iter().chain(softmax::sources()).chain(attention::sources());
-    let elements =
-        gated::sources().into_iter().chain(pointwise::sources()).chain([gradient_norm::source(), flips::source()]);
+    let heads = keep_of_four::sources()
+        .into_iter()
+        .chain(heads::sources())
+        .chain(softmax::sources())
+        .chain(attention::sources());
+    let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([
+        gradient_norm::source(),
+        sgd::source(),
+        flips::source(),
+    ]);
     rows.chain(heads).chain(elements)
 }
 

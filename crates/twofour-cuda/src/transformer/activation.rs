@@ -27,6 +27,25 @@ pub fn activation_forward(
     unsafe { kernels.apply(context.raw(), function, input, out, len) }
 }
 
+/// Computes `dy ← dy · function'(x)`.
+///
+/// # Errors
+/// Those of [`activation_forward`].
+pub fn activation_backward_in_place(
+    context: &LayerContext,
+    function: ElementFunction,
+    x: DeviceSlice<'_>,
+    dy: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (x.dtype(), x.len());
+    let input = x.at("the input", context, dtype, len)?;
+    let gradient = dy.at("the output gradient", context, dtype, len)?;
+    let tensors = FunctionGradient { input, gradient, out: gradient, tiles: None };
+    let kernels = context.elementwise(dtype)?;
+    // SAFETY: both tensors have that many elements, an element is written by the thread that read it, and the stream is of their device.
+    unsafe { kernels.gradient(context.raw(), function, tensors, len, 1) }
+}
+
 /// Computes `dx = dy · function'(x)`.
 ///
 /// # Errors

@@ -5,7 +5,8 @@ use crate::{
     layer::{LayerContext, Plans},
     raw::{
         adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated,
-        gradient_norm::GradientNorm, heads::Heads, norm::Norms, pointwise::Pointwise, softmax::Softmax,
+        gradient_norm::GradientNorm, heads::Heads, keep_of_four::KeepOfFour, norm::Norms, pointwise::Pointwise,
+        sgd::Sgd, softmax::Softmax,
     },
 };
 
@@ -16,6 +17,7 @@ macro_rules! kernels {
         pub(crate) struct TransformerKernels {
             $($name: Plans<DataType, $kernels>,)*
             gradient_norm: Plans<(), GradientNorm>,
+            gradient_descent: Plans<(), Sgd>,
             fused_attention: Plans<(DataType, usize), FusedAttention>,
         }
 
@@ -39,6 +41,7 @@ kernels! {
     pointwise: Pointwise;
     softmax: Softmax;
     optimizers: AdamW;
+    keeps_of_four: KeepOfFour;
 }
 
 impl LayerContext {
@@ -46,6 +49,11 @@ impl LayerContext {
     pub(super) fn fused_attention(&self, dtype: DataType, head_dim: usize) -> Result<FusedAttention> {
         let load = || self.load(|device| FusedAttention::new(device, dtype, head_dim));
         self.transformer().fused_attention.of((dtype, head_dim), load)
+    }
+
+    /// Returns the kernel of gradient descent with momentum.
+    pub(super) fn gradient_descent(&self) -> Result<Sgd> {
+        self.transformer().gradient_descent.of((), || self.load(Sgd::new))
     }
 
     /// Returns the kernels of the gradient norm.

@@ -19,6 +19,8 @@
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`] |
+//! | gradient descent with momentum | [`sgd`] |
+//! | pruning to `N:4` | [`keep_of_four`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
@@ -29,16 +31,18 @@ mod attention;
 mod embedding;
 mod gated;
 mod heads;
+mod keep_of_four;
 mod kernels;
 mod linear;
 mod loss;
 mod norm;
 mod optimizer;
 mod pointwise;
+mod sgd;
 mod shape;
 
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
-pub use activation::{activation_backward, activation_forward};
+pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
     AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
     attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, prepare_attention,
@@ -48,6 +52,7 @@ pub use gated::{Gate, gated_backward, gated_forward};
 pub use heads::{
     Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient,
 };
+pub use keep_of_four::keep_of_four;
 pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;
@@ -58,3 +63,4 @@ pub use optimizer::{
     adamw_in_phase, clip_gradients,
 };
 pub use pointwise::{add, add_in_place, convert, copy, fill};
+pub use sgd::{SgdSettings, SgdTensors, sgd};

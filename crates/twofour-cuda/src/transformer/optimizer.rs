@@ -1,6 +1,7 @@
 //! The norm of all gradients, clipping, and AdamW.
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
+use twofour::adamw_step::ChangeMean;
 
 use super::shape::{MOST, Memory, at_if, product};
 use crate::{
@@ -200,6 +201,8 @@ pub enum SecondMoment<'a> {
     Watched {
         /// An f32 `[1]` for the sum, which is taken in f64 in a fixed order; 0 where the step is skipped.
         changes: DeviceSliceMut<'a>,
+        /// Whether changes are summed, or their logarithms (option 2), where zero counts as the least normal f32.
+        mean: ChangeMean,
     },
     /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to the power 3/4 (STEP).
     Frozen {
@@ -310,10 +313,10 @@ pub fn adamw_in_phase(
     let second_moment = match second_moment {
         SecondMoment::Moving => raw::SecondMoment::Moving,
         SecondMoment::Frozen { at } => raw::SecondMoment::Frozen { at },
-        SecondMoment::Watched { changes } => {
+        SecondMoment::Watched { changes, mean } => {
             let changes = changes.at("the sum of changes", context, f32, 1)?;
             let [partial] = work.insert(context.work()).parts([AdamW::watched_bytes(len)])?;
-            raw::SecondMoment::Watched { changes, partial }
+            raw::SecondMoment::Watched { changes, partial, mean }
         }
     };
     let phase = raw::AdamWPhase { second_moment, pruned_weight_decay };

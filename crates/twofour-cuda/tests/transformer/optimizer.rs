@@ -1,7 +1,7 @@
 //! The gradient norm and AdamW.
 
 use half::{bf16, f16};
-use twofour::{Arithmetic, MatrixRef, estimate::masked_decay};
+use twofour::{Arithmetic, MatrixRef, adamw_step::ChangeMean, estimate::masked_decay};
 use twofour_cuda::{
     DataType,
     layer::{DeviceBuffer, LayerContext, SparseLinear, SparseLinearSettings},
@@ -178,7 +178,7 @@ fn a_watched_step_sums_changes_and_a_frozen_one_makes_none() {
         [&w_there, &m_there, &v_there].map(|buffer| buffer.to_host::<f32>().unwrap())
     };
     let decay = Some(PrunedDecay::Weight { strength });
-    let found = step(SecondMoment::Watched { changes: changes.as_slice_mut() }, decay);
+    let found = step(SecondMoment::Watched { changes: changes.as_slice_mut(), mean: ChangeMean::Arithmetic }, decay);
     on_the_cpu(&mut w, &g, &mut m, &mut v, rate, 1);
     // Pruned weights decay by more.
     let left = |decay: f64| (1.0 - rate * decay) as f32;

@@ -115,7 +115,7 @@ impl<E: Engine> AttentionBlock<E> {
     /// The parameters: those of the norm, then of the linear layers.
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
         let linears = self.qkv.parameters_mut().chain(self.out.parameters_mut());
-        self.norm.parameters_mut().into_iter().chain(linears)
+        self.norm.parameters_mut().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.

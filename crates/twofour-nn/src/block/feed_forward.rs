@@ -27,8 +27,17 @@ pub struct FeedForwardBlock<E: Engine> {
 pub enum FeedForwardFunction {
     /// An activation.
     Plain(Activation),
+    /// `max(x, 0)²`, pruned to 2:4 where the second layer prunes its input ([`Linear::make_input_sparse`]).
+    SquaredRelu,
     /// `function(gate) ⊙ up` (Shazeer, "GLU Variants Improve Transformer", 2020).
     Gated(Nonlinearity),
+}
+
+/// The hidden layer after its function.
+#[derive(Debug)]
+enum Activated<E: Engine> {
+    Dense(E::Buffer),
+    Packed(E::PackedActivation),
 }
 
 /// What the backward pass of a [`FeedForwardBlock`] reads.
@@ -39,7 +48,7 @@ pub struct SavedFeedForward<E: Engine> {
     statistics: NormStatistics<E>,
     normalized: E::Buffer,
     hidden: E::Buffer,
-    activated: E::Buffer,
+    activated: Activated<E>,
 }
 
 impl<E: Engine> FeedForwardBlock<E> {
@@ -50,7 +59,7 @@ impl<E: Engine> FeedForwardBlock<E> {
     pub fn new(norm: Norm<E>, up: Linear<E>, down: Linear<E>, function: FeedForwardFunction) -> Result<Self> {
         let (width, hidden) = (norm.width(), down.in_features());
         let up_width = match function {
-            FeedForwardFunction::Plain(_) => hidden,
+            FeedForwardFunction::Plain(_) | FeedForwardFunction::SquaredRelu => hidden,
             FeedForwardFunction::Gated(_) => 2 * hidden,
         };
         if (up.out_features(), up.in_features()) != (up_width, width) || down.out_features() != width {
@@ -60,6 +69,19 @@ impl<E: Engine> FeedForwardBlock<E> {
             return Err(Error::Setting { what: "layers of a feed-forward block", found, expected });
         }
         Ok(FeedForwardBlock { norm, up, down, function })
+    }
+
+    /// Replaces the activation by [`FeedForwardFunction::SquaredRelu`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a gated function.
+    pub fn use_squared_relu(&mut self) -> Result<()> {
+        if let FeedForwardFunction::Gated(_) = self.function {
+            let what = "squared ReLU in place of a gated function".to_owned();
+            return Err(Error::Unsupported { engine: "training", what, remedy: "use a model without gates" });
+        }
+        self.function = FeedForwardFunction::SquaredRelu;
+        Ok(())
     }
 
     /// The block's output, and what its backward pass needs.
@@ -77,13 +99,26 @@ impl<E: Engine> FeedForwardBlock<E> {
         let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut hidden = workspace.compute(engine, tokens * self.up.out_features())?;
         self.up.forward(engine, &normalized, tokens, &mut hidden)?;
-        let mut activated = workspace.compute(engine, tokens * hidden_size)?;
-        match self.function {
-            FeedForwardFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
-            FeedForwardFunction::Gated(function) => engine.gated(function, hidden_size, &hidden, &mut activated)?,
-        }
         let mut y = workspace.compute(engine, tokens * width)?;
-        self.down.forward(engine, &activated, tokens, &mut y)?;
+        let activated = match (self.function, self.down.prunes_input()) {
+            (FeedForwardFunction::SquaredRelu, Some(rule)) => {
+                let packed = engine.pack_squared_relu(rule, &hidden, hidden_size)?;
+                self.down.forward_packed(engine, &packed, tokens, &mut y)?;
+                Activated::Packed(packed)
+            }
+            (function, _) => {
+                let mut activated = workspace.compute(engine, tokens * hidden_size)?;
+                match function {
+                    FeedForwardFunction::Plain(activation) => engine.activation(activation, &hidden, &mut activated)?,
+                    FeedForwardFunction::SquaredRelu => engine.squared_relu(&hidden, &mut activated)?,
+                    FeedForwardFunction::Gated(function) => {
+                        engine.gated(function, hidden_size, &hidden, &mut activated)?
+                    }
+                }
+                self.down.forward(engine, &activated, tokens, &mut y)?;
+                Activated::Dense(activated)
+            }
+        };
         engine.add(&x, &mut y)?;
         Ok((y, SavedFeedForward { tokens, x, statistics, normalized, hidden, activated }))
     }
@@ -91,7 +126,7 @@ impl<E: Engine> FeedForwardBlock<E> {
     /// The parameters: those of the norm, then of the linear layers.
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
         let linears = self.up.parameters_mut().chain(self.down.parameters_mut());
-        self.norm.parameters_mut().into_iter().chain(linears)
+        self.norm.parameters_mut().chain(linears)
     }
 
     /// Turns the gradient of the output into that of the input.
@@ -107,13 +142,26 @@ impl<E: Engine> FeedForwardBlock<E> {
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
         let SavedFeedForward { tokens, x, statistics, normalized, hidden, activated } = saved;
-        self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
-        let mut d_activated = activated;
+        let mut d_activated = match activated {
+            Activated::Dense(activated) => {
+                self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
+                activated
+            }
+            Activated::Packed(packed) => {
+                self.down.packed_parameter_gradients(engine, &dy, &packed, tokens, accumulate)?;
+                workspace.compute(engine, tokens * self.down.in_features())?
+            }
+        };
         self.down.input_gradient(engine, &dy, tokens, &mut d_activated)?;
         let input = (&normalized, tokens);
         let d_hidden = match self.function {
             FeedForwardFunction::Plain(activation) => {
                 self.up.gradients_through(engine, (activation, &hidden), &mut d_activated, input, accumulate)?;
+                d_activated
+            }
+            FeedForwardFunction::SquaredRelu => {
+                engine.squared_relu_gradient(&hidden, &mut d_activated)?;
+                self.up.parameter_gradients(engine, &d_activated, &normalized, tokens, accumulate)?;
                 d_activated
             }
             FeedForwardFunction::Gated(function) => {
@@ -136,8 +184,9 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give(
-            [self.x, self.normalized, self.hidden, self.activated].into_iter().chain(self.statistics.into_buffers()),
-        );
+        workspace.give([self.x, self.normalized, self.hidden].into_iter().chain(self.statistics.into_buffers()));
+        if let Activated::Dense(activated) = self.activated {
+            workspace.give([activated]);
+        }
     }
 }

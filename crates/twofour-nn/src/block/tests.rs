@@ -120,6 +120,9 @@ fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
         let block = FeedForwardBlock::new(rms_norm(8, 7), up, down, FeedForwardFunction::Gated(function));
         all.push((name, Box::new(block.unwrap())));
     }
+    let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
+    let block = FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::SquaredRelu);
+    all.push(("squared relu", Box::new(block.unwrap())));
     all
 }
 
@@ -161,11 +164,11 @@ fn gradients_agree(name: &str, block: &mut dyn Block) {
         let gradient = ENGINE.read(parameter.gradient().unwrap()).unwrap();
         check(&what, &values, &gradient, |moved| {
             block.parameters()[index].write(&ENGINE, moved).unwrap();
-            block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+            block.linears().into_iter().for_each(|linear| linear.refresh(&CpuEngine, false).unwrap());
             dot(&block.forward(&x), &dy)
         });
         block.parameters()[index].write(&ENGINE, &values).unwrap();
-        block.linears().into_iter().for_each(|linear| linear.refresh(false).unwrap());
+        block.linears().into_iter().for_each(|linear| linear.refresh(&CpuEngine, false).unwrap());
     }
 }
 
@@ -216,6 +219,55 @@ fn a_sparse_block_is_the_dense_one_with_masked_weights() {
         let (expected_y, expected) = (block.forward(&x), gradients(&mut *block));
         let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         assert!(distance(&y, &expected_y) < 1e-4 && distance(&sparse, &expected) < 1e-3, "{name}");
+    }
+}
+
+/// Pruned, the hidden layer is another constant to the second layer, and the first one's gradient is that of an activation that is not pruned.
+#[test]
+fn a_block_with_a_pruned_activation_is_the_dense_one_of_what_is_kept() {
+    use twofour::{MatrixRef, select};
+    for rule in [Transposable::GreedyAbs, Transposable::Optimal] {
+        let block = || {
+            let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
+            FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::SquaredRelu).unwrap()
+        };
+        let (mut dense, mut pruned) = (block(), block());
+        pruned.down.make_input_sparse(&ENGINE, rule).unwrap();
+        let (tokens, n) = (SHAPE.tokens(), SHAPE.tokens() * 8);
+        let (x, dy) = (random(n, 21), random(n, 22));
+        // The hidden layer, by the parts of the dense block.
+        let mut workspace = Workspace::default();
+        let (normalized, _) = dense.norm.forward(&ENGINE, &mut workspace, &buffer(&x), tokens).unwrap();
+        let mut hidden = buffer(&vec![0.0; tokens * 16]);
+        dense.up.forward(&ENGINE, &normalized, tokens, &mut hidden).unwrap();
+        let squared: Vec<f32> = ENGINE.read(&hidden).unwrap().iter().map(|v| v.max(0.0).powi(2)).collect();
+        let matrix = MatrixRef::new(tokens, 16, &squared).unwrap();
+        let kept = select::transposable(matrix, rule).unwrap().apply(matrix).unwrap();
+        assert!(kept != squared);
+        let mut expected = buffer(&vec![0.0; n]);
+        dense.down.forward(&ENGINE, &buffer(&kept), tokens, &mut expected).unwrap();
+        ENGINE.add(&buffer(&x), &mut expected).unwrap();
+        let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        let y = Block::forward(&pruned, &x);
+        assert!(distance(&y, &ENGINE.read(&expected).unwrap()) < 1e-5, "{rule:?}");
+        for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+            let found = Block::backward(&mut pruned, &x, &dy, accumulate);
+            assert_eq!(found, Block::backward(&mut dense, &x, &dy, accumulate), "{rule:?}");
+        }
+        let gradients = |block: &mut FeedForwardBlock<CpuEngine>| -> Vec<Vec<f32>> {
+            Block::parameters(block).iter().map(|p| ENGINE.read(p.gradient().unwrap()).unwrap()).collect()
+        };
+        let (found, mut wanted) = (gradients(&mut pruned), gradients(&mut dense));
+        // Norm, up, down: the weight of the last one, twice.
+        let mut weight = buffer(&vec![0.0; 8 * 16]);
+        let shape = crate::engine::LinearShape { tokens, out_features: 8, in_features: 16 };
+        for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
+            ENGINE.weight_gradient(shape, &buffer(&dy), &buffer(&kept), accumulate, &mut weight).unwrap();
+        }
+        wanted[4] = ENGINE.read(&weight).unwrap();
+        for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            assert!(distance(found, wanted) < 1e-4, "{rule:?}, parameter {index}");
+        }
     }
 }
 

@@ -88,8 +88,8 @@ impl Numbers {
     }
 }
 
-/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second moment's changes where the step watches
-/// them, and otherwise 0.
+/// Updates a parameter, with the mask of its 2:4 layer if it has one. Returns the sum of the magnitudes of the second moment's changes, or of their logarithms, where the step
+/// watches them, and otherwise 0.
 ///
 /// The slices must have one length, which a mask has as its number of elements.
 pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f64 {
@@ -97,7 +97,11 @@ pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f6
     let AdamWSlices { parameter, gradient, first, second } = state;
     // Where nothing is done to pruned elements, the mask does not matter.
     let mask = mask.filter(|_| step.pruned_decay != PrunedDecay::None);
-    let watches = step.second_moment == SecondMoment::Watched;
+    let size: Option<fn(f32) -> f64> = match step.second_moment {
+        SecondMoment::Watched => Some(f64::from),
+        SecondMoment::WatchedByLogarithm => Some(|change| f64::from(change.max(f32::MIN_POSITIVE)).ln()),
+        SecondMoment::Moving | SecondMoment::Frozen { .. } => None,
+    };
     // A task of a masked parameter is a row, whose bits begin in a word of their own.
     let task = mask.map_or(TASK, |mask| mask.cols().max(1));
     let moments = first.par_chunks_mut(task).zip(second.par_chunks_mut(task));
@@ -106,12 +110,12 @@ pub fn step(step: &AdamWStep, state: AdamWSlices<'_>, mask: Option<&Mask>) -> f6
         .map(|(row, ((p, g), (m, v)))| {
             let words = mask.map(|mask| mask.row_words(row));
             let mut sum = 0.0;
-            vector::widest(|| match (words, watches) {
-                (None, false) => elements(&numbers, |_| true, |_| {}, (p, g), (m, v)),
-                (Some(words), false) => elements(&numbers, |col| is_kept(words, col), |_| {}, (p, g), (m, v)),
-                (words, true) => {
+            vector::widest(|| match (words, size) {
+                (None, None) => elements(&numbers, |_| true, |_| {}, (p, g), (m, v)),
+                (Some(words), None) => elements(&numbers, |col| is_kept(words, col), |_| {}, (p, g), (m, v)),
+                (words, Some(size)) => {
                     let kept = |col| words.is_none_or(|words| is_kept(words, col));
-                    elements(&numbers, kept, |change| sum += f64::from(change), (p, g), (m, v));
+                    elements(&numbers, kept, |change| sum += size(change), (p, g), (m, v));
                 }
             });
             sum
@@ -136,7 +140,7 @@ fn elements(
 
 /// Whether a bit of a row's words is set.
 #[inline(always)]
-fn is_kept(words: &[u64], col: usize) -> bool {
+pub(super) fn is_kept(words: &[u64], col: usize) -> bool {
     words[col / 64] >> (col % 64) & 1 == 1
 }
 

@@ -19,6 +19,7 @@ struct Relu;
 struct Gelu;
 struct TanhGelu;
 struct Silu;
+struct SquaredRelu;
 
 impl Function for Relu {
     #[inline(always)]
@@ -70,6 +71,18 @@ impl Function for Silu {
     }
 }
 
+impl Function for SquaredRelu {
+    #[inline(always)]
+    fn value(x: f32) -> f32 {
+        let x = Relu::value(x);
+        x * x
+    }
+    #[inline(always)]
+    fn slope(x: f32) -> f32 {
+        2.0 * Relu::value(x)
+    }
+}
+
 /// Runs `$body` with `$F` as the function's type.
 macro_rules! with_function {
     ($function:expr, $F:ident => $body:expr) => {
@@ -88,6 +101,10 @@ macro_rules! with_function {
             }
             Nonlinearity::Silu => {
                 type $F = Silu;
+                $body
+            }
+            Nonlinearity::SquaredRelu => {
+                type $F = SquaredRelu;
                 $body
             }
         }
@@ -147,7 +164,8 @@ pub fn gated_gradient(function: Nonlinearity, width: usize, x: &[f32], dy: &[f32
 mod tests {
     use super::*;
 
-    const ALL: [Nonlinearity; 4] = [Nonlinearity::Relu, Nonlinearity::Gelu, Nonlinearity::TanhGelu, Nonlinearity::Silu];
+    const ALL: [Nonlinearity; 5] =
+        [Nonlinearity::Relu, Nonlinearity::Gelu, Nonlinearity::TanhGelu, Nonlinearity::Silu, Nonlinearity::SquaredRelu];
 
     fn defined(function: Nonlinearity, x: f64) -> f64 {
         match function {
@@ -164,6 +182,7 @@ mod tests {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
             Nonlinearity::Silu => x / (1.0 + (-x).exp()),
+            Nonlinearity::SquaredRelu => x.max(0.0).powi(2),
         }
     }
 

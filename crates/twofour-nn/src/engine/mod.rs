@@ -32,14 +32,15 @@ use std::fmt::Debug;
 use twofour::{
     DataType,
     layer::{Accumulate, Activation, SparseLinearSettings},
+    select::Transposable,
 };
 
 use crate::Result;
 
 pub use buffer::{Buffer, Kind};
 pub use operands::{
-    AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, PrunedDecay, SecondMoment, StepFindings,
-    StepLimits,
+    AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment,
+    SgdState, SgdStep, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
 pub use sparse::SparseLayer;
@@ -54,6 +55,8 @@ pub trait Engine: Debug + Send + Sync + Sized {
     type AttentionState: Debug + Send;
     /// Cosines and sines of rotary position embedding.
     type Rotary: Debug + Send + Sync;
+    /// A 2:4 activation, packed along features and along tokens.
+    type PackedActivation: Debug + Send;
     /// A trainable 2:4 weight.
     type SparseLinear: SparseLayer<Self::Buffer>;
 
@@ -224,6 +227,51 @@ pub trait Engine: Debug + Send + Sync + Sized {
     /// Operands that do not fit.
     fn activation_gradient(&self, activation: Activation, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
+    /// `y = max(x, 0)²`, element by element.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn squared_relu(&self, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<()>;
+
+    /// `dy ← dy · 2 max(x, 0)`.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn squared_relu_gradient(&self, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
+
+    /// `max(x, 0)²` of `x`, `[tokens, width]`, pruned by the rule to 2:4 along tokens and along features at once, and packed along both: the input of a linear
+    /// layer with a 2:4 activation (Haziza et al., 2025).
+    ///
+    /// # Errors
+    /// Operands that do not fit; a NaN, where the engine looks for one; a shape or a type that no kernel of the engine supports.
+    fn pack_squared_relu(&self, rule: Transposable, x: &Self::Buffer, width: usize) -> Result<Self::PackedActivation>;
+
+    /// [`Engine::linear`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &Self::PackedActivation,
+        weight: &Self::Buffer,
+        bias: Option<&Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// [`Engine::weight_gradient`] of a packed activation.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &Self::Buffer,
+        x: &Self::PackedActivation,
+        accumulate: Accumulate,
+        dw: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// [`Engine::activation_gradient`], and [`Engine::bias_gradient`] of its result: the gradients of what is before an activation, and of the bias of the
     /// linear layer that made it. The bits are those of the two calls.
     ///
@@ -315,6 +363,26 @@ pub trait Engine: Debug + Send + Sync + Sized {
         settings: SparseLinearSettings,
     ) -> Result<Self::SparseLinear>;
 
+    /// [`Engine::sparse_linear`] with GEMMs in 8-bit floats: weights and inputs in e4m3, and, where masks are transposable, output gradients in e5m2. Each
+    /// tensor has one scale, from its largest magnitude when it is rounded; that of zeros is 1. Input gradients under other masks and weight gradients are
+    /// computed in the compute type. An engine without such GEMMs rounds operands and computes in the compute type.
+    ///
+    /// # Errors
+    /// Those of [`Engine::sparse_linear`]; a device that is too old.
+    fn float8_sparse_linear(
+        &self,
+        master: &Self::Buffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<Self::SparseLinear>;
+
+    /// Rounds to `kept` a weight of [`Kind::Wide`] with rows of `cols` elements, and sets all but the `count` largest magnitudes of every group of four in a row
+    /// to zero. Of equal magnitudes the lower index is kept; a NaN counts as the largest.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn keep_of_four(&self, count: u32, weight: &Self::Buffer, cols: usize, kept: &mut Self::Buffer) -> Result<()>;
+
     /// `y ← y + x`.
     ///
     /// # Errors
@@ -380,7 +448,7 @@ pub trait Engine: Debug + Send + Sync + Sized {
 
     /// An AdamW step: `g ← g · gradient_scale` (plus pruned decay), `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
     /// `w ← w (1 - η · weight_decay) - η m̂ / (√v̂ + ε)`, in f32 in this order. The bits are the same on all engines. Returns the sum of the magnitudes
-    /// of the second moment's change where [`SecondMoment::Watched`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
+    /// of the second moment's change, or of their logarithms, where [`SecondMoment::Watched`] or [`SecondMoment::WatchedByLogarithm`] asks for it (and then waits), and otherwise 0; engines take that sum in orders of their own.
     /// With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped step changes nothing and returns 0.
     ///
     /// # Errors
@@ -423,6 +491,19 @@ pub trait Engine: Debug + Send + Sync + Sized {
     fn begin_phase(&self, _: StepPhase) -> Result<()> {
         Ok(())
     }
+
+    /// A step of stochastic gradient descent: `g ← g · gradient_scale + weight_decay · w` (plus pruned decay), `m ← momentum · m + g`, `w ← w - η m`, in f32 in
+    /// this order. The bits are the same on all engines. With a guard, the gradient is multiplied by the guard's factor, `gradient_scale` must be 1, and a skipped
+    /// step changes nothing. The numbers are arguments of the launch, which [`Engine::repeat`] would repeat.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, Self::Buffer, Self::SparseLinear>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<()>;
 
     /// Runs work that calls the engine many times. An engine with a pool of threads runs it inside the pool.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {

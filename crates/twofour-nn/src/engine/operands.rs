@@ -61,6 +61,8 @@ pub enum Nonlinearity {
     TanhGelu,
     /// `x / (1 + exp(-x))`.
     Silu,
+    /// `max(x, 0)²`.
+    SquaredRelu,
 }
 
 /// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.
@@ -71,6 +73,8 @@ pub enum SecondMoment {
     Moving,
     /// It follows the gradient, and the step returns the sum of the magnitudes of its change (STEP, Lu et al., ICML 2023).
     Watched,
+    /// It follows the gradient, and the step returns the sum of the logarithms of those magnitudes, where zero counts as the least normal f32 (STEP's option 2).
+    WatchedByLogarithm,
     /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; `epsilon` is raised to the power 3/4 (STEP).
     Frozen {
         /// That step.
@@ -118,15 +122,52 @@ pub struct AdamWStep {
     pub pruned_decay: PrunedDecay,
 }
 
-impl AdamWStep {
-    /// An error unless the gradient's own scale is 1: a guard has the factor.
-    pub(super) fn expect_unscaled(&self, engine: &'static str) -> Result<()> {
-        if self.gradient_scale == 1.0 {
-            return Ok(());
-        }
-        let what = format!("a gradient scale of {} beside the factor of a step's guard", self.gradient_scale);
-        Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
+/// The numbers of a step of gradient descent with momentum of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// The share of the momentum that a step keeps.
+    pub momentum: f64,
+    /// Weight decay of all elements, added to the gradient.
+    pub weight_decay: f64,
+    /// The gradient is multiplied by this first: for clipping, and to undo loss scaling.
+    pub gradient_scale: f32,
+    /// Decay of the elements that the parameter's mask prunes; ignored where there is no mask.
+    pub pruned_decay: PrunedDecay,
+}
+
+/// An optimizer's step of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OptimizerStep {
+    /// [`Engine::adamw`](super::Engine::adamw).
+    AdamW(AdamWStep),
+    /// [`Engine::sgd`](super::Engine::sgd).
+    Sgd(SgdStep),
+}
+
+/// A parameter, its gradient and its momentum, as [`Engine::sgd`](super::Engine::sgd) updates them.
+#[derive(Debug)]
+pub struct SgdState<'a, B, S> {
+    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+    pub master: &'a mut B,
+    /// The gradient, [`Kind::Wide`](super::Kind::Wide).
+    pub gradient: &'a B,
+    /// The momentum, [`Kind::Wide`](super::Kind::Wide).
+    pub momentum: &'a mut B,
+    /// The copy in the compute type, written in the same pass.
+    pub copy: Option<&'a mut B>,
+    /// The 2:4 layer whose mask says what is pruned.
+    pub sparse: Option<&'a S>,
+}
+
+/// An error unless a gradient's own scale is 1: a guard has the factor.
+pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Result<()> {
+    if gradient_scale == 1.0 {
+        return Ok(());
     }
+    let what = format!("a gradient scale of {gradient_scale} beside the factor of a step's guard");
+    Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
 }
 
 /// What [`Engine::judge`](super::Engine::judge) multiplies gradients by.

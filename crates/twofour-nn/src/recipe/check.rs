@@ -1,13 +1,6 @@
 //! Settings of a recipe against each other.
 
-use twofour::layer::{MaskRule, WeightGradient};
-
-use super::{
-    Method, Mistakes, ModelKind, Recipe, ScheduleKind, SparsitySettings, layers,
-    parse::Sections,
-    resolve::{gradient_of, mask_of},
-};
-use crate::train::{SparseBegin, SparsityPlan};
+use super::{Mistakes, ModelKind, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections};
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -22,7 +15,7 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
     check_training(recipe, sections, m);
     check_sparsity(recipe, sections, m);
     if check_model(recipe, sections, m) {
-        layers::check(recipe, &sections.sparsity, m);
+        layers::check(recipe, sections, m);
     }
 }
 
@@ -118,92 +111,5 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             }
         }
         _ => {}
-    }
-}
-
-fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
-    let (settings, s) = (&recipe.sparsity, &sections.sparsity);
-    if m.has("sparsity.method") {
-        return;
-    }
-    let method = settings.method;
-    let mut excluded = |key: &str, given: bool, why: &str| {
-        if given {
-            let problem = format!("excluded by the method \"{}\": {why}", method.name());
-            m.add(s.place(key), format!("sparsity.{key}"), problem);
-        }
-    };
-    for (key, given) in [
-        ("layers", settings.layers.is_some()),
-        ("mask", settings.mask.is_some()),
-        ("mask_every", settings.mask_every.is_some()),
-        ("weight_gradient", settings.weight_gradient.is_some()),
-        ("decay", settings.decay.is_some()),
-        ("decay_target", settings.decay_target.is_some()),
-        ("begin", settings.begin.is_some()),
-        ("end", settings.end.is_some()),
-    ] {
-        excluded(key, given && method == Method::Dense, "no layer is 2:4");
-    }
-    if method == Method::Dense {
-        return;
-    }
-    let (mask, gradient) = (mask_of(settings), gradient_of(settings));
-    let is_mvue = matches!(gradient, WeightGradient::Mvue | WeightGradient::MvueApproximate);
-    let every = settings.mask_every;
-    excluded("mask_every", every.is_some() && method == Method::Fixed, "its mask is chosen once");
-    excluded("mask_every", every.is_some() && method == Method::Step, "its mask is chosen at every step");
-    let soft = "the soft threshold's mask and values are one, so it is chosen at every step";
-    excluded("mask_every", every.is_some_and(|n| n != 1) && method == Method::SSte, soft);
-    excluded("weight_gradient", is_mvue && method == Method::Fixed, "MVUE is for gradients of pruned elements too");
-    excluded("mask", mask == MaskRule::SoftThreshold && method != Method::SSte, "use the method \"s-ste\"");
-    excluded("mask", mask != MaskRule::SoftThreshold && method == Method::SSte, "its mask is \"soft-threshold\"");
-    let is_transposable = matches!(mask, MaskRule::Transposable(_));
-    let names = "its masks are transposable: \"greedy\", \"greedy-signed\", \"causal1122\" or \"optimal\"";
-    excluded("mask", !is_transposable && mask != MaskRule::SoftThreshold && method == Method::Fst, names);
-    let masked = "pruned elements would never grow back; use the method \"fixed\"";
-    excluded("weight_gradient", gradient == WeightGradient::Masked && method != Method::Fixed, masked);
-    let decays = matches!(method, Method::SrSte | Method::Fst);
-    let why = "pruned weights do not decay; use \"sr-ste\" or \"fst\"";
-    excluded("decay", settings.decay.is_some() && !decays, why);
-    excluded("decay_target", settings.decay_target.is_some() && !decays, why);
-    check_times(recipe, sections, m);
-}
-
-/// The steps at which layers become 2:4 and dense again, and whatever else the trainer would refuse.
-fn check_times(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
-    let s = &sections.sparsity;
-    let steps = recipe.training.steps;
-    if ["sparsity.begin", "sparsity.end", "training.steps"].iter().any(|key| m.has(key)) {
-        return;
-    }
-    if let Some(every) = recipe.sparsity.mask_every
-        && every > steps
-        && !m.has("sparsity.mask_every")
-    {
-        let problem = format!("found {every}, beyond the run of {steps} steps");
-        m.add(s.place("mask_every"), "sparsity.mask_every", problem);
-    }
-    let own = SparsityPlan::of_method(recipe.sparsity.method, vec![], steps);
-    let step_of = |share: f64| (share * steps as f64).round() as u64;
-    let given = recipe.sparsity.begin.map(step_of);
-    let begin = match own.begin {
-        SparseBegin::Step(step) => given.unwrap_or(step),
-        SparseBegin::Settled { latest, .. } => given.unwrap_or(0).max(latest),
-    };
-    let end = recipe.sparsity.end.map(step_of).or(own.end).unwrap_or(steps);
-    if begin >= end {
-        let key = if recipe.sparsity.end.is_some() { "end" } else { "begin" };
-        let problem = format!(
-            "layers would be 2:4 from step {begin} to step {end} of {steps}, which is never; expected an end after the beginning"
-        );
-        m.add(s.place(key), format!("sparsity.{key}"), problem);
-    }
-    if m.is_empty() {
-        // Layers are checked on their own, with near misses.
-        let settings = SparsitySettings { layers: None, ..recipe.sparsity.clone() };
-        if let Err(error) = SparsityPlan::new(&settings, steps, &[]) {
-            m.add(s.place("method"), "sparsity", error.to_string());
-        }
     }
 }

@@ -1,14 +1,17 @@
 //! Which linear layers become 2:4, and why the others do not.
 
-use globset::Glob;
+use globset::{Glob, GlobMatcher};
 use serde::Serialize;
 use twofour::layer::MaskRule;
 
-use super::{Method, Mistakes, Recipe, near::near, reader::Section, resolve::mask_of};
+use super::{Method, Mistakes, Place, Recipe, near::near, parse::Sections, resolve::mask_of};
 use crate::model::DecoderConfig;
 
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
+
+/// Those whose inputs are 2:4 where a recipe names none.
+const FEED_FORWARD_INPUT: &str = "blocks.*.mlp.down";
 
 /// A linear layer and its form.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -21,6 +24,8 @@ pub struct LayerPlan {
     pub in_features: usize,
     /// Whether it is 2:4 while layers are.
     pub sparse: bool,
+    /// Whether its mask is then 2:4 along columns too, so that its transpose is packed as well.
+    pub transposable: bool,
     /// Why, or why not; empty where nothing is to be said.
     pub reason: String,
 }
@@ -35,26 +40,46 @@ impl LayerPlan {
 impl Recipe {
     /// The linear layers of the model, in the order of computation.
     pub fn layers(&self) -> Vec<LayerPlan> {
-        let settings = &self.sparsity;
+        let section = &self.sparsity;
         let default = [FEED_FORWARD.to_owned()];
-        let patterns = settings.layers.as_deref().unwrap_or(&default);
-        let globs: Vec<_> = patterns.iter().filter_map(|p| Glob::new(p).ok()).map(|g| g.compile_matcher()).collect();
-        let transposable = matches!(mask_of(settings), MaskRule::Transposable(_));
+        let default = if section.method == Method::Activation { [FEED_FORWARD_INPUT.to_owned()] } else { default };
+        let own_globs = globs(section.layers.as_deref().unwrap_or(&default));
+        let overrides: Vec<_> = section.overrides.iter().map(|own| (globs(&own.layers), own.over(section))).collect();
         let plan = |(name, out_features, in_features): (String, usize, usize)| {
-            let chosen = settings.method != Method::Dense && globs.iter().any(|glob| glob.is_match(&name));
-            let reason = if chosen {
-                padding(out_features, in_features, transposable)
-            } else if settings.method == Method::Dense {
+            let is_in = |globs: &[GlobMatcher]| globs.iter().any(|glob| glob.is_match(&name));
+            let overriding = overrides.iter().find(|(globs, _)| is_in(globs)).map(|(_, settings)| settings);
+            let settings = overriding.unwrap_or(section);
+            let is_dense = settings.method == Method::Dense;
+            let is_chosen = !is_dense && (overriding.is_some() || is_in(&own_globs));
+            let prunes_input = is_chosen && settings.method == Method::Activation;
+            let sparse = is_chosen && !prunes_input;
+            let transposable = sparse && matches!(mask_of(settings), MaskRule::Transposable(_));
+            let reason = if sparse {
+                let padding = padding(out_features, in_features, transposable);
+                match (overriding, padding.as_str()) {
+                    (None, _) => padding,
+                    (Some(own), "") => format!("{} by an override", own.method.name()),
+                    (Some(own), padding) => format!("{} by an override, {padding}", own.method.name()),
+                }
+            } else if prunes_input {
+                "its input is 2:4, its weight dense".to_owned()
+            } else if is_dense && overriding.is_some() {
+                "an override makes it dense".to_owned()
+            } else if is_dense {
                 "the method is dense".to_owned()
-            } else if settings.layers.is_some() {
+            } else if section.layers.is_some() {
                 "no pattern of sparsity.layers matches it".to_owned()
             } else {
                 "not in a feed-forward block; name it in sparsity.layers".to_owned()
             };
-            LayerPlan { name, out_features, in_features, sparse: chosen, reason }
+            LayerPlan { name, out_features, in_features, sparse, transposable, reason }
         };
         DecoderConfig::from(&self.model).linear_layers().into_iter().map(plan).collect()
     }
+}
+
+fn globs(patterns: &[String]) -> Vec<GlobMatcher> {
+    patterns.iter().filter_map(|pattern| Glob::new(pattern).ok()).map(|glob| glob.compile_matcher()).collect()
 }
 
 /// What a shape costs that is not cut into whole groups or tiles.
@@ -69,31 +94,56 @@ fn padding(out_features: usize, in_features: usize, transposable: bool) -> Strin
     parts.join(", ")
 }
 
-/// Notes patterns that are malformed or match no linear layer, with the closest names.
-pub(super) fn check(recipe: &Recipe, section: &Section<'_>, m: &mut Mistakes) {
-    let Some(patterns) = &recipe.sparsity.layers else { return };
-    if m.has("sparsity.layers") {
-        return;
-    }
-    if patterns.is_empty() {
-        m.add(
-            section.place("layers"),
-            "sparsity.layers",
-            "found an empty list; for no 2:4 layer use the method \"dense\"",
-        );
-    }
+/// Notes patterns that are malformed or match no linear layer, with the closest names, and layers that are in two overrides.
+pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
+    let settings = &recipe.sparsity;
     let names: Vec<String> =
         DecoderConfig::from(&recipe.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
+    if let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers")) {
+        let place = sections.sparsity.place("layers");
+        if patterns.is_empty() {
+            let problem = "found an empty list; for no 2:4 layer use the method \"dense\"";
+            m.add(place.clone(), "sparsity.layers", problem);
+        }
+        check_patterns(patterns, &names, (&place, "sparsity.layers"), m);
+    }
+    if settings.method == Method::Activation
+        && let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers"))
+    {
+        let chosen = globs(patterns);
+        let is_other = |name: &&String| !name.ends_with(".mlp.down") && chosen.iter().any(|glob| glob.is_match(name));
+        if let Some(name) = names.iter().find(is_other) {
+            let problem = format!(
+                "matches {name:?}, expected \"{FEED_FORWARD_INPUT}\" or some of it: inputs of other layers are not pruned"
+            );
+            m.add(sections.sparsity.place("layers"), "sparsity.layers", problem);
+        }
+    }
+    let key = "sparsity.override.layers";
+    if m.has(key) {
+        return;
+    }
+    for (index, (own, section)) in settings.overrides.iter().zip(&sections.overrides).enumerate() {
+        let place = section.place("layers");
+        check_patterns(&own.layers, &names, (&place, key), m);
+        let (mine, earlier) = (globs(&own.layers), &settings.overrides[..index]);
+        let is_in = |globs: &[GlobMatcher], name: &String| globs.iter().any(|glob| glob.is_match(name));
+        let others: Vec<GlobMatcher> = earlier.iter().flat_map(|other| globs(&other.layers)).collect();
+        if let Some(name) = names.iter().find(|name| is_in(&mine, name) && is_in(&others, name)) {
+            m.add(place, key, format!("{name:?} is in an earlier override too, expected each layer in one"));
+        }
+    }
+}
+
+fn check_patterns(patterns: &[String], names: &[String], (place, key): (&Place, &str), m: &mut Mistakes) {
     for pattern in patterns {
         match Glob::new(pattern) {
-            Err(error) => {
-                m.add(section.place("layers"), "sparsity.layers", format!("{pattern:?}: {}", error.kind()));
-            }
+            Err(error) => m.add(place.clone(), key, format!("{pattern:?}: {}", error.kind())),
             Ok(glob) => {
                 let matcher = glob.compile_matcher();
                 if !names.iter().any(|name| matcher.is_match(name)) {
-                    let problem = format!("{pattern:?} matches no linear layer; {}", closest(pattern, &names));
-                    m.add(section.place("layers"), "sparsity.layers", problem);
+                    let problem = format!("{pattern:?} matches no linear layer; {}", closest(pattern, names));
+                    m.add(place.clone(), key, problem);
                 }
             }
         }

@@ -9,6 +9,7 @@
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
 mod check;
+mod check_sparsity;
 mod data;
 mod layers;
 mod load;
@@ -35,8 +36,11 @@ pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelKind, ModelSettings};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
-pub use sparsity::{DecayTarget, Method, SparsitySettings};
-pub use training::{Precision, ScheduleKind, TrainingSettings};
+pub use sparsity::{
+    DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
+    SwitchMean,
+};
+pub use training::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 
 /// A training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::{
-    DataSettings, Mistakes, ModelSettings, Override, Place, Recipe, SparsitySettings, TrainingSettings, check,
+    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelSettings, Override, Place, Recipe, Searched,
+    SparsitySettings, TrainingSettings, check,
     data::tenth,
     reader::{Range, Section},
     tree,
@@ -29,6 +30,8 @@ pub(super) struct Sections<'a> {
     pub(super) data: Section<'a>,
     pub(super) training: Section<'a>,
     pub(super) sparsity: Section<'a>,
+    /// Of `[[sparsity.override]]`, in order.
+    pub(super) overrides: Vec<Section<'a>>,
 }
 
 impl Recipe {
@@ -74,18 +77,19 @@ impl ParsedRecipe {
             }
         }
         let [model, data, training, sparsity] = SECTIONS.map(|name| Section::new(&root, name, m));
-        let mut sections = Sections { model, data, training, sparsity };
+        let mut sparsity = sparsity;
+        let overrides = sparsity.tables("override", "sparsity.override", m);
+        let mut sections = Sections { model, data, training, sparsity, overrides };
         let (data, text_places) = read_data(&mut sections.data, folder, m);
         let recipe = Recipe {
             model: read_model(&mut sections.model, m),
             data,
             training: read_training(&mut sections.training, m),
-            sparsity: read_sparsity(&mut sections.sparsity, m),
+            sparsity: read_sparsity(&mut sections.sparsity, &mut sections.overrides, m),
         };
         check::check(&recipe, &sections, m);
-        for section in [sections.model, sections.data, sections.training, sections.sparsity] {
-            section.end(m);
-        }
+        let Sections { model, data, training, sparsity, overrides } = sections;
+        [model, data, training, sparsity].into_iter().chain(overrides).for_each(|section| section.end(m));
         ParsedRecipe { recipe, mistakes, text_places }
     }
 }
@@ -137,6 +141,8 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
         warm_up: s.integer("warm_up", 0, MOST_STEPS, m).unwrap_or(d.warm_up),
         schedule: s.choice("schedule", m).unwrap_or(d.schedule),
         decay_steps: s.integer("decay_steps", 0, MOST_STEPS, m),
+        optimizer: s.choice("optimizer", m).unwrap_or(d.optimizer),
+        momentum: s.number("momentum", MOMENT, m).unwrap_or(d.momentum),
         weight_decay: s.number("weight_decay", NOT_NEGATIVE, m).unwrap_or(d.weight_decay),
         beta1: s.number("beta1", MOMENT, m).unwrap_or(d.beta1),
         beta2: s.number("beta2", MOMENT, m).unwrap_or(d.beta2),
@@ -153,10 +159,37 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
     }
 }
 
-fn read_sparsity(s: &mut Section<'_>, m: &mut Mistakes) -> SparsitySettings {
+fn read_sparsity(s: &mut Section<'_>, overrides: &mut [Section<'_>], m: &mut Mistakes) -> SparsitySettings {
     SparsitySettings {
         method: s.choice("method", m).unwrap_or_default(),
-        layers: s.texts("layers", m).map(|list| list.into_iter().map(|(text, _)| text).collect()),
+        layers: s.texts("layers", m).map(only_texts),
+        mask: s.choice("mask", m).map(super::resolve::mask_name),
+        mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
+        weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
+        decay: s.number_or("decay", NOT_NEGATIVE, "auto", m).map(|found| match found {
+            Some(strength) => DecayStrength::Given(strength),
+            None => DecayStrength::Searched(Searched::Auto),
+        }),
+        decay_grid: s.numbers("decay_grid", POSITIVE, m),
+        decay_trial_steps: s.integer("decay_trial_steps", 2, MOST_STEPS, m),
+        decay_target: s.choice("decay_target", m),
+        begin: s.number("begin", SHARE, m),
+        end: s.number("end", SHARE, m),
+        two_of_four_from: s.number("two_of_four_from", SHARE, m),
+        switch_latest: s.number("switch_latest", SHARE, m),
+        switch_mean: s.choice("switch_mean", m),
+        precision: s.choice("precision", m).unwrap_or_default(),
+        defaults: s.choice("defaults", m).unwrap_or_default(),
+        observe: s.boolean("observe", m).unwrap_or_default(),
+        overrides: overrides.iter_mut().map(|own| read_override(own, m)).collect(),
+    }
+}
+
+fn read_override(s: &mut Section<'_>, m: &mut Mistakes) -> LayerOverride {
+    let layers = s.texts("layers", m).map(only_texts);
+    LayerOverride {
+        layers: s.required("layers", "the layers that it is for", layers, Vec::new(), m),
+        method: s.choice("method", m),
         mask: s.choice("mask", m).map(super::resolve::mask_name),
         mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
         weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
@@ -164,5 +197,10 @@ fn read_sparsity(s: &mut Section<'_>, m: &mut Mistakes) -> SparsitySettings {
         decay_target: s.choice("decay_target", m),
         begin: s.number("begin", SHARE, m),
         end: s.number("end", SHARE, m),
+        two_of_four_from: s.number("two_of_four_from", SHARE, m),
     }
+}
+
+fn only_texts(list: Vec<(String, Place)>) -> Vec<String> {
+    list.into_iter().map(|(text, _)| text).collect()
 }

@@ -1,12 +1,12 @@
 //! What a recipe will do, before anything is done.
 
 use serde::Serialize;
-use twofour::{DataType, layer::MaskRule};
+use twofour::DataType;
 
-use super::{LayerPlan, Mistakes, Place, Precision, Recipe, resolve::mask_of};
+use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
 use crate::{
     model::{DecoderConfig, VOCABULARY},
-    train::SparseBegin,
+    train::{SparseBegin, SparsityPlan},
 };
 
 /// Where a recipe is run.
@@ -26,7 +26,7 @@ pub struct MemoryPlan {
     pub masters: u64,
     /// f32 gradients of parameters.
     pub gradients: u64,
-    /// Both f32 moments.
+    /// Both f32 moments; the momentum alone with gradient descent.
     pub moments: u64,
     /// Copies of dense parameters in the data type of GEMMs.
     pub copies: u64,
@@ -60,7 +60,8 @@ pub struct RecipePlan {
     pub sparse_weights: usize,
     /// Optimizer steps.
     pub steps: u64,
-    /// When layers become 2:4, and the step before which they become dense again; absent for the method dense.
+    /// When the method's layers become 2:4, and the step before which they become dense again (of the first override that has layers, where the method has
+    /// none); absent where no layer is 2:4.
     pub sparse: Option<(SparseBegin, u64)>,
     /// Tokens of an optimizer step.
     pub step_tokens: u64,
@@ -88,7 +89,9 @@ impl Recipe {
     /// A precision that the device does not compute in; 2:4 layers in f32 on a GPU.
     pub fn compute_type(&self, device: DeviceKind) -> Result<DataType, Mistakes> {
         let precision = self.precision_on(device);
-        let has_sparse = self.layers().iter().any(|layer| layer.sparse);
+        let settings = &self.sparsity;
+        let mut methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
+        let has_sparse = self.layers().iter().any(|layer| layer.sparse) || methods.any(|m| m == Method::Activation);
         let problem = match (device, precision) {
             (DeviceKind::Cpu, Precision::Bf16 | Precision::F16) => "the CPU trains in \"f32\"",
             (DeviceKind::Cuda, Precision::F32) if has_sparse => "2:4 layers on a GPU require \"bf16\" or \"f16\"",
@@ -133,7 +136,9 @@ impl Recipe {
         let layers = self.layers();
         let precision = self.precision_on(device);
         // A recipe that was not parsed may contradict itself: its plan is not run then.
-        let sparsity = self.sparsity_plan().ok().filter(|plan| !plan.layers.is_empty());
+        let sparsity = self.sparsity_plan().ok();
+        let is_sparse = |part: &&SparsityPlan| part.method != Method::Dense && !part.layers.is_empty();
+        let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
         let parameters = DecoderConfig::from(&self.model).parameters();
@@ -163,17 +168,16 @@ impl Recipe {
         devices: usize,
     ) -> MemoryPlan {
         let element = if precision == Precision::F32 { 4 } else { 2 };
-        let transposable = matches!(mask_of(&self.sparsity), MaskRule::Transposable(_));
         // Kept values and four bits of metadata for each group of four; a mask of one bit for each weight.
         let packed = |layer: &LayerPlan| {
             let weights = layer.out_features as u64 * layer.in_features.next_multiple_of(4) as u64;
             let one = weights / 2 * element + weights / 8;
-            one * if transposable { 2 } else { 1 } + weights / 8
+            one * if layer.transposable { 2 } else { 1 } + weights / 8
         };
         MemoryPlan {
             masters: 4 * parameters,
             gradients: 4 * parameters,
-            moments: 8 * parameters,
+            moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * parameters,
             copies: element * (parameters - sparse_weights),
             packed: layers.iter().filter(|layer| layer.sparse).map(packed).sum(),
             activations: self.activations(element, devices),

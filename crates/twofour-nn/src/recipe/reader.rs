@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Mistakes, Place,
-    near::suggestion,
+    near::{near, suggestion},
     tree::{Node, Value},
 };
 
@@ -109,6 +109,76 @@ impl<'a> Section<'a> {
             self.wrong(key, node, range.words, m);
         }
         value
+    }
+
+    /// A number within a range, or the word, which is `None`.
+    pub(super) fn number_or(
+        &mut self,
+        key: &'static str,
+        range: Range,
+        word: &str,
+        m: &mut Mistakes,
+    ) -> Option<Option<f64>> {
+        let node = self.entries.and_then(|entries| entries.get(key));
+        let Some(Value::Text(text)) = node.map(|node| &node.value) else { return self.number(key, range, m).map(Some) };
+        self.known.push(key);
+        if text == word {
+            return Some(None);
+        }
+        let place = self.place(key);
+        let near = if near(text, [word], 1).is_empty() { String::new() } else { format!("; did you mean `{word}`?") };
+        m.add(place, self.path(key), format!("found {text:?}, expected {} or \"{word}\"{near}", range.words));
+        None
+    }
+
+    /// A list of numbers within a range, at least one.
+    pub(super) fn numbers(&mut self, key: &'static str, range: Range, m: &mut Mistakes) -> Option<Vec<f64>> {
+        let node = self.take(key)?;
+        let number = |node: &Node| match node.value {
+            Value::Integer(Some(value)) => Some(value as f64),
+            Value::Float(value) => Some(value),
+            _ => None,
+        };
+        let found = match &node.value {
+            Value::List(items) if !items.is_empty() => {
+                let valid = |item| number(item).filter(|value| value.is_finite() && (range.holds)(*value));
+                items.iter().map(valid).collect::<Option<Vec<f64>>>()
+            }
+            _ => None,
+        };
+        if found.is_none() {
+            self.wrong(key, node, &format!("a list, each of it {}", range.words), m);
+        }
+        found
+    }
+
+    /// `true` or `false`.
+    pub(super) fn boolean(&mut self, key: &'static str, m: &mut Mistakes) -> Option<bool> {
+        let node = self.take(key)?;
+        let Value::Boolean(value) = node.value else {
+            self.wrong(key, node, "true or false", m);
+            return None;
+        };
+        Some(value)
+    }
+
+    /// The sections of a list of tables, `[[name]]`.
+    pub(super) fn tables(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Vec<Section<'a>> {
+        let Some(node) = self.take(key) else { return vec![] };
+        let items = match &node.value {
+            Value::List(items) => items.as_slice(),
+            _ => std::slice::from_ref(node),
+        };
+        let mut sections = vec![];
+        for item in items {
+            match &item.value {
+                Value::Table(entries) => {
+                    sections.push(Section { name, place: item.place.clone(), entries: Some(entries), known: vec![] });
+                }
+                _ => self.wrong(key, item, &format!("tables, [[{name}]]"), m),
+            }
+        }
+        sections
     }
 
     /// One of the choices.

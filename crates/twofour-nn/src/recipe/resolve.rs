@@ -39,7 +39,7 @@ pub(super) fn gradient_name(gradient: WeightGradient) -> String {
     name_of(gradient).to_owned()
 }
 
-/// The mask rule of a method.
+/// The mask rule of a method; a name that is not known counts as absent.
 pub(super) fn mask_of(settings: &SparsitySettings) -> MaskRule {
     named(settings.mask.as_deref()).unwrap_or_else(|| SparsityPlan::of_method(settings.method, vec![], 0).rule)
 }

@@ -35,6 +35,27 @@ impl Named for Precision {
     ];
 }
 
+/// The optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// AdamW.
+    #[default]
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+impl OptimizerKind {
+    fn is_adamw(&self) -> bool {
+        *self == OptimizerKind::Adamw
+    }
+}
+
+impl Named for OptimizerKind {
+    const ALL: &'static [(&'static str, Self)] = &[("adamw", OptimizerKind::Adamw), ("sgd", OptimizerKind::Sgd)];
+}
+
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -50,7 +71,7 @@ impl Named for ScheduleKind {
     const ALL: &'static [(&'static str, Self)] = &[("cosine", ScheduleKind::Cosine), ("wsd", ScheduleKind::Wsd)];
 }
 
-/// The loop and the optimizer, AdamW.
+/// The loop and the optimizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSettings {
@@ -70,7 +91,12 @@ pub struct TrainingSettings {
     pub schedule: ScheduleKind,
     /// Steps of the fall of the schedule `wsd`; a fifth of all steps if absent.
     pub decay_steps: Option<u64>,
-    /// Decoupled weight decay of matrices; biases and norms have none.
+    /// The optimizer.
+    #[serde(skip_serializing_if = "OptimizerKind::is_adamw")]
+    pub optimizer: OptimizerKind,
+    /// The share of the momentum that a step of [`OptimizerKind::Sgd`] keeps.
+    pub momentum: f64,
+    /// Weight decay of matrices; biases and norms have none. Decoupled in AdamW, added to the gradient in gradient descent.
     pub weight_decay: f64,
     /// Decay rate of the first moment.
     pub beta1: f64,
@@ -120,6 +146,8 @@ impl Default for TrainingSettings {
             warm_up: 50,
             schedule: ScheduleKind::Cosine,
             decay_steps: None,
+            optimizer: OptimizerKind::Adamw,
+            momentum: 0.9,
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,

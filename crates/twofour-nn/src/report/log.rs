@@ -114,6 +114,8 @@ mod tests {
             gradient_norm: Some(1.0),
             skipped: step == 2,
             flip_rate: 0.25,
+            observed_flip_rate: None,
+            decay: None,
             val_loss: step.is_multiple_of(2).then_some(4.0),
             layers: Default::default(),
             tokens_per_s: 10.0,

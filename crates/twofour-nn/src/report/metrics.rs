@@ -22,6 +22,12 @@ pub struct StepMetrics {
     pub skipped: bool,
     /// The share of all mask elements that changed after the update; 0 at steps that chose no mask.
     pub flip_rate: f64,
+    /// The share of the elements of observed masks that changed after the update, where there are such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_flip_rate: Option<f64>,
+    /// The strength of the decay of pruned weights, where trial runs decided it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decay: Option<f64>,
     /// The loss on the validation part after the update, where it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,

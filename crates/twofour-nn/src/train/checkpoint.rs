@@ -1,6 +1,7 @@
 //! Checkpoints: everything that training goes on from, in one file, replaced in one step.
 //!
-//! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and `.second_moment`, and for each layer that
+//! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and `.second_moment` (with gradient descent the
+//! momentum as the first moment alone), and for each layer that
 //! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Settings, step, scales and
 //! seeds are in the metadata. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
 
@@ -63,8 +64,8 @@ struct SavedLayer {
 /// Everything of a checkpoint, read and checked.
 struct Loaded {
     state: State,
-    /// Values, first and second moment of each parameter, in the model's order.
-    parameters: Vec<[Vec<f32>; 3]>,
+    /// Values and moments of each parameter, in the model's order.
+    parameters: Vec<(Vec<f32>, Vec<Vec<f32>>)>,
     masks: Vec<Mask>,
 }
 
@@ -116,7 +117,8 @@ impl<E: Engine> Trainer<E> {
             let name = parameter.name();
             let mut plan = |key: String| planned.push(PlannedTensor::new(key, StoredDType::F32, parameter.shape()));
             plan(format!("model.{name}"));
-            MOMENTS.iter().for_each(|moment| plan(format!("optimizer.{name}.{moment}")));
+            let moments = parameter.moments().map_or(0, |moments| moments.len());
+            MOMENTS.iter().take(moments).for_each(|moment| plan(format!("optimizer.{name}.{moment}")));
         }
         let sparse = || self.model.linears().filter_map(|linear| Some((linear, linear.sparse()?)));
         for (linear, _) in sparse() {
@@ -160,24 +162,28 @@ impl<E: Engine> Trainer<E> {
         // Everything is read and checked before anything is changed.
         let loaded = self.load(reader)?;
         let Loaded { state, parameters, masks } = loaded;
-        for (parameter, [values, first, second]) in self.model.parameters_mut().into_iter().zip(parameters) {
+        for (parameter, (values, moments)) in self.model.parameters_mut().into_iter().zip(parameters) {
             parameter.write(&self.engine, &values)?;
-            for (moment, values) in parameter.moments_mut().into_iter().flatten().zip([first, second]) {
+            for (moment, values) in parameter.moments_mut().into_iter().flatten().zip(moments) {
                 self.engine.write(moment, &values)?;
             }
         }
-        let (settings, offset) = (self.plan.layer_settings(), self.seed_offset());
+        let offset = self.seed_offset();
+        let Trainer { engine, model, plan, .. } = &mut *self;
         let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
-        for linear in self.model.linears_mut() {
+        for linear in model.linears_mut() {
+            // Forms that are made of the weight alone are made anew below.
+            linear.forget();
             match sparse.next_if(|(layer, _)| layer.name == linear.name()) {
                 Some((layer, mask)) => {
-                    if linear.sparse().is_none() {
-                        linear.make_sparse(&self.engine, settings, layer.seed)?;
+                    let part = plan.part_of(&layer.name);
+                    if let Some(part) = part.filter(|_| linear.sparse().is_none()) {
+                        linear.make_sparse_in(engine, part.layer_settings(), part.precision, layer.seed)?;
                     }
                     let seed = layer.seed.wrapping_add(offset);
                     linear.restore(mask, layer.scale.map(f32::from_bits), seed)?;
                 }
-                None => linear.make_dense(&self.engine)?,
+                None => linear.make_dense(engine)?,
             }
         }
         let progress = &mut self.progress;
@@ -192,6 +198,7 @@ impl<E: Engine> Trainer<E> {
             (Some(switch), Some(saved)) => Some(switch.resumed(saved.steps, saved.switched_at, saved.changes)),
             (switch, _) => switch,
         };
+        self.change_form()?;
         Ok(())
     }
 
@@ -221,15 +228,16 @@ impl<E: Engine> Trainer<E> {
         };
         let parameters = self.model.parameters().into_iter().map(|parameter| {
             let (name, shape) = (parameter.name(), parameter.shape());
-            let [first, second] = MOMENTS.map(|moment| floats(format!("optimizer.{name}.{moment}"), shape));
-            Ok([floats(format!("model.{name}"), shape)?, first?, second?])
+            let moments = parameter.moments().into_iter().flatten().zip(MOMENTS);
+            let moments = moments.map(|(_, moment)| floats(format!("optimizer.{name}.{moment}"), shape));
+            Ok((floats(format!("model.{name}"), shape)?, moments.collect::<Result<_>>()?))
         });
         let parameters = parameters.collect::<Result<Vec<_>>>()?;
         let mut linears = self.model.linears();
         let masks = state.sparse_layers.iter().map(|layer| {
             // In the model's order, each once.
             let linear = linears.find(|linear| linear.name() == layer.name);
-            let Some(linear) = linear.filter(|_| self.plan.layers.contains(&layer.name)) else {
+            let Some((linear, part)) = linear.zip(self.part_of(&layer.name)) else {
                 return Err(fault(format!("`{}` is 2:4 in it, which the run does not plan", layer.name)));
             };
             let (rows, cols) = (linear.out_features(), linear.in_features());
@@ -242,7 +250,7 @@ impl<E: Engine> Trainer<E> {
             let per_row = halves_per_row(cols);
             let mask = Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1);
             mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
-            if matches!(self.plan.rule, MaskRule::Transposable(_)) {
+            if matches!(part.rule, MaskRule::Transposable(_)) {
                 mask.verify(Pattern::TWO_FOUR, Axis::Column)?;
             }
             Ok(mask)

@@ -96,7 +96,7 @@ impl Corpus {
     }
 
     /// A number that tells this text from others (FNV-1a over both parts and their lengths).
-    pub(super) fn fingerprint(&self) -> u64 {
+    pub fn fingerprint(&self) -> u64 {
         let lengths = [self.training.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
         let lengths = lengths.as_flattened().iter().map(|&byte| u32::from(byte));
         let all = lengths.chain(self.training.iter().copied()).chain(self.validation.iter().copied());

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
+//! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
 //! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
@@ -16,6 +17,8 @@
 
 mod checkpoint;
 mod corpus;
+mod decay_search;
+mod forms;
 mod progress;
 pub mod ranks;
 mod report;
@@ -29,7 +32,8 @@ mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
+pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
 pub use ranks::GradientReduction;
 pub use report::StepReport;
-pub use sparsity::{Decay, SparseBegin, SparsityPlan};
+pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

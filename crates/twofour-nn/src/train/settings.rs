@@ -15,7 +15,7 @@ pub(super) fn check(settings: &TrainingSettings) -> Result<()> {
         let found = format!("{micro} for a batch of {}", settings.batch);
         return fault("micro_batch", found, "a divisor of the batch");
     }
-    for (what, beta) in [("beta1", settings.beta1), ("beta2", settings.beta2)] {
+    for (what, beta) in [("momentum", settings.momentum), ("beta1", settings.beta1), ("beta2", settings.beta2)] {
         if !(0.0..1.0).contains(&beta) {
             return fault(what, beta.to_string(), "from 0 up to, but not including, 1");
         }

@@ -1,22 +1,24 @@
 //! A training step: what is launched, and what is read afterwards.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fmt::Debug,
     hash::{DefaultHasher, Hash, Hasher},
 };
 
 use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
-use super::{Decay, Trainer, ranks::Seat};
+use super::{Decay, LayerForm, Trainer, forms::Refresh, ranks::Seat};
 use crate::{
     Error, Result,
     block::BatchShape,
-    engine::{AdamWStep, Buffer as _, Engine, Kind, PrunedDecay, SecondMoment, StepFindings, StepLimits, StepPhase},
-    linear::Linear,
+    engine::{
+        AdamWStep, Buffer as _, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings,
+        StepLimits, StepPhase,
+    },
     model::Gpt,
     parameter::Parameter,
-    recipe::{DecayTarget, TrainingSettings},
+    recipe::{OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings},
 };
 
 /// What came of launching a step.
@@ -25,13 +27,6 @@ pub(super) enum Launched {
     Done { changes: f64 },
     /// An estimate of a gradient was refused because the gradient is not finite; no update was launched.
     Refused,
-}
-
-/// Shares of mask elements that changed.
-#[derive(Default)]
-pub(super) struct Flips {
-    pub(super) overall: f64,
-    pub(super) layers: Vec<f64>,
 }
 
 /// Whether an estimate of a gradient was refused because the gradient is not finite.
@@ -80,13 +75,14 @@ impl<E: Engine> Trainer<E> {
 
     /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard decides whether the update happens, where the
     /// gradients are. The engine may repeat what an earlier step of the same kind launched.
-    pub(super) fn launch(&mut self, learning_rate: f64, changes_form: bool, selects_mask: bool) -> Result<Launched> {
+    pub(super) fn launch(&mut self, learning_rate: f64, refreshes: &[Refresh]) -> Result<Launched> {
         let (shape, update) = (self.micro_batch(), self.progress.updates + 1);
-        let (planned_step, step) = self.numbers(learning_rate, update);
-        let form: Vec<bool> = self.model.linears().map(|linear| linear.sparse().is_some()).collect();
-        let Trainer { engine, model, loss, guard, micro_batches, planned, settings, progress, seat, .. } = self;
+        let steps = self.numbers(learning_rate, update);
+        let repeats = self.can_repeat(&steps);
+        let layers: Vec<_> = self.model.linears().map(|linear| (linear.form(), linear.observed().is_some())).collect();
+        let Trainer { engine, model, loss, guard, micro_batches, parts, settings, progress, seat, .. } = self;
         let limits = StepLimits { clip_norm: settings.clip_norm, loss_scale: progress.loss_scale.scale() };
-        let kind = (shape, micro_batches.len(), limits, changes_form, selects_mask, form);
+        let key = key_of(&(shape, micro_batches.len(), limits, refreshes, layers), &steps);
         let launched = Launched::Done { changes: 0.0 };
         let mut launch = StepLaunch {
             engine,
@@ -94,87 +90,105 @@ impl<E: Engine> Trainer<E> {
             loss,
             guard,
             micro_batches,
-            planned,
+            parts,
             shape,
             limits,
-            steps: [planned_step, step],
-            refresh: (!changes_form).then_some(selects_mask),
+            steps,
+            refreshes,
             launched,
             seat: seat.as_mut(),
         };
-        if planned_step.second_moment == SecondMoment::Watched || launch.seat.is_some() {
-            // The change is read while the step is launched; sums over ranks are begun once.
-            launch.run()?;
-        } else {
+        if repeats {
             engine.begin_update(learning_rate, update)?;
-            engine.repeat(key_of(&kind, launch.steps), || launch.run())?;
+            engine.repeat(key, || launch.run())?;
+        } else {
+            launch.run()?;
         }
         Ok(launch.launched)
     }
 
-    /// The numbers of the optimizer's step: for the weights of the plan's layers, and for other matrices.
-    fn numbers(&self, learning_rate: f64, step: u64) -> (AdamWStep, AdamWStep) {
-        let TrainingSettings { beta1, beta2, epsilon, weight_decay, .. } = self.settings;
-        let pruned_decay = match self.plan.decay {
-            None => PrunedDecay::None,
-            Some(Decay { strength, target: DecayTarget::Gradient }) => {
-                PrunedDecay::Gradient { strength: strength as f32 }
+    /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read while the step is launched, sums over ranks are
+    /// begun once, the numbers of gradient descent come with each launch, and 2:4 activations and 8-bit operands are made of memory that each pass takes.
+    fn can_repeat(&self, steps: &Steps) -> bool {
+        let is_repeatable = |step: &OptimizerStep| match step {
+            OptimizerStep::AdamW(step) => {
+                matches!(step.second_moment, SecondMoment::Moving | SecondMoment::Frozen { .. })
             }
-            Some(Decay { strength, target: DecayTarget::Weight }) => PrunedDecay::Weight { strength },
+            OptimizerStep::Sgd(_) => false,
         };
+        let is_float8 = self.plan.parts().any(|part| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty());
+        let packs_input = self.model.linears().any(|linear| linear.form() == LayerForm::TwoOfFourInput);
+        let has_numbers = steps.of_parts.iter().chain([&steps.other]).all(is_repeatable);
+        self.seat.is_none() && has_numbers && !is_float8 && !packs_input
+    }
+
+    /// The numbers of the optimizer's step.
+    fn numbers(&self, learning_rate: f64, step: u64) -> Steps {
+        let TrainingSettings { optimizer, momentum, beta1, beta2, epsilon, weight_decay, .. } = self.settings;
         let switch = self.progress.switch.as_ref();
         let second_moment = match switch.map(PhaseSwitch::switched_at) {
-            Some(None) => SecondMoment::Watched,
+            Some(None) => match self.plan.switch_mean {
+                SwitchMean::Arithmetic => SecondMoment::Watched,
+                SwitchMean::Geometric => SecondMoment::WatchedByLogarithm,
+            },
             Some(Some(at)) if self.is_sparse() => SecondMoment::Frozen { at },
             _ => SecondMoment::Moving,
         };
-        let other = AdamWStep {
-            learning_rate,
-            beta1,
-            beta2,
-            epsilon,
-            weight_decay,
-            step,
-            gradient_scale: 1.0,
-            second_moment: SecondMoment::Moving,
-            pruned_decay: PrunedDecay::None,
+        let of = |second_moment, pruned_decay| match optimizer {
+            OptimizerKind::Sgd => {
+                OptimizerStep::Sgd(SgdStep { learning_rate, momentum, weight_decay, gradient_scale: 1.0, pruned_decay })
+            }
+            OptimizerKind::Adamw => OptimizerStep::AdamW(AdamWStep {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon,
+                weight_decay,
+                step,
+                gradient_scale: 1.0,
+                second_moment,
+                pruned_decay,
+            }),
         };
-        (AdamWStep { second_moment, pruned_decay, ..other }, other)
+        let of_part = |(index, decay): (usize, Option<Decay>)| {
+            // STEP is the method of the plan itself, not of its overrides.
+            let second_moment = if index == 0 { second_moment } else { SecondMoment::Moving };
+            of(second_moment, decay.map_or(PrunedDecay::None, PrunedDecay::from))
+        };
+        let decays = self.plan.parts().map(|part| part.decay);
+        Steps {
+            of_parts: decays.enumerate().map(of_part).collect(),
+            other: of(SecondMoment::Moving, PrunedDecay::None),
+        }
     }
 
     /// Reads what the step found: the only time that it waits for the engine.
-    pub(super) fn findings(&mut self, launched: &Launched, selects_mask: bool) -> Result<StepFindings> {
+    pub(super) fn findings(&mut self, launched: &Launched, refreshes: &[Refresh]) -> Result<StepFindings> {
         if let Launched::Refused = launched {
             return Ok(StepFindings { loss: f64::NAN, norm: f64::NAN, flips: vec![] });
         }
         let Trainer { engine, model, guard, .. } = self;
-        let layers: Vec<_> = match selects_mask {
-            true => model.linears().filter_map(Linear::sparse).collect(),
-            false => vec![],
-        };
+        let layers: Vec<_> = Self::flipping(model, refreshes).collect();
         engine.findings(guard, &layers)
     }
 
     /// STEP's decision to switch, after an update.
     pub(super) fn observe(&mut self, launched: &Launched) {
         let (Some(switch), Launched::Done { changes }) = (&mut self.progress.switch, launched) else { return };
-        let planned = self.model.linears().filter(|linear| self.planned.contains(linear.name()));
+        let planned = self.model.linears().filter(|linear| self.parts.get(linear.name()) == Some(&0));
         let elements = planned.map(|linear| linear.out_features() * linear.in_features()).sum();
         switch.advance();
         switch.observe(*changes, elements, self.settings.epsilon);
     }
+}
 
-    /// The flip rates of the 2:4 layers whose flips were read.
-    pub(super) fn flips(&self, of_layers: &[u64]) -> Flips {
-        let (mut flips, mut elements, mut layers) = (0, 0, vec![]);
-        for (linear, &of_layer) in self.model.linears().filter(|linear| linear.sparse().is_some()).zip(of_layers) {
-            let size = (linear.out_features() * linear.in_features()) as u64;
-            flips += of_layer;
-            elements += size;
-            layers.push(of_layer as f64 / size.max(1) as f64);
-        }
-        Flips { overall: flips as f64 / elements.max(1) as f64, layers }
-    }
+/// The numbers of an optimizer's step.
+#[derive(Debug)]
+struct Steps {
+    /// For the weights of each part of the plan.
+    of_parts: Vec<OptimizerStep>,
+    /// For other matrices.
+    other: OptimizerStep,
 }
 
 /// The work of a step over the parts of a trainer.
@@ -184,13 +198,13 @@ struct StepLaunch<'a, E: Engine> {
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
     micro_batches: &'a [[E::Buffer; 2]],
-    planned: &'a HashSet<String>,
+    /// Of each planned layer, the part of the plan that it belongs to.
+    parts: &'a HashMap<String, usize>,
     shape: BatchShape,
     limits: StepLimits,
-    /// For the weights of the plan's layers, and for other matrices.
-    steps: [AdamWStep; 2],
-    /// Whether masks are selected; nothing where layers change their form, which packs them.
-    refresh: Option<bool>,
+    steps: Steps,
+    /// For each linear layer.
+    refreshes: &'a [Refresh],
     launched: Launched,
     seat: Option<&'a mut Seat<E>>,
 }
@@ -208,9 +222,12 @@ impl<E: Engine> StepLaunch<'_, E> {
         self.judge()?;
         let changes = self.update()?;
         self.engine.begin_phase(StepPhase::Masks)?;
-        if let Some(selects_mask) = self.refresh {
-            let (engine, guard) = (self.engine, &*self.guard);
-            self.model.linears_mut().try_for_each(|linear| linear.refresh_guarded(engine, selects_mask, guard))?;
+        let (engine, guard) = (self.engine, &*self.guard);
+        for (linear, refresh) in self.model.linears_mut().zip(self.refreshes) {
+            if *refresh != Refresh::ChangesForm {
+                linear.refresh_guarded(engine, *refresh == Refresh::SelectsMask, guard)?;
+            }
+            linear.refresh_observed(engine, guard)?;
         }
         self.engine.begin_phase(StepPhase::Rest)?;
         self.launched = Launched::Done { changes };
@@ -257,18 +274,27 @@ impl<E: Engine> StepLaunch<'_, E> {
 
     /// The optimizer's step, unless the guard skips it. Returns the sum of the changes of watched second moments.
     fn update(&mut self) -> Result<f64> {
-        let StepLaunch { engine, model, guard, planned, steps: [planned_step, other], .. } = self;
+        let StepLaunch { engine, model, guard, parts, steps, .. } = self;
         let step = |parameter: &Parameter<E>, linear: Option<&str>| {
-            let own = if linear.is_some_and(|name| planned.contains(name)) { *planned_step } else { *other };
-            AdamWStep { weight_decay: if parameter.shape().len() >= 2 { own.weight_decay } else { 0.0 }, ..own }
+            let part = linear.and_then(|name| parts.get(name));
+            let own = *part.and_then(|&part| steps.of_parts.get(part)).unwrap_or(&steps.other);
+            match own {
+                own if parameter.shape().len() >= 2 => own,
+                OptimizerStep::AdamW(own) => OptimizerStep::AdamW(AdamWStep { weight_decay: 0.0, ..own }),
+                OptimizerStep::Sgd(own) => OptimizerStep::Sgd(SgdStep { weight_decay: 0.0, ..own }),
+            }
         };
         model.update(engine, step, guard)
     }
 }
 
-/// The key of a kind of step: of everything that its calls are given, but for the learning rate and the number of the update.
-fn key_of(kind: &impl Debug, steps: [AdamWStep; 2]) -> u64 {
-    let steps = steps.map(|step| AdamWStep { learning_rate: 0.0, step: 0, ..step });
+/// The key of a kind of step: of everything that its calls are given, but for AdamW's learning rate and the number of the update.
+fn key_of(kind: &impl Debug, steps: &Steps) -> u64 {
+    let steps = steps.of_parts.iter().chain([&steps.other]).map(|step| match *step {
+        OptimizerStep::AdamW(step) => OptimizerStep::AdamW(AdamWStep { learning_rate: 0.0, step: 0, ..step }),
+        step @ OptimizerStep::Sgd(_) => step,
+    });
+    let steps: Vec<_> = steps.collect();
     let mut hasher = DefaultHasher::new();
     format!("{kind:?} {steps:?}").hash(&mut hasher);
     hasher.finish()

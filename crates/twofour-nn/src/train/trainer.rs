@@ -1,21 +1,21 @@
 //! The training loop.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
 use super::{
-    Corpus, SparseBegin, SparsityPlan, StepReport, progress::Progress, ranks::Seat, settings::check, step::Flips,
+    Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, ranks::Seat,
+    settings::check,
 };
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    linear::Linear,
     model::Gpt,
     optim::{LossScale, Schedule},
-    random::Stream,
-    recipe::{ModelSettings, TrainingSettings},
+    parameter::Parameter,
+    recipe::{Method, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
@@ -48,8 +48,8 @@ pub struct Trainer<E: Engine> {
     pub(super) plan: SparsityPlan,
     pub(super) progress: Progress,
     schedule: Schedule,
-    /// The plan's layers.
-    pub(super) planned: HashSet<String>,
+    /// Of each planned layer, the part of the plan that it belongs to.
+    pub(super) parts: HashMap<String, usize>,
     /// A [`Kind::Wide`] scalar that losses are added to.
     pub(super) loss: E::Buffer,
     pub(super) guard: E::StepGuard,
@@ -92,14 +92,29 @@ impl<E: Engine> Trainer<E> {
         plan.check()?;
         corpus.expect_sequences_of(model.config().context)?;
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
-        if let Some(pattern) = plan.layers.iter().find(|name| !names.contains(name)) {
+        if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
+        if plan.parts().any(|part| part.method == Method::Activation) {
+            model.use_squared_relu()?;
+        }
         model.begin_training(&engine)?;
+        if training.optimizer == OptimizerKind::Sgd {
+            if matches!(plan.begin, SparseBegin::Settled { .. }) {
+                let (first, second) = ("the method `step`".to_owned(), "the optimizer `sgd`".to_owned());
+                let reason = "STEP switches by second moments, which gradient descent does not have";
+                return Err(Error::Conflict { first, second, reason });
+            }
+            model.parameters_mut().into_iter().for_each(Parameter::drop_second_moment);
+        }
         let switch = match plan.begin {
             SparseBegin::Settled { earliest, latest } => {
                 let window = (1.0 / (1.0 - training.beta2)).round() as usize;
-                Some(PhaseSwitch::new(ChangeMean::Arithmetic, window, Some([earliest, latest]))?)
+                let mean = match plan.switch_mean {
+                    SwitchMean::Arithmetic => ChangeMean::Arithmetic,
+                    SwitchMean::Geometric => ChangeMean::Geometric,
+                };
+                Some(PhaseSwitch::new(mean, window, Some([earliest, latest]))?)
             }
             SparseBegin::Step(_) => None,
         };
@@ -111,8 +126,12 @@ impl<E: Engine> Trainer<E> {
             loss_scale: LossScale::for_type(engine.compute_type()),
             switch,
         };
-        let (loss, guard) = (engine.zeros(Kind::Wide, 1)?, engine.step_guard(names.len())?);
-        let planned = plan.layers.iter().cloned().collect();
+        // Each layer may have a mask that it computes with, and one that is observed.
+        let (loss, guard) = (engine.zeros(Kind::Wide, 1)?, engine.step_guard(2 * names.len())?);
+        let of_part = |(index, part): (usize, &SparsityPlan)| {
+            part.layers.iter().map(move |l| (l.clone(), index)).collect::<Vec<_>>()
+        };
+        let parts = plan.parts().enumerate().flat_map(of_part).collect();
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
         let micro_batches = vec![];
         let seat = None;
@@ -125,7 +144,7 @@ impl<E: Engine> Trainer<E> {
             plan,
             progress,
             schedule,
-            planned,
+            parts,
             loss,
             guard,
             micro_batches,
@@ -137,6 +156,11 @@ impl<E: Engine> Trainer<E> {
     /// The engine.
     pub fn engine(&self) -> &E {
         &self.engine
+    }
+
+    /// The engine, for another trainer.
+    pub fn into_engine(self) -> E {
+        self.engine
     }
 
     /// The model as it is now.
@@ -186,48 +210,8 @@ impl<E: Engine> Trainer<E> {
 
     /// Whether the plan's layers are 2:4 in the next step.
     pub fn is_sparse(&self) -> bool {
-        self.model.linears().any(|linear| linear.sparse().is_some())
-    }
-
-    /// Whether the plan has layers 2:4 in the step of that number.
-    fn plans_sparse(&self, step: u64) -> bool {
-        let has_begun = match (self.plan.begin, &self.progress.switch) {
-            (SparseBegin::Step(begin), _) => step >= begin,
-            (SparseBegin::Settled { .. }, switch) => switch.as_ref().is_some_and(|s| s.switched_at().is_some()),
-        };
-        has_begun && self.plan.end.is_none_or(|end| step < end)
-    }
-
-    /// Whether a layer must change its form before the step of that number.
-    fn form_changes(&self, step: u64) -> bool {
-        let becomes_sparse = self.plans_sparse(step);
-        let is_planned = |linear: &Linear<E>| becomes_sparse && self.planned.contains(linear.name());
-        self.model.linears().any(|linear| linear.sparse().is_some() != is_planned(linear))
-    }
-
-    /// Makes the plan's layers 2:4 or dense, as the next step requires; returns whether anything changed.
-    fn change_form(&mut self) -> Result<bool> {
-        let becomes_sparse = self.plans_sparse(self.progress.step);
-        let seeds = Stream::new(self.settings.seed, "mvue");
-        let offset = self.seed_offset();
-        let mut has_changed = false;
-        for (index, linear) in (0u64..).zip(self.model.linears_mut()) {
-            let is_planned = self.planned.contains(linear.name());
-            match (linear.sparse().is_some(), becomes_sparse && is_planned) {
-                // Seeds of layers are far apart: each weight gradient takes one.
-                (false, true) => {
-                    linear.make_sparse(
-                        &self.engine,
-                        self.plan.layer_settings(),
-                        (seeds.bits(index) >> 1).wrapping_add(offset),
-                    )?;
-                }
-                (true, false) => linear.make_dense(&self.engine)?,
-                _ => continue,
-            }
-            has_changed = true;
-        }
-        Ok(has_changed)
+        let is_sparse = |form| matches!(form, LayerForm::TwoOfFour | LayerForm::TwoOfFourInput);
+        self.model.linears().any(|linear| is_sparse(linear.form()))
     }
 
     /// One step: forward and backward passes, clipping, update, new masks. Where the loss or a gradient is not finite, nothing is updated and the report
@@ -259,17 +243,15 @@ impl<E: Engine> Trainer<E> {
         let begin = Instant::now();
         let step = self.progress.step;
         let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
-        let changes_form = self.form_changes(step + 1);
-        let selects_mask = is_sparse && !changes_form && self.plan.selects_mask_after(step + 1);
+        let refreshes = self.refreshes();
         let tokens = self.upload(step)?;
-        let launched = self.launch(learning_rate, changes_form, selects_mask)?;
-        let found = self.findings(&launched, selects_mask)?;
+        let launched = self.launch(learning_rate, &refreshes)?;
+        let found = self.findings(&launched, &refreshes)?;
         // Sums that were aborted are worth nothing.
         self.seat.as_ref().map_or(Ok(()), |seat| seat.rank.check())?;
         let skipped = !found.is_finite();
         self.progress.loss_scale.observe(!skipped);
         self.progress.step += 1;
-        let mut flips = Flips::default();
         if skipped {
             self.progress.skipped += 1;
             self.progress.skipped_in_a_row += 1;
@@ -280,10 +262,10 @@ impl<E: Engine> Trainer<E> {
             self.progress.skipped_in_a_row = 0;
             self.progress.updates += 1;
             self.observe(&launched);
-            flips = self.flips(&found.flips);
         }
         let changed = self.change_form()?;
-        self.compare_if_due(changed)?;
+        let flips = if skipped { Flips::default() } else { self.flips(&found.flips, &refreshes, &changed) };
+        self.compare_if_due(!changed.is_empty())?;
         Ok(StepReport {
             step,
             loss: found.loss / tokens as f64,
@@ -291,6 +273,7 @@ impl<E: Engine> Trainer<E> {
             gradient_norm: found.norm,
             flip_rate: flips.overall,
             layer_flip_rates: flips.layers,
+            observed_flip_rate: flips.observed,
             is_sparse,
             skipped,
             skipped_so_far: self.progress.skipped,

@@ -2,6 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `decay` | the trial runs that decide the decay of pruned weights |
 //! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
@@ -9,6 +10,7 @@
 //! | `view` | the run while it goes on |
 //! | `report`, `picture` | `report.json`, `report.svg` |
 
+mod decay;
 mod device;
 mod dry_run;
 mod folder;
@@ -48,7 +50,7 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste or step. The
+/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
@@ -139,25 +141,43 @@ fn train_in<E: Engine + 'static>(
     let folder = Folder::open(output)?;
     folder.adopt(&loaded.recipe)?;
     let _guard = interrupt::guard();
-    let beginning = Arc::new(Beginning::new(loaded, &folder)?);
-    let report = match engines {
-        Engines::One(engine) => run::train(beginning.trainer(engine)?, loaded, plan, &folder, screen),
-        Engines::Several(members) => {
-            let make = {
-                let beginning = beginning.clone();
-                move |engine| beginning.trainer(engine)
-            };
-            train_together(members, Arc::new(make), |engine, seat| {
-                run::train(beginning.trainer(engine)?.take(seat)?, loaded, plan, &folder, screen)
-            })
-        }
-    };
-    let report = report.inspect_err(|error| {
+    let report = train_with(engines, loaded, plan, &folder, screen).inspect_err(|error| {
         if error.is::<Interrupted>() {
             screen.warn("stopped; run the same command again to go on");
         }
     })?;
     finish(screen, &folder, plan, &report)
+}
+
+/// Trains with one engine, or with several together.
+fn train_with<E: Engine + 'static>(
+    engines: Engines<E>,
+    loaded: &LoadedRecipe,
+    plan: &RecipePlan,
+    folder: &Folder,
+    screen: &mut Screen,
+) -> Result<Report> {
+    let mut beginning = Beginning::new(loaded, folder)?;
+    let mut members = match engines {
+        Engines::One(engine) => {
+            let engine = beginning.decide_decay(engine, 1, folder, screen)?;
+            return run::train(beginning.trainer(engine)?, beginning.decay(), loaded, plan, folder, screen);
+        }
+        Engines::Several(members) => members,
+    };
+    if !members.is_empty() {
+        let count = members.len();
+        let (engine, sums) = members.remove(0);
+        members.insert(0, (beginning.decide_decay(engine, count, folder, screen)?, sums));
+    }
+    let beginning = Arc::new(beginning);
+    let make = {
+        let beginning = beginning.clone();
+        move |engine| beginning.trainer(engine)
+    };
+    train_together(members, Arc::new(make), |engine, seat| {
+        run::train(beginning.trainer(engine)?.take(seat)?, beginning.decay(), loaded, plan, folder, screen)
+    })
 }
 
 fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Report) -> Result<Verdict> {

@@ -173,6 +173,8 @@ mod tests {
             gradient_norm: None,
             skipped: step == 3,
             flip_rate: 0.1,
+            observed_flip_rate: None,
+            decay: None,
             val_loss: step.is_multiple_of(5).then_some(4.0),
             layers: BTreeMap::from([("a".to_owned(), layer), ("b".to_owned(), layer)]),
             tokens_per_s: 1.0,

@@ -6,6 +6,7 @@ use serde::Serialize;
 use twofour_nn::{
     recipe::{LoadedRecipe, Recipe, RecipePlan},
     report::{LayerMetrics, StepMetrics},
+    train::DecayChoice,
 };
 
 use crate::measure::Machine;
@@ -37,6 +38,9 @@ pub(super) struct Report {
     pub(super) text_bytes: usize,
     /// Masks when they were last measured.
     pub(super) masks: BTreeMap<String, LayerMetrics>,
+    /// The strength of the decay of pruned weights that trial runs found, and what they found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) decay: Option<DecayChoice>,
     /// What was planned.
     pub(super) plan: RecipePlan,
     /// The recipe with its overrides and defaults.
@@ -53,6 +57,7 @@ impl Report {
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
+        decay: Option<DecayChoice>,
         machine: Machine,
     ) -> Self {
         let validated = steps.iter().filter_map(|step| Some((step.val_loss?, step.step + 1)));
@@ -77,6 +82,7 @@ impl Report {
             tokens_per_s: tokens as f64 / seconds.max(1e-9),
             text_bytes: loaded.text.len(),
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
+            decay,
             plan: plan.clone(),
             recipe: loaded.recipe.clone(),
             machine,

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 use twofour::{DataType, MatrixRef, file::Overwrite};
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
-    recipe::{LoadedRecipe, ModelSettings, RecipePlan, TrainingSettings},
+    recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, StepReport, Trainer},
+    train::{CHECKPOINT_FILE, Corpus, DecayChoice, SparsityPlan, StepReport, Trainer},
 };
 
-use super::{folder::Folder, picture, report::Report, view::View};
+use super::{decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
     interrupt, measure,
     present::{Screen, units},
@@ -35,16 +35,19 @@ struct Run<'a, E: Engine> {
     steps: Vec<StepMetrics>,
     /// The lowest validation loss so far.
     best: f64,
+    /// The choice of the decay's strength, where trial runs made it.
+    decay: Option<DecayChoice>,
     /// Steps that the checkpoint in `last` has.
     saved: Option<u64>,
 }
 
 /// Where a run begins: new, or at the folder's checkpoint.
 pub(super) struct Beginning {
-    model: ModelSettings,
-    training: TrainingSettings,
+    recipe: Recipe,
     plan: SparsityPlan,
     corpus: Arc<Corpus>,
+    /// The choice of the decay's strength, where trial runs made it.
+    decay: Option<DecayChoice>,
     folder: PathBuf,
     last: PathBuf,
 }
@@ -54,19 +57,47 @@ impl Beginning {
     pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder) -> Result<Self> {
         let recipe = &loaded.recipe;
         Ok(Beginning {
-            model: recipe.model.clone(),
-            training: recipe.training.clone(),
+            recipe: recipe.clone(),
             plan: recipe.sparsity_plan()?,
             corpus: Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?),
+            decay: None,
             folder: folder.path().to_owned(),
             last: folder.file(LAST),
         })
     }
 
+    /// Decides the decay of pruned weights by trial runs with the engine, where the recipe asks for them. An engine that has a share of each batch in the run has
+    /// as many sequences at once here.
+    pub(super) fn decide_decay<E: Engine>(
+        &mut self,
+        engine: E,
+        devices: usize,
+        folder: &Folder,
+        screen: &mut Screen,
+    ) -> Result<E> {
+        let Beginning { recipe, plan, corpus, .. } = &*self;
+        let mut training = recipe.training.clone();
+        if devices > 1 {
+            training.micro_batch = Some(training.micro_batch().min(training.batch / devices));
+        }
+        let trials = Recipe { training, ..recipe.clone() };
+        let (engine, choice) = decay::search(engine, &trials, plan, corpus, folder, screen)?;
+        if let Some(choice) = &choice {
+            self.plan.set_decay(choice.strength);
+        }
+        self.decay = choice;
+        Ok(engine)
+    }
+
+    /// The choice of the decay's strength, where trial runs made it.
+    pub(super) fn decay(&self) -> Option<DecayChoice> {
+        self.decay.clone()
+    }
+
     /// The trainer with an engine.
     pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E>> {
-        let Beginning { model, training, plan, corpus, folder, last } = self;
-        let mut trainer = Trainer::new(engine, model, training, plan.clone(), corpus.clone())?;
+        let Beginning { recipe, plan, corpus, folder, last, .. } = self;
+        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan.clone(), corpus.clone())?;
         if last.join(CHECKPOINT_FILE).exists() {
             let path = folder.display();
             trainer
@@ -80,12 +111,13 @@ impl Beginning {
 /// Trains from where a trainer is to the end, and reports.
 pub(super) fn train<E: Engine>(
     trainer: Trainer<E>,
+    decay: Option<DecayChoice>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut run = Run::open(trainer, folder)?;
+    let mut run = Run::open(trainer, decay, folder)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -93,6 +125,10 @@ pub(super) fn train<E: Engine>(
         plan.steps,
         units::bytes(loaded.text.len() as u64)
     ))?;
+    let is_float8 = |part: &SparsityPlan| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty();
+    if run.trainer.engine().name() == "cpu" && run.trainer.plan().parts().any(is_float8) {
+        screen.line("8-bit floats are simulated on a CPU: operands are rounded to them, and GEMMs compute in f32")?;
+    }
     let begun = run.trainer.steps_done();
     if begun > 0 {
         screen.line(format!("going on from step {begun} of {}", plan.steps))?;
@@ -116,11 +152,11 @@ pub(super) fn train<E: Engine>(
 }
 
 impl<'a, E: Engine> Run<'a, E> {
-    fn open(trainer: Trainer<E>, folder: &'a Folder) -> Result<Self> {
+    fn open(trainer: Trainer<E>, decay: Option<DecayChoice>, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
-        Ok(Run { trainer, folder, log, steps, best, saved: (done > 0).then_some(done) })
+        Ok(Run { trainer, folder, log, steps, best, decay, saved: (done > 0).then_some(done) })
     }
 
     /// One step, its validation and its checkpoint.
@@ -147,6 +183,8 @@ impl<'a, E: Engine> Run<'a, E> {
             gradient_norm: finite(report.gradient_norm),
             skipped: report.skipped,
             flip_rate: report.flip_rate,
+            observed_flip_rate: report.observed_flip_rate,
+            decay: self.decay.as_ref().map(|choice| choice.strength),
             val_loss: val_loss.and_then(finite),
             layers,
             tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
@@ -168,7 +206,9 @@ impl<'a, E: Engine> Run<'a, E> {
 
     /// Flip rates and kept mass of the 2:4 layers, at steps that record them.
     fn layers(&self, report: &StepReport, validates: bool) -> Result<BTreeMap<String, LayerMetrics>> {
-        let rare = self.trainer.plan().mask_every != 1 && !report.layer_flip_rates.is_empty();
+        // At every step, the lines would be mostly these.
+        let rare = self.trainer.plan().parts().all(|part| part.mask_every != 1);
+        let rare = rare && !report.layer_flip_rates.is_empty();
         if !validates && !rare {
             return Ok(BTreeMap::new());
         }
@@ -236,7 +276,7 @@ impl<'a, E: Engine> Run<'a, E> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        let report = Report::new(loaded, plan, &self.steps, last, measure::machine()?);
+        let report = Report::new(loaded, plan, &self.steps, last, self.decay, measure::machine()?);
         let (engine, model) = self.trainer.engine_and_model();
         model.save(engine, self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
         let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));

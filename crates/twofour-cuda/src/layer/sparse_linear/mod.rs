@@ -39,7 +39,8 @@ pub enum Precision {
     #[default]
     Activations,
     /// 8-bit floats: weights and inputs in e4m3, output gradients in e5m2. Each tensor has one scale from its largest magnitude, computed at every
-    /// call on the device. Weight gradients stay in the activations' type. Requires a packed transpose and compute capability 8.9.
+    /// call on the device. Weight gradients stay in the activations' type, and so do input gradients under masks that are 2:4 along rows only, whose GEMM is
+    /// dense. Requires compute capability 8.9.
     Float8,
 }
 
@@ -71,6 +72,8 @@ pub struct SparseLinear {
     scale: Option<(CudaSlice<u8>, DevicePtr)>,
     /// The scale of a weight in 8-bit floats.
     pub(super) float8: Option<WeightScale>,
+    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the unpacked weight.
+    pub(super) float8_rows: Option<(PackedBuffer, Compressor)>,
 }
 
 /// The mask that a weight is packed with.
@@ -104,8 +107,7 @@ impl SparseLinear {
     /// Creates a layer as [`SparseLinear::new`] does, with a given precision of the sparse GEMMs; `dtype` is the activations' type.
     ///
     /// # Errors
-    /// Those of [`SparseLinear::new`]; [`Error::NoMethod`] for [`Precision::Float8`] with a mask that is 2:4 along rows only, [`Error::Unsupported`]
-    /// before compute capability 8.9.
+    /// Those of [`SparseLinear::new`]; [`Error::Unsupported`] for [`Precision::Float8`] before compute capability 8.9.
     pub fn with_precision(
         context: &LayerContext,
         master: DeviceSlice<'_>,
@@ -132,11 +134,7 @@ impl SparseLinear {
         let is_transposable = matches!(settings.rule, MaskRule::Transposable(_));
         let keeps_transpose = is_transposable || settings.input_gradient == InputGradient::PackedTranspose;
         let is_float8 = precision == Precision::Float8;
-        if is_float8 && !keeps_transpose {
-            let what = "a layer of 8-bit floats whose mask is 2:4 along rows alone (a transposable rule has kernels)";
-            return Err(Error::NoMethod { what: what.into() });
-        }
-        let of = if is_float8 { DataType::E4M3 } else { dtype };
+        let of = if is_float8 && keeps_transpose { DataType::E4M3 } else { dtype };
         let buffer = |bytes: usize| -> Result<(CudaSlice<u8>, DevicePtr)> {
             let memory = context.allocate(bytes)?;
             let address = memory.device_ptr(context.stream()).0;
@@ -165,7 +163,14 @@ impl SparseLinear {
                 _ => None,
             },
             float8: match is_float8 {
-                true => Some(WeightScale::new(context, out_features.max(in_features), of)?),
+                true => Some(WeightScale::new(context, out_features.max(in_features), DataType::E4M3)?),
+                false => None,
+            },
+            float8_rows: match is_float8 && !keeps_transpose {
+                true => {
+                    let packed = PackedBuffer::new(context, DataType::E4M3, out_features, in_features)?;
+                    Some((packed, Compressor::new(device, dtype, DataType::E4M3)?))
+                }
                 false => None,
             },
             context: context.clone(),
@@ -253,10 +258,10 @@ impl SparseLinear {
             packed: if soft.is_some() { None } else { Some(self.packed.packed()) },
             transposed: self.transposed.as_ref().map(PackedBuffer::packed),
             tiles: Some(self.mask.tiles()),
-            factor: self.float8.as_ref().map(WeightScale::inverse),
+            factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
             skip,
         };
-        if let Some(scale) = &self.float8 {
+        if let Some(scale) = self.float8.as_ref().filter(|_| self.float8_rows.is_none()) {
             scale.update(context, weight, self.master)?;
         }
         let watch = Watch {
@@ -283,8 +288,27 @@ impl SparseLinear {
             let shape = self.packed.shape();
             // SAFETY: both forms of the weight were allocated with the layer, and the stream is of their device.
             unsafe { self.unpacker.run(context.raw(), self.packed.packed(), shape, dense) }?;
+            self.round_rows(dense)?;
         }
         Ok(())
+    }
+
+    /// Launches the packing of the unpacked weight, which is 2:4, in 8-bit floats, where it is packed so.
+    fn round_rows(&self, unpacked: DevicePtr) -> Result<()> {
+        let (Some(scale), Some((packed, compressor))) = (&self.float8, &self.float8_rows) else { return Ok(()) };
+        let (context, rows, cols) = (&self.context, self.out_features, self.in_features);
+        let weight = DenseWeight { data: unpacked, rows, cols };
+        scale.update(context, weight, self.dtype)?;
+        let to = CompressTarget {
+            packed: packed.packed(),
+            order: packed.order(),
+            factor: Some(scale.inverse()),
+            seed: None,
+            wrong: self.status.wrong,
+        };
+        let rule = CompressRule::Given(self.mask.tiles());
+        // SAFETY: both forms of the weight, mask and scale were allocated with the layer, and the stream is of their device.
+        unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }
     }
 
     /// Waits until the last mask is selected, and reports a NaN in the master weight that it was selected from.
@@ -350,6 +374,7 @@ impl SparseLinear {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
         let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
         let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
+        let scale = scale + self.float8_rows.as_ref().map_or(0, |(packed, _)| packed.bytes());
         self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
     }
 

@@ -20,7 +20,7 @@ struct Parameters {
     u16* copy;                   // the weight in 16 bits, written in the same pass, or null
     const u32* skip;             // where it is not 0, nothing is written; or null
     const double* rate_at;       // read instead of `rate`, or null
-    double* partial;             // of each CTA, the sum of the magnitudes of the second moment's changes; for `watched_step`
+    double* partial;             // of each CTA, the sum of the second moment's changes; for `watched_step`, `logarithm_step`
     u64 count;
     double rate, pruned_decay;   // what is taken off pruned elements where `decays_pruned`: their product, times the element
     u32 cols;
@@ -52,8 +52,15 @@ __device__ __forceinline__ float update(
 
 __device__ __forceinline__ u16 copied(const Parameters& p, float w) { return p.copy_is_bf16 ? narrow<BF16>(w) : narrow<F16>(w); }
 
+// What is summed of a second moment's change: nothing, its magnitude, or that one's logarithm (STEP's option 2).
+enum Watch { NOTHING, MAGNITUDE, LOGARITHM };
+
+template <Watch WATCHED> __device__ __forceinline__ double size_of(float change) {
+    return WATCHED == LOGARITHM ? log((double)fmaxf(change, 1.17549435e-38f)) : (double)change;
+}
+
 // A thread updates four elements, which are in one row where there is a mask. Returns the sum of the changes of their second moments where it is watched.
-template <bool WATCHED> __device__ __forceinline__ double update_four(const Parameters& p) {
+template <Watch WATCHED> __device__ __forceinline__ double update_four(const Parameters& p) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at >= p.count || (p.skip && *p.skip)) return 0.0;
     const float scale = p.gradient_scale ? *p.gradient_scale : 1.0f;
@@ -78,7 +85,7 @@ template <bool WATCHED> __device__ __forceinline__ double update_four(const Para
         *(float4*)(p.first + at) = m;
         if (!p.is_frozen) *(float4*)(p.second + at) = v;
         if (p.copy) *(ushort4*)(p.copy + at) = make_ushort4(copied(p, w.x), copied(p, w.y), copied(p, w.z), copied(p, w.w));
-        if constexpr (WATCHED) sum = ((double)x + (double)y) + ((double)z + (double)u);
+        if constexpr (WATCHED != NOTHING) sum = (size_of<WATCHED>(x) + size_of<WATCHED>(y)) + (size_of<WATCHED>(z) + size_of<WATCHED>(u));
         return sum;
     }
     for (u64 i = at; i < p.count; i++) {
@@ -86,7 +93,7 @@ template <bool WATCHED> __device__ __forceinline__ double update_four(const Para
         const float change =
             update(p, n, left, scale, is_kept, p.weight[i], widen<GRADIENT>(((const Raw*)p.gradient)[i]), p.first[i], p.second[i]);
         if (p.copy) p.copy[i] = copied(p, p.weight[i]);
-        if constexpr (WATCHED) sum += (double)change;
+        if constexpr (WATCHED != NOTHING) sum += size_of<WATCHED>(change);
     }
     return sum;
 }
@@ -103,10 +110,15 @@ __device__ __forceinline__ double sum_of_256(double value) {
     return shared[0];
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) { update_four<false>(p); }
+extern "C" __global__ void __launch_bounds__(256, 4) step(const __grid_constant__ Parameters p) { update_four<NOTHING>(p); }
 
 extern "C" __global__ void __launch_bounds__(256, 4) watched_step(const __grid_constant__ Parameters p) {
-    const double sum = sum_of_256(update_four<true>(p));
+    const double sum = sum_of_256(update_four<MAGNITUDE>(p));
+    if (threadIdx.x == 0) p.partial[blockIdx.x] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4) logarithm_step(const __grid_constant__ Parameters p) {
+    const double sum = sum_of_256(update_four<LOGARITHM>(p));
     if (threadIdx.x == 0) p.partial[blockIdx.x] = sum;
 }
 
@@ -116,7 +128,7 @@ struct Changes {
     u32 count;
 };
 
-// Adds the partial sums of `watched_step`, in a fixed order.
+// Adds the partial sums of `watched_step` or `logarithm_step`, in a fixed order.
 extern "C" __global__ void __launch_bounds__(256) sum_changes(const __grid_constant__ Changes p) {
     double sum = 0.0;
     for (u64 i = threadIdx.x; i < p.count; i += 256) sum += p.partial[i];

@@ -14,6 +14,8 @@ pub use operands::{
     AdamWCopy, AdamWPhase, AdamWSchedule, AdamWSettings, AdamWState, AdamWStep, MaskedDecay, SecondMoment, StepNumber,
 };
 
+use twofour::adamw_step::ChangeMean;
+
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::{expect_multiple, expect_pointers},
@@ -28,6 +30,7 @@ pub struct AdamW {
     gradient: DataType,
     kernel: Kernel,
     watched: Kernel,
+    watched_by_logarithm: Kernel,
     sum_changes: Kernel,
     advance: Kernel,
 }
@@ -63,6 +66,7 @@ impl AdamW {
             gradient,
             kernel: device.kernel(&source, "step")?,
             watched: device.kernel(&source, "watched_step")?,
+            watched_by_logarithm: device.kernel(&source, "logarithm_step")?,
             sum_changes: device.kernel(&source, "sum_changes")?,
             advance: device.kernel(&source, "advance")?,
         })
@@ -175,12 +179,12 @@ impl AdamW {
             SecondMoment::Moving | SecondMoment::Watched { .. } => (None, epsilon),
         };
         let watched = match phase.second_moment {
-            SecondMoment::Watched { changes, partial } => {
+            SecondMoment::Watched { changes, partial, mean } => {
                 expect_pointers(&[("sum of changes", changes, 4)])?;
                 if count > 0 {
                     expect_pointers(&[("partial sums of changes", partial, 8)])?;
                 }
-                Some((changes, partial))
+                Some((changes, partial, mean))
             }
             SecondMoment::Moving | SecondMoment::Frozen { .. } => None,
         };
@@ -191,7 +195,7 @@ impl AdamW {
         let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
         let sum_changes = || match watched {
             None => Ok(()),
-            Some((sum, partial)) => {
+            Some((sum, partial, _)) => {
                 let parameters = ChangesParameters { partial, sum, count: blocks };
                 // SAFETY: the structure has the kernel's layout; there are as many partial sums as blocks, and the stream is of the device, as this function requires.
                 unsafe { self.sum_changes.launch(stream, Launch::simple((1, 1), BLOCK), &parameters) }
@@ -234,7 +238,7 @@ impl AdamW {
             copy: copy.map_or(0, |copy| copy.address),
             skip: step.skip.unwrap_or(0),
             rate_at,
-            partial: watched.map_or(0, |(_, partial)| partial),
+            partial: watched.map_or(0, |(_, partial, _)| partial),
             count,
             rate: learning_rate,
             pruned_decay: weight_decay + phase.pruned_weight_decay,
@@ -251,7 +255,11 @@ impl AdamW {
             frozen_scale: frozen_scale.unwrap_or(0.0),
             numbers,
         };
-        let kernel = if watched.is_some() { &self.watched } else { &self.kernel };
+        let kernel = match watched {
+            None => &self.kernel,
+            Some((.., ChangeMean::Arithmetic)) => &self.watched,
+            Some((.., ChangeMean::Geometric)) => &self.watched_by_logarithm,
+        };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
         sum_changes()

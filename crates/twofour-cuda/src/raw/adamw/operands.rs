@@ -1,5 +1,7 @@
 //! What a step of the optimizer reads and writes.
 
+use twofour::adamw_step::ChangeMean;
+
 use crate::{DataType, DevicePtr};
 
 /// The optimizer's hyperparameters.
@@ -100,6 +102,8 @@ pub enum SecondMoment {
         changes: DevicePtr,
         /// Memory for partial sums, [`AdamW::watched_bytes`](super::AdamW::watched_bytes), aligned to 8.
         partial: DevicePtr,
+        /// Whether changes are summed, or their logarithms (option 2), where zero counts as the least normal f32.
+        mean: ChangeMean,
     },
     /// It stays as it was after the step of this number, counted from 1, which also corrects its bias; ε is raised to the power 3/4 (STEP).
     Frozen {

@@ -1,5 +1,6 @@
 //! f32 on the CPU, in parallel on rayon's current pool.
 
+mod activation;
 mod attention;
 mod buffer;
 mod sparse;
@@ -9,16 +10,17 @@ mod tests;
 use twofour::{
     DataType,
     kernel::Epilogue,
-    layer::{self, Accumulate, Activation, SparseLinearSettings},
+    layer::{self, Accumulate, Activation, PackedActivation, SparseLinearSettings},
+    select::Transposable,
 };
 
 use super::{
-    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SparseLayer as _,
-    StepFindings, StepLimits,
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
+    SparseLayer as _, StepFindings, StepLimits, operands::expect_unscaled,
 };
 use crate::{
     Error, Result,
-    cpu::{self, adamw::AdamWSlices, rope::Table, rows},
+    cpu::{self, adamw::AdamWSlices, rope::Table, rows, sgd::SgdSlices},
     optim::clip_factor,
 };
 
@@ -67,6 +69,7 @@ impl Engine for CpuEngine {
     type Buffer = CpuBuffer;
     type AttentionState = CpuAttention;
     type Rotary = Table;
+    type PackedActivation = PackedActivation<f32>;
     type SparseLinear = CpuSparseLinear;
     type StepGuard = CpuStepGuard;
 
@@ -252,6 +255,40 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    fn squared_relu(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+        activation::squared_relu(x, y)
+    }
+
+    fn squared_relu_gradient(&self, x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+        activation::squared_relu_gradient(x, dy)
+    }
+
+    fn pack_squared_relu(&self, rule: Transposable, x: &CpuBuffer, width: usize) -> Result<PackedActivation<f32>> {
+        activation::pack(rule, x, width)
+    }
+
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &PackedActivation<f32>,
+        weight: &CpuBuffer,
+        bias: Option<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        activation::linear(shape, x, weight, bias, y)
+    }
+
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CpuBuffer,
+        x: &PackedActivation<f32>,
+        accumulate: Accumulate,
+        dw: &mut CpuBuffer,
+    ) -> Result<()> {
+        activation::weight_gradient(shape, dy, x, accumulate, dw)
+    }
+
     fn gated(&self, function: Nonlinearity, width: usize, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
         let tokens = rows_of("the input of a gated function", x, 2 * width)?;
         expect_length("the output of a gated function", tokens * width, y.len())?;
@@ -318,6 +355,22 @@ impl Engine for CpuEngine {
         settings: SparseLinearSettings,
     ) -> Result<CpuSparseLinear> {
         CpuSparseLinear::new(master, shape, settings)
+    }
+
+    fn float8_sparse_linear(
+        &self,
+        master: &CpuBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CpuSparseLinear> {
+        CpuSparseLinear::with_float8(master, shape, settings)
+    }
+
+    fn keep_of_four(&self, count: u32, weight: &CpuBuffer, cols: usize, kept: &mut CpuBuffer) -> Result<()> {
+        rows_of("a weight to prune", weight, cols)?;
+        expect_length("a pruned weight", weight.len(), kept.len())?;
+        cpu::keep_of_four::keep(count, weight.floats()?, cols, kept.floats_mut()?);
+        Ok(())
     }
 
     fn add(&self, x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
@@ -401,14 +454,7 @@ impl Engine for CpuEngine {
         state: AdamWState<'_, CpuBuffer, CpuSparseLinear>,
         guard: Option<&CpuStepGuard>,
     ) -> Result<f64> {
-        let gradient_scale = match guard {
-            Some(guard) if guard.skips() => return Ok(0.0),
-            Some(guard) => {
-                step.expect_unscaled("cpu")?;
-                guard.factor
-            }
-            None => step.gradient_scale,
-        };
+        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(0.0) };
         let step = &AdamWStep { gradient_scale, ..*step };
         let AdamWState { master, gradient, first, second, copy, sparse } = state;
         for (what, found) in [("a gradient", gradient), ("a first moment", &*first), ("a second moment", &*second)] {
@@ -431,9 +477,42 @@ impl Engine for CpuEngine {
         Ok(changes)
     }
 
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, CpuBuffer, CpuSparseLinear>,
+        guard: Option<&CpuStepGuard>,
+    ) -> Result<()> {
+        let Some(gradient_scale) = scale_of(guard, step.gradient_scale)? else { return Ok(()) };
+        let step = &SgdStep { gradient_scale, ..*step };
+        let SgdState { master, gradient, momentum, copy, sparse } = state;
+        expect_length("a gradient", master.len(), gradient.len())?;
+        expect_length("a momentum", master.len(), momentum.len())?;
+        let mask = sparse.map(|sparse| sparse.layer().mask());
+        if let Some(mask) = mask {
+            expect_length("a masked parameter", mask.rows() * mask.cols(), master.len())?;
+        }
+        let slices = SgdSlices {
+            parameter: master.floats_mut()?,
+            gradient: gradient.floats()?,
+            momentum: momentum.floats_mut()?,
+        };
+        cpu::sgd::step(step, slices, mask);
+        copy.map_or(Ok(()), |copy| self.round(master, copy))
+    }
+
     /// On a thread of rayon's pool: from outside, each of a step's many parallel loops would wake the pool and wait for it.
     fn scope<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         rayon::scope(|_| work())
+    }
+}
+
+/// What an optimizer multiplies gradients by; none where the guard skips the step.
+fn scale_of(guard: Option<&CpuStepGuard>, own: f32) -> Result<Option<f32>> {
+    match guard {
+        Some(guard) if guard.skips() => Ok(None),
+        Some(guard) => expect_unscaled("cpu", own).map(|()| Some(guard.factor)),
+        None => Ok(Some(own)),
     }
 }
 

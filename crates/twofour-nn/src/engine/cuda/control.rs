@@ -11,6 +11,14 @@ use super::{
 };
 use crate::{Error, Result};
 
+pub(super) fn after_panic() -> Error {
+    Error::Unsupported {
+        engine: "cuda",
+        what: "an optimizer step after a step that panicked".to_owned(),
+        remedy: "start again from the last checkpoint",
+    }
+}
+
 impl CudaEngine {
     /// Whether steps are captured in CUDA graphs and replayed, as they are at first; or launched call by call.
     pub fn capture_steps(&self, captures: bool) {
@@ -22,11 +30,7 @@ impl CudaEngine {
     }
 
     pub(super) fn optimizer(&self) -> Result<MutexGuard<'_, Optimizer>> {
-        self.optimizer.lock().map_err(|_| Error::Unsupported {
-            engine: "cuda",
-            what: "an optimizer step after a step that panicked".to_owned(),
-            remedy: "start again from the last checkpoint",
-        })
+        self.optimizer.lock().map_err(|_| after_panic())
     }
 
     /// Measures the phases of the steps from now on, until [`CudaEngine::take_phases`].

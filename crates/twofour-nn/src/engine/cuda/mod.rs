@@ -1,5 +1,6 @@
 //! NVIDIA GPUs, over [`twofour_cuda`]. Activations and GEMM operands are f32, f16 or bf16; 2:4 layers require f16 or bf16.
 
+mod activation;
 mod attention;
 mod buffer;
 mod control;
@@ -7,6 +8,7 @@ mod guard;
 mod norm;
 mod optimizer;
 mod repeat;
+mod sgd;
 mod sparse;
 
 use std::sync::Mutex;
@@ -14,10 +16,11 @@ use std::sync::Mutex;
 use twofour::{
     DataType,
     layer::{Accumulate, Activation, SparseLinearSettings},
+    select::Transposable,
 };
 use twofour_cuda::{
     Device,
-    layer::{self, LayerContext},
+    layer::{self, DeviceBuffer, LayerContext},
     measure::PhaseMarks,
     transformer::{
         self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, Norm, NormBackward, NormForward, NormKind,
@@ -25,11 +28,12 @@ use twofour_cuda::{
 };
 
 use super::{
-    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SparseLayer as _,
-    StepFindings, StepLimits, StepPhase,
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
+    SparseLayer as _, StepFindings, StepLimits, StepPhase,
 };
-use crate::Result;
+use crate::{Error, Result};
 
+pub use activation::CudaPackedActivation;
 pub use attention::{CudaAttention, CudaRotary};
 pub use buffer::CudaBuffer;
 use buffer::Pool;
@@ -44,6 +48,8 @@ pub struct CudaEngine {
     context: LayerContext,
     compute: DataType,
     optimizer: Mutex<Optimizer>,
+    /// The factor of gradients in [`Engine::sgd`], and its copy in device memory.
+    gradient_scale: Mutex<Option<(f32, DeviceBuffer)>>,
     pool: Pool,
     /// Where phases begin, while they are measured.
     phases: Mutex<Option<PhaseMarks>>,
@@ -72,6 +78,7 @@ impl CudaEngine {
             context,
             compute,
             optimizer,
+            gradient_scale: Mutex::new(None),
             pool: Pool::default(),
             phases: Mutex::default(),
             repeats: Mutex::default(),
@@ -101,6 +108,7 @@ impl Engine for CudaEngine {
     type Buffer = CudaBuffer;
     type AttentionState = CudaAttention;
     type Rotary = CudaRotary;
+    type PackedActivation = CudaPackedActivation;
     type SparseLinear = CudaSparseLinear;
     type StepGuard = CudaStepGuard;
 
@@ -277,6 +285,42 @@ impl Engine for CudaEngine {
         Ok(layer::activation_gradient(&self.context, activation, x.slice(), dy.slice_mut())?)
     }
 
+    fn squared_relu(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(transformer::activation_forward(&self.context, function, x.slice(), y.slice_mut())?)
+    }
+
+    fn squared_relu_gradient(&self, x: &CudaBuffer, dy: &mut CudaBuffer) -> Result<()> {
+        let function = ElementFunction::SquaredRelu;
+        Ok(transformer::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
+    }
+
+    fn pack_squared_relu(&self, rule: Transposable, x: &CudaBuffer, width: usize) -> Result<CudaPackedActivation> {
+        activation::pack(&self.context, rule, x, width)
+    }
+
+    fn packed_linear(
+        &self,
+        shape: LinearShape,
+        x: &CudaPackedActivation,
+        weight: &CudaBuffer,
+        bias: Option<&CudaBuffer>,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::linear(shape, x, weight, bias, y)
+    }
+
+    fn packed_weight_gradient(
+        &self,
+        shape: LinearShape,
+        dy: &CudaBuffer,
+        x: &CudaPackedActivation,
+        accumulate: Accumulate,
+        dw: &mut CudaBuffer,
+    ) -> Result<()> {
+        activation::weight_gradient(shape, dy, x, accumulate, dw)
+    }
+
     fn activation_and_bias_gradient(
         &self,
         activation: Activation,
@@ -292,7 +336,7 @@ impl Engine for CudaEngine {
 
     fn gated(&self, function: Nonlinearity, width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
         let shape = (rows_of(y, width), width);
-        Ok(transformer::gated_forward(&self.context, gate(function), shape, x.slice(), y.slice_mut())?)
+        Ok(transformer::gated_forward(&self.context, gate(function)?, shape, x.slice(), y.slice_mut())?)
     }
 
     fn gated_gradient(
@@ -305,7 +349,7 @@ impl Engine for CudaEngine {
     ) -> Result<()> {
         let shape = (rows_of(dy, width), width);
         let (x, dy, dx) = (x.slice(), dy.slice(), dx.slice_mut());
-        Ok(transformer::gated_backward(&self.context, gate(function), shape, x, dy, dx)?)
+        Ok(transformer::gated_backward(&self.context, gate(function)?, shape, x, dy, dx)?)
     }
 
     fn linear(
@@ -356,6 +400,19 @@ impl Engine for CudaEngine {
         settings: SparseLinearSettings,
     ) -> Result<CudaSparseLinear> {
         CudaSparseLinear::new(&self.context, master, shape, self.compute, settings)
+    }
+
+    fn float8_sparse_linear(
+        &self,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        settings: SparseLinearSettings,
+    ) -> Result<CudaSparseLinear> {
+        CudaSparseLinear::with_float8(&self.context, master, shape, self.compute, settings)
+    }
+
+    fn keep_of_four(&self, count: u32, weight: &CudaBuffer, cols: usize, kept: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
     }
 
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
@@ -445,15 +502,29 @@ impl Engine for CudaEngine {
     ) -> Result<f64> {
         self.optimizer()?.step(&self.context, step, state, guard)
     }
+
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        state: SgdState<'_, CudaBuffer, CudaSparseLinear>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<()> {
+        let mut scale = self.gradient_scale.lock().map_err(|_| control::after_panic())?;
+        sgd::step(&self.context, &mut scale, step, state, guard)
+    }
 }
 
-fn gate(function: Nonlinearity) -> Gate {
-    match function {
+fn gate(function: Nonlinearity) -> Result<Gate> {
+    Ok(match function {
         Nonlinearity::Relu => Gate::Relu,
         Nonlinearity::Gelu => Gate::Gelu,
         Nonlinearity::TanhGelu => Gate::TanhGelu,
         Nonlinearity::Silu => Gate::Silu,
-    }
+        Nonlinearity::SquaredRelu => {
+            let what = "a gate of squared ReLU".to_owned();
+            return Err(Error::Unsupported { engine: "cuda", what, remedy: "use squared ReLU without a gate" });
+        }
+    })
 }
 
 fn dense(shape: LinearShape) -> DenseLinear {

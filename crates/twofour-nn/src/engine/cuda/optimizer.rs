@@ -1,6 +1,6 @@
 //! The optimizer of the CUDA engine.
 
-use twofour::DataType;
+use twofour::{DataType, adamw_step::ChangeMean};
 use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
     transformer::{self, AdamWPhase, AdamWSettings, AdamWTensors, ClippedGradients, GradientClip, StepSchedule},
@@ -9,7 +9,7 @@ use twofour_cuda::{
 use super::{CudaBuffer, CudaSparseLinear, CudaStepGuard, Pool};
 use crate::{
     Result,
-    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment},
+    engine::{AdamWState, AdamWStep, Buffer as _, PrunedDecay, SecondMoment, operands::expect_unscaled},
 };
 
 /// The norm of all gradients together. Waits.
@@ -70,7 +70,7 @@ impl Optimizer {
             PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
         };
         if guard.is_some() {
-            step.expect_unscaled("cuda")?;
+            expect_unscaled("cuda", step.gradient_scale)?;
         } else if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
             self.scale.write(&[step.gradient_scale])?;
             self.scale_value = step.gradient_scale;
@@ -92,14 +92,22 @@ impl Optimizer {
         };
         let second_moment = match step.second_moment {
             SecondMoment::Moving => transformer::SecondMoment::Moving,
-            SecondMoment::Watched => transformer::SecondMoment::Watched { changes: self.changes.as_slice_mut() },
+            SecondMoment::Watched | SecondMoment::WatchedByLogarithm => {
+                let mean = match step.second_moment {
+                    SecondMoment::WatchedByLogarithm => ChangeMean::Geometric,
+                    _ => ChangeMean::Arithmetic,
+                };
+                transformer::SecondMoment::Watched { changes: self.changes.as_slice_mut(), mean }
+            }
             SecondMoment::Frozen { at } => transformer::SecondMoment::Frozen { at },
         };
         let pruned_decay = sparse.map(CudaSparseLinear::layer).zip(pruned_decay);
         let phase = AdamWPhase { second_moment, pruned_decay };
         transformer::adamw_in_phase(context, shape, tensors, phase, &self.schedules[at].memory, settings)?;
         match step.second_moment {
-            SecondMoment::Watched => Ok(self.changes.to_host::<f32>()?.first().copied().map_or(f64::NAN, f64::from)),
+            SecondMoment::Watched | SecondMoment::WatchedByLogarithm => {
+                Ok(self.changes.to_host::<f32>()?.first().copied().map_or(f64::NAN, f64::from))
+            }
             SecondMoment::Moving | SecondMoment::Frozen { .. } => Ok(0.0),
         }
     }

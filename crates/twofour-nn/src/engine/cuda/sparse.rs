@@ -4,7 +4,7 @@ use twofour::{
     DataType, Mask,
     layer::{Accumulate, Activation, SparseLinearSettings},
 };
-use twofour_cuda::layer::{DeviceSlice, Forward, LayerContext, SparseLinear};
+use twofour_cuda::layer::{DeviceSlice, Forward, LayerContext, Precision, SparseLinear};
 
 use super::CudaBuffer;
 use crate::{Result, engine::SparseLayer};
@@ -22,6 +22,17 @@ impl CudaSparseLinear {
         settings: SparseLinearSettings,
     ) -> Result<Self> {
         Ok(Self(SparseLinear::new(context, master.slice(), shape, dtype, settings)?))
+    }
+
+    pub(super) fn with_float8(
+        context: &LayerContext,
+        master: &CudaBuffer,
+        shape: (usize, usize),
+        dtype: DataType,
+        settings: SparseLinearSettings,
+    ) -> Result<Self> {
+        let precision = Precision::Float8;
+        Ok(Self(SparseLinear::with_precision(context, master.slice(), shape, dtype, precision, settings)?))
     }
 
     /// [`SparseLayer::remask`] unless the flag is not 0.

@@ -134,7 +134,12 @@ fn trainable(config: &DecoderConfig) -> Result<Vec<f64>> {
 /// What the feed-forward blocks apply.
 fn function(config: &DecoderConfig) -> Result<FeedForwardFunction> {
     Ok(match config.activation {
+        Nonlinearity::SquaredRelu if config.gated => {
+            let what = "a gate of squared ReLU".to_owned();
+            return Err(Error::Unsupported { engine: "training", what, remedy: "run such a model by `Inference`" });
+        }
         function if config.gated => FeedForwardFunction::Gated(function),
+        Nonlinearity::SquaredRelu => FeedForwardFunction::SquaredRelu,
         Nonlinearity::Relu => FeedForwardFunction::Plain(Activation::Relu),
         Nonlinearity::Gelu => FeedForwardFunction::Plain(Activation::Gelu),
         Nonlinearity::Silu => FeedForwardFunction::Plain(Activation::Silu),

@@ -10,7 +10,7 @@ use crate::{
     block::{
         AttentionBlock, BatchShape, FeedForwardBlock, Norm, NormStatistics, SavedAttention, SavedFeedForward, Workspace,
     },
-    engine::{AdamWStep, Engine, Kind, StepPhase},
+    engine::{Engine, Kind, Nonlinearity, OptimizerStep, StepPhase},
     linear::Linear,
     parameter::Parameter,
 };
@@ -55,6 +55,16 @@ struct Saved<E: Engine> {
 }
 
 impl<E: Engine> Gpt<E> {
+    /// Replaces the activation of all feed-forward blocks by squared ReLU, `max(x, 0)²`. The model's description says so from then on, and its file.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for gated feed-forward blocks.
+    pub fn use_squared_relu(&mut self) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|layer| layer.feed_forward.use_squared_relu())?;
+        self.config.activation = Nonlinearity::SquaredRelu;
+        Ok(())
+    }
+
     /// The sizes.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
@@ -130,7 +140,7 @@ impl<E: Engine> Gpt<E> {
     pub(crate) fn update(
         &mut self,
         engine: &E,
-        step: impl Fn(&Parameter<E>, Option<&str>) -> AdamWStep,
+        step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
         guard: &E::StepGuard,
     ) -> Result<f64> {
         let mut changes = 0.0;

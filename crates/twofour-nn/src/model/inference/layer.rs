@@ -107,7 +107,7 @@ impl<T: KernelElement> Layer<T> {
             Nonlinearity::Relu => Some(Activation::Relu),
             Nonlinearity::Gelu => Some(Activation::Gelu),
             Nonlinearity::Silu => Some(Activation::Silu),
-            Nonlinearity::TanhGelu => None,
+            Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => None,
         };
         let h = self.up.forward(x, tokens, fused.unwrap_or(Activation::Identity))?;
         if fused.is_some() {

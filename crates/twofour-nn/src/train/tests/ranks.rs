@@ -11,7 +11,7 @@ use crate::{
         Engine as _, SparseLayer as _,
         cpu::{CpuBuffer, CpuEngine},
     },
-    recipe::{Method, TrainingSettings},
+    recipe::{Method, SparsePrecision, TrainingSettings},
     train::{
         GradientReduction, SparsityPlan, StepReport, Trainer,
         ranks::{HostReduction, Rank, Seat, train_together},
@@ -44,6 +44,11 @@ fn numbers(reports: &[StepReport]) -> Vec<(u64, u64, u64)> {
     reports.iter().map(of).collect()
 }
 
+/// How far losses are apart that differ by the order of sums alone: rounding to 8 bits makes steps of such differences, and has a scale for each share of a batch.
+fn tolerance(plan: &SparsityPlan) -> f64 {
+    if plan.precision == SparsePrecision::Fp8 { 1e-3 } else { 1e-5 }
+}
+
 #[test]
 fn ranks_do_what_micro_batches_do() {
     for (name, plan) in plans() {
@@ -59,9 +64,10 @@ fn ranks_do_what_micro_batches_do() {
             let micro_batch = Some(micro_batch.unwrap_or(4 / ranks));
             let alone = steps(&mut trainer_with(plan.clone(), TrainingSettings { micro_batch, ..training() }), 12);
             for (a, b) in together.iter().zip(&alone) {
-                assert!((a.loss - b.loss).abs() < 1e-5, "{name}, {ranks}, step {}: {} {}", a.step, a.loss, b.loss);
+                let within = tolerance(&plan);
+                assert!((a.loss - b.loss).abs() < within, "{name}, {ranks}, step {}: {} {}", a.step, a.loss, b.loss);
                 let norm = (a.gradient_norm - b.gradient_norm).abs() / b.gradient_norm;
-                assert!(norm < 1e-4, "{name}, {ranks}: {} and {}", a.gradient_norm, b.gradient_norm);
+                assert!(norm < 10.0 * within, "{name}, {ranks}: {} and {}", a.gradient_norm, b.gradient_norm);
                 assert_eq!((a.tokens, a.is_sparse, a.step), (b.tokens, b.is_sparse, b.step), "{name}");
             }
         }
@@ -131,7 +137,8 @@ fn ranks_resume_exactly_and_one_goes_on_where_two_stopped() {
         let mut alone = resume(CpuEngine).unwrap();
         // The first sums differ in their order alone, but for random estimates.
         let first = steps(&mut alone, 1);
-        assert!((first[0].loss - reports[0].loss).abs() < 1e-5, "{name}");
+        let distance = (first[0].loss - reports[0].loss).abs();
+        assert!(distance < tolerance(&plan), "{name}: {distance}");
         assert_eq!(first[0].step, 5);
     }
 }

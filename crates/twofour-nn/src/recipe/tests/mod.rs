@@ -1,5 +1,7 @@
 //! Recipes, right and wrong.
 
+mod sparsity;
+
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -76,7 +78,7 @@ fn a_llama_has_its_own_sizes() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    for method in ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step"] {
+    for method in ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"] {
         let recipe = parse(GOOD, &[&format!("sparsity.method={method}"), "training.schedule=wsd"]).unwrap();
         let text = toml::to_string(&recipe).unwrap();
         assert_eq!(Recipe::parse(&text, Path::new(""), &[]).unwrap(), recipe, "{text}");
@@ -148,6 +150,19 @@ fn methods_and_settings_that_exclude_each_other_are_refused() {
         ("s-ste", "mask=optimal", "soft-threshold"),
         ("s-ste", "mask_every=40", "every step"),
         ("step", "mask_every=1", "every step"),
+        ("step", "two_of_four_from=0.5", "gradual"),
+        ("activation", "mask_every=2", "each pass"),
+        ("activation", "mask=magnitude", "transposable"),
+        ("activation", "weight_gradient=dense", "each pass"),
+        ("activation", "precision=fp8", "f16"),
+        ("activation", "observe=true", "each pass"),
+        ("dense", "precision=fp8", "no layer is 2:4"),
+        ("s-ste", "two_of_four_from=0.5", "gradual"),
+        ("ste", "switch_latest=0.5", "step"),
+        ("fst", "switch_mean=geometric", "step"),
+        ("ste", "defaults=2by4-pretrain", "s-ste"),
+        ("ste", "decay=auto", "sr-ste"),
+        ("dense", "two_of_four_from=0.5", "no layer is 2:4"),
     ] {
         let found = one(&[&format!("sparsity.method={method}"), &format!("sparsity.{setting}")]);
         assert!(found.contains(word) && found.contains(method), "{method} {setting}: {found}");

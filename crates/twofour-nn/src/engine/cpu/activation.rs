@@ -1,0 +1,72 @@
+//! Squared ReLU, and 2:4 activations, of the CPU engine.
+
+use twofour::{
+    MatrixRef,
+    layer::{Accumulate, InputActivation, PackedActivation, SparseActivationLinear, SparseActivationSettings},
+    select::Transposable,
+};
+
+use super::{CpuBuffer, buffer::expect_length, rows_of};
+use crate::{
+    Result,
+    cpu::rows,
+    engine::{Buffer as _, LinearShape},
+};
+
+pub(super) fn squared_relu(x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
+    expect_length("the output of an activation", x.len(), y.len())?;
+    let x = x.floats()?;
+    rows::for_each(y.floats_mut()?, 1, |first, y| {
+        y.iter_mut().zip(&x[first..]).for_each(|(y, &x)| *y = if x < 0.0 { 0.0 } else { x * x });
+    });
+    Ok(())
+}
+
+pub(super) fn squared_relu_gradient(x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
+    expect_length("the gradient of an activation", x.len(), dy.len())?;
+    let x = x.floats()?;
+    rows::for_each(dy.floats_mut()?, 1, |first, dy| {
+        dy.iter_mut().zip(&x[first..]).for_each(|(dy, &x)| *dy *= if x < 0.0 { 0.0 } else { 2.0 * x });
+    });
+    Ok(())
+}
+
+fn layer(rule: Transposable) -> SparseActivationLinear {
+    let activation = InputActivation::SquaredRelu;
+    SparseActivationLinear::new(SparseActivationSettings { rule, activation, ..Default::default() })
+}
+
+pub(super) fn pack(rule: Transposable, x: &CpuBuffer, width: usize) -> Result<PackedActivation<f32>> {
+    let tokens = rows_of("an activation", x, width)?;
+    Ok(layer(rule).pack(x.floats()?, tokens, width)?)
+}
+
+fn expect_shape(shape: LinearShape, x: &PackedActivation<f32>) -> Result<()> {
+    expect_length("a packed activation", shape.tokens * shape.in_features, x.tokens() * x.in_features())
+}
+
+pub(super) fn linear(
+    shape: LinearShape,
+    x: &PackedActivation<f32>,
+    weight: &CpuBuffer,
+    bias: Option<&CpuBuffer>,
+    y: &mut CpuBuffer,
+) -> Result<()> {
+    expect_shape(shape, x)?;
+    let weight = MatrixRef::new(shape.out_features, shape.in_features, weight.floats()?)?;
+    let bias = bias.map(CpuBuffer::floats).transpose()?;
+    // The rule has done its work.
+    Ok(layer(Transposable::GreedyAbs).forward(x, weight, bias, y.floats_mut()?)?)
+}
+
+pub(super) fn weight_gradient(
+    shape: LinearShape,
+    dy: &CpuBuffer,
+    x: &PackedActivation<f32>,
+    accumulate: Accumulate,
+    dw: &mut CpuBuffer,
+) -> Result<()> {
+    expect_shape(shape, x)?;
+    expect_length("the weight gradient", shape.out_features * shape.in_features, dw.len())?;
+    Ok(layer(Transposable::GreedyAbs).weight_gradient(dy.floats()?, x, accumulate, dw.floats_mut()?)?)
+}
