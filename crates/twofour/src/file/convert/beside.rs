@@ -25,7 +25,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Every file of the model's directory, and of those inside it, that is not hidden and holds no weights. Links to files are followed, as in the
+    /// Every file of the model's directory, and of those inside it, that is not hidden and holds no weights, and the directories that hold such files. Links to files are followed, as in the
     /// hub's cache; links to directories are not. The output's own directory is left out.
     pub(super) fn of(reader: &Reader, output: &Path) -> Result<Self> {
         let mut found = Self::default();
@@ -33,6 +33,8 @@ impl Beside {
             let output = fs::canonicalize(output).ok();
             let index = reader.index().and_then(|(path, _)| path.file_name()).map(OsString::from);
             found.walk(directory, Path::new(""), &index.into_iter().collect(), output.as_deref(), DEEPEST)?;
+            let Self { directories, files } = &mut found;
+            directories.retain(|directory| files.iter().any(|file| file.starts_with(directory)));
         }
         Ok(found)
     }
