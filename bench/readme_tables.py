@@ -230,6 +230,45 @@ def layer_table(path):
     return "\n".join(lines) + "\n"
 
 
+def attention_table(path):
+    result = json.loads(path.read_text())
+    torch = json.loads((path.parent / "attention-torch.json").read_text())
+    key = lambda row: (tuple(row["shape"]), row["causal"])
+    best = {}
+    for row in torch["rows"]:
+        at = (key(row), row["part"])
+        if at not in best or row["us"] < best[at]["us"]:
+            best[at] = row
+    ours = collections.OrderedDict()
+    for row in result["rows"]:
+        if row["contender"] == "fused":
+            ours.setdefault(key(row), {})[row["part"]] = row
+    peer = f"torch {torch['torch']}, cuDNN {torch['cudnn']}"
+    lines = [where(path, result), f"Contender: the fastest engine of `scaled_dot_product_attention` ({peer}; [raw](../bench/results/{path.parent.name}/attention-torch.json)).", ""]
+    lines += ["| tokens | heads | mask | forward | backward | both | torch's best, both | of its speed |", "|---|---|---|---|---|---|---|---|"]
+    for (shape, causal), rows in ours.items():
+        batch, positions, heads, head_dim = shape
+        other = best[(shape, causal), "both"]
+        cells = [f"{batch} x {positions}", f"{heads} of {head_dim}", "causal" if causal else "full"]
+        cells += [f"{micro(rows[part])}, {rows[part]['tflops']:.0f} TFLOP/s" for part in ("forward", "backward", "both")]
+        cells += [f"{micro(other)} ({other['contender']})", over(other, rows["both"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def step_table(path):
+    result = json.loads(path.read_text())
+    lines = [where(path, result), ""]
+    lines += ["| layers | feed-forward blocks | step | 90th percentile | without a graph | tokens/s | over dense | forward | backward | optimizer | masks | memory |", "|" + "---|" * 12]
+    for row in result["rows"]:
+        dense = next(r for r in result["rows"] if r["model"] == row["model"] and r["contender"] == "dense")
+        phases = {phase["phase"]: phase["ms"] for phase in row["phases"]}
+        cells = [str(row["model"][0]), row["contender"], f"{row['ms']:.2f} ms", f"{row['p90_ms']:.2f} ms", f"{row['launched_ms']:.2f} ms", f"{row['tokens_per_s']:,.0f}"]
+        cells += [f"{dense['ms'] / row['ms']:.3f}x"] + [f"{phases[phase]:.2f} ms" for phase in ("forward", "backward", "update", "masks")]
+        lines.append("| " + " | ".join(cells + [f"{row['bytes'] / 1e9:.2f} GB"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def overhead_table(path):
     result = json.loads(path.read_text())
     lines = [where(path, result), "", "| call | contender | host |", "|---|---|---|"]
@@ -344,6 +383,9 @@ DOCUMENTS = {
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
         "layer-table": ("layer.json", layer_table),
+        "attention-table": ("attention.json", attention_table),
+        "block-table": ("block.json", step_table),
+        "step-table": ("step.json", step_table),
         "train-table": ("train-linear.json", train_table),
         "overhead-table": ("overhead.json", overhead_table),
         "prune-table": ("prune.json", prune_table),
