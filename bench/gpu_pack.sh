@@ -22,9 +22,9 @@ cargo test -p twofour-cuda --no-run --message-format json |
         adamw | borrowed | borrowed_int4 | compress | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
         esac
     done
-cargo test -p twofour-nn --test cuda --no-run --message-format json |
-    sed -n 's|.*"kind":\["test"\].*"executable":"\([^"]*\)".*|\1|p' |
-    while read -r executable; do strip -o "$folder/test-nn" "$executable"; done
+cargo test -p twofour-nn --test cuda --test cuda_ranks --no-run --message-format json |
+    sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
+    while read -r name executable; do strip -o "$folder/test-nn-$name" "$executable"; done
 cp bench/gpu_run.sh "$folder/run"
 # The Python package, its tests and its benchmarks, where maturin is installed.
 rm -rf "$folder/python"
