@@ -32,6 +32,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::estimate,
         twofour::file,
         twofour::file::Reader,
+        twofour::file::quantize,
         twofour::int4,
         twofour::kernel,
         twofour::kernel::SparseWeight,
