@@ -94,9 +94,10 @@ fn advise_with_four_bits_compares_with_dense_or_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let advise =
         |more: &[&str]| run(dir.path(), &[&["advise", "--shape", "256x512", "--dtype", "int4"], more].concat());
-    let on_a_cpu = advise(&[]);
-    assert_eq!(on_a_cpu.code, Some(2), "{}", on_a_cpu.stderr);
-    assert!(on_a_cpu.stderr.contains("--device cuda"), "{}", on_a_cpu.stderr);
+    // A CPU answers, too: yes, no, or that it is too busy to tell.
+    let on_a_cpu = advise(&["--tokens", "1", "--json"]);
+    assert!(matches!(on_a_cpu.code, Some(0 | 1)), "{}", on_a_cpu.stderr);
+    assert_eq!(on_a_cpu.json()["shapes"][0]["timings"].as_array().map(Vec::len), Some(1), "{}", on_a_cpu.stderr);
     let many = advise(&["--device", "cuda", "--tokens", "8,65"]);
     assert_eq!(many.code, Some(2), "{}", many.stderr);
     assert!(many.stderr.contains("65") && many.stderr.contains("64 at most"), "{}", many.stderr);
