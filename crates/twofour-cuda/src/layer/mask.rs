@@ -68,10 +68,16 @@ impl TileMask {
     }
 }
 
-/// Returns a hash that every tile's bits and place take part in.
+/// Returns a hash that every tile's bits and place take part in: words of four tiles, mixed as MurmurHash3 mixes its end (Appleby, public domain), so that a difference
+/// in one word spreads over all bits before the next one.
 fn hash(tiles: &[u16]) -> u64 {
     let word = |four: &[u16]| four.iter().fold(0u64, |word, tile| word << 16 | u64::from(*tile));
-    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    let mix = |hash: u64, word: u64| {
+        let x = hash ^ word;
+        let x = (x ^ x >> 33).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+        let x = (x ^ x >> 33).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
+        (x ^ x >> 33).wrapping_add(0x9E37_79B9_7F4A_7C15)
+    };
     tiles.chunks(4).map(word).fold(tiles.len() as u64, mix)
 }
 
