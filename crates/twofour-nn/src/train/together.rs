@@ -53,9 +53,14 @@ impl<E: Engine> Trainer<E> {
         self.told(begun)
     }
 
-    /// Tells the other ranks of an error; returns the one that came first.
+    /// Tells the other ranks of an error; returns the one that came first. What every rank finds in the same step is no failure of one of them: rank 0 tells of it, and
+    /// returns it whichever rank found it first.
     pub(super) fn told<T>(&self, outcome: Result<T>) -> Result<T> {
         if let (Err(error), Some(seat)) = (&outcome, &self.seat) {
+            let is_common = matches!(error, Error::Diverged { .. } | Error::RanksDiffer { .. });
+            if is_common && seat.rank.index() != 0 {
+                return outcome;
+            }
             seat.rank.check()?;
             seat.rank.fail(error.to_string());
         }
