@@ -1,9 +1,6 @@
 //! The functions of feed-forward blocks, plain and gated, and their gradients.
 
-use super::{
-    activation::{normal, sigmoid},
-    rows, vector,
-};
+use super::{rows, vector};
 use crate::engine::Nonlinearity;
 
 /// Twice the root of 2/π, and the cubic coefficient of GELU's approximation.
@@ -83,6 +80,27 @@ impl Function for SquaredRelu {
     }
 }
 
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + vector::exp(-x))
+}
+
+/// The normal distribution function and its density.
+///
+/// Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: within 1.5e-7 for `erf`. Both share one exponential.
+#[inline(always)]
+fn normal(x: f32) -> (f32, f32) {
+    let bell = vector::exp(-0.5 * x * x);
+    let t = 1.0 / (1.0 + 0.327_591_1 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
+    let p = 1.061_405_4;
+    let p = p * t - 1.453_152;
+    let p = p * t + 1.421_413_8;
+    let p = p * t - 0.284_496_74;
+    let p = p * t + 0.254_829_6;
+    let tail = 0.5 * p * t * bell;
+    (if x < 0.0 { tail } else { 1.0 - tail }, bell * 0.398_942_3)
+}
+
 /// Runs `$body` with `$F` as the function's type.
 macro_rules! with_function {
     ($function:expr, $F:ident => $body:expr) => {
@@ -109,6 +127,15 @@ macro_rules! with_function {
             }
         }
     };
+}
+
+/// `y = function(x)`.
+pub fn forward(function: Nonlinearity, x: &[f32], y: &mut [f32]) {
+    with_function!(function, F => {
+        rows::for_each(y, 1, |first, y| {
+            vector::widest(|| y.iter_mut().zip(&x[first..]).for_each(|(y, &x)| *y = F::value(x)));
+        });
+    });
 }
 
 /// `y ← function(y)`.

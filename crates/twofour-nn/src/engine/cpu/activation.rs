@@ -9,25 +9,19 @@ use twofour::{
 use super::{CpuBuffer, buffer::expect_length, rows_of};
 use crate::{
     Result,
-    cpu::rows,
-    engine::{Buffer as _, LinearShape},
+    cpu::nonlinearity,
+    engine::{Buffer as _, LinearShape, Nonlinearity},
 };
 
 pub(super) fn squared_relu(x: &CpuBuffer, y: &mut CpuBuffer) -> Result<()> {
     expect_length("the output of an activation", x.len(), y.len())?;
-    let x = x.floats()?;
-    rows::for_each(y.floats_mut()?, 1, |first, y| {
-        y.iter_mut().zip(&x[first..]).for_each(|(y, &x)| *y = if x < 0.0 { 0.0 } else { x * x });
-    });
+    nonlinearity::forward(Nonlinearity::SquaredRelu, x.floats()?, y.floats_mut()?);
     Ok(())
 }
 
 pub(super) fn squared_relu_gradient(x: &CpuBuffer, dy: &mut CpuBuffer) -> Result<()> {
     expect_length("the gradient of an activation", x.len(), dy.len())?;
-    let x = x.floats()?;
-    rows::for_each(dy.floats_mut()?, 1, |first, dy| {
-        dy.iter_mut().zip(&x[first..]).for_each(|(dy, &x)| *dy *= if x < 0.0 { 0.0 } else { 2.0 * x });
-    });
+    nonlinearity::gradient_in_place(Nonlinearity::SquaredRelu, x.floats()?, dy.floats_mut()?);
     Ok(())
 }
 
