@@ -98,9 +98,7 @@ impl Int4 {
     ) -> Result<Self> {
         let integers = quantization::quantize(weight, granularity, RANGE, rule)?;
         let scales = integers.scales.iter().map(|scale| f16::from_f32(*scale)).collect();
-        let meta = weight.meta().to_vec();
-        let weight = Compressed::from_trusted_parts(weight.rows(), weight.cols(), integers.values, meta);
-        Ok(Self { weight, scales, granularity })
+        Ok(Self { weight: integers.weight, scales, granularity })
     }
 
     /// From integers and scales, `[rows, scales_per_row]`.

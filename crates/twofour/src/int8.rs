@@ -52,9 +52,7 @@ impl Int8 {
         rule: ScaleRule,
     ) -> Result<Self> {
         let integers = quantization::quantize(weight, granularity, range(granularity), rule)?;
-        let meta = weight.meta().to_vec();
-        let weight = Compressed::from_trusted_parts(weight.rows(), weight.cols(), integers.values, meta);
-        Ok(Self { weight, scales: integers.scales, granularity })
+        Ok(Self { weight: integers.weight, scales: integers.scales, granularity })
     }
 
     /// From integers and scales, `[rows, scales_per_row]`.

@@ -70,8 +70,8 @@ impl IntegerRange {
 
 /// Integers and scales.
 pub(crate) struct Integers {
-    /// `[rows, 2 * groups]`, at the weight's positions.
-    pub(crate) values: Vec<i8>,
+    /// The integers, at the weight's positions.
+    pub(crate) weight: Compressed<i8>,
     /// `[rows, scales_per_row]`.
     pub(crate) scales: Vec<f32>,
 }
@@ -88,12 +88,10 @@ pub(crate) fn quantize<T: Arithmetic>(
 ) -> Result<Integers> {
     let (rows, kept) = (weight.rows(), 2 * weight.groups());
     let per_row = granularity.scales_per_row(weight.cols());
-    let mut out = Integers { values: vec![0; rows * kept], scales: vec![0.0; rows * per_row] };
-    if kept == 0 {
-        return Ok(out);
-    }
-    let shared = granularity.columns().map_or(kept, |columns| columns / 2);
-    let parts = out.values.par_chunks_mut(kept).zip(out.scales.par_chunks_mut(per_row));
+    let (mut values, mut scales) = (vec![0; rows * kept], vec![0.0; rows * per_row]);
+    let shared = granularity.columns().map_or(kept, |columns| columns / 2).max(1);
+    // A weight without columns has no parts.
+    let parts = values.par_chunks_mut(kept.max(1)).zip(scales.par_chunks_mut(per_row.max(1)));
     first_error(parts.enumerate(), |(row, (integers, scales))| {
         let floats: Vec<f32> = weight.values_row(row).iter().map(|v| v.to_f32()).collect();
         let groups = floats.chunks(shared).zip(integers.chunks_mut(shared)).zip(scales);
@@ -113,7 +111,8 @@ pub(crate) fn quantize<T: Arithmetic>(
         }
         Ok(())
     })?;
-    Ok(out)
+    let weight = Compressed::from_trusted_parts(rows, weight.cols(), values, weight.meta().to_vec());
+    Ok(Integers { weight, scales })
 }
 
 /// The error for the kept value `kept` of a row.
