@@ -298,6 +298,10 @@ impl<E: Engine> Linear<E> {
         accumulate: Accumulate,
     ) -> Result<()> {
         self.weight_gradient(engine, dy, x, tokens, accumulate)?;
+        self.bias_gradient(engine, dy, accumulate)
+    }
+
+    fn bias_gradient(&mut self, engine: &E, dy: &E::Buffer, accumulate: Accumulate) -> Result<()> {
         match &mut self.bias {
             Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
             None => Ok(()),
@@ -365,10 +369,7 @@ impl<E: Engine> Linear<E> {
         let shape = self.shape(tokens);
         let weight = |dw: &mut E::Buffer, accumulate| engine.packed_weight_gradient(shape, dy, x, accumulate, dw);
         self.weight.record(accumulate, weight)?;
-        match &mut self.bias {
-            Some(bias) => bias.record(accumulate, |db, accumulate| engine.bias_gradient(dy, accumulate, db)),
-            None => Ok(()),
-        }
+        self.bias_gradient(engine, dy, accumulate)
     }
 
     /// `dx = dy · W`.
