@@ -38,9 +38,11 @@ mod once_map;
 pub mod problem;
 pub mod raw;
 pub mod source;
+mod tile_scheduler;
 pub mod transformer;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};
 pub use error::{Error, Result};
+pub use tile_scheduler::TileScheduler;
 pub use twofour::{DataType, kernel::Activation};
