@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use twofour::DataType;
-use twofour_nn::model::{Checkpoint, LanguageModel};
+use twofour_nn::model::{LanguageModel, SavedModel};
 
 use crate::dtype::computing;
 
@@ -23,11 +23,6 @@ pub(crate) struct ModelArguments {
 impl ModelArguments {
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
-        let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));
-        let path = match Checkpoint::is_at(&self.model) {
-            true => None,
-            false => of_folder.into_iter().find(|file| file.exists()),
-        };
-        Ok(LanguageModel::load(path.as_ref().unwrap_or(&self.model), self.dtype)?)
+        Ok(LanguageModel::load(SavedModel::locate(&self.model), self.dtype)?)
     }
 }

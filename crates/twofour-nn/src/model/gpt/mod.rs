@@ -2,6 +2,8 @@
 
 mod build;
 
+pub(crate) use build::expect_trainable;
+
 use twofour::layer::Accumulate;
 
 use super::DecoderConfig;

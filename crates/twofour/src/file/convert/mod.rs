@@ -22,6 +22,7 @@ use super::{
 use crate::{Arithmetic, DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
+pub use beside::files_beside;
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
