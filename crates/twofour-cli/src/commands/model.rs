@@ -21,6 +21,13 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
+    /// Opens it, without reading its weights, with the type to compute in.
+    pub(crate) fn open(&self) -> Result<(SavedModel, DataType)> {
+        let saved = SavedModel::open(&self.model)?;
+        let dtype = self.dtype.unwrap_or_else(|| saved.dtype());
+        Ok((saved, dtype))
+    }
+
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
         Ok(LanguageModel::load(SavedModel::locate(&self.model), self.dtype)?)

@@ -1,6 +1,7 @@
 //! The decoder that trains: forward pass, loss and gradients.
 
 mod build;
+mod perplexity;
 
 pub(crate) use build::expect_trainable;
 
