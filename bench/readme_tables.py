@@ -16,6 +16,7 @@ import re
 import sys
 
 import accuracy_tables
+import decoder_tables
 import grid_tables
 import python_tables
 
@@ -399,6 +400,9 @@ DOCUMENTS = {
     },
     "docs/training.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
+    },
+    "docs/pruning.md": {
+        "decoder-table": ("decoder-study.json", decoder_tables.table),
     },
 }
 

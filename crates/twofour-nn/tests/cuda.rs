@@ -34,6 +34,7 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
 
 fn model() -> ModelSettings {
     ModelSettings {
+        from: None,
         kind: ModelKind::Gpt,
         layers: 2,
         width: 128,

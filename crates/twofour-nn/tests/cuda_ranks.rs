@@ -47,6 +47,7 @@ fn layers() -> Vec<String> {
 
 fn make(plan: &SparsityPlan, micro_batch: Option<usize>) -> Make {
     let model = ModelSettings {
+        from: None,
         kind: ModelKind::Gpt,
         layers: 2,
         width: 128,

@@ -20,6 +20,7 @@ const FOLDER: &str = "TWOFOUR_NN_KILLED_RUN";
 
 fn trainer() -> Trainer<CpuEngine> {
     let model = ModelSettings {
+        from: None,
         kind: ModelKind::Gpt,
         layers: 1,
         width: 32,

@@ -5,10 +5,18 @@ use std::{fs, path::PathBuf, time::Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
-use twofour_nn::model::Windows;
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::{
+    engine::cuda::CudaEngine,
+    model::{Perplexity, Windows},
+};
 
-use super::model::ModelArguments;
-use crate::{exit::Verdict, present::Screen};
+use super::{model::ModelArguments, train::TrainDevice};
+use crate::{
+    exit::{Usage, Verdict},
+    present::Screen,
+};
 
 /// Measure a model's perplexity on a text
 ///
@@ -18,7 +26,10 @@ use crate::{exit::Verdict, present::Screen};
 #[command(after_long_help = "\
 Examples:
   twofour eval model/ --text wikitext.txt
-  twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json")]
+  twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
+  twofour eval model/ --text wikitext.txt --device cuda
+
+On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,
@@ -34,6 +45,10 @@ pub(crate) struct Eval {
     /// Tokens from one window to the next [default: the window]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
+
+    /// Where to compute: cpu, cuda or cuda:NUMBER
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: TrainDevice,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,36 +58,70 @@ struct Answer {
     window: usize,
     stride: usize,
     dtype: String,
+    device: String,
     seconds: f64,
 }
 
+/// What was measured, how, in which type, and when it began.
+type Found = (Perplexity, Windows, DataType, Instant);
+
 /// The window where none is given, for models of a longer context.
-const WINDOW: usize = 2048;
+pub(super) const WINDOW: usize = 2048;
 
 impl Eval {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
         let text = fs::read_to_string(&self.text).with_context(|| format!("reading {}", self.text.display()))?;
-        let model = self.model.load()?;
-        let window = self.window.unwrap_or(model.decoder.config().context.min(WINDOW));
-        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
-        windows.validate(model.decoder.config().context)?;
-        let tokens = model.tokenizer.encode(&text)?;
-        let (begin, mut progress) = (Instant::now(), screen.progress());
-        let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
-            progress.steps("tokens", done as u64, total as u64);
-        })?;
-        drop(progress);
+        let (found, windows, dtype, begin) = match &self.device {
+            TrainDevice::Cpu => self.on_cpu(&text, screen)?,
+            TrainDevice::Cuda(numbers) => match numbers.as_slice() {
+                [number] => self.on_gpu(*number, &text, screen)?,
+                _ => return Err(Usage("--device: a model is evaluated on one GPU; name one".to_owned()).into()),
+            },
+        };
         let answer = Answer {
             perplexity: found.perplexity,
             tokens: found.tokens,
             window: windows.window,
             stride: windows.stride,
-            dtype: model.dtype.to_string(),
+            dtype: dtype.to_string(),
+            device: self.device.to_string(),
             seconds: begin.elapsed().as_secs_f64(),
         };
         screen.line(format_args!("perplexity {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)
+    }
+
+    /// The windows for a model of that context.
+    fn windows(&self, context: usize) -> Result<Windows> {
+        let window = self.window.unwrap_or(context.min(WINDOW));
+        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
+        windows.validate(context)?;
+        Ok(windows)
+    }
+
+    fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
+        let model = self.model.load()?;
+        let windows = self.windows(model.decoder.config().context)?;
+        let tokens = model.tokenizer.encode(text)?;
+        let (begin, mut progress) = (Instant::now(), screen.progress());
+        let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
+            progress.steps("tokens", done as u64, total as u64);
+        })?;
+        Ok((found, windows, model.dtype, begin))
+    }
+
+    fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
+        let (saved, dtype) = self.model.open()?;
+        let windows = self.windows(saved.config().context)?;
+        let tokens = saved.tokenizer()?.encode(text)?;
+        let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
+        let mut model = saved.model(&engine, windows.window)?;
+        let (begin, mut progress) = (Instant::now(), screen.progress());
+        let found = model.perplexity(&engine, &tokens, windows, |done, total| {
+            progress.steps("tokens", done as u64, total as u64);
+        })?;
+        Ok((found, windows, dtype, begin))
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use twofour::DataType;
-use twofour_nn::model::{Checkpoint, LanguageModel};
+use twofour_nn::model::{LanguageModel, SavedModel};
 
 use crate::dtype::computing;
 
@@ -21,13 +21,15 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
+    /// Opens it, without reading its weights, with the type to compute in.
+    pub(crate) fn open(&self) -> Result<(SavedModel, DataType)> {
+        let saved = SavedModel::open(&self.model)?;
+        let dtype = self.dtype.unwrap_or_else(|| saved.dtype());
+        Ok((saved, dtype))
+    }
+
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
-        let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));
-        let path = match Checkpoint::is_at(&self.model) {
-            true => None,
-            false => of_folder.into_iter().find(|file| file.exists()),
-        };
-        Ok(LanguageModel::load(path.as_ref().unwrap_or(&self.model), self.dtype)?)
+        Ok(LanguageModel::load(SavedModel::locate(&self.model), self.dtype)?)
     }
 }

@@ -62,7 +62,7 @@ pub(crate) struct Quantize {
 
 /// The integers that weights become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Integer {
+pub(super) enum Integer {
     /// -127 to 127
     Int8,
     /// -8 to 7, two in a byte
@@ -79,7 +79,7 @@ enum Scale {
     LeastSquares,
 }
 
-fn granularity(text: &str) -> Result<Granularity, String> {
+pub(super) fn granularity(text: &str) -> Result<Granularity, String> {
     if text == "row" {
         return Ok(Granularity::Row);
     }
@@ -112,6 +112,16 @@ struct TensorAnswer<'a> {
     reason: Option<String>,
 }
 
+impl Integer {
+    /// With scales for so many columns, or, where nothing is said, for a row of int8 and a group of int4.
+    pub(super) fn with(self, group: Option<Granularity>) -> Quantization {
+        match self {
+            Integer::Int8 => Quantization::Int8(group.unwrap_or(Granularity::Row)),
+            Integer::Int4 => Quantization::Int4(group.unwrap_or(Granularity::Group)),
+        }
+    }
+}
+
 impl Quantize {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
@@ -121,7 +131,7 @@ impl Quantize {
         tracing::info!(input = %reader.path().display(), "quantizing");
         drop(reader);
 
-        let to = self.quantization();
+        let to = self.dtype.with(self.group);
         let options = QuantizeOptions {
             which: &|name, dtype, shape| selection.of(name, dtype, shape).is_ok(),
             to,
@@ -151,13 +161,6 @@ impl Quantize {
         tell(screen, &answer)?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)
-    }
-
-    fn quantization(&self) -> Quantization {
-        match self.dtype {
-            Integer::Int8 => Quantization::Int8(self.group.unwrap_or(Granularity::Row)),
-            Integer::Int4 => Quantization::Int4(self.group.unwrap_or(Granularity::Group)),
-        }
     }
 }
 

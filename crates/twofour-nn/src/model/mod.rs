@@ -10,17 +10,20 @@ mod gpt;
 mod inference;
 mod language;
 mod sampling;
+mod saved;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 
 pub use calibration::{Calibration, Observation, Replace};
-pub use checkpoint::{Checkpoint, CheckpointError};
+pub use checkpoint::{Checkpoint, CheckpointError, is_llama, save_llama};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
+pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, Layer};
 pub use inference::{Inference, Perplexity, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
+pub use saved::SavedModel;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};

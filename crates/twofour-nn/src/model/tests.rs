@@ -147,6 +147,7 @@ fn files_keep_the_model() {
 fn llama(tied: bool) -> DecoderConfig {
     use crate::recipe::{ModelKind, ModelSettings};
     let settings = ModelSettings {
+        from: None,
         kind: ModelKind::Llama,
         layers: 2,
         width: 32,

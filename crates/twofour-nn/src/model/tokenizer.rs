@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::checkpoint::CheckpointError;
+use super::{VOCABULARY, checkpoint::CheckpointError};
 use crate::Result;
 
 /// How a model's tokens stand for text.
@@ -55,6 +55,16 @@ impl Tokenizer {
         }
     }
 
+    /// Number of tokens: one more than the largest.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => VOCABULARY,
+            Tokenizer::File(file) => {
+                file.inner.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
+            }
+        }
+    }
+
     /// Begins to decode a text that continues `prompt`.
     pub fn decoder(&self, prompt: &[u32]) -> TextDecoder<'_> {
         TextDecoder { tokenizer: self, tokens: prompt.to_vec(), shown: self.text(prompt).len() }
@@ -69,6 +79,11 @@ impl Tokenizer {
 }
 
 impl FileTokenizer {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn fault(&self, error: tokenizers::Error) -> CheckpointError {
         CheckpointError::Tokenizer { path: self.path.clone(), reason: error.to_string() }
     }

@@ -1,6 +1,8 @@
 //! Settings of a recipe against each other.
 
-use super::{Mistakes, ModelKind, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections};
+use super::{
+    Mistakes, ModelKind, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections, start,
+};
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -14,8 +16,10 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
     check_data(recipe, sections, m);
     check_training(recipe, sections, m);
     check_sparsity(recipe, sections, m);
+    start::check_trials(recipe, sections, m);
     if check_model(recipe, sections, m) {
         layers::check(recipe, sections, m);
+        start::check_zeros(recipe, sections, m);
     }
 }
 
@@ -23,11 +27,18 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
 fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bool {
     let (model, s) = (&recipe.model, &sections.model);
     let faults = m.len();
+    if m.has("model.from") {
+        return false;
+    }
     if ["layers", "width", "heads", "kv_heads", "context", "feed_forward"]
         .iter()
         .any(|key| m.has(&format!("model.{key}")))
     {
         return false;
+    }
+    // The sizes of a model that training starts from fit each other.
+    if model.from.is_some() {
+        return true;
     }
     if !model.width.is_multiple_of(2 * model.heads) {
         let problem = format!(

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Mistakes, Override, Place, Recipe, parse::ParsedRecipe};
+use super::{Mistakes, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
 
 /// A recipe's file is not larger: what is, is not a recipe.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -93,6 +93,9 @@ impl Recipe {
         for (index, path) in self.data.text.iter().enumerate() {
             let problem = match fs::read(path) {
                 Ok(bytes) if bytes.is_empty() => "is empty".to_owned(),
+                Ok(bytes) if self.data.tokenizer != Tokenizer::Bytes && str::from_utf8(&bytes).is_err() => {
+                    "is not UTF-8, as a tokenizer requires; data.tokenizer = \"bytes\" takes any bytes".to_owned()
+                }
                 Ok(bytes) => {
                     text.extend_from_slice(&bytes);
                     continue;
@@ -103,7 +106,7 @@ impl Recipe {
             mistakes.add(place, "data.text", format!("{}: {problem}", path.display()));
         }
         // Of a recipe with other mistakes neither the context nor the share for validation is certain.
-        if mistakes.is_empty() {
+        if mistakes.is_empty() && self.data.tokenizer == Tokenizer::Bytes {
             self.check_length(text.len(), mistakes);
         }
         text

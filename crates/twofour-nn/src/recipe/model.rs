@@ -1,5 +1,7 @@
 //! The model of a recipe.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::reader::Named;
@@ -24,6 +26,10 @@ impl Named for ModelKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
+    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
+    /// then the model's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
     /// The architecture.
     #[serde(default)]
     pub kind: ModelKind,

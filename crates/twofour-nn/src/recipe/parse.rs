@@ -1,17 +1,18 @@
 //! From a recipe's text to its settings.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
     DataSettings, DecayStrength, LayerOverride, Mistakes, ModelSettings, Override, Place, Recipe, Searched,
     SparsitySettings, TrainingSettings, check,
     data::tenth,
     reader::{Range, Section},
-    tree,
+    start, tree,
 };
+use crate::model::SavedModel;
 
 /// The largest size of a model: a bound before anything is allocated.
-const LARGEST: u64 = 1 << 20;
+pub(super) const LARGEST: u64 = 1 << 20;
 
 /// The most steps.
 const MOST_STEPS: u64 = 1 << 40;
@@ -35,12 +36,12 @@ pub(super) struct Sections<'a> {
 }
 
 impl Recipe {
-    /// Reads a recipe's text, with values replaced by the overrides. Paths of text in the recipe are relative to `folder`; those of
-    /// overrides to the working directory.
+    /// Reads a recipe's text, with values replaced by the overrides. Paths in the recipe are relative to `folder`; those of overrides to the working directory. The
+    /// model that training starts from and the tokenizer are looked into, where the recipe names some; text is not.
     ///
     /// # Errors
     /// Every mistake: syntax, unknown keys and names with near misses, values out of range, settings that exclude each other, layers that
-    /// the model does not have.
+    /// the model does not have, a model or a tokenizer that cannot be read or contradicts the recipe.
     ///
     /// ```
     /// use twofour_nn::recipe::Recipe;
@@ -80,13 +81,16 @@ impl ParsedRecipe {
         let mut sparsity = sparsity;
         let overrides = sparsity.tables("override", "sparsity.override", m);
         let mut sections = Sections { model, data, training, sparsity, overrides };
-        let (data, text_places) = read_data(&mut sections.data, folder, m);
-        let recipe = Recipe {
-            model: read_model(&mut sections.model, m),
-            data,
-            training: read_training(&mut sections.training, m),
-            sparsity: read_sparsity(&mut sections.sparsity, &mut sections.overrides, m),
+        let (from, saved) = start::open(&mut sections.model, folder, m);
+        let (data, text_places) = read_data(&mut sections.data, folder, saved.as_ref(), m);
+        let model = match (&saved, &from) {
+            (Some(saved), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
+            _ => read_model(&mut sections.model, from, m),
         };
+        let training = read_training(&mut sections.training, m);
+        let sparsity = read_sparsity(&mut sections.sparsity, &mut sections.overrides, m);
+        let source = start::source((&model, &data, &sparsity), saved.as_ref(), &sections, m);
+        let recipe = Recipe { model, data, training, sparsity, source };
         check::check(&recipe, &sections, m);
         let Sections { model, data, training, sparsity, overrides } = sections;
         [model, data, training, sparsity].into_iter().chain(overrides).for_each(|section| section.end(m));
@@ -94,11 +98,12 @@ impl ParsedRecipe {
     }
 }
 
-fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
+/// The model of a recipe. One that starts from a model which cannot be opened takes its sizes from there.
+fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
     let kind = s.choice("kind", m).unwrap_or_default();
     let mut size = |key, what: Option<&str>| {
         let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
-        match what {
+        match what.filter(|_| from.is_none()) {
             Some(what) => Some(s.required(key, what, value, 1, m)),
             None => value,
         }
@@ -111,20 +116,22 @@ fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
         kv_heads: size("kv_heads", None),
         context: size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
         feed_forward: size("feed_forward", None),
+        from,
     }
 }
 
-fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (DataSettings, Vec<Place>) {
+fn read_data(
+    s: &mut Section<'_>,
+    folder: &Path,
+    saved: Option<&SavedModel>,
+    m: &mut Mistakes,
+) -> (DataSettings, Vec<Place>) {
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
     let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
-    let path = |(text, place): (String, &Place)| match place {
-        Place::Override => text.into(),
-        _ => folder.join(text),
-    };
     let settings = DataSettings {
-        text: texts.into_iter().zip(&places).map(path).collect(),
-        tokenizer: s.choice("tokenizer", m).unwrap_or_default(),
+        text: texts.iter().zip(&places).map(|(text, place)| start::path_of(text, place, folder)).collect(),
+        tokenizer: start::tokenizer(s, folder, saved, m),
         validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
     };
     (settings, places)

@@ -1,13 +1,12 @@
 //! What a recipe will do, before anything is done.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use twofour::DataType;
 
 use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
-use crate::{
-    model::{DecoderConfig, VOCABULARY},
-    train::{SparseBegin, SparsityPlan},
-};
+use crate::train::{SparseBegin, SparsityPlan};
 
 /// Where a recipe is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -54,6 +53,13 @@ pub struct RecipePlan {
     pub precision: &'static str,
     /// The method.
     pub method: &'static str,
+    /// The model that training starts from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
+    /// How text becomes tokens.
+    pub tokenizer: String,
+    /// Number of tokens of the model.
+    pub vocabulary: usize,
     /// Trainable parameters.
     pub parameters: usize,
     /// Those of layers that are 2:4, biases not counted.
@@ -141,13 +147,17 @@ impl Recipe {
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = DecoderConfig::from(&self.model).parameters();
+        let decoder = self.decoder();
+        let parameters = decoder.parameters();
         let step_tokens = self.training.batch as u64 * self.model.context as u64;
         RecipePlan {
             device,
             devices,
             precision: precision.name(),
             method: self.sparsity.method.name(),
+            from: self.model.from.clone(),
+            tokenizer: self.data.tokenizer.clone().into(),
+            vocabulary: decoder.vocabulary,
             parameters,
             sparse_weights,
             steps: self.training.steps,
@@ -187,13 +197,13 @@ impl Recipe {
     /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
     /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
     fn activations(&self, element: u64, devices: usize) -> u64 {
-        let model = &self.model;
-        let [width, context, heads, hidden] =
-            [model.width, model.context, model.heads, model.feed_forward()].map(|size| size as u64);
+        let model = self.decoder();
+        let [width, context, heads, hidden, vocabulary] =
+            [model.width, model.context, model.heads, model.feed_forward, model.vocabulary].map(|size| size as u64);
         let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
         let tokens = sequences as u64 * context;
         let block = 8 * width + heads * context + 2 * hidden;
-        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + VOCABULARY as u64;
+        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + vocabulary;
         tokens.saturating_mul(elements).saturating_mul(element)
     }
 }

@@ -8,7 +8,8 @@ use super::{Corpus, SparseBegin, SparsityPlan, Trainer};
 use crate::{
     Result,
     engine::Engine,
-    recipe::{ModelSettings, Recipe, TrainingSettings},
+    model::DecoderConfig,
+    recipe::{Recipe, TrainingSettings},
 };
 
 /// Trial runs that compare strengths of the decay of pruned weights, λ.
@@ -81,12 +82,12 @@ impl DecaySearch {
     pub fn run<E: Engine>(
         &self,
         engine: E,
-        (model, training): (&ModelSettings, &TrainingSettings),
+        (model, training): (&DecoderConfig, &TrainingSettings),
         plan: &SparsityPlan,
         corpus: &Arc<Corpus>,
         strength: Option<f64>,
     ) -> Result<(E, DecayTrial)> {
-        let mut trainer = Trainer::new(engine, model, training, self.plan(plan, strength), corpus.clone())?;
+        let mut trainer = Trainer::new(engine, model.clone(), training, self.plan(plan, strength), corpus.clone())?;
         let begin = self.steps / 2;
         let mut rates = vec![];
         for step in 0..self.steps {

@@ -12,10 +12,10 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    model::Gpt,
+    model::{DecoderConfig, Gpt},
     optim::{LossScale, Schedule},
     parameter::Parameter,
-    recipe::{Method, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
@@ -25,7 +25,7 @@ use crate::{
 /// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer}};
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
+/// let model = ModelSettings { from: None, kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
 /// let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
@@ -67,7 +67,7 @@ impl<E: Engine> Trainer<E> {
     /// Settings out of range, too little text for the model's context, layers that cannot be 2:4, not enough memory.
     pub fn new(
         engine: E,
-        model: &ModelSettings,
+        model: impl Into<DecoderConfig>,
         training: &TrainingSettings,
         plan: SparsityPlan,
         corpus: Arc<Corpus>,
@@ -94,6 +94,12 @@ impl<E: Engine> Trainer<E> {
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
+        }
+        if model.config().tied
+            && plan.parts().any(|part| part.method != Method::Dense && part.layers.iter().any(|layer| layer == "head"))
+        {
+            let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
+            return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
         }
         if plan.parts().any(|part| part.method == Method::Activation) {
             model.use_squared_relu()?;

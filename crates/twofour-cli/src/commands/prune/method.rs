@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use twofour::{Pattern, file::Quantization, int4::Granularity};
 
+use super::super::quantize::{Integer, granularity};
 use crate::exit::Usage;
 
 /// How weights are pruned.
@@ -50,6 +52,35 @@ pub(super) struct CalibrationOptions {
     /// What the places depend on
     #[arg(long, default_value_t = 0, requires = "calibration")]
     seed: u64,
+}
+
+/// Rounding to integers in the solver's pass.
+#[derive(Debug, Clone, Args)]
+pub(super) struct JointOptions {
+    /// Also round kept weights to these integers, in the same pass; with --method sparsegpt. The output is compressed
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    quantize: Option<Integer>,
+
+    /// Columns that share a scale: 128, 64, or `row` for all [default: row for int8, 128 for int4]
+    #[arg(long, value_name = "COLUMNS", value_parser = granularity, requires = "quantize")]
+    group: Option<Granularity>,
+}
+
+impl JointOptions {
+    /// Returns the integers, where there are any.
+    pub(super) fn quantization(&self, method: Method, pattern: Pattern) -> Result<Option<Quantization>, Usage> {
+        let Some(integer) = self.quantize else { return Ok(None) };
+        if method != Method::Sparsegpt {
+            return Err(Usage(format!(
+                "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run twofour quantize",
+                method.name()
+            )));
+        }
+        if pattern != Pattern::TWO_FOUR {
+            return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {pattern}")));
+        }
+        Ok(Some(integer.with(self.group)))
+    }
 }
 
 /// A text and how it is cut.

@@ -60,7 +60,7 @@ pub(super) fn search<E: Engine>(
             if interrupt::requested() {
                 return Err(interrupt::Interrupted.into());
             }
-            let settings = (&recipe.model, &recipe.training);
+            let settings = (&recipe.decoder(), &recipe.training);
             let (back, trial) = file.search.run(engine, settings, plan, corpus, strength)?;
             engine = back;
             file.trials.push(trial);

@@ -6,7 +6,9 @@
 //! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
+//! | `tokens` | the text as tokens |
 //! | `run` | training, validation, checkpoints |
+//! | `outcome` | the model at the end |
 //! | `view` | the run while it goes on |
 //! | `report`, `picture` | `report.json`, `report.svg` |
 
@@ -14,9 +16,11 @@ mod decay;
 mod device;
 mod dry_run;
 mod folder;
+mod outcome;
 mod picture;
 mod report;
 mod run;
+mod tokens;
 mod view;
 
 use std::{
@@ -54,8 +58,11 @@ use crate::{
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
-/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, model.safetensors (bf16, 2:4 layers compressed), the
-/// checkpoints last/ and best/, and the recipe with its overrides. The same command again goes on where an interrupted or killed run stopped.
+/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral, Qwen2) or the folder of another run.
+///
+/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints last/ and best/, and the recipe with its overrides. The model is
+/// model/, as transformers loads it, where it has one of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an interrupted or
+/// killed run stopped.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -63,6 +70,7 @@ Examples:
   twofour train recipes/fst.toml -o runs/fst
   twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
   twofour train recipes/ste.toml -o runs/two --device cuda:0,1
+  twofour train recipes/fine-tune.toml -o runs/tuned --set model.from=pruned/ --set data.text=text.txt
   twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
 
 A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
@@ -157,7 +165,7 @@ fn train_with<E: Engine + 'static>(
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut beginning = Beginning::new(loaded, folder)?;
+    let mut beginning = Beginning::new(loaded, folder, screen)?;
     let mut members = match engines {
         Engines::One(engine) => {
             let engine = beginning.decide_decay(engine, 1, folder, screen)?;
@@ -195,7 +203,6 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     }
     // FST and its kin end dense, as their papers have it.
     let dense_from = plan.sparse.map(|(_, end)| end).filter(|end| *end < plan.steps);
-    let is_sparse_at_the_end = plan.sparse_weights > 0 && dense_from.is_none();
     if plan.sparse_weights > 0 {
         let share = units::percent(plan.sparse_weights as f64 / plan.parameters as f64);
         match dense_from {
@@ -210,7 +217,7 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
         ("report.json", "all figures"),
         ("report.svg", "the picture"),
         ("metrics.jsonl", "a line for each step"),
-        (run::MODEL, if is_sparse_at_the_end { "the model, its 2:4 layers compressed" } else { "the model, dense" }),
+        (report.model.path, report.model.describe()),
     ] {
         screen.line(format!("{}  {what}", folder.file(name).display()))?;
     }

@@ -9,6 +9,7 @@ use twofour_nn::{
     train::DecayChoice,
 };
 
+use super::outcome::Outcome;
 use crate::measure::Machine;
 
 /// Steps whose mean is the loss at the end: single batches are noisy.
@@ -36,6 +37,10 @@ pub(super) struct Report {
     pub(super) tokens_per_s: f64,
     /// Bytes of text, training and validation together.
     pub(super) text_bytes: usize,
+    /// Tokens of it.
+    pub(super) text_tokens: usize,
+    /// The model that the run left.
+    pub(super) model: Outcome,
     /// Masks when they were last measured.
     pub(super) masks: BTreeMap<String, LayerMetrics>,
     /// The strength of the decay of pruned weights that trial runs found, and what they found.
@@ -53,11 +58,11 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(
-        loaded: &LoadedRecipe,
+        (loaded, text_tokens): (&LoadedRecipe, usize),
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
-        decay: Option<DecayChoice>,
+        (decay, model): (Option<DecayChoice>, Outcome),
         machine: Machine,
     ) -> Self {
         let validated = steps.iter().filter_map(|step| Some((step.val_loss?, step.step + 1)));
@@ -81,6 +86,8 @@ impl Report {
             seconds,
             tokens_per_s: tokens as f64 / seconds.max(1e-9),
             text_bytes: loaded.text.len(),
+            text_tokens,
+            model,
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
             decay,
             plan: plan.clone(),

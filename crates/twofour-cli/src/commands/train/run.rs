@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
-use twofour::{DataType, MatrixRef, file::Overwrite};
+use twofour::MatrixRef;
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
     recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
@@ -11,7 +11,7 @@ use twofour_nn::{
     train::{CHECKPOINT_FILE, Corpus, DecayChoice, SparsityPlan, StepReport, Trainer},
 };
 
-use super::{decay, folder::Folder, picture, report::Report, view::View};
+use super::{decay, folder::Folder, outcome, picture, report::Report, tokens, view::View};
 use crate::{
     interrupt, measure,
     present::{Screen, units},
@@ -22,9 +22,6 @@ const LAST: &str = "last";
 
 /// The folder of the checkpoint with the lowest validation loss.
 const BEST: &str = "best";
-
-/// The model at the end, in bf16, its 2:4 layers compressed.
-pub(super) const MODEL: &str = "model.safetensors";
 
 /// A run in progress.
 struct Run<'a, E: Engine> {
@@ -54,12 +51,13 @@ pub(super) struct Beginning {
 
 impl Beginning {
     /// The beginning of a run in a folder.
-    pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder) -> Result<Self> {
+    pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder, screen: &mut Screen) -> Result<Self> {
         let recipe = &loaded.recipe;
+        let tokens = tokens::of(loaded, folder, screen)?;
         Ok(Beginning {
             recipe: recipe.clone(),
             plan: recipe.sparsity_plan()?,
-            corpus: Arc::new(Corpus::new(loaded.text.clone(), recipe.data.validation)?),
+            corpus: Arc::new(Corpus::of_tokens(tokens, recipe.data.validation)?),
             decay: None,
             folder: folder.path().to_owned(),
             last: folder.file(LAST),
@@ -97,7 +95,14 @@ impl Beginning {
     /// The trainer with an engine.
     pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E>> {
         let Beginning { recipe, plan, corpus, folder, last, .. } = self;
-        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan.clone(), corpus.clone())?;
+        let (training, plan, corpus) = (&recipe.training, plan.clone(), corpus.clone());
+        let mut trainer = match recipe.saved_model()? {
+            None => Trainer::new(engine, recipe.decoder(), training, plan, corpus)?,
+            Some(saved) => {
+                let model = saved.model(&engine, recipe.model.context)?;
+                Trainer::with_model(engine, model, training, plan, corpus)?
+            }
+        };
         if last.join(CHECKPOINT_FILE).exists() {
             let path = folder.display();
             trainer
@@ -276,9 +281,11 @@ impl<'a, E: Engine> Run<'a, E> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        let report = Report::new(loaded, plan, &self.steps, last, self.decay, measure::machine()?);
         let (engine, model) = self.trainer.engine_and_model();
-        model.save(engine, self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
+        let model = outcome::write(self.folder, &loaded.recipe, (engine, &*model))?;
+        let corpus = self.trainer.corpus();
+        let tokens = corpus.training().len() + corpus.validation().len();
+        let report = Report::new((loaded, tokens), plan, &self.steps, last, (self.decay, model), measure::machine()?);
         let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));
         let layers: Vec<&str> =
             plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();

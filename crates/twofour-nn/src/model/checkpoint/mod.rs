@@ -18,6 +18,7 @@ mod fields;
 mod gpt2;
 mod layout;
 mod llama;
+mod new;
 mod save;
 mod tensors;
 #[cfg(test)]
@@ -31,8 +32,11 @@ use twofour::{
     kernel::KernelElement,
 };
 
-pub use self::error::CheckpointError;
 pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+pub use self::{
+    error::CheckpointError,
+    new::{is_llama, save_llama},
+};
 use self::{fields::Fields, layout::Layout, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
 use crate::{Result, engine::Engine};

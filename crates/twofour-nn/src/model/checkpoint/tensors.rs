@@ -71,7 +71,7 @@ impl<'a> StoredParts<'a> {
     }
 
     /// The values of a parameter, by the name that the model has for it; a linear layer's parts one after the other.
-    pub(super) fn values(&self, ours: &str) -> Result<Vec<f32>> {
+    pub(crate) fn values(&self, ours: &str) -> Result<Vec<f32>> {
         let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.layout.linears.get(name));
         if let Some(linear) = of(".weight") {
             let parts = linear.parts.iter().map(|(name, outputs)| {

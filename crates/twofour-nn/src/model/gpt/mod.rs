@@ -1,6 +1,9 @@
 //! The decoder that trains: forward pass, loss and gradients.
 
 mod build;
+mod perplexity;
+
+pub(crate) use build::expect_trainable;
 
 use twofour::layer::Accumulate;
 

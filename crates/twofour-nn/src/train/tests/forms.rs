@@ -94,7 +94,8 @@ fn gradient_descent_learns_with_decay_on_the_gradient_and_on_the_weight() {
 fn trials_find_the_strength_whose_masks_settle() {
     let plan = SparsityPlan::of_method(Method::Fst, layers(), 60);
     let search = DecaySearch { grid: vec![1e-6, 1e-2, 10.0], steps: 20 };
-    let run = |strength| search.run(CpuEngine, (&model(), &training()), &plan, &corpus(), strength).unwrap().1;
+    let run =
+        |strength| search.run(CpuEngine, (&(&model()).into(), &training()), &plan, &corpus(), strength).unwrap().1;
     let trials: Vec<_> = search.trials().map(run).collect();
     assert!(trials.iter().all(|trial| trial.flip_rate > 0.0), "{trials:?}");
     // The same again: from the same weights over the same batches.

@@ -23,6 +23,7 @@ use crate::{
 
 fn model() -> ModelSettings {
     ModelSettings {
+        from: None,
         kind: ModelKind::Gpt,
         layers: 2,
         width: 32,

@@ -2,16 +2,20 @@
 
 use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
 
+use half::f16;
+
 use super::{
     CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, ValueFormat, Writer, run,
 };
+
 use crate::{
-    Axis, Compressed, DataType, Element, Error, MatrixRef, Pattern, Result,
+    Axis, Compressed, DataType, Element, Error, Mask, MatrixRef, Pattern, Result,
     file::StoredDType,
     int4::{Granularity, Int4},
     int8::Int8,
     match_element,
     quantization::{ScaleRule, relative_error},
+    solve::{Bits, Grid, GridScales, ScaleScope, Solved},
     verify,
 };
 
@@ -120,59 +124,118 @@ struct Quantize<'a> {
 }
 
 impl Quantization {
-    fn info(self, name: &str, rows: usize, cols: usize) -> Result<CompressedInfo> {
+    pub(super) fn info(self, name: &str, rows: usize, cols: usize) -> Result<CompressedInfo> {
         match self {
             Quantization::Int8(granularity) => CompressedInfo::int8(name, granularity, rows, cols),
             Quantization::Int4(granularity) => CompressedInfo::int4(name, granularity, rows, cols),
         }
     }
 
-    fn apply(self, weight: &Compressed<f32>, rule: ScaleRule) -> Result<Integers> {
+    fn apply(self, weight: &Compressed<f32>, rule: ScaleRule) -> Result<QuantizedWeight> {
         Ok(match self {
-            Quantization::Int8(granularity) => Integers::Eight(Int8::quantize_with(weight, granularity, rule)?),
-            Quantization::Int4(granularity) => Integers::Four(Int4::quantize_with(weight, granularity, rule)?),
+            Quantization::Int8(granularity) => QuantizedWeight::Int8(Int8::quantize_with(weight, granularity, rule)?),
+            Quantization::Int4(granularity) => QuantizedWeight::Int4(Int4::quantize_with(weight, granularity, rule)?),
         })
+    }
+
+    /// The integers and scales of a solver that rounds to these.
+    pub fn grid(self) -> Grid {
+        let (bits, granularity) = match self {
+            Quantization::Int8(granularity) => (Bits::Int8, granularity),
+            Quantization::Int4(granularity) => (Bits::Int4, granularity),
+        };
+        let scope = granularity.columns().map_or(ScaleScope::Row, ScaleScope::Group);
+        Grid { bits, scope, scales: GridScales::Static }
     }
 }
 
-/// A quantized weight.
-enum Integers {
-    Eight(Int8),
-    Four(Int4),
+/// A 2:4 weight of integers with its scales.
+#[derive(Debug, Clone, PartialEq)]
+pub enum QuantizedWeight {
+    /// Of 8-bit integers.
+    Int8(Int8),
+    /// Of 4-bit integers.
+    Int4(Int4),
 }
 
-impl Integers {
+impl QuantizedWeight {
+    /// What [`sparsegpt`](crate::solve::sparsegpt()) found with [`Quantization::grid`].
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a solution of another grid or without one, [`Error::TooManyKept`] for a mask that is not 2:4 along rows; those of [`Int8::from_parts`] and
+    /// [`Int4::from_parts`].
+    pub fn of_solved(solved: &Solved, to: Quantization) -> Result<Self> {
+        let (rows, cols) = (solved.mask.rows(), solved.mask.cols());
+        solved.mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
+        let integers = solved.integers.as_deref().unwrap_or_default();
+        let scales = solved.scales.as_deref().unwrap_or_default();
+        let weight = Compressed::from_masked(MatrixRef::new(rows, cols, integers)?, &solved.mask)?;
+        Ok(match to {
+            Quantization::Int8(granularity) => {
+                QuantizedWeight::Int8(Int8::from_parts(weight, scales.to_vec(), granularity)?)
+            }
+            Quantization::Int4(granularity) => {
+                let scales = scales.iter().map(|scale| f16::from_f32(*scale)).collect();
+                QuantizedWeight::Int4(Int4::from_parts(weight, scales, granularity)?)
+            }
+        })
+    }
+
+    /// Its integers and what shares a scale.
+    pub fn quantization(&self) -> Quantization {
+        match self {
+            QuantizedWeight::Int8(weight) => Quantization::Int8(weight.granularity()),
+            QuantizedWeight::Int4(weight) => Quantization::Int4(weight.granularity()),
+        }
+    }
+
+    /// What is kept.
+    pub fn mask(&self) -> Mask {
+        match self {
+            QuantizedWeight::Int8(weight) => weight.weight().mask(),
+            QuantizedWeight::Int4(weight) => weight.weight().mask(),
+        }
+    }
+
     /// Makes the weight again from the parts that a file holds, under every rule that a reader checks.
-    fn verified(self) -> Result<Self> {
+    pub(super) fn verified(self) -> Result<Self> {
         Ok(match self {
-            Integers::Eight(weight) => {
+            QuantizedWeight::Int8(weight) => {
                 let (granularity, (q, scales)) = (weight.granularity(), weight.into_parts());
                 let (rows, cols, (values, meta)) = (q.rows(), q.cols(), q.into_parts());
-                Integers::Eight(Int8::from_parts(
+                QuantizedWeight::Int8(Int8::from_parts(
                     Compressed::from_parts(rows, cols, values, meta)?,
                     scales,
                     granularity,
                 )?)
             }
-            Integers::Four(weight) => {
+            QuantizedWeight::Int4(weight) => {
                 let (q, scales) = (weight.weight(), weight.scales().to_vec());
                 let (values, meta) = (weight.packed_values(), q.meta().to_vec());
-                Integers::Four(Int4::from_packed(q.rows(), q.cols(), &values, meta, scales, weight.granularity())?)
+                QuantizedWeight::Int4(Int4::from_packed(
+                    q.rows(),
+                    q.cols(),
+                    &values,
+                    meta,
+                    scales,
+                    weight.granularity(),
+                )?)
             }
         })
     }
 
-    fn dequantize(&self) -> Compressed<f32> {
+    /// The weight that it stands for: integers times scales.
+    pub fn dequantize(&self) -> Compressed<f32> {
         match self {
-            Integers::Eight(weight) => weight.dequantize(),
-            Integers::Four(weight) => weight.dequantize(),
+            QuantizedWeight::Int8(weight) => weight.dequantize(),
+            QuantizedWeight::Int4(weight) => weight.dequantize(),
         }
     }
 
-    fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
+    pub(super) fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
         match self {
-            Integers::Eight(weight) => writer.write_int8(name, weight),
-            Integers::Four(weight) => writer.write_int4(name, weight),
+            QuantizedWeight::Int8(weight) => writer.write_int8(name, weight),
+            QuantizedWeight::Int4(weight) => writer.write_int4(name, weight),
         }
     }
 }
