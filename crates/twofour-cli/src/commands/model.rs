@@ -1,6 +1,6 @@
 //! The model that a command runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -21,6 +21,16 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
+    /// The model's path.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.model
+    }
+
+    /// The type to compute in, where one was given.
+    pub(crate) fn dtype(&self) -> Option<DataType> {
+        self.dtype
+    }
+
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
         let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));

@@ -1,5 +1,6 @@
 //! Whole models over an [`Engine`](crate::engine::Engine), their files, and inference.
 
+mod bert;
 mod calibration;
 mod checkpoint;
 mod config;
@@ -14,8 +15,9 @@ mod sampling;
 mod tests;
 mod tokenizer;
 
-pub use calibration::{Calibration, Observation, Replace};
-pub use checkpoint::{Checkpoint, CheckpointError};
+pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
+pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
+pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};

@@ -31,8 +31,8 @@ use twofour::{
     kernel::KernelElement,
 };
 
-pub use self::error::CheckpointError;
-pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+pub(crate) use self::tensors::StoredParts;
+pub use self::{bert::EncoderCheckpoint, error::CheckpointError};
 use self::{fields::Fields, layout::Layout, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
 use crate::{Result, engine::Engine};
@@ -49,6 +49,11 @@ pub struct Checkpoint {
     layout: Layout,
     begin: Option<u32>,
     end: Vec<u32>,
+}
+
+/// What `model_type` says in a directory's configuration.
+pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
+    Ok(Fields::read(&directory.join(CONFIG_FILE))?.text_if("model_type")?.map(str::to_owned))
 }
 
 impl Checkpoint {
