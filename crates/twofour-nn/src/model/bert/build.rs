@@ -74,15 +74,8 @@ impl<E: Engine> Bert<E> {
         let (words, head) = match config.task {
             EncoderTask::MaskedTokens => {
                 let (transform, norm) = (linear("head.transform", width, width)?, norm("head.norm")?);
-                (
-                    None,
-                    BertHead::Masked(MaskedHead::new(
-                        transform,
-                        norm,
-                        linear("embedding", vocabulary, width)?,
-                        activation,
-                    )),
-                )
+                let decoder = linear("embedding", vocabulary, width)?;
+                (None, BertHead::Masked(Box::new(MaskedHead::new(transform, norm, decoder, activation))))
             }
             EncoderTask::Answers => {
                 let words = parameter("embedding.weight", &[vocabulary, width], true)?;

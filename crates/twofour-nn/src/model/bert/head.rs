@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) enum BertHead<E: Engine> {
     /// Scores of the vocabulary for masked tokens.
-    Masked(MaskedHead<E>),
+    Masked(Box<MaskedHead<E>>),
     /// Scores of each token as the first and as the last one of the answer.
     Answers(Linear<E>),
 }
@@ -177,7 +177,8 @@ impl<E: Engine> BertHead<E> {
     /// The parameters whose gradients are complete when the head's backward pass is: all but the embedding of tokens.
     pub(super) fn complete_parameters_mut(&mut self) -> Vec<&mut Parameter<E>> {
         match self {
-            BertHead::Masked(MaskedHead { transform, norm, decoder, .. }) => {
+            BertHead::Masked(head) => {
+                let MaskedHead { transform, norm, decoder, .. } = &mut **head;
                 // The weight comes first, then the bias.
                 transform
                     .parameters_mut()
@@ -198,7 +199,10 @@ impl<E: Engine> BertHead<E> {
 
     pub(super) fn norm_and_linears_mut(&mut self) -> (Option<&mut Norm<E>>, Vec<&mut Linear<E>>) {
         match self {
-            BertHead::Masked(MaskedHead { transform, norm, decoder, .. }) => (Some(norm), vec![transform, decoder]),
+            BertHead::Masked(head) => {
+                let MaskedHead { transform, norm, decoder, .. } = &mut **head;
+                (Some(norm), vec![transform, decoder])
+            }
             BertHead::Answers(linear) => (None, vec![linear]),
         }
     }
