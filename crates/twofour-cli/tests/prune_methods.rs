@@ -22,7 +22,7 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     fs::write(at.join("text.txt"), text()).unwrap();
-    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2", "bert"] {
         let model = checkpoint(family);
         let mut errors = Vec::new();
         for method in ["wanda", "ria", "sparsegpt"] {

@@ -14,6 +14,10 @@ pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] crate::model::CheckpointError),
 
+    /// A file of questions that cannot be used, or a model that cannot answer them.
+    #[error(transparent)]
+    Questions(#[from] crate::questions::QuestionsError),
+
     /// The CUDA engine failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -9,6 +9,7 @@
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
 //! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
+//! | [`questions`] | extractive question answering: files, windows, answers, scores |
 //! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
 //! | [`random`] | counter-based random numbers |
 //! | [`train`] | the training loop, its sparsity, and its checkpoints |
@@ -21,6 +22,7 @@ pub mod linear;
 pub mod model;
 pub mod optim;
 pub mod parameter;
+pub mod questions;
 pub mod random;
 pub mod recipe;
 pub mod report;

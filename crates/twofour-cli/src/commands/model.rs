@@ -1,6 +1,6 @@
 //! The model that a command runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
@@ -26,6 +26,16 @@ impl ModelArguments {
         let saved = SavedModel::open(&self.model)?;
         let dtype = self.dtype.unwrap_or_else(|| saved.dtype());
         Ok((saved, dtype))
+    }
+
+    /// The model's path.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.model
+    }
+
+    /// The type to compute in, where one was given.
+    pub(crate) fn dtype(&self) -> Option<DataType> {
+        self.dtype
     }
 
     /// Loads it.

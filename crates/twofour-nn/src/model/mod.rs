@@ -1,5 +1,6 @@
 //! Whole models over an [`Engine`](crate::engine::Engine), their files, and inference.
 
+mod bert;
 mod calibration;
 mod checkpoint;
 mod config;
@@ -15,8 +16,9 @@ mod saved;
 mod tests;
 mod tokenizer;
 
-pub use calibration::{Calibration, Observation, Replace};
-pub use checkpoint::{Checkpoint, CheckpointError, is_llama, save_llama};
+pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
+pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
+pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, save_llama};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};

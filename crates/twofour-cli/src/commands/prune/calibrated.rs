@@ -17,7 +17,7 @@ use twofour::{
     select::Sparsity,
     solve::{Precision, Solved, SparseGpt, sparsegpt},
 };
-use twofour_nn::model::{Calibration, Checkpoint, Observation};
+use twofour_nn::model::{Calibration, Observation, open_blockwise};
 
 use super::{
     method::{Method, Sampling},
@@ -45,10 +45,11 @@ pub(super) fn solve(
     how: How,
     sampling: &Sampling,
 ) -> Result<Solutions> {
-    let checkpoint = Checkpoint::open(input)?;
+    let checkpoint = open_blockwise(input)?;
     let text = fs::read_to_string(&sampling.text).with_context(|| sampling.text.display().to_string())?;
-    let tokens = checkpoint.tokenizer()?.encode(&text)?;
-    let pieces = sampling.pieces(&tokens, checkpoint.config().context)?;
+    let tokenizer = checkpoint.tokenizer()?;
+    let framing = checkpoint.framing(&tokenizer)?;
+    let pieces = sampling.pieces(&tokenizer.encode(&text)?, &framing, checkpoint.context())?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = tempfile::Builder::new()
         .prefix(".twofour-calibration-")
@@ -57,11 +58,11 @@ pub(super) fn solve(
     let solver = Solver { reader: checkpoint.reader(), selection, how, folder: folder.path() };
     let tokens = pieces.iter().map(Vec::len).sum();
     let compared = COMPARED.div_ceil(pieces.len());
-    let mut calibration = Calibration::new(&checkpoint, &pieces)?;
+    let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?;
     drop(pieces);
 
     let mut progress = screen.progress();
-    let blocks = checkpoint.config().layers;
+    let blocks = checkpoint.blocks();
     let mut weights: HashMap<String, Solution> = HashMap::new();
     while !calibration.is_finished() {
         let block = calibration.block();

@@ -57,6 +57,13 @@ impl Layout {
         self.linears.insert(ours.into(), linear);
     }
 
+    /// Whether a parameter is stored, by the name that the model has for it.
+    pub(crate) fn has(&self, ours: &str) -> bool {
+        let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.linears.get(name));
+        let is_bias = of(".bias").is_some_and(|linear| linear.has_bias);
+        self.tensors.contains_key(ours) || of(".weight").is_some() || is_bias
+    }
+
     /// Checks that every tensor is there with its shape, and that there are no others but those that are ignored: buffers that older versions stored, and the
     /// head of a model whose head is its embedding.
     pub(crate) fn check(&self, reader: &Reader) -> Result<(), CheckpointError> {

@@ -32,8 +32,9 @@ use twofour::{
     kernel::KernelElement,
 };
 
-pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+pub(crate) use self::tensors::StoredParts;
 pub use self::{
+    bert::EncoderCheckpoint,
     error::CheckpointError,
     new::{is_llama, save_llama},
 };
@@ -53,6 +54,11 @@ pub struct Checkpoint {
     layout: Layout,
     begin: Option<u32>,
     end: Vec<u32>,
+}
+
+/// What `model_type` says in a directory's configuration.
+pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
+    Ok(Fields::read(&directory.join(CONFIG_FILE))?.text_if("model_type")?.map(str::to_owned))
 }
 
 impl Checkpoint {

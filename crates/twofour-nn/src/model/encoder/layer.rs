@@ -19,7 +19,7 @@ use crate::{
 
 /// Attention and feed-forward block.
 #[derive(Debug)]
-pub(super) struct EncoderLayer<T: KernelElement> {
+pub(in crate::model) struct EncoderLayer<T: KernelElement> {
     qkv: Linear<T>,
     out: Linear<T>,
     attention_norm: Norm,
@@ -30,7 +30,7 @@ pub(super) struct EncoderLayer<T: KernelElement> {
 
 impl<T: KernelElement> EncoderLayer<T> {
     /// The layer of that number.
-    pub(super) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+    pub(in crate::model) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
         let EncoderConfig { width, feed_forward, .. } = *config;
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let norm = |name: &str| {
@@ -47,12 +47,12 @@ impl<T: KernelElement> EncoderLayer<T> {
     }
 
     /// Bytes of the linear layers' weights.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::model) fn bytes(&self) -> usize {
         self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
     }
 
     /// Runs sequences of these lengths, `x: [tokens, width]` one after the other, through the layer, in place.
-    pub(super) fn forward(
+    pub(in crate::model) fn forward(
         &self,
         config: &EncoderConfig,
         x: &mut Vec<f32>,

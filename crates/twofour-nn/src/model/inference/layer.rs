@@ -41,6 +41,9 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// All of a block, in the order of computation.
+    pub(crate) const ALL: [Role; 4] = [Role::Qkv, Role::Out, Role::Up, Role::Down];
+
     /// The layer's name within its block.
     pub(crate) fn name(self) -> &'static str {
         match self {

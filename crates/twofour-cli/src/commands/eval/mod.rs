@@ -1,8 +1,10 @@
 //! `twofour eval`.
 
+mod questions;
+
 use std::{fs, path::PathBuf, time::Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
@@ -18,16 +20,21 @@ use crate::{
     present::Screen,
 };
 
-/// Measure a model's perplexity on a text
+/// Measure a model: its perplexity on a text, or its answers to questions
 ///
+/// --text:
 /// The text is encoded whole and cut into windows. Every token is scored once, in the first window that holds it, given the tokens before it in that window; a
 /// window's first token has none and is not scored. A stride below the window gives every token at least WINDOW - STRIDE tokens before it.
+///
+/// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in its text. Answers are scored by exact match and by F1
+/// over words, in percent, after the normalization of SQuAD's evaluation. A text longer than a window is read in windows that overlap by half.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour eval model/ --text wikitext.txt
   twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
   twofour eval model/ --text wikitext.txt --device cuda
+  twofour eval answers/ --questions dev-v1.1.json --window 384 --json
 
 On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
 pub(crate) struct Eval {
@@ -35,10 +42,14 @@ pub(crate) struct Eval {
     model: ModelArguments,
 
     /// The text, UTF-8
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "questions")]
+    text: Option<PathBuf>,
 
-    /// Tokens of a window [default: the model's context, at most 2048]
+    /// Questions in SQuAD's JSON format
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "stride", "device"])]
+    questions: Option<PathBuf>,
+
+    /// Tokens of a window [default: the model's context, at most 2048; for questions at most 384]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
 
@@ -71,7 +82,12 @@ pub(super) const WINDOW: usize = 2048;
 impl Eval {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
-        let text = fs::read_to_string(&self.text).with_context(|| format!("reading {}", self.text.display()))?;
+        let text = match (&self.text, &self.questions) {
+            (_, Some(questions)) => return questions::answer(screen, &self.model, questions, self.window),
+            (Some(text), None) => text,
+            (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
+        };
+        let text = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
         let (found, windows, dtype, begin) = match &self.device {
             TrainDevice::Cpu => self.on_cpu(&text, screen)?,
             TrainDevice::Cuda(numbers) => match numbers.as_slice() {
