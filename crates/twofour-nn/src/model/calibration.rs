@@ -5,8 +5,8 @@ use std::fmt;
 use super::{
     Checkpoint, Positions,
     inference::{
-        attention::Cache,
         build::Parts,
+        cache::Cache,
         embed,
         layer::{Layer, Place, Role},
     },
@@ -73,17 +73,22 @@ impl<'a> Calibration<'a> {
             }
         }
         let (parts, width) = (checkpoint.parts(), config.width);
-        let table_shape = [config.vocabulary, width];
         let (head, own) = match config.tied {
             true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary, width))?), None),
-            false => (None, Some(parts.table("embedding.weight", table_shape)?)),
+            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary, width])?)),
         };
-        let table = own.as_deref().or_else(|| head.as_ref().and_then(|head| head.dense_values())).unwrap_or_default();
+        let row = |token: usize| match (&own, &head) {
+            (Some(table), _) => table.row(token, width),
+            (None, Some(head)) => head.dense_row(token),
+            (None, None) => None,
+        };
         let (positions, rotary) = match config.positions {
             Positions::Rotary(rope) => (None, Some(Table::of(0..longest, &rope.frequencies(config.head_dim)))),
-            Positions::Learned => (Some(parts.table("positions.weight", [config.context, width])?), None),
+            Positions::Learned => {
+                (Some(Parts::<f32>::table(&parts, "positions.weight", [config.context, width])?), None)
+            }
         };
-        let texts = texts.iter().map(|text| embed((table, width), positions.as_deref(), text, 0));
+        let texts = texts.iter().map(|text| embed((&row, config), positions.as_deref(), text, 0));
         Ok(Calibration { checkpoint, texts: texts.collect::<Result<_>>()?, rotary, block: 0 })
     }
 

@@ -20,7 +20,7 @@ pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub use gpt::{Gpt, Layer};
-pub use inference::{Inference, Perplexity, Session, Windows};
+pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};

@@ -18,7 +18,9 @@ use crate::{
         file,
         inference::{
             build::Parts,
-            linear::{Linear, LinearPart, narrowed},
+            linear::{Linear, LinearPart},
+            passes::narrowed,
+            weight::Weight,
         },
     },
 };
@@ -115,16 +117,16 @@ impl<'a> StoredParts<'a> {
                 if found != expected {
                     return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
                 }
-                narrowed(values)
+                narrowed(&values)
             }
-            None if is_compressed => narrowed(file::values(self.reader, &weight, &stored)?),
+            None if is_compressed => narrowed(&file::values(self.reader, &weight, &stored)?),
             None => self.floats(&weight)?,
         };
         let values = if linear.is_transposed { transposed(&values, stored) } else { values };
         if stays_dense {
-            return LinearPart::always_dense(&values, shape, bias);
+            return Ok(LinearPart::of(Weight::Dense(values), shape, bias));
         }
-        LinearPart::dense(&values, shape, bias)
+        LinearPart::dense(values, shape, bias)
     }
 }
 
@@ -146,7 +148,7 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
         // The embedding reads the head's values where it is the same tensor.
         let stays_dense = self.tied && name == "head";
         let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
-        Ok(Linear::new(parts.collect::<Result<_>>()?))
+        Linear::new(parts.collect::<Result<_>>()?)
     }
 }
 

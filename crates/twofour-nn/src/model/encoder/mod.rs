@@ -17,12 +17,7 @@ use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
     decoder::NormKind,
-    inference::{
-        build::Parts,
-        layer::{Role, widened},
-        linear::Linear,
-        norm::Norm,
-    },
+    inference::{build::Parts, layer::Role, linear::Linear, norm::Norm, passes::widened},
 };
 use crate::{Error, Result, engine::Nonlinearity};
 

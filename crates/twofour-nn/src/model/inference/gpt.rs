@@ -7,7 +7,9 @@ use twofour::{file::Reader, kernel::KernelElement};
 use super::{
     Inference,
     build::Parts,
-    linear::{Linear, LinearPart, narrowed},
+    linear::{Linear, LinearPart},
+    passes::narrowed,
+    weight::Weight,
 };
 use crate::{
     Error, Result,
@@ -60,7 +62,7 @@ impl<E: Engine, T: KernelElement> Parts<T> for InMemory<'_, E> {
     }
 
     fn table(&self, name: &str, [rows, width]: [usize; 2]) -> Result<Vec<T>> {
-        Parts::<T>::vector(self, name, rows * width).map(narrowed)
+        Parts::<T>::vector(self, name, rows * width).map(|values| narrowed(&values))
     }
 
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
@@ -88,7 +90,7 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
     }
 
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {
-        file::values(self.reader, name, &shape).map(narrowed)
+        file::values(self.reader, name, &shape).map(|values| narrowed(&values))
     }
 
     fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
@@ -100,12 +102,12 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         let part = if file::is_compressed(reader, &weight) {
             LinearPart::compressed(reader, &weight, (outputs, inputs), bias)?
         } else {
-            let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             if self.config.tied && name == "head" {
-                return Ok(Linear::new(vec![LinearPart::always_dense(&values, (outputs, inputs), bias)?]));
+                return Linear::new(vec![LinearPart::of(Weight::Dense(values), (outputs, inputs), bias)]);
             }
-            LinearPart::dense(&values, (outputs, inputs), bias)?
+            LinearPart::dense(values, (outputs, inputs), bias)?
         };
-        Ok(Linear::new(vec![part]))
+        Linear::new(vec![part])
     }
 }
