@@ -6,6 +6,7 @@ import statistics
 # What is faster, than what, in what, and by how much at least.
 FLOORS = [
     ("twofour 2:4-bf16", "twofour dense-bf16", "decode_s", 1.4),
+    ("twofour 2:4-bf16-int8-head", "llama.cpp Q8_0", "decode_s", 1.3),
     ("twofour 2:4-bf16", "llama.cpp Q8_0", "decode_s", 1.3),
     ("twofour 2:4-int8", "llama.cpp Q8_0", "decode_s", 2.0),
     ("twofour 2:4-int8", "llama.cpp Q4_0", "decode_s", 1.5),

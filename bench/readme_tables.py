@@ -16,6 +16,7 @@ import re
 import sys
 
 import accuracy_tables
+import generate_tables
 import grid_tables
 import python_tables
 
@@ -379,6 +380,7 @@ DOCUMENTS = {
     },
     "docs/benchmarks.md": {
         "cpu-table": ("cpu.json", table),
+        "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),

@@ -46,6 +46,9 @@ pub(crate) enum Weights {
     /// 2:4 bf16
     #[value(name = "2:4-bf16")]
     SparseBf16,
+    /// 2:4 bf16; embedding and head dense int8
+    #[value(name = "2:4-bf16-int8-head")]
+    SparseBf16Int8Head,
     /// 2:4 f16
     #[value(name = "2:4-f16")]
     SparseF16,
@@ -112,6 +115,7 @@ impl ModelSource {
             Weights::DenseInt8 => random::<bf16>(config()?, DenseInt8, DenseInt8),
             Weights::SparseF32 => random::<f32>(config()?, Sparse, Dense),
             Weights::SparseBf16 => random::<bf16>(config()?, Sparse, Dense),
+            Weights::SparseBf16Int8Head => random::<bf16>(config()?, Sparse, DenseInt8),
             Weights::SparseF16 => random::<f16>(config()?, Sparse, Dense),
             Weights::SparseInt8 => random::<bf16>(config()?, Int8, DenseInt8),
             Weights::SparseInt4 => random::<bf16>(config()?, Int4(Granularity::Group), DenseInt8),

@@ -49,6 +49,10 @@ impl<'a> StoredParts<'a> {
         fn converted<S: Arithmetic + StoredElement, T: Arithmetic>(view: &TensorView<'_>) -> Result<Vec<T>> {
             Ok(view.elements::<S>()?.iter().map(|value| T::from_f32(value.to_f32())).collect())
         }
+        if let Some(integers) = file::dense_int8(self.reader, name)? {
+            let floats = file::dequantized(integers);
+            return Ok(floats.into_iter().map(T::from_f32).collect());
+        }
         match view.info.dtype {
             same if same == T::STORED => Ok(view.to_vec::<T>()?),
             StoredDType::F32 => converted::<f32, T>(&view),
@@ -110,6 +114,13 @@ impl<'a> StoredParts<'a> {
         if is_compressed && !linear.is_transposed && !stays_dense {
             return LinearPart::compressed(self.reader, &weight, shape, bias);
         }
+        // Stored across, the scales are those of input features.
+        if replaced.is_none()
+            && !linear.is_transposed
+            && let Some((values, scales)) = file::dense_int8(self.reader, &weight)?
+        {
+            return Ok(LinearPart::of(Weight::DenseInt8 { values, scales }, shape, bias));
+        }
         let stored = linear.stored_shape(*outputs);
         let values: Vec<T> = match replaced {
             Some(values) => {
@@ -140,6 +151,13 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
         match file::is_compressed(self.reader, name) {
             true => Ok(file::values(self.reader, name, &shape)?.into_iter().map(T::from_f32).collect()),
             false => self.floats(name),
+        }
+    }
+
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        match file::dense_int8(self.reader, self.name_of("embedding.weight")?)? {
+            Some((values, scales)) => Ok(Weight::DenseInt8 { values, scales }),
+            None => self.table("embedding.weight", shape).map(Weight::Dense),
         }
     }
 

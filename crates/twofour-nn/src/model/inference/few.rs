@@ -6,7 +6,10 @@
 use twofour::kernel::KernelElement;
 
 use super::cache::{BLOCK, HeadCache};
-use crate::cpu::{softmax, vector};
+use crate::cpu::{
+    softmax,
+    vector::{self, Work},
+};
 
 /// Query heads that are computed side by side: their sums fit the registers beside a block of keys.
 const SIDE_BY_SIDE: usize = 4;
@@ -26,19 +29,37 @@ pub(super) fn attend<T: KernelElement>(
     let positions = cache.positions();
     let stride = positions.next_multiple_of(BLOCK);
     scores.resize(SIDE_BY_SIDE * stride, 0.0);
-    vector::widest(|| {
-        for (q, o) in q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)) {
-            // By cases, so that the compiler knows the number of sums.
-            match q.len() / dim {
-                1 => group::<T, 1>(cache, first, q, dim, scores, o),
-                2 => group::<T, 2>(cache, first, q, dim, scores, o),
-                3 => group::<T, 3>(cache, first, q, dim, scores, o),
-                _ => group::<T, SIDE_BY_SIDE>(cache, first, q, dim, scores, o),
-            }
+    for (q, o) in q.chunks(SIDE_BY_SIDE * dim).zip(o.chunks_mut(SIDE_BY_SIDE * dim)) {
+        // By cases, so that the compiler knows the number of sums.
+        match q.len() / dim {
+            1 => vector::widest_of(Group::<T, 1> { cache, first, q, dim, scores, o }),
+            2 => vector::widest_of(Group::<T, 2> { cache, first, q, dim, scores, o }),
+            3 => vector::widest_of(Group::<T, 3> { cache, first, q, dim, scores, o }),
+            _ => vector::widest_of(Group::<T, SIDE_BY_SIDE> { cache, first, q, dim, scores, o }),
         }
-    });
+    }
 }
 
+/// Attention of `G` query heads.
+struct Group<'a, T, const G: usize> {
+    cache: &'a HeadCache<T>,
+    first: usize,
+    q: &'a [f32],
+    dim: usize,
+    scores: &'a mut [f32],
+    o: &'a mut [f32],
+}
+
+impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
+    #[inline(always)]
+    fn run(self) {
+        let Group { cache, first, q, dim, scores, o } = self;
+        group::<T, G>(cache, first, q, dim, scores, o);
+    }
+}
+
+/// Loops over indices, which LLVM unrolls into registers.
+#[expect(clippy::needless_range_loop, reason = "the index is of sums and of elements")]
 #[inline(always)]
 fn group<T: KernelElement, const G: usize>(
     cache: &HeadCache<T>,
@@ -55,11 +76,14 @@ fn group<T: KernelElement, const G: usize>(
         let keys = &cache.keys[block * dim * BLOCK..][..dim * BLOCK];
         let mut sums = [[0f32; BLOCK]; G];
         for (i, key) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
-            let key = key.map(T::to_f32);
+            let mut wide = [0f32; BLOCK];
+            for l in 0..BLOCK {
+                wide[l] = key[l].to_f32();
+            }
             for g in 0..G {
                 let q = q[g * dim + i];
                 for l in 0..BLOCK {
-                    sums[g][l] += q * key[l];
+                    sums[g][l] += q * wide[l];
                 }
             }
         }
@@ -83,6 +107,7 @@ fn group<T: KernelElement, const G: usize>(
 }
 
 /// The sums of elements `at` to `at + L` of the values, weighted by the scores.
+#[expect(clippy::needless_range_loop, reason = "the index is of sums and of elements")]
 #[inline(always)]
 fn weighted<T: KernelElement, const G: usize, const L: usize>(
     cache: &HeadCache<T>,
@@ -97,11 +122,14 @@ fn weighted<T: KernelElement, const G: usize, const L: usize>(
     let weights: [&[f32]; G] = std::array::from_fn(|g| &scores[g * stride..][first..positions]);
     for (position, value) in cache.values[first * dim..].chunks_exact(dim).enumerate() {
         let Some(value) = value[at..].first_chunk::<L>() else { return };
-        let value = value.map(T::to_f32);
+        let mut wide = [0f32; L];
+        for l in 0..L {
+            wide[l] = value[l].to_f32();
+        }
         for g in 0..G {
             let weight = weights[g][position];
             for l in 0..L {
-                sums[g][l] += weight * value[l];
+                sums[g][l] += weight * wide[l];
             }
         }
     }

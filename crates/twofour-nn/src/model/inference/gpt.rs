@@ -93,6 +93,17 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         file::values(self.reader, name, &shape).map(|values| narrowed(&values))
     }
 
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        let name = "embedding.weight";
+        match file::dense_int8(self.reader, name)? {
+            Some((values, scales)) => {
+                file::expect_shape(self.reader, name, &shape, &self.reader.tensor(name)?.info.shape)?;
+                Ok(Weight::DenseInt8 { values, scales })
+            }
+            None => self.table(name, shape).map(Weight::Dense),
+        }
+    }
+
     fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
         let (reader, weight) = (self.reader, format!("{name}.weight"));
         let bias = match self.config.has_bias(name) {
@@ -101,6 +112,9 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         };
         let part = if file::is_compressed(reader, &weight) {
             LinearPart::compressed(reader, &weight, (outputs, inputs), bias)?
+        } else if let Some((values, scales)) = file::dense_int8(reader, &weight)? {
+            file::expect_shape(reader, &weight, &[outputs, inputs], &reader.tensor(&weight)?.info.shape)?;
+            LinearPart::of(Weight::DenseInt8 { values, scales }, (outputs, inputs), bias)
         } else {
             let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             if self.config.tied && name == "head" {

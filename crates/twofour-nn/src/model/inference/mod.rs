@@ -34,7 +34,7 @@ use crate::{Error, Result};
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
 /// copy: training the model further does not change it.
 ///
-/// GEMMs run in `T`; the residual stream, the norms, attention and the cache are f32.
+/// GEMMs run in `T`, and the cache is in `T`; the residual stream and the sums of norms and of attention are f32.
 ///
 /// ```
 /// use std::ops::ControlFlow;
