@@ -17,6 +17,7 @@ import sys
 
 import accuracy_tables
 import decoder_tables
+import generate_tables
 import grid_tables
 import python_tables
 
@@ -380,6 +381,7 @@ DOCUMENTS = {
     },
     "docs/benchmarks.md": {
         "cpu-table": ("cpu.json", table),
+        "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),

@@ -24,7 +24,7 @@ pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeS
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, Layer};
-pub use inference::{Inference, Perplexity, Session, Windows};
+pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
 pub use saved::SavedModel;

@@ -9,8 +9,8 @@ use crate::{
     model::{
         Checkpoint, DecoderConfig, Positions, Tokenizer,
         inference::{
-            attention::Cache,
             build::Parts,
+            cache::Cache,
             embed,
             layer::{Layer, Place, Role},
         },
@@ -70,17 +70,20 @@ impl BlockwiseCheckpoint for Checkpoint {
     fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
         let (config, parts) = (self.config(), self.parts());
         let width = config.width;
-        let table_shape = [config.vocabulary, width];
         let (head, own) = match config.tied {
             true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary, width))?), None),
-            false => (None, Some(parts.table("embedding.weight", table_shape)?)),
+            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary, width])?)),
         };
-        let table = own.as_deref().or_else(|| head.as_ref().and_then(|head| head.dense_values())).unwrap_or_default();
+        let row = |token: usize| match (&own, &head) {
+            (Some(table), _) => table.row(token, width),
+            (None, Some(head)) => head.dense_row(token),
+            (None, None) => None,
+        };
         let positions = match config.positions {
             Positions::Rotary(_) => None,
-            Positions::Learned => Some(parts.table("positions.weight", [config.context, width])?),
+            Positions::Learned => Some(Parts::<f32>::table(&parts, "positions.weight", [config.context, width])?),
         };
-        texts.iter().map(|text| embed((table, width), positions.as_deref(), text, 0)).collect()
+        texts.iter().map(|text| embed((&row, config), positions.as_deref(), text, 0)).collect()
     }
 
     fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use twofour::file::Reader;
+use twofour::file::{Reader, StoredDType};
 
 use super::CheckpointError;
 
@@ -100,7 +100,12 @@ impl Layout {
             self.ignored.iter().any(|ending| name.ends_with(ending))
                 || self.ignored_beginnings.iter().any(|beginning| name.starts_with(beginning))
         };
-        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name);
+        // The scales of a dense matrix of integers.
+        let is_scales = |name: &String| {
+            let of = name.strip_suffix(".scales").filter(|name| known.contains(*name));
+            of.is_some_and(|name| reader.tensor(name).is_ok_and(|view| view.info.dtype == StoredDType::I8))
+        };
+        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name) && !is_scales(name);
         match { stored }.find(is_extra) {
             None => Ok(()),
             Some(name) => Err(CheckpointError::ExtraTensor { path: reader.path().to_owned(), name: name.clone() }),

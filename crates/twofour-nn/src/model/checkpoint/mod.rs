@@ -1,6 +1,6 @@
 //! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards with an index) and `tokenizer.json`.
 //!
-//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file). Every tensor that the configuration requires must be there in its shape, and every other
+//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
 //! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
 //! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding.
 //!
@@ -16,6 +16,8 @@ mod bert;
 mod error;
 mod fields;
 mod gpt2;
+#[cfg(test)]
+mod integer_tests;
 mod layout;
 mod llama;
 mod new;

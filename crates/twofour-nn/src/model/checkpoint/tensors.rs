@@ -18,7 +18,9 @@ use crate::{
         file,
         inference::{
             build::Parts,
-            linear::{Linear, LinearPart, narrowed},
+            linear::{Linear, LinearPart},
+            passes::narrowed,
+            weight::Weight,
         },
     },
 };
@@ -46,6 +48,10 @@ impl<'a> StoredParts<'a> {
         let view = self.reader.tensor(name)?;
         fn converted<S: Arithmetic + StoredElement, T: Arithmetic>(view: &TensorView<'_>) -> Result<Vec<T>> {
             Ok(view.elements::<S>()?.iter().map(|value| T::from_f32(value.to_f32())).collect())
+        }
+        if let Some(integers) = file::dense_int8(self.reader, name)? {
+            let floats = file::dequantized(integers);
+            return Ok(floats.into_iter().map(T::from_f32).collect());
         }
         match view.info.dtype {
             same if same == T::STORED => Ok(view.to_vec::<T>()?),
@@ -108,6 +114,13 @@ impl<'a> StoredParts<'a> {
         if is_compressed && !linear.is_transposed && !stays_dense {
             return LinearPart::compressed(self.reader, &weight, shape, bias);
         }
+        // Stored across, the scales are those of input features.
+        if replaced.is_none()
+            && !linear.is_transposed
+            && let Some((values, scales)) = file::dense_int8(self.reader, &weight)?
+        {
+            return Ok(LinearPart::of(Weight::DenseInt8 { values, scales }, shape, bias));
+        }
         let stored = linear.stored_shape(*outputs);
         let values: Vec<T> = match replaced {
             Some(values) => {
@@ -115,16 +128,16 @@ impl<'a> StoredParts<'a> {
                 if found != expected {
                     return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
                 }
-                narrowed(values)
+                narrowed(&values)
             }
-            None if is_compressed => narrowed(file::values(self.reader, &weight, &stored)?),
+            None if is_compressed => narrowed(&file::values(self.reader, &weight, &stored)?),
             None => self.floats(&weight)?,
         };
         let values = if linear.is_transposed { transposed(&values, stored) } else { values };
         if stays_dense {
-            return LinearPart::always_dense(&values, shape, bias);
+            return Ok(LinearPart::of(Weight::Dense(values), shape, bias));
         }
-        LinearPart::dense(&values, shape, bias)
+        LinearPart::dense(values, shape, bias)
     }
 }
 
@@ -141,12 +154,19 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
         }
     }
 
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        match file::dense_int8(self.reader, self.name_of("embedding.weight")?)? {
+            Some((values, scales)) => Ok(Weight::DenseInt8 { values, scales }),
+            None => self.table("embedding.weight", shape).map(Weight::Dense),
+        }
+    }
+
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
         let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
         // The embedding reads the head's values where it is the same tensor.
         let stays_dense = self.tied && name == "head";
         let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
-        Ok(Linear::new(parts.collect::<Result<_>>()?))
+        Linear::new(parts.collect::<Result<_>>()?)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     model::{
         checkpoint::StoredParts,
         decoder::NormKind,
-        inference::{build::Parts, layer::widened, norm::Norm},
+        inference::{build::Parts, norm::Norm, passes::widened},
     },
 };
 

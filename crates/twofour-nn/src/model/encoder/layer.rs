@@ -10,9 +10,10 @@ use crate::{
         decoder::NormKind,
         inference::{
             build::Parts,
-            layer::{Observer, Role, add, widened},
-            linear::{Linear, narrowed},
+            layer::{Observer, Role},
+            linear::Linear,
             norm::Norm,
+            passes::{add, narrowed, widened},
         },
     },
 };
@@ -60,18 +61,18 @@ impl<T: KernelElement> EncoderLayer<T> {
         observe: Observer<'_, T>,
     ) -> Result<()> {
         let tokens = x.len() / config.width;
-        let h: Vec<T> = narrowed(x.clone());
+        let h: Vec<T> = narrowed(x);
         observe(Role::Qkv, &h);
         let qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
         let o: Vec<T> = attend(config, &qkv, lengths);
         observe(Role::Out, &o);
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
         *x = self.attention_norm.normalized(x);
-        let h: Vec<T> = narrowed(x.clone());
+        let h: Vec<T> = narrowed(x);
         observe(Role::Up, &h);
         let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
         nonlinearity::in_place(config.activation, &mut h);
-        let h: Vec<T> = narrowed(h);
+        let h: Vec<T> = narrowed(&h);
         observe(Role::Down, &h);
         add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
         *x = self.feed_forward_norm.normalized(x);

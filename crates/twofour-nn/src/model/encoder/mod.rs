@@ -18,11 +18,7 @@ pub(super) use self::{embeddings::Embeddings, layer::EncoderLayer};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
-    inference::{
-        build::Parts,
-        layer::{Role, widened},
-        linear::Linear,
-    },
+    inference::{build::Parts, layer::Role, linear::Linear, passes::widened},
 };
 use crate::{Error, Result, engine::Nonlinearity};
 

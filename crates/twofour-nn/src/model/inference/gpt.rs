@@ -7,7 +7,9 @@ use twofour::{file::Reader, kernel::KernelElement};
 use super::{
     Inference,
     build::Parts,
-    linear::{Linear, LinearPart, narrowed},
+    linear::{Linear, LinearPart},
+    passes::narrowed,
+    weight::Weight,
 };
 use crate::{
     Error, Result,
@@ -60,7 +62,7 @@ impl<E: Engine, T: KernelElement> Parts<T> for InMemory<'_, E> {
     }
 
     fn table(&self, name: &str, [rows, width]: [usize; 2]) -> Result<Vec<T>> {
-        Parts::<T>::vector(self, name, rows * width).map(narrowed)
+        Parts::<T>::vector(self, name, rows * width).map(|values| narrowed(&values))
     }
 
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
@@ -88,7 +90,18 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
     }
 
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {
-        file::values(self.reader, name, &shape).map(narrowed)
+        file::values(self.reader, name, &shape).map(|values| narrowed(&values))
+    }
+
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        let name = "embedding.weight";
+        match file::dense_int8(self.reader, name)? {
+            Some((values, scales)) => {
+                file::expect_shape(self.reader, name, &shape, &self.reader.tensor(name)?.info.shape)?;
+                Ok(Weight::DenseInt8 { values, scales })
+            }
+            None => self.table(name, shape).map(Weight::Dense),
+        }
     }
 
     fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
@@ -99,13 +112,16 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         };
         let part = if file::is_compressed(reader, &weight) {
             LinearPart::compressed(reader, &weight, (outputs, inputs), bias)?
+        } else if let Some((values, scales)) = file::dense_int8(reader, &weight)? {
+            file::expect_shape(reader, &weight, &[outputs, inputs], &reader.tensor(&weight)?.info.shape)?;
+            LinearPart::of(Weight::DenseInt8 { values, scales }, (outputs, inputs), bias)
         } else {
-            let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             if self.config.tied && name == "head" {
-                return Ok(Linear::new(vec![LinearPart::always_dense(&values, (outputs, inputs), bias)?]));
+                return Linear::new(vec![LinearPart::of(Weight::Dense(values), (outputs, inputs), bias)]);
             }
-            LinearPart::dense(&values, (outputs, inputs), bias)?
+            LinearPart::dense(values, (outputs, inputs), bias)?
         };
-        Ok(Linear::new(vec![part]))
+        Linear::new(vec![part])
     }
 }
