@@ -48,7 +48,7 @@ static SHARED: Mutex<Option<HashMap<(i32, usize), LayerContext>>> = Mutex::new(N
 static SCHEDULER: Mutex<TileScheduler> = Mutex::new(TileScheduler::Persistent);
 
 /// Sets the tile scheduler of all devices.
-pub(in crate::torch) fn set_tile_scheduler(scheduler: TileScheduler) {
+pub(crate) fn set_tile_scheduler(scheduler: TileScheduler) {
     // Held until the end: a device that another thread opens meanwhile has the new one, too.
     let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     *SCHEDULER.lock().unwrap_or_else(PoisonError::into_inner) = scheduler;

@@ -20,7 +20,8 @@ use super::{
     tensor::Tensor,
 };
 
-pub(super) use context::{load, set_tile_scheduler};
+pub(super) use context::load;
+pub(crate) use context::set_tile_scheduler;
 
 /// The kernels, by the names of their operators, whose schemas stand beside the kernels for the host ([`super::cpu`]).
 pub(super) const KERNELS: &[Definition] = &[
