@@ -17,7 +17,7 @@ pub struct SavedModel {
 #[derive(Debug)]
 enum Source {
     Checkpoint(Box<Checkpoint>),
-    File(Reader),
+    File(Box<Reader>),
 }
 
 impl SavedModel {
@@ -54,7 +54,7 @@ impl SavedModel {
         }
         let reader = Reader::open(&path)?;
         let config = file::config_of(&reader)?;
-        Ok(SavedModel { source: Source::File(reader), config })
+        Ok(SavedModel { source: Source::File(Box::new(reader)), config })
     }
 
     /// The model's description.

@@ -59,7 +59,6 @@ impl<T: KernelElement, const G: usize> Work for Group<'_, T, G> {
 }
 
 /// Loops over indices, which LLVM unrolls into registers.
-#[expect(clippy::needless_range_loop, reason = "the index is of sums and of elements")]
 #[inline(always)]
 fn group<T: KernelElement, const G: usize>(
     cache: &HeadCache<T>,
@@ -107,7 +106,6 @@ fn group<T: KernelElement, const G: usize>(
 }
 
 /// The sums of elements `at` to `at + L` of the values, weighted by the scores.
-#[expect(clippy::needless_range_loop, reason = "the index is of sums and of elements")]
 #[inline(always)]
 fn weighted<T: KernelElement, const G: usize, const L: usize>(
     cache: &HeadCache<T>,
