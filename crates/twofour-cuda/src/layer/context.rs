@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
+    decode::DecodeKernels,
     dispatch::Dispatcher,
     libraries::{
         Libraries,
@@ -69,6 +70,7 @@ pub(super) struct Shared {
     flips: Plans<(), Flips>,
     freed: FreeCount,
     transformer: TransformerKernels,
+    decode: DecodeKernels,
 }
 
 impl fmt::Debug for LayerContext {
@@ -188,6 +190,7 @@ impl LayerContext {
             flips: Plans::default(),
             freed: FreeCount::default(),
             transformer: TransformerKernels::default(),
+            decode: DecodeKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
     }
@@ -319,6 +322,11 @@ impl LayerContext {
     /// Returns the kernels of [`crate::transformer`].
     pub(crate) fn transformer(&self) -> &TransformerKernels {
         &self.shared.transformer
+    }
+
+    /// Returns the kernels of [`crate::decode`].
+    pub(crate) fn decode_kernels(&self) -> &DecodeKernels {
+        &self.shared.decode
     }
 
     /// Returns the kernels that copy rows.

@@ -39,7 +39,7 @@ mod norm;
 mod optimizer;
 mod pointwise;
 mod sgd;
-mod shape;
+pub(crate) mod shape;
 
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
