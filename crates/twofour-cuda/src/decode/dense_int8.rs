@@ -1,7 +1,7 @@
 //! Dense linear layers in 8-bit integers.
 
 use crate::{
-    Activation, DataType, Error, Result,
+    DataType, DevicePtr, Error, Result,
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::GemmProblem,
@@ -18,6 +18,12 @@ pub struct DenseInt8Linear {
     scales: DeviceBuffer,
     bias: Option<DeviceBuffer>,
     shape: (usize, usize),
+}
+
+/// The address of the input: integers with their scales, or floats.
+enum Tokens {
+    Quantized(DevicePtr, DevicePtr),
+    Floats(DevicePtr),
 }
 
 impl DenseInt8Linear {
@@ -46,25 +52,40 @@ impl DenseInt8Linear {
     /// # Errors
     /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::NoLibrary`] where cuBLASLt is missing, [`Error::Vendor`] where it fails;
     /// [`Error::Capturing`] where the GEMM must be planned during a capture.
-    pub fn forward(
+    pub fn forward_quantized(
         &self,
         (values, scales): (DeviceSlice<'_>, DeviceSlice<'_>),
         tokens: usize,
         y: DeviceSliceMut<'_>,
     ) -> Result<()> {
+        let (context, in_features) = (&self.context, self.shape.1);
+        let x = values.at("the input", context, DataType::I8, product(tokens, in_features)?)?;
+        let scales = scales.at("the scales of the input", context, DataType::F32, tokens)?;
+        self.run(Tokens::Quantized(x, scales), tokens, y)
+    }
+
+    /// Launches the layer for `x` `[tokens, in_features]` of the results' type, which is quantized first with a scale for each token.
+    ///
+    /// # Errors
+    /// Those of [`DenseInt8Linear::forward_quantized`].
+    pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
+        let x = x.at("the input", &self.context, y.dtype(), product(tokens, self.shape.1)?)?;
+        self.run(Tokens::Floats(x), tokens, y)
+    }
+
+    fn run(&self, x: Tokens, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
         let (context, (out_features, in_features)) = (&self.context, self.shape);
         let output = y.dtype();
         if !matches!(output, DataType::F16 | DataType::BF16) {
             let operation = "a dense layer of 8-bit integers";
             return Err(Error::DataType { operation, dtype: output, supported: "f16, bf16" });
         }
-        let x = values.at("the input", context, DataType::I8, product(tokens, in_features)?)?;
-        let token_scales = scales.at("the scales of the input", context, DataType::F32, tokens)?;
         let results = product(tokens, out_features)?;
         let y = y.at("the result", context, output, results)?;
         let weight = self.weight.as_slice().at("the weight", context, DataType::I8, self.weight.len())?;
         let feature_scales = self.scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
         let bias = self.bias.as_ref().map(|bias| bias.as_slice().at("the bias", context, output, out_features));
+        let bias = bias.transpose()?;
         if results == 0 || in_features == 0 {
             return Ok(());
         }
@@ -79,20 +100,28 @@ impl DenseInt8Linear {
             accumulate: false,
         };
         let plan = context.dense(dense_problem)?.plan;
-        let finish = context.finish()?;
-        let epilogue = Epilogue {
-            feature_scales: Some(feature_scales),
-            token_scales: Some(token_scales),
-            bias: bias.transpose()?,
-            activation: Activation::Identity,
-            ..Epilogue::default()
-        };
+        let (finish, quantizer) = (context.finish()?, context.quantizer(output)?);
         let problem = GemmProblem {
             epilogue: true,
             ..GemmProblem::plain(DataType::I8, output, out_features, tokens, in_features)
         };
         let mut work = context.work();
-        let [sums, workspace] = work.parts([4 * results, WORKSPACE_BYTES])?;
+        let [sums, own, own_scales, workspace] =
+            work.parts([4 * results, tokens * in_features, 4 * tokens, WORKSPACE_BYTES])?;
+        let (x, token_scales) = match x {
+            Tokens::Quantized(x, scales) => (x, scales),
+            Tokens::Floats(x) => {
+                // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its integers, and the stream is of their device.
+                unsafe { quantizer.rows_to_i8(context.raw(), x, (tokens, in_features), own, own_scales) }?;
+                (own, own_scales)
+            }
+        };
+        let epilogue = Epilogue {
+            feature_scales: Some(feature_scales),
+            token_scales: Some(token_scales),
+            bias,
+            ..Epilogue::default()
+        };
         // SAFETY: the slices have been found to be as long as the problem requires, the workspace has room for the sums, and the stream is of their device.
         unsafe {
             plan.run(context.raw(), weight, x, sums, workspace)?;

@@ -310,7 +310,7 @@ impl LayerContext {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
     }
 
-    pub(super) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
+    pub(crate) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
         self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
     }
 

@@ -269,6 +269,11 @@ impl PackedLinear {
         }
     }
 
+    /// Returns whether the weight is of 8-bit integers with scales, so that [`PackedLinear::forward_quantized`] takes its input.
+    pub fn takes_quantized(&self) -> bool {
+        matches!(self.weight, PackedWeight::Scaled { dtype: DataType::I8, .. })
+    }
+
     /// Returns the bytes of device memory that the layer holds: values, metadata, scales and bias.
     pub fn bytes(&self) -> usize {
         let buffer = |buffer: &DeviceBuffer| buffer.len() * buffer.dtype().bytes();

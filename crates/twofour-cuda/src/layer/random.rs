@@ -18,7 +18,7 @@ pub enum RandomForm {
 }
 
 /// Bytes of the pattern that integers and metadata repeat.
-const PATTERN: usize = 1 << 22;
+const PATTERN: usize = 1 << 20;
 
 /// The six valid metadata codes of a group.
 const CODES: [u8; 6] = [0x4, 0x8, 0xC, 0x9, 0xD, 0xE];

@@ -17,6 +17,12 @@ use crate::{
     up,
 };
 
+/// The CPU's integers and scales.
+fn integers<T: Arithmetic>(values: &[T], rows: usize, width: usize) -> (Vec<i8>, Vec<f32>) {
+    let values: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
+    quantize(MatrixRef::new(rows, width, &values).unwrap()).unwrap()
+}
+
 struct NormCase(NormKind, usize, usize, usize);
 
 impl Check for NormCase {
@@ -60,7 +66,7 @@ impl Check for NormCase {
         let to =
             Normalized::Integers { values: values.as_slice_mut(), scales: scales.as_slice_mut(), rounded: T::DTYPE };
         normalized(to);
-        let (q, s) = quantize(MatrixRef::new(rows, width, &y).unwrap()).unwrap();
+        let (q, s) = integers(&y, rows, width);
         assert_eq!(values.to_host::<i8>().unwrap(), q, "{what}");
         assert_eq!(scales.to_host::<f32>().unwrap(), s, "{what}");
     }
@@ -86,7 +92,7 @@ impl Check for GateCase {
         let mut values = DeviceBuffer::zeros(context, DataType::I8, rows * width).unwrap();
         let mut scales = up(context, &vec![f32::NAN; rows]);
         gate_to_i8(context, gate, (rows, width), x.as_slice(), (values.as_slice_mut(), scales.as_slice_mut())).unwrap();
-        let (q, s) = quantize(MatrixRef::new(rows, width, &y.to_host::<T>().unwrap()).unwrap()).unwrap();
+        let (q, s) = integers(&y.to_host::<T>().unwrap(), rows, width);
         assert_eq!(values.to_host::<i8>().unwrap(), q, "{gate:?} {:?}", T::DTYPE);
         assert_eq!(scales.to_host::<f32>().unwrap(), s, "{gate:?} {:?}", T::DTYPE);
     }

@@ -20,6 +20,8 @@ pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub use gpt::{Gpt, Layer};
+#[cfg(feature = "cuda")]
+pub use inference::{CudaInference, CudaSession, RandomWeights};
 pub use inference::{Inference, Perplexity, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;

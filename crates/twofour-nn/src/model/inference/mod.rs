@@ -2,12 +2,16 @@
 
 pub(super) mod attention;
 pub(super) mod build;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod gpt;
 pub(super) mod layer;
 pub(super) mod linear;
 pub(super) mod norm;
 mod perplexity;
 mod session;
+#[cfg(feature = "cuda")]
+pub(super) mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +19,8 @@ use std::ops::ControlFlow;
 
 use twofour::kernel::{Activation, KernelElement};
 
+#[cfg(feature = "cuda")]
+pub use self::cuda::{CudaInference, CudaSession, RandomWeights};
 use self::{
     layer::{Layer, widened},
     linear::Linear,
