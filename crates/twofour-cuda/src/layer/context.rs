@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
+    decode::DecodeKernels,
     dispatch::Dispatcher,
     libraries::{
         Libraries,
@@ -72,6 +73,7 @@ pub(super) struct Shared {
     flips: Plans<(), Flips>,
     freed: FreeCount,
     transformer: TransformerKernels,
+    decode: DecodeKernels,
 }
 
 impl fmt::Debug for LayerContext {
@@ -248,6 +250,7 @@ impl LayerContext {
             flips: Plans::default(),
             freed: FreeCount::default(),
             transformer: TransformerKernels::default(),
+            decode: DecodeKernels::default(),
         };
         Self { shared: Arc::new(shared), stream, workspaces: Arc::default() }
     }
@@ -381,7 +384,7 @@ impl LayerContext {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
     }
 
-    pub(super) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
+    pub(crate) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
         self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
     }
 
@@ -393,6 +396,11 @@ impl LayerContext {
     /// Returns the kernels of [`crate::transformer`].
     pub(crate) fn transformer(&self) -> &TransformerKernels {
         &self.shared.transformer
+    }
+
+    /// Returns the kernels of [`crate::decode`].
+    pub(crate) fn decode_kernels(&self) -> &DecodeKernels {
+        &self.shared.decode
     }
 
     /// Returns the kernels that copy rows.

@@ -57,6 +57,11 @@ impl PackedBuffer {
         self.packed
     }
 
+    /// Returns the memory of values and of metadata.
+    pub(super) fn memory_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>) {
+        (&mut self.values, &mut self.meta)
+    }
+
     /// Returns the metadata's order.
     pub(super) fn order(&self) -> MetaOrder {
         Gemm::meta_order_of(self.dtype)

@@ -40,7 +40,7 @@ mod norm;
 mod optimizer;
 mod pointwise;
 mod sgd;
-mod shape;
+pub(crate) mod shape;
 mod softmax;
 
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};

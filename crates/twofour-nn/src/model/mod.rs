@@ -24,6 +24,8 @@ pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeS
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, Layer};
+#[cfg(feature = "cuda")]
+pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;

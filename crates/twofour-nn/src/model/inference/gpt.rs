@@ -4,6 +4,8 @@ use std::{collections::HashMap, path::Path};
 
 use twofour::{file::Reader, kernel::KernelElement};
 
+#[cfg(feature = "cuda")]
+use super::stored::{StoredLinears, StoredPart, StoredWeight};
 use super::{
     Inference,
     build::Parts,
@@ -79,9 +81,9 @@ fn absent(name: &str) -> Error {
 }
 
 /// A file that [`Gpt::save`] wrote.
-struct OfFile<'a> {
-    reader: &'a Reader,
-    config: &'a DecoderConfig,
+pub(super) struct OfFile<'a> {
+    pub(super) reader: &'a Reader,
+    pub(super) config: &'a DecoderConfig,
 }
 
 impl<T: KernelElement> Parts<T> for OfFile<'_> {
@@ -123,5 +125,26 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
             LinearPart::dense(values, (outputs, inputs), bias)?
         };
         Linear::new(vec![part])
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: KernelElement> StoredLinears<T> for OfFile<'_> {
+    fn stored_linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Vec<StoredPart<T>>> {
+        let (reader, weight) = (self.reader, format!("{name}.weight"));
+        let bias = match self.config.has_bias(name) {
+            false => None,
+            true => Some(file::plain(reader, &format!("{name}.bias"), &[outputs])?),
+        };
+        let weight = if file::is_compressed(reader, &weight) {
+            StoredWeight::compressed(reader, &weight, (outputs, inputs))?
+        } else {
+            let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            match self.config.tied && name == "head" {
+                true => StoredWeight::Dense(values),
+                false => StoredWeight::of_values(values, (outputs, inputs))?,
+            }
+        };
+        Ok(vec![StoredPart { weight, bias, outputs }])
     }
 }

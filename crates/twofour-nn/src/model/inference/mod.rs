@@ -3,6 +3,8 @@
 mod attention;
 pub(super) mod build;
 pub(super) mod cache;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod few;
 mod gpt;
 pub(super) mod layer;
@@ -12,6 +14,8 @@ pub(super) mod passes;
 mod perplexity;
 mod random;
 mod session;
+#[cfg(feature = "cuda")]
+pub(super) mod stored;
 #[cfg(test)]
 mod tests;
 pub(super) mod weight;
@@ -20,6 +24,8 @@ use std::ops::ControlFlow;
 
 use twofour::kernel::{Activation, KernelElement};
 
+#[cfg(feature = "cuda")]
+pub use self::cuda::{CudaInference, CudaRandomWeights, CudaSession};
 use self::{layer::Layer, linear::Linear, norm::Norm, passes::widened, weight::Weight};
 pub use self::{
     perplexity::{Perplexity, Windows},
