@@ -187,7 +187,7 @@ impl<T: KernelElement + StoredElement> StoredLinears<T> for StoredParts<'_> {
                 StoredWeight::compressed(self.reader, &weight, shape)?
             } else {
                 let values: Vec<T> = match is_compressed {
-                    true => narrowed(file::values(self.reader, &weight, &stored)?),
+                    true => narrowed(&file::values(self.reader, &weight, &stored)?),
                     false => self.floats(&weight)?,
                 };
                 let values = if linear.is_transposed { transposed(&values, stored) } else { values };

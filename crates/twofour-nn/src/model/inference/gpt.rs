@@ -139,7 +139,7 @@ impl<T: KernelElement> StoredLinears<T> for OfFile<'_> {
         let weight = if file::is_compressed(reader, &weight) {
             StoredWeight::compressed(reader, &weight, (outputs, inputs))?
         } else {
-            let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             match self.config.tied && name == "head" {
                 true => StoredWeight::Dense(values),
                 false => StoredWeight::of_values(values, (outputs, inputs))?,
