@@ -18,7 +18,8 @@ use crate::{exit::Verdict, present::Screen};
 #[command(after_long_help = "\
 Examples:
   twofour eval model/ --text wikitext.txt
-  twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json")]
+  twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
+  twofour eval model/ --text wikitext.txt --device cuda:1 --dtype bf16")]
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArguments,

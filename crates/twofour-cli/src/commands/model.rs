@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use twofour::DataType;
+use twofour_cuda::Device;
 use twofour_nn::model::{Checkpoint, LanguageModel};
 
-use crate::dtype::computing;
+use super::train::TrainDevice;
+use crate::{dtype::computing, exit::Usage};
 
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
@@ -18,6 +20,10 @@ pub(crate) struct ModelArguments {
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
     #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
+
+    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: TrainDevice,
 }
 
 impl ModelArguments {
@@ -28,6 +34,13 @@ impl ModelArguments {
             true => None,
             false => of_folder.into_iter().find(|file| file.exists()),
         };
-        Ok(LanguageModel::load(path.as_ref().unwrap_or(&self.model), self.dtype)?)
+        let path = path.as_ref().unwrap_or(&self.model);
+        match &self.device {
+            TrainDevice::Cpu => Ok(LanguageModel::load(path, self.dtype)?),
+            TrainDevice::Cuda(numbers) => match numbers.as_slice() {
+                [number] => Ok(LanguageModel::load_on(&Device::open(*number)?, path, self.dtype)?),
+                _ => bail!(Usage("a model runs on one device; name one GPU, as in --device cuda:0".into())),
+            },
+        }
     }
 }
