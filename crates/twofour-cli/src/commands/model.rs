@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use twofour::DataType;
+use twofour_cuda::Device;
 use twofour_nn::model::{LanguageModel, SavedModel};
 
-use crate::dtype::computing;
+use super::train::TrainDevice;
+use crate::{dtype::computing, exit::Usage};
 
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
@@ -18,6 +20,10 @@ pub(crate) struct ModelArguments {
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
     #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
+
+    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: TrainDevice,
 }
 
 impl ModelArguments {
@@ -40,6 +46,23 @@ impl ModelArguments {
 
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
-        Ok(LanguageModel::load(SavedModel::locate(&self.model), self.dtype)?)
+        let path = SavedModel::locate(&self.model);
+        match &self.device {
+            TrainDevice::Cpu => Ok(LanguageModel::load(path, self.dtype)?),
+            TrainDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
+        }
+    }
+
+    /// Where it runs.
+    pub(crate) fn device(&self) -> &TrainDevice {
+        &self.device
+    }
+
+    /// The number of the one GPU that it runs on.
+    pub(crate) fn gpu(&self) -> Result<usize> {
+        match &self.device {
+            TrainDevice::Cuda(numbers) if numbers.len() == 1 => Ok(numbers[0]),
+            _ => bail!(Usage("a model runs on one device; name one GPU, as in --device cuda:0".into())),
+        }
     }
 }

@@ -56,10 +56,6 @@ pub(crate) struct Eval {
     /// Tokens from one window to the next [default: the window]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-
-    /// Where to compute: cpu, cuda or cuda:NUMBER
-    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    device: TrainDevice,
 }
 
 #[derive(Debug, Serialize)]
@@ -88,12 +84,9 @@ impl Eval {
             (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
         };
         let text = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
-        let (found, windows, dtype, begin) = match &self.device {
+        let (found, windows, dtype, begin) = match self.model.device() {
             TrainDevice::Cpu => self.on_cpu(&text, screen)?,
-            TrainDevice::Cuda(numbers) => match numbers.as_slice() {
-                [number] => self.on_gpu(*number, &text, screen)?,
-                _ => return Err(Usage("--device: a model is evaluated on one GPU; name one".to_owned()).into()),
-            },
+            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,
@@ -101,7 +94,7 @@ impl Eval {
             window: windows.window,
             stride: windows.stride,
             dtype: dtype.to_string(),
-            device: self.device.to_string(),
+            device: self.model.device().to_string(),
             seconds: begin.elapsed().as_secs_f64(),
         };
         screen.line(format_args!("perplexity {:.4} over {} tokens", answer.perplexity, answer.tokens))?;

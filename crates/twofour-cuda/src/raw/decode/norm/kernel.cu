@@ -18,15 +18,19 @@ struct TokenNorm {
 template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void normalize(const TokenNorm& p) {
     __shared__ float shared[32];
     const u64 row = p.first + (u64)blockIdx.x * p.stride, from = row * p.width, to = (u64)blockIdx.x * p.width;
-    float x[N], gain[N], bias[N];
+    // Few elements' gains and biases are on their way with them; of many there is no room for these in registers.
+    constexpr bool AHEAD = N <= 4;
+    float x[N], gain[AHEAD ? N : 1], bias[AHEAD ? N : 1];
     float sum = 0.0f;
     unrolled<N>([&](auto i) {
         const u32 at = threadIdx.x + i.value * blockDim.x;
         const bool in = at < p.width;
         x[i.value] = in ? p.x[from + at] : 0.0f;
         if (in && p.delta) x[i.value] += widen<ELEMENT>(((const Raw*)p.delta)[from + at]);
-        gain[i.value] = in ? p.gain[at] : 0.0f;
-        bias[i.value] = in && p.bias ? p.bias[at] : 0.0f;
+        if constexpr (AHEAD) {
+            gain[i.value] = in ? p.gain[at] : 0.0f;
+            bias[i.value] = in && p.bias ? p.bias[at] : 0.0f;
+        }
     });
     unrolled<N>([&](auto i) {
         const u32 at = threadIdx.x + i.value * blockDim.x;
@@ -44,7 +48,12 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
         square = sum_of_block(squares, shared) / (float)p.width;
     }
     const float rstd = 1.0f / sqrtf(square + p.epsilon);
-    unrolled<N>([&](auto i) { x[i.value] = (x[i.value] - mean) * rstd * gain[i.value] + bias[i.value]; });
+    unrolled<N>([&](auto i) {
+        const u32 at = threadIdx.x + i.value * blockDim.x;
+        const float normal = (x[i.value] - mean) * rstd;
+        if constexpr (AHEAD) x[i.value] = normal * gain[i.value] + bias[i.value];
+        else if (at < p.width) x[i.value] = normal * p.gain[at] + (p.bias ? p.bias[at] : 0.0f);
+    });
     if constexpr (QUANTIZES) {
         unrolled<N>([&](auto i) { x[i.value] = widen<ELEMENT>(narrow<ELEMENT>(x[i.value])); });
         u32 amax = 0;
