@@ -12,6 +12,7 @@ use twofour::{
     file::{self, Overwrite, Quantization, QuantizeOptions, Reader},
     int4::Granularity,
     layer::SparseLinearSettings,
+    quantization::ScaleRule,
 };
 use twofour_cuda::Device;
 use twofour_nn::{
@@ -137,8 +138,9 @@ fn scores_are_those_of_the_cpu() {
             check(&device, path, DataType::F16, 1e-2);
             check(&device, path, DataType::BF16, 6e-2);
         }
+        // The CPU quantizes the inputs of both, the GPU those of int8.
         check(&device, &quantized(&sparse, Quantization::Int8(Granularity::Row)), DataType::F16, 4e-2);
-        check(&device, &quantized(&sparse, Quantization::Int4(Granularity::Group)), DataType::F16, 1e-2);
+        check(&device, &quantized(&sparse, Quantization::Int4(Granularity::Group)), DataType::F16, 4e-2);
     }
 }
 

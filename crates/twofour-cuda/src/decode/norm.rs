@@ -19,7 +19,7 @@ pub struct TokenNorm {
     pub kind: NormKind,
     /// Tokens of the residual stream.
     pub tokens: usize,
-    /// Elements of a token, at most 16384.
+    /// Elements of a token, at most 8192.
     pub width: usize,
     /// ε, added to the variance or to the mean square.
     pub epsilon: f32,
@@ -62,7 +62,7 @@ pub struct TokenNormTensors<'a> {
 ///
 /// # Errors
 /// [`Error::DataType`] for results of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and [`Error::Pointer`] for a tensor that
-/// does not fit; [`Error::Dimension`] for a width of 0 or above 16384; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
+/// does not fit; [`Error::Dimension`] for a width of 0 or above 8192; [`Error::Multiple`] where `every` is no divisor of the tokens; [`Error::Driver`].
 pub fn normalize_tokens(context: &LayerContext, norm: TokenNorm, tensors: TokenNormTensors<'_>) -> Result<()> {
     let TokenNorm { kind, tokens, width, epsilon, every } = norm;
     let TokenNormTensors { x, delta, gain, bias, to } = tensors;

@@ -44,7 +44,7 @@ pub(crate) struct GenerationRow {
     pub(crate) weight_bytes: usize,
     /// Bytes of weights, keys and values that a step reads, over its time.
     pub(crate) gb_per_s: f64,
-    /// Device memory in use with this model and its cache, by the driver.
+    /// Bytes of the weights, and of what the driver's free memory fell by for cache, workspace and tensors of a step.
     pub(crate) memory_bytes: usize,
 }
 
@@ -110,11 +110,15 @@ pub(crate) fn generation(
             let free = free_bytes()?;
             let mut session = model.session(batch, context)?;
             prefill(&mut session, batch, config.vocabulary)?;
-            for _ in 0..WARM_UP {
-                session.decode()?;
-            }
+            session.decode()?;
             shared.synchronize()?;
             sessions.push((session, free.saturating_sub(free_bytes()?)));
+        }
+        // A graph is captured once no memory is freed any more.
+        for (session, _) in &mut sessions {
+            for _ in 1..WARM_UP {
+                session.decode()?;
+            }
         }
         let mut times = vec![vec![]; sessions.len()];
         let rounds = rounds.min((context - PROMPT - WARM_UP - 1) / STEPS);

@@ -10,11 +10,11 @@ use crate::{
     source::{File, Source},
 };
 
-/// Threads of a CTA, at most.
-const THREADS: u32 = 1024;
+/// Elements of a thread, and most threads of a CTA: of more elements there are fewer threads, which have more registers.
+const SIZES: [(u32, u32); 2] = [(4, 1024), (16, 512)];
 
 /// Most elements of a row.
-pub(crate) const MOST_WIDTH: usize = 16 * THREADS as usize;
+pub(crate) const MOST_WIDTH: usize = 16 * 512;
 
 /// The kernels for up to four and up to 16 elements a thread.
 type BySize = [Kernel; 2];
@@ -79,9 +79,9 @@ impl TokenNorms {
         if width > MOST_WIDTH {
             return Err(Error::Dimension { what: "the width of a normalization", size: width, most: MOST_WIDTH });
         }
-        let large = width > 4 * THREADS as usize;
-        let each = if large { 16 } else { 4 };
-        let threads = parameters.width.div_ceil(each).next_multiple_of(32).min(THREADS);
+        let large = width > (SIZES[0].0 * SIZES[0].1) as usize;
+        let (each, most) = SIZES[usize::from(large)];
+        let threads = parameters.width.div_ceil(each).next_multiple_of(32).min(most);
         let kernels = if parameters.scales == 0 { &self.plain } else { &self.to_i8 };
         let kernel = &kernels[usize::from(centered)][usize::from(large)];
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
