@@ -12,7 +12,6 @@ use twofour::{
     file::{self, Overwrite, Quantization, QuantizeOptions, Reader},
     int4::Granularity,
     layer::SparseLinearSettings,
-    quantization::ScaleRule,
 };
 use twofour_cuda::Device;
 use twofour_nn::{
