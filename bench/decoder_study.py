@@ -97,10 +97,11 @@ class Study:
         folder = self.out / "runs" / step
         folder.parent.mkdir(exist_ok=True)
         command = ["train", self.options.recipe, "-o", folder, *self.device()]
-        for key, value in settings.items():
-            command += ["--set", f"{key}={json.dumps(value)}"]
         for pair in self.options.set:
             command += ["--set", pair]
+        # Later ones last: what a step is about is not overridden.
+        for key, value in settings.items():
+            command += ["--set", f"{key}={json.dumps(value)}"]
         report = self.run(f"train-{step}", "cpu" if self.options.device == "cpu" else "device", command)
         return folder / "model", report
 
