@@ -154,14 +154,14 @@ impl Quantization {
         })
     }
 
-    /// The integers and scales of a solver that rounds to these.
+    /// The integers of a solver that rounds to these, with scales of the weight that it finds without rounding ([`GridScales::Solved`]).
     pub fn grid(self) -> Grid {
         let (bits, granularity) = match self {
             Quantization::Int8(granularity) => (Bits::Int8, granularity),
             Quantization::Int4(granularity) => (Bits::Int4, granularity),
         };
         let scope = granularity.columns().map_or(ScaleScope::Row, ScaleScope::Group);
-        Grid { bits, scope, scales: GridScales::Static }
+        Grid { bits, scope, scales: GridScales::Solved }
     }
 }
 
