@@ -113,14 +113,41 @@ class Study:
             self.run(f"quantize-{name}", "cpu", ["quantize", model, "-o", to, "--force", "--dtype", integers])
             results[integers] = self.evaluate(name, to)
 
+    def calibration(self, training):
+        options = self.options
+        return ["--calibration", training, "--samples", options.samples, "--length", options.length, "--seed", options.seed]
+
+    def tune(self, name, start, method, share):
+        """Goes on training a model for a few steps, at a lower learning rate."""
+        settings = {
+            **self.settings(share),
+            "model.from": str(start.resolve()),
+            "data.tokenizer": "bytes",
+            "sparsity.method": method,
+            "training.steps": self.options.tune_steps,
+            "training.learning_rate": self.options.tune_rate,
+            "training.final_learning_rate": self.options.tune_rate / 10,
+            "training.warm_up": min(10, self.options.tune_steps),
+            "training.checkpoint_every": 0,
+            "training.validate_every": 0,
+        }
+        return self.train(f"{name}-tuned", settings)
+
+    def dense_tuned(self, dense, share):
+        """The dense model after as many further steps as the pruned ones get."""
+        return self.evaluate("dense-tuned", self.tune("dense", dense, "dense", share)[0])
+
+    def joint(self, integers, dense, training):
+        """SparseGPT that also quantizes in its pass."""
+        name = f"sparsegpt-joint-{integers}"
+        to = self.out / "models" / name
+        self.run(f"prune-{name}", "cpu", ["prune", dense, "-o", to, "--force", "--method", "sparsegpt", *self.calibration(training), "--quantize", integers])
+        return self.evaluate(name, to)
+
     def method(self, method, dense, training, share):
         """Everything about one method."""
         models = self.out / "models"
-        models.mkdir(exist_ok=True)
-        calibration = []
-        if method != "magnitude":
-            options = self.options
-            calibration = ["--calibration", training, "--samples", options.samples, "--length", options.length, "--seed", options.seed]
+        calibration = self.calibration(training) if method != "magnitude" else []
         pruned, results = models / method, {"pruned": {}, "tuned": {}}
         report = self.run(f"prune-{method}", "cpu", ["prune", dense, "-o", pruned, "--force", "--method", method, *calibration])
         errors = [tensor["relative_error"] for tensor in report["tensors"] if tensor.get("relative_error") is not None]
@@ -129,32 +156,11 @@ class Study:
         kept = [tensor["kept_l2"] for tensor in report["tensors"] if tensor.get("kept_l2") is not None]
         results["kept_l2"] = sum(kept) / len(kept)
         results["pruned"]["bf16"] = self.evaluate(method, pruned)
-        tuned, report = self.train(
-            f"{method}-tuned",
-            {
-                **self.settings(share),
-                "model.from": str(pruned.resolve()),
-                "data.tokenizer": "bytes",
-                "sparsity.method": "fixed",
-                "training.steps": self.options.tune_steps,
-                "training.learning_rate": self.options.tune_rate,
-                "training.final_learning_rate": self.options.tune_rate / 10,
-                "training.warm_up": min(10, self.options.tune_steps),
-                "training.checkpoint_every": 0,
-                "training.validate_every": 0,
-            },
-        )
+        tuned, report = self.tune(method, pruned, "fixed", share)
         results["tune_seconds"] = report["seconds"]
         results["tuned"]["bf16"] = self.evaluate(f"{method}-tuned", tuned)
         self.quantized(method, pruned, results["pruned"])
         self.quantized(f"{method}-tuned", tuned, results["tuned"])
-        if method == "sparsegpt":
-            results["joint"] = {}
-            for integers in INTEGERS:
-                name = f"{method}-joint-{integers}"
-                joint = ["--method", method, *calibration, "--quantize", integers]
-                self.run(f"prune-{name}", "cpu", ["prune", dense, "-o", models / name, "--force", *joint])
-                results["joint"][integers] = self.evaluate(name, models / name)
         return method, results
 
     def settings(self, share):
@@ -164,14 +170,20 @@ class Study:
     def study(self):
         training, _, share = self.texts()
         dense, report = self.train("dense", self.settings(share))
-        with concurrent.futures.ThreadPoolExecutor(len(METHODS) + 1) as pool:
-            perplexity = pool.submit(self.evaluate, "dense", dense)
-            methods = [pool.submit(self.method, method, dense, training, share) for method in METHODS]
+        (self.out / "models").mkdir(exist_ok=True)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            begun = {
+                "dense": pool.submit(self.evaluate, "dense", dense),
+                "dense tuned": pool.submit(self.dense_tuned, dense, share),
+                **{f"joint {integers}": pool.submit(self.joint, integers, dense, training) for integers in INTEGERS},
+                **{method: pool.submit(self.method, method, dense, training, share) for method in METHODS},
+            }
             # An error is told when everything that can go on has ended.
-            results = [done.exception() or done.result() for done in [*methods, perplexity]]
-        for failed in (result for result in results if isinstance(result, BaseException)):
+            results = {name: done.exception() or done.result() for name, done in begun.items()}
+        for failed in (result for result in results.values() if isinstance(result, BaseException)):
             raise SystemExit(str(failed))
-        *methods, perplexity = results
+        methods = dict(results[method] for method in METHODS)
+        methods["sparsegpt"]["joint"] = {integers: results[f"joint {integers}"] for integers in INTEGERS}
         options = self.options
         plan = report["plan"]
         study = {
@@ -188,8 +200,9 @@ class Study:
             "device": options.device,
             "machine": report["machine"],
             "version": report["version"],
-            "dense": perplexity,
-            "methods": dict(methods),
+            "dense": results["dense"],
+            "dense_tuned": results["dense tuned"],
+            "methods": methods,
         }
         (self.out / "study.json").write_text(json.dumps(study, indent=1) + "\n")
         return study

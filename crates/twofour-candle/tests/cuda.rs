@@ -466,6 +466,7 @@ fn the_optimizers_steps_are_those_of_the_cpu_to_the_bit() -> Result<()> {
     // A state of the CPU on the GPU.
     let mut resumed = optimizer(&there);
     resumed.load_state(&cpu.state()?).unwrap();
+    resumed.set_learning_rate(cpu.learning_rate());
     cpu.step(&gradients(&here, 6)?)?;
     resumed.step(&gradients(&there, 6)?)?;
     expect_equal(6, &cpu, &resumed)?;

@@ -11,12 +11,14 @@
 //! | `dtype`, `weight_format` | formats of weights: as values of options, and those that are measured |
 //! | `tightest` | the tightest N:M pattern of a matrix |
 //! | `interrupt` | Ctrl-C |
+//! | `hub` | models by their names on the Hugging Face hub |
 //! | `exit` | exit codes and the error message |
 
 mod arguments;
 mod commands;
 mod dtype;
 mod exit;
+mod hub;
 mod interrupt;
 mod measure;
 mod present;

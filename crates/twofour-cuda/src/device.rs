@@ -111,6 +111,9 @@ impl Device {
             return Err(Error::NoDevice { ordinal, count });
         }
         let context = CudaContext::new(ordinal).map_err(failed)?;
+        // SAFETY: calls take memory by its address, which the tracking of uses by events never sees: their order across streams is that of this crate's own events. With the
+        // tracking, the first stream of a context waits for the whole device, and so breaks the capture of a graph in another thread.
+        unsafe { context.disable_event_tracking() };
         let attribute = |attribute| context.attribute(attribute).map(|value| value as u32).map_err(failed);
         use sys::CUdevice_attribute as Attribute;
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;

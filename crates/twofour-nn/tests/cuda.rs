@@ -106,7 +106,7 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
 /// FST, but for one layer that has another method, and one that becomes 2:4 later.
 fn mixed() -> SparsityPlan {
     let of = |method, name: &str| SparsityPlan::of_method(method, vec![name.to_owned()], 60);
-    let late = SparsityPlan { begin: SparseBegin::Step(4), ..of(Method::Ste, "blocks.1.attn.qkv") };
+    let late = SparsityPlan { begin: SparseBegin::Step(6), ..of(Method::Ste, "blocks.1.attn.qkv") };
     SparsityPlan {
         mask_every: 3,
         overrides: vec![of(Method::SSte, "blocks.0.mlp.down"), late],
@@ -292,7 +292,9 @@ fn captured_steps_have_the_bits_of_launched_ones() {
         assert!(masters(&captured) == masters(&launched), "{name}");
         assert_eq!(captured.take_note(), None, "{name}");
         let replays = captured.engine().replayed_steps();
-        assert!(replays >= 2, "{name}: {replays} replays");
+        // 8-bit operands are made of memory that each pass takes.
+        let is_repeated = plan.precision == SparsePrecision::Activations;
+        assert_eq!(replays >= 2, is_repeated, "{name}: {replays} replays");
         assert_eq!(launched.engine().replayed_steps(), 0, "{name}");
     }
 }
@@ -317,7 +319,7 @@ fn resuming_on_the_gpu_is_exact() {
                 |r: &twofour_nn::train::StepReport| (r.loss.to_bits(), r.gradient_norm.to_bits(), r.flip_rate);
             assert_eq!(numbers(&a), numbers(&b), "{name}, step {step}");
         }
-        assert_eq!(whole.is_sparse(), !matches!(name, "dense" | "step"), "{name}");
+        assert_eq!(whole.is_sparse(), !matches!(name, "dense" | "step" | "step, option 2"), "{name}");
     }
 }
 

@@ -93,6 +93,10 @@ fn losses_and_gradients_of_every_parameter_are_those_of_the_cpu() {
     for (compute, tolerance) in [(DataType::F32, 2e-4), (DataType::BF16, 0.12), (DataType::F16, 0.03)] {
         let Some(engine) = engine(compute) else { return };
         for (task, sparse) in TASKS.into_iter().flat_map(|task| [(task, false), (task, true)]) {
+            // The GPU has no 2:4 layers in f32.
+            if sparse && compute == DataType::F32 {
+                continue;
+            }
             let (expected_loss, expected) = passes(&CpuEngine, task, sparse);
             let (loss, found) = passes(&engine, task, sparse);
             let off = (loss / expected_loss - 1.0).abs();

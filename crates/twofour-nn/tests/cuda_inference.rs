@@ -173,7 +173,10 @@ fn a_replayed_graph_has_the_bits_of_launched_calls_and_a_full_cache_is_an_error(
     let directory = tempfile::tempdir().unwrap();
     let (name, config) = &configs()[0];
     let sparse = saved(directory.path(), name, config, true);
-    for path in [sparse.clone(), quantized(&sparse, Quantization::Int8(Granularity::Row))] {
+    let dense = saved(directory.path(), name, config, false);
+    let [int8, int4] =
+        [Quantization::Int8(Granularity::Row), Quantization::Int4(Granularity::Group)].map(|to| quantized(&sparse, to));
+    for path in [dense, sparse, int8, int4] {
         let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::BF16).unwrap();
         let run = |launched: bool| {
             let mut session = model.session(3, 96).unwrap();

@@ -14,6 +14,7 @@ use twofour::{
 use super::tensor::{OnMatrix, on_compressed, on_plain};
 use crate::{
     exit::Verdict,
+    hub,
     present::{
         Screen,
         layers::by_layer,
@@ -40,7 +41,7 @@ Examples:
 
 Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
 pub(crate) struct Check {
-    /// The model: a .safetensors file, an index, or a directory
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
     file: PathBuf,
 
     #[command(flatten)]
@@ -150,8 +151,9 @@ enum Stored<'a> {
 
 impl Check {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let selection = self.selection.selection()?;
+        self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
         selection.expect_matches(&reader)?;
 

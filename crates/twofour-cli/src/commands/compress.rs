@@ -12,7 +12,7 @@ use twofour::file::{
 use super::output::{OutputOptions, show};
 use crate::{
     exit::Verdict,
-    interrupt,
+    hub, interrupt,
     present::{
         Screen,
         style::{self, paint},
@@ -36,7 +36,7 @@ Examples:
 A chosen weight that is not 2:4 along its rows is an error that names tensor, row and group, unless --prune or --keep-dense
 is given. The format is specified in docs/format.md.")]
 pub(crate) struct Compress {
-    /// The model: a .safetensors file, an index, or a directory
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -80,8 +80,9 @@ struct TensorAnswer<'a> {
 
 impl Compress {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let selection = self.selection.selection()?;
+        self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
         tracing::info!(input = %reader.path().display(), "compressing");

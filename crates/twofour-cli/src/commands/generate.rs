@@ -59,9 +59,10 @@ struct Answer<'a> {
 
 impl Generate {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
         sampling.validate()?;
+        self.model = self.model.located(screen)?;
         let model = self.model.load()?;
         let prompt = model.prompt(&self.prompt)?;
         let (mut text, mut tokens, mut trouble) = (Vec::new(), Vec::new(), Ok(()));

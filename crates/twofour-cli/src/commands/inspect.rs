@@ -9,6 +9,7 @@ use twofour::file::{MANIFEST_KEY, Reader};
 
 use crate::{
     exit::Verdict,
+    hub,
     present::{
         Screen,
         style::{self, paint},
@@ -26,7 +27,7 @@ Examples:
   twofour inspect model.safetensors
   twofour inspect --json model/ | jq '.tensors[].name'")]
 pub(crate) struct Inspect {
-    /// The model: a .safetensors file, an index, or a directory
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
     file: PathBuf,
 }
 
@@ -58,7 +59,8 @@ struct TensorAnswer<'a> {
 
 impl Inspect {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
+        self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
         let plain = reader.plain_tensors().map(|t| TensorAnswer {
             name: &t.name,

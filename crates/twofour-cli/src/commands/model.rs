@@ -9,12 +9,12 @@ use twofour_cuda::Device;
 use twofour_nn::model::{LanguageModel, SavedModel};
 
 use super::train::TrainDevice;
-use crate::{dtype::computing, exit::Usage};
+use crate::{dtype::computing, exit::Usage, hub, present::Screen};
 
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, or a file of these; dense, pruned or compressed
+    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, a file of these, or OWNER/NAME[@REVISION] on the Hugging Face hub; dense, pruned or compressed
     model: PathBuf,
 
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
@@ -27,6 +27,12 @@ pub(crate) struct ModelArguments {
 }
 
 impl ModelArguments {
+    /// The arguments with the path of the model on this machine, downloaded where it is a name on the hub.
+    pub(crate) fn located(mut self, screen: &Screen) -> Result<Self> {
+        self.model = hub::locate(&self.model, screen)?;
+        Ok(self)
+    }
+
     /// Opens it, without reading its weights, with the type to compute in.
     pub(crate) fn open(&self) -> Result<(SavedModel, DataType)> {
         let saved = SavedModel::open(&self.model)?;

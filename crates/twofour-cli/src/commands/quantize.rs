@@ -14,7 +14,7 @@ use twofour::{
 use super::output::{OutputOptions, show};
 use crate::{
     exit::Verdict,
-    interrupt,
+    hub, interrupt,
     present::{
         Screen,
         style::{self, paint},
@@ -39,7 +39,7 @@ Examples:
 
 The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
-    /// The model: a .safetensors file, an index, or a directory
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -138,8 +138,9 @@ impl Integer {
 
 impl Quantize {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let selection = self.selection.selection()?;
+        self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
         tracing::info!(input = %reader.path().display(), "quantizing");

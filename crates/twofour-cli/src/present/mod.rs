@@ -8,4 +8,5 @@ pub(crate) mod style;
 pub(crate) mod table;
 pub(crate) mod units;
 
+pub(crate) use progress::Progress;
 pub(crate) use screen::Screen;

@@ -1,6 +1,5 @@
 //! The layer for inference.
 
-use cudarc::driver::{CudaSlice, DevicePtr as _};
 use half::{bf16, f16};
 use twofour::{
     Compressed, Element, MatrixRef,
@@ -44,15 +43,9 @@ pub(super) enum PackedWeight {
     /// A weight of the activations' type.
     Float(PackedBuffer),
     /// An 8-bit weight, with a scale for each row.
-    Scaled {
-        dtype: DataType,
-        weight: PackedBuffer,
-        scales: DeviceBuffer,
-    },
-    Int4 {
-        granularity: Granularity,
-        memory: CudaSlice<u8>,
-    },
+    Scaled { dtype: DataType, weight: PackedBuffer, scales: DeviceBuffer },
+    /// Bytes of values, metadata and scales.
+    Int4 { granularity: Granularity, bytes: DeviceBuffer },
 }
 
 impl PackedLinear {
@@ -127,10 +120,8 @@ impl PackedLinear {
         dtype: DataType,
     ) -> Result<Self> {
         let shape = (weight.weight().rows(), weight.weight().cols());
-        context.expect_not_capturing("copying a weight to the device")?;
-        let copied = context.stream().clone_htod(&encode_int4(weight)?);
-        let memory = copied.map_err(|error| Error::driver("copying a weight to the device", error))?;
-        let weight = PackedWeight::Int4 { granularity: weight.granularity(), memory };
+        let bytes = DeviceBuffer::from_host(context, bytemuck::cast_slice::<u8, i8>(&encode_int4(weight)?))?;
+        let weight = PackedWeight::Int4 { granularity: weight.granularity(), bytes };
         Self::with(context, weight, shape, bias, activation, dtype)
     }
 
@@ -186,8 +177,8 @@ impl PackedLinear {
                 let epilogue = Epilogue { feature_scales: Some(scales), ..epilogue };
                 quantized_linear(context, problem, weight.packed(), (x, dtype), epilogue, y)
             }
-            PackedWeight::Int4 { granularity, memory } => {
-                let address = memory.device_ptr(context.stream()).0;
+            PackedWeight::Int4 { granularity, bytes } => {
+                let address = bytes.expect("the weight", context, DataType::I8, bytes.len())?;
                 let weight = Int4Place::at(address, (self.out_features, self.in_features), *granularity)?;
                 int4_linear(context, weight, (x, dtype, tokens), epilogue, y)
             }
@@ -280,7 +271,7 @@ impl PackedLinear {
         let weight = match &self.weight {
             PackedWeight::Float(weight) => weight.bytes(),
             PackedWeight::Scaled { weight, scales, .. } => weight.bytes() + buffer(scales),
-            PackedWeight::Int4 { memory, .. } => memory.len(),
+            PackedWeight::Int4 { bytes, .. } => buffer(bytes),
         };
         weight + self.bias.as_ref().map_or(0, buffer)
     }

@@ -144,11 +144,11 @@ fn weight(
         RandomForm::Int4 => {
             let granularity = Granularity::Group;
             let [values, meta, scales] = parts((rows, cols), granularity)?;
-            let mut memory = context.allocate(values + meta + scales)?;
-            fill(context, &patterns.bytes, &mut memory, 0, values)?;
-            fill(context, &patterns.codes, &mut memory, values, meta)?;
-            fill(context, &patterns.scales, &mut memory, values + meta, scales)?;
-            PackedWeight::Int4 { granularity, memory }
+            let mut bytes = DeviceBuffer::zeros(context, DataType::I8, values + meta + scales)?;
+            fill(context, &patterns.bytes, bytes.memory_mut(), 0, values)?;
+            fill(context, &patterns.codes, bytes.memory_mut(), values, meta)?;
+            fill(context, &patterns.scales, bytes.memory_mut(), values + meta, scales)?;
+            PackedWeight::Int4 { granularity, bytes }
         }
     })
 }

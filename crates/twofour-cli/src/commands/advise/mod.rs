@@ -17,6 +17,7 @@ use twofour::{DataType, file::Reader};
 use self::answer::{Answer, Machinery, Total, verdict};
 use crate::{
     exit::Verdict,
+    hub,
     measure::{self, Machine, Shape},
     present::Screen,
     selection::SelectionOptions,
@@ -58,7 +59,7 @@ and each of shapes[].timings:
   dense_share_of_limit  least time that read bandwidth and arithmetic allow the dense GEMM, by the time it took
   passes, rounds        how often both were measured")]
 pub(crate) struct Advise {
-    /// The model whose layer shapes to measure
+    /// The model whose layer shapes to measure, or its name on the Hugging Face hub
     #[arg(required_unless_present = "shape", conflicts_with = "shape")]
     file: Option<PathBuf>,
 
@@ -102,7 +103,7 @@ enum Where {
 impl Advise {
     /// Runs the command.
     pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
-        let shapes = self.shapes()?;
+        let shapes = self.shapes(screen)?;
         let threads = match self.threads {
             Some(threads) => threads.into(),
             None => thread::available_parallelism().map_or(1, usize::from),
@@ -122,14 +123,14 @@ impl Advise {
     }
 
     /// Returns the distinct shapes with the number of layers that have them.
-    fn shapes(&self) -> Result<BTreeMap<Shape, usize>> {
+    fn shapes(&self, screen: &Screen) -> Result<BTreeMap<Shape, usize>> {
         let mut shapes = BTreeMap::new();
         let Some(file) = &self.file else {
             self.shape.iter().for_each(|&shape| *shapes.entry(shape).or_default() += 1);
             return Ok(shapes);
         };
         let selection = self.selection.selection()?;
-        let reader = Reader::open(file)?;
+        let reader = Reader::open(hub::locate(file, screen)?)?;
         selection.expect_matches(&reader)?;
         for t in reader.plain_tensors() {
             if let (Ok(()), &[out, inputs]) = (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {

@@ -77,7 +77,8 @@ pub(super) const WINDOW: usize = 2048;
 
 impl Eval {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
+        self.model = self.model.located(screen)?;
         let text = match (&self.text, &self.questions) {
             (_, Some(questions)) => return questions::answer(screen, &self.model, questions, self.window),
             (Some(text), None) => text,

@@ -26,7 +26,7 @@ use self::{
 use super::output::OutputOptions;
 use crate::{
     exit::{Usage, Verdict},
-    interrupt,
+    hub, interrupt,
     present::{Screen, units},
     selection::SelectionOptions,
 };
@@ -48,7 +48,7 @@ Examples:
 
 A weight that is not finite is an error that names the element; nothing is written then.")]
 pub(crate) struct Prune {
-    /// The model: a .safetensors file, an index, or a directory
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
@@ -129,7 +129,7 @@ impl From<Quantization> for QuantizationAnswer {
 
 impl Prune {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let sampling = self.calibration.sampling(self.method)?;
         if sampling.is_some() && (self.transposable.is_some() || self.axis == AxisOption::Column) {
             let method = self.method.name();
@@ -139,6 +139,7 @@ impl Prune {
         }
         let quantization = self.joint.quantization(self.method, self.pattern)?;
         let selection = self.selection.selection()?;
+        self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
         let selector = self.selector()?;

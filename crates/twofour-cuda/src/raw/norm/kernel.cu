@@ -107,7 +107,7 @@ template <bool CENTERED> __device__ __forceinline__ void backward(const Norm& p)
         load<N>(dy + at, g);
         parameter<N>(p, p.gain, at, gain);
         unrolled<N>([&](auto i) {
-            const float scaled = g[i.value] * gain[i.value];
+            const float scaled = __fmul_rn(g[i.value], gain[i.value]);
             sum += scaled;
             product += scaled * (a[i.value] - mean) * rstd;
         });
@@ -123,7 +123,7 @@ template <bool CENTERED> __device__ __forceinline__ void backward(const Norm& p)
         if (p.adds_dx) load<N>(dx + at, before);
         unrolled<N>([&](auto i) {
             const float normal = (a[i.value] - mean) * rstd;
-            g[i.value] = before[i.value] + rstd * (g[i.value] * gain[i.value] - sum - normal * product);
+            g[i.value] = before[i.value] + rstd * (__fmul_rn(g[i.value], gain[i.value]) - sum - normal * product);
         });
         store<N>(dx + at, g);
     });

@@ -91,7 +91,7 @@ impl Work {
             o: zeros(config.query_width())?,
             delta: zeros(config.width)?,
             up: zeros(config.up_width())?,
-            gated: Hidden::new(context, dtype, (tokens, config.feed_forward), quantizes(|l| &l.down))?,
+            gated: Hidden::new(context, dtype, (tokens, config.feed_forward), config.gated && quantizes(|l| &l.down))?,
         })
     }
 
@@ -146,7 +146,11 @@ impl Work {
             let input = self.h.input(&layer.up, (tokens, width))?;
             layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
             self.activate(model, &layer.down, tokens)?;
-            let input = self.gated.input(&layer.down, (tokens, config.feed_forward))?;
+            let input = match config.gated {
+                true => self.gated.input(&layer.down, (tokens, config.feed_forward))?,
+                // An int8 layer quantizes it itself.
+                false => Input::Floats(self.gated.floats.as_slice().part(0..tokens * config.feed_forward)?),
+            };
             layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * width)?)?;
         }
         Ok(())
