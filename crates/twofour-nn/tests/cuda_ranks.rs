@@ -94,7 +94,7 @@ fn two_gpus_do_what_micro_batches_do() {
             let Some(engine) = engines(compute).and_then(|mut engines| engines.pop()) else { return };
             let alone = steps(&mut make(&plan, Some(2))(engine).unwrap(), 12).unwrap();
             for (a, b) in together.iter().zip(&alone) {
-                assert_eq!((a.skipped, a.tokens), (b.skipped, b.tokens), "{name} {compute}: {a:?}, {b:?}");
+                assert_eq!((a.skipped, a.targets), (b.skipped, b.targets), "{name} {compute}: {a:?}, {b:?}");
                 if !a.skipped {
                     assert!((a.loss - b.loss).abs() < tolerance * b.loss, "{name} {compute}: {a:?}, {b:?}");
                 }

@@ -13,6 +13,7 @@ mod sampling;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod trained;
 
 pub use calibration::{Calibration, Observation, Replace};
 pub use checkpoint::{Checkpoint, CheckpointError};
@@ -24,3 +25,4 @@ pub use inference::{Inference, Perplexity, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
+pub use trained::TrainedModel;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Corpus, SparseBegin, SparsityPlan, Trainer};
+use super::{SparseBegin, SparsityPlan, Trainer, TrainingData};
 use crate::{
     Result,
     engine::Engine,
@@ -78,15 +78,15 @@ impl DecaySearch {
     ///
     /// # Errors
     /// Those of [`Trainer::new`] and [`Trainer::step`].
-    pub fn run<E: Engine>(
+    pub fn run<E: Engine, D: TrainingData>(
         &self,
         engine: E,
         (model, training): (&ModelSettings, &TrainingSettings),
         plan: &SparsityPlan,
-        corpus: &Arc<Corpus>,
+        data: &Arc<D>,
         strength: Option<f64>,
     ) -> Result<(E, DecayTrial)> {
-        let mut trainer = Trainer::new(engine, model, training, self.plan(plan, strength), corpus.clone())?;
+        let mut trainer = Trainer::new(engine, model, training, self.plan(plan, strength), data.clone())?;
         let begin = self.steps / 2;
         let mut rates = vec![];
         for step in 0..self.steps {

@@ -1,4 +1,4 @@
-//! Training a [`Gpt`](crate::model::Gpt) on bytes, dense or 2:4.
+//! Training a [`Gpt`](crate::model::Gpt) on text or a [`Vit`](crate::model::Vit) on images, dense or 2:4.
 //!
 //! | item | |
 //! |---|---|
@@ -17,6 +17,7 @@
 
 mod checkpoint;
 mod corpus;
+mod data;
 mod decay_search;
 mod forms;
 mod progress;
@@ -32,8 +33,9 @@ mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
+pub use data::{Batch, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
 pub use ranks::GradientReduction;
-pub use report::StepReport;
+pub use report::{Evaluation, StepReport};
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

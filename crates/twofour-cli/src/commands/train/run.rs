@@ -187,7 +187,7 @@ impl<'a, E: Engine> Run<'a, E> {
             decay: self.decay.as_ref().map(|choice| choice.strength),
             val_loss: val_loss.and_then(finite),
             layers,
-            tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
+            tokens_per_s: report.targets as f64 / report.seconds.max(1e-9),
         });
         let metrics = self.steps.last().context("a step has metrics")?;
         // At once, so that a program that follows the file sees the line.

@@ -30,7 +30,7 @@ pub use host::HostReduction;
 pub use nccl::NcclReduction;
 pub use reduction::GradientReduction;
 
-use super::Trainer;
+use super::{Trainer, TrainingData};
 use crate::{Error, Result, engine::Engine};
 
 /// How long the end of a run waits for the threads of the other ranks.
@@ -135,13 +135,14 @@ impl<E: Engine> Seat<E> {
 ///
 /// # Errors
 /// No members; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
-pub fn train_together<E, R, X, Y>(
+pub fn train_together<E, D, R, X, Y>(
     members: Vec<(E, Box<dyn GradientReduction<E>>)>,
-    make: Arc<dyn Fn(E) -> Result<Trainer<E>, X> + Send + Sync>,
+    make: Arc<dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + Sync>,
     lead: impl FnOnce(E, Seat<E>) -> Result<R, Y>,
 ) -> Result<R, Y>
 where
     E: Engine + 'static,
+    D: TrainingData + 'static,
     X: Display + From<Error> + 'static,
     Y: From<Error>,
 {
@@ -167,7 +168,11 @@ where
 }
 
 /// A rank other than 0, from its trainer to the end.
-fn follow<E: Engine, X: Display + From<Error>>(engine: E, seat: Seat<E>, make: &dyn Fn(E) -> Result<Trainer<E>, X>) {
+fn follow<E: Engine, D: TrainingData, X: Display + From<Error>>(
+    engine: E,
+    seat: Seat<E>,
+    make: &dyn Fn(E) -> Result<Trainer<E, D>, X>,
+) {
     match make(engine) {
         // The trainer has told the others of its own failures.
         Ok(trainer) => drop(trainer.take(seat).and_then(|mut trainer| trainer.follow())),
