@@ -14,6 +14,10 @@ pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] crate::model::CheckpointError),
 
+    /// Images or labels that cannot be used.
+    #[error(transparent)]
+    Idx(#[from] crate::train::IdxError),
+
     /// The CUDA engine failed.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

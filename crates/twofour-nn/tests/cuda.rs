@@ -41,6 +41,7 @@ fn model() -> ModelSettings {
         kv_heads: None,
         context: 64,
         feed_forward: Some(256),
+        ..Default::default()
     }
 }
 

@@ -54,6 +54,7 @@ fn make(plan: &SparsityPlan, micro_batch: Option<usize>) -> Make {
         context: 64,
         feed_forward: Some(256),
         kv_heads: None,
+        ..Default::default()
     };
     let training = TrainingSettings { batch: 4, micro_batch, steps: 300, warm_up: 4, seed: 9, ..Default::default() };
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);

@@ -27,6 +27,7 @@ fn trainer() -> Trainer<CpuEngine> {
         kv_heads: None,
         context: 16,
         feed_forward: Some(64),
+        ..Default::default()
     };
     let training = TrainingSettings { batch: 4, steps: 150, warm_up: 4, seed: 3, ..Default::default() };
     let layers = ["up", "down"].map(|part| format!("blocks.0.mlp.{part}")).to_vec();

@@ -14,6 +14,7 @@ mod sampling;
 mod tests;
 mod tokenizer;
 mod trained;
+mod vit;
 
 pub use calibration::{Calibration, Observation, Replace};
 pub use checkpoint::{Checkpoint, CheckpointError};
@@ -26,3 +27,4 @@ pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
 pub use trained::TrainedModel;
+pub use vit::{Vit, VitConfig};

@@ -5,7 +5,6 @@ use serde::Serialize;
 use twofour::layer::MaskRule;
 
 use super::{Method, Mistakes, Place, Recipe, near::near, parse::Sections, resolve::mask_of};
-use crate::model::DecoderConfig;
 
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
@@ -74,7 +73,7 @@ impl Recipe {
             };
             LayerPlan { name, out_features, in_features, sparse, transposable, reason }
         };
-        DecoderConfig::from(&self.model).linear_layers().into_iter().map(plan).collect()
+        self.model.linear_layers().into_iter().map(plan).collect()
     }
 }
 
@@ -98,7 +97,7 @@ fn padding(out_features: usize, in_features: usize, transposable: bool) -> Strin
 pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let settings = &recipe.sparsity;
     let names: Vec<String> =
-        DecoderConfig::from(&recipe.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
+        recipe.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
     if let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers")) {
         let place = sections.sparsity.place("layers");
         if patterns.is_empty() {

@@ -31,9 +31,9 @@ use serde::{Deserialize, Serialize};
 
 pub use data::{DataSettings, Tokenizer};
 pub use layers::LayerPlan;
-pub use load::{LoadedRecipe, RecipeError};
+pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
-pub use model::{ModelKind, ModelSettings};
+pub use model::{ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
 pub use sparsity::{

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
-    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelSettings, Override, Place, Recipe, Searched,
-    SparsitySettings, TrainingSettings, check,
+    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Searched,
+    SparsitySettings, Tokenizer, TrainingSettings, check,
     data::tenth,
     reader::{Range, Section},
     tree,
@@ -80,9 +80,10 @@ impl ParsedRecipe {
         let mut sparsity = sparsity;
         let overrides = sparsity.tables("override", "sparsity.override", m);
         let mut sections = Sections { model, data, training, sparsity, overrides };
-        let (data, text_places) = read_data(&mut sections.data, folder, m);
+        let model = read_model(&mut sections.model, m);
+        let (data, text_places) = read_data(&mut sections.data, model.kind, folder, m);
         let recipe = Recipe {
-            model: read_model(&mut sections.model, m),
+            model,
             data,
             training: read_training(&mut sections.training, m),
             sparsity: read_sparsity(&mut sections.sparsity, &mut sections.overrides, m),
@@ -95,7 +96,8 @@ impl ParsedRecipe {
 }
 
 fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
-    let kind = s.choice("kind", m).unwrap_or_default();
+    let kind: ModelKind = s.choice("kind", m).unwrap_or_default();
+    let is_vit = kind == ModelKind::Vit;
     let mut size = |key, what: Option<&str>| {
         let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
         match what {
@@ -109,12 +111,39 @@ fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
         width: size("width", Some("width of the residual stream")).unwrap_or(1),
         heads: size("heads", Some("heads of attention")).unwrap_or(1),
         kv_heads: size("kv_heads", None),
-        context: size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
+        context: match kind {
+            ModelKind::Vit => 0,
+            _ => size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
+        },
         feed_forward: size("feed_forward", None),
+        image: size("image", is_vit.then_some("height and width of the images, in pixels")).filter(|_| is_vit),
+        patch: size("patch", is_vit.then_some("height and width of a patch, in pixels")).filter(|_| is_vit),
+        channels: size("channels", None).filter(|_| is_vit),
+        classes: size("classes", is_vit.then_some("number of classes")).filter(|_| is_vit),
+        pooling: s.choice("pooling", m).filter(|_| is_vit),
     }
 }
 
-fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (DataSettings, Vec<Place>) {
+fn read_data(
+    s: &mut Section<'_>,
+    kind: ModelKind,
+    folder: &Path,
+    m: &mut Mistakes,
+) -> (DataSettings, Vec<Place>) {
+    if kind == ModelKind::Vit {
+        let mut file = |key, what| {
+            let files = s.texts(key, m);
+            let mut files = s.required(key, what, files, Vec::new(), m);
+            if files.len() > 1 {
+                m.add(s.place(key), format!("data.{key}"), format!("found {} files, expected one", files.len()));
+            }
+            files.pop().map(|(file, place)| if place == Place::Override { file.into() } else { folder.join(file) })
+        };
+        let images = file("images", "an IDX file of images to train on");
+        let labels = file("labels", "an IDX file with their classes");
+        let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
+        return (DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }, vec![]);
+    }
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
     let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
@@ -124,6 +153,8 @@ fn read_data(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (DataSetti
     };
     let settings = DataSettings {
         text: texts.into_iter().zip(&places).map(path).collect(),
+        images: None,
+        labels: None,
         tokenizer: s.choice("tokenizer", m).unwrap_or_default(),
         validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
     };

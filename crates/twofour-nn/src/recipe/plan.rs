@@ -4,10 +4,7 @@ use serde::Serialize;
 use twofour::DataType;
 
 use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
-use crate::{
-    model::{DecoderConfig, VOCABULARY},
-    train::{SparseBegin, SparsityPlan},
-};
+use crate::train::{SparseBegin, SparsityPlan};
 
 /// Where a recipe is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -141,8 +138,8 @@ impl Recipe {
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = DecoderConfig::from(&self.model).parameters();
-        let step_tokens = self.training.batch as u64 * self.model.context as u64;
+        let parameters = self.model.parameters();
+        let step_tokens = self.training.batch as u64 * self.model.tokens() as u64;
         RecipePlan {
             device,
             devices,
@@ -189,11 +186,11 @@ impl Recipe {
     fn activations(&self, element: u64, devices: usize) -> u64 {
         let model = &self.model;
         let [width, context, heads, hidden] =
-            [model.width, model.context, model.heads, model.feed_forward()].map(|size| size as u64);
+            [model.width, model.tokens(), model.heads, model.feed_forward()].map(|size| size as u64);
         let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
         let tokens = sequences as u64 * context;
         let block = 8 * width + heads * context + 2 * hidden;
-        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + VOCABULARY as u64;
+        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + model.outputs() as u64;
         tokens.saturating_mul(elements).saturating_mul(element)
     }
 }

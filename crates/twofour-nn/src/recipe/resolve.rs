@@ -9,7 +9,7 @@ use super::{
     Recipe, SparsitySettings,
     reader::{Named, name_of},
 };
-use crate::{Result, model::DecoderConfig, train::SparsityPlan};
+use crate::{Result, train::SparsityPlan};
 
 impl Named for MaskRule {
     const ALL: &'static [(&'static str, Self)] = &[
@@ -61,7 +61,7 @@ impl Recipe {
     /// Those of [`SparsityPlan::new`]; none for a recipe that [`Recipe::parse`] accepted.
     pub fn sparsity_plan(&self) -> Result<SparsityPlan> {
         let names: Vec<String> =
-            DecoderConfig::from(&self.model).linear_layers().into_iter().map(|(name, ..)| name).collect();
+            self.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
         SparsityPlan::new(&self.sparsity, self.training.steps, &names)
     }
 }

@@ -3,6 +3,7 @@
 //! | item | |
 //! |---|---|
 //! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
+//! | [`ImageSet`] | the images, the same |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
@@ -20,6 +21,8 @@ mod corpus;
 mod data;
 mod decay_search;
 mod forms;
+mod idx;
+mod images;
 mod progress;
 pub mod ranks;
 mod report;
@@ -35,6 +38,8 @@ pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
 pub use data::{Batch, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
+pub use idx::{Idx, IdxError};
+pub use images::ImageSet;
 pub use ranks::GradientReduction;
 pub use report::{Evaluation, StepReport};
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};

@@ -29,9 +29,9 @@ use clap::Args;
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
-    recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
+    recipe::{LoadedData, LoadedRecipe, Override, RecipeError, RecipePlan},
     train::{
-        GradientReduction,
+        Corpus, GradientReduction, TrainingData,
         ranks::{NcclReduction, train_together},
     },
 };
@@ -50,7 +50,7 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
+/// A recipe is a TOML file with the model, its text or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
@@ -141,7 +141,14 @@ fn train_in<E: Engine + 'static>(
     let folder = Folder::open(output)?;
     folder.adopt(&loaded.recipe)?;
     let _guard = interrupt::guard();
-    let report = train_with(engines, loaded, plan, &folder, screen).inspect_err(|error| {
+    let trained = match &loaded.data {
+        LoadedData::Text(text) => {
+            let corpus = Corpus::new(text.clone(), loaded.recipe.data.validation)?;
+            train_with(engines, Arc::new(corpus), loaded, plan, &folder, screen)
+        }
+        LoadedData::Images(images) => train_with(engines, images.clone(), loaded, plan, &folder, screen),
+    };
+    let report = trained.inspect_err(|error| {
         if error.is::<Interrupted>() {
             screen.warn("stopped; run the same command again to go on");
         }
@@ -150,14 +157,15 @@ fn train_in<E: Engine + 'static>(
 }
 
 /// Trains with one engine, or with several together.
-fn train_with<E: Engine + 'static>(
+fn train_with<E: Engine, D: TrainingData + 'static>(
     engines: Engines<E>,
+    data: Arc<D>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut beginning = Beginning::new(loaded, folder)?;
+    let mut beginning = Beginning::new(loaded, data, folder)?;
     let mut members = match engines {
         Engines::One(engine) => {
             let engine = beginning.decide_decay(engine, 1, folder, screen)?;
@@ -184,7 +192,11 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
     let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
-    row("validation loss, nats a token", loss(report.val_loss));
+    let target = if report.val_accuracy.is_some() { "an image" } else { "a token" };
+    row(&format!("validation loss, nats {target}"), loss(report.val_loss));
+    if let Some(accuracy) = report.val_accuracy {
+        row("validation accuracy", units::percent(accuracy));
+    }
     if let Some(steps) = report.best_steps.filter(|steps| *steps != report.steps) {
         row(&format!("lowest, after {steps} steps"), loss(report.best_val_loss));
     }

@@ -17,8 +17,11 @@ const LAST_STEPS: usize = 20;
 /// The results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
-    /// Loss on the validation part at the end, in nats a token.
+    /// Loss on the validation part at the end, in nats a token, or an image.
     pub(super) val_loss: Option<f64>,
+    /// The share of the validation images that are classified rightly at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) val_accuracy: Option<f64>,
     /// The lowest one, and the number of steps after which it was measured.
     pub(super) best_val_loss: Option<f64>,
     pub(super) best_steps: Option<u64>,
@@ -34,7 +37,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// Tokens a second, over all steps.
     pub(super) tokens_per_s: f64,
-    /// Bytes of text, training and validation together.
+    /// Bytes of text or of pixels, training and validation together.
     pub(super) text_bytes: usize,
     /// Masks when they were last measured.
     pub(super) masks: BTreeMap<String, LayerMetrics>,
@@ -72,6 +75,7 @@ impl Report {
         let masks = steps.iter().rev().find(|step| step.layers.values().any(|layer| layer.kept.is_some()));
         Report {
             val_loss: last.val_loss,
+            val_accuracy: last.val_accuracy,
             best_val_loss: best.map(|(loss, _)| loss),
             best_steps: best.map(|(_, step)| step),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
@@ -80,7 +84,7 @@ impl Report {
             tokens,
             seconds,
             tokens_per_s: tokens as f64 / seconds.max(1e-9),
-            text_bytes: loaded.text.len(),
+            text_bytes: loaded.data.bytes(),
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
             decay,
             plan: plan.clone(),

@@ -120,7 +120,7 @@ impl<E: Engine> Seat<E> {
 /// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer, ranks::*}};
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
+/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
 /// let training = TrainingSettings { steps: 5, batch: 4, warm_up: 1, ..Default::default() };
 /// let make = Arc::new(move |engine| Trainer::new(engine, &model, &training, SparsityPlan::dense(), corpus.clone()));
 /// let members = (0..2).map(|_| Ok((CpuEngine, Box::new(HostReduction::new(1)?) as _))).collect::<twofour_nn::Result<_>>()?;

@@ -30,6 +30,7 @@ fn model() -> ModelSettings {
         kv_heads: None,
         context: 16,
         feed_forward: Some(64),
+        ..Default::default()
     }
 }
 
