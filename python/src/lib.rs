@@ -18,7 +18,11 @@ mod torch;
 
 use std::{ffi::OsString, path::PathBuf};
 
-use pyo3::{exceptions::PyImportError, prelude::*};
+use pyo3::{
+    exceptions::{PyImportError, PyValueError},
+    prelude::*,
+};
+use twofour_cuda::TileScheduler;
 
 /// Registers the kernels of `torch.ops.twofour` with the torch whose libraries are at these paths.
 ///
@@ -35,6 +39,21 @@ fn add_site_packages(folder: PathBuf) {
     twofour_cuda::libraries::add_site_packages(folder);
 }
 
+/// Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and for all devices.
+#[pyfunction]
+fn set_tile_scheduler(scheduler: &str) -> PyResult<()> {
+    torch::set_tile_scheduler(match scheduler {
+        "persistent" => TileScheduler::Persistent,
+        "hardware" => TileScheduler::Hardware,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "scheduler must be 'persistent' or 'hardware', and is {other:?}"
+            )));
+        }
+    });
+    Ok(())
+}
+
 /// The engine that multiplies on this CPU.
 #[pyfunction]
 fn engine() -> PyResult<&'static str> {
@@ -47,6 +66,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(register_torch, module)?)?;
     module.add_function(wrap_pyfunction!(add_site_packages, module)?)?;
+    module.add_function(wrap_pyfunction!(set_tile_scheduler, module)?)?;
     module.add_function(wrap_pyfunction!(engine, module)?)?;
     names::add_to(module)?;
     module.add_class::<phase_switch::StepSwitch>()?;

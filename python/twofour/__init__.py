@@ -7,6 +7,7 @@
 :func:`save_file`            models in the command line's file format; :func:`load_file`, :func:`load_model`
 :class:`Linear`              a linear layer with a 2:4 weight
 :func:`warm`                 plans the GEMMs of a model before its first call
+:func:`set_tile_scheduler`   for GPUs on which other kernels, such as NCCL's, run beside ours
 :func:`advise`               measured speed of 2:4 against dense for a model's layers
 :func:`quantize_`            integers of 8 or 4 bits beside 2:4 (``twofour.quantization``), under the names of ``torchao.quantization``
 :func:`block_sparse_weight`  for ``twofour.sparsity.sparsify_``: weights of which whole blocks are zero
@@ -23,7 +24,7 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 
 import importlib
 
-from ._native import __version__, engine
+from ._native import __version__, engine, set_tile_scheduler
 
 _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}
 
@@ -51,7 +52,7 @@ _LAZY = {
     "warm": "_warm",
 }
 
-__all__ = ["__version__", "engine", *sorted({*_LAZY, *_SUBMODULES})]
+__all__ = ["__version__", "engine", "set_tile_scheduler", *sorted({*_LAZY, *_SUBMODULES})]
 
 
 def __getattr__(name):

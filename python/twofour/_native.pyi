@@ -84,6 +84,9 @@ def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[
     Returns the schemas to define; a second call does nothing and returns none.
     """
 
+def set_tile_scheduler(scheduler: str) -> None:
+    """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and for all devices."""
+
 def verify(
     matrix: npt.NDArray[np.uint8],
     dtype: str,

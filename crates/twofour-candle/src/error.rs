@@ -14,6 +14,19 @@ pub enum Error {
     #[error(transparent)]
     TwoFour(#[from] twofour::Error),
 
+    /// A kernel or the driver refused an operation on a GPU.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] twofour_cuda::Error),
+
+    /// A CUDA tensor of another stream than the operation launches on.
+    #[cfg(feature = "cuda")]
+    #[error("{what}: on another `CudaDevice` than the other tensors, so on another stream; make all of them on one")]
+    Stream {
+        /// Which tensor.
+        what: &'static str,
+    },
+
     /// An operation on slices was refused.
     #[error(transparent)]
     Operation(twofour_nn::Error),
@@ -64,8 +77,11 @@ pub enum Error {
         expected: String,
     },
 
-    /// A tensor that is not on the CPU.
-    #[error("{what}: on {found:?}, and 2:4 layers compute on the CPU; move it there with `to_device`")]
+    /// A tensor on a device where the operation does not compute.
+    #[error(
+        "{what}: on {found:?}, where this operation does not compute{}; move it with `to_device`",
+        if cfg!(feature = "cuda") { "" } else { " (without the feature `cuda` all of twofour-candle computes on the CPU)" }
+    )]
     Device {
         /// Which tensor.
         what: &'static str,

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 pub mod block;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 pub mod linear;
 pub mod ops;
@@ -8,7 +10,9 @@ pub mod optim;
 
 pub use error::{Error, Result, Unmatched};
 pub use linear::{
-    AnyLinear, CompressedLinear, HasLinears, SparseLinear, SparseSettings, SparsifyConfig, compress_linears, sparsify,
-    swap_linear_with_semi_sparse_linear, swap_semi_sparse_linear_with_linear,
+    AnyLinear, CompressedLinear, HasLinears, SparseActivationLinear, SparseActivationSettings, SparseLinear,
+    SparseSettings, SparsifyConfig, compress_linears, sparsify, swap_linear_with_semi_sparse_linear,
+    swap_semi_sparse_linear_with_linear,
 };
+pub use ops::{activate, cross_entropy, layer_norm, rms_norm, rope, softmax};
 pub use optim::{AdamW, AdamWConfig};

@@ -121,6 +121,13 @@ impl Selection {
         }
     }
 
+    /// Returns whether the tensor is a matrix that is an embedding or an output head by its name, and not excluded.
+    pub(crate) fn is_head_or_embedding(&self, name: &str, dtype: StoredDType, shape: &[usize]) -> bool {
+        let is_excluded = self.exclude.iter().any(|glob| glob.is_match(name));
+        let is_matrix = shape.len() == 2 && !shape.contains(&0) && dtype.element().is_some();
+        !is_excluded && is_matrix && matches!(by_name(name), Err(Skipped::Embedding | Skipped::Head))
+    }
+
     /// Returns an error for the first glob of either option that matches no tensor: most likely a misspelling.
     pub(crate) fn expect_matches(&self, reader: &Reader) -> Result<(), Usage> {
         let names = || {

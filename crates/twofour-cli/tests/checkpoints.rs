@@ -82,3 +82,17 @@ fn a_damaged_checkpoint_is_refused_by_name() {
         assert!(message.contains("mamba") && message.contains("config.json"), "{message}");
     }
 }
+
+#[test]
+fn a_device_that_is_not_there_or_several_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("text"), "two of every four").unwrap();
+    let model = checkpoint("llama");
+    let eval = ["eval", model.to_str().unwrap(), "--text", "text", "--device"];
+    for (device, code, word) in [("cuda:99", 1, ""), ("cuda:0,1", 2, "one GPU"), ("gpu", 2, "not a device")] {
+        let message = run(dir.path(), &[&eval[..], &[device]].concat()).bad(code);
+        assert!(message.contains(word), "{device}: {message}");
+    }
+    let answer = run(dir.path(), &[&eval[..], &["cpu", "--window", "4", "--json"]].concat()).good().json();
+    assert_eq!(answer["device"], "cpu");
+}

@@ -22,7 +22,7 @@ fn calibrated_methods_prune_every_layer_of_every_block() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     fs::write(at.join("text.txt"), text()).unwrap();
-    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2"] {
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gpt2", "bert"] {
         let model = checkpoint(family);
         let mut errors = Vec::new();
         for method in ["wanda", "ria", "sparsegpt"] {
@@ -97,4 +97,84 @@ fn what_calibration_requires_is_said() {
     assert!(bad(2, &with("short.txt")).contains("short.txt"));
     assert!(bad(1, &with("missing.txt")).contains("missing.txt"));
     bad(2, &[&with("text.txt")[..], &["--samples", "0"]].concat());
+}
+
+#[test]
+fn sparsegpt_quantizes_in_its_own_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let model = checkpoint("llama");
+    let calibration = ["--calibration", "text.txt", "--samples", "12", "--length", "24"];
+    let prune = |out: &str, more: &[&str]| {
+        let arguments = ["prune", &model, "-o", out, "--method", "sparsegpt", "--json"];
+        run(at, &[&arguments[..], &calibration, more].concat())
+    };
+    let error = |answer: &serde_json::Value| {
+        let errors: Vec<f64> =
+            answer["tensors"].as_array().unwrap().iter().filter_map(|t| t["relative_error"].as_f64()).collect();
+        assert_eq!(errors.len(), 14);
+        errors.iter().sum::<f64>()
+    };
+    let floats = prune("floats", &[]).good().json();
+    for (integers, dtype, group) in [("int8", "I8", None), ("int4", "I4", Some(128)), ("int4", "I4", None)] {
+        let out = format!("{integers}-{group:?}");
+        let more: &[&str] = if integers == "int4" && group.is_none() { &["--group", "row"] } else { &[] };
+        let answer = prune(&out, &[&["--quantize", integers], more].concat()).good().json();
+        assert_eq!(answer["quantization"]["dtype"], dtype);
+        assert_eq!(answer["quantization"]["group"].as_u64(), group);
+        // Rounding adds to the error of pruning, less where integers are wider.
+        let ratio = error(&answer) / error(&floats);
+        assert!(ratio > 0.9 && ratio < if integers == "int8" { 1.1 } else { 2.0 }, "{integers}: {ratio}");
+        assert_eq!(names(&at.join(&out)), names(model.as_ref()));
+        run(at, &["check", &out]).good();
+        let inspected = run(at, &["inspect", &out, "--json"]).good().stdout;
+        assert!(inspected.contains(dtype), "{inspected}");
+        let eval = |model: &str| {
+            let arguments = ["eval", model, "--text", "text.txt", "--window", "24", "--json"];
+            run(at, &arguments).good().json()["perplexity"].as_f64().unwrap()
+        };
+        let ratio = eval(&out) / eval("floats");
+        assert!((ratio - 1.0).abs() < if integers == "int8" { 0.05 } else { 0.5 }, "{integers}: {ratio}");
+        let text = run(at, &["generate", &out, "--prompt", "two", "--length", "5", "--json"]).good().json();
+        assert!(text["token_ids"].as_array().unwrap().len() <= 5);
+        // The zeros of the integers are those of the decompressed weights.
+        run(at, &["decompress", &out, "-o", &format!("{out}-dense")]).good();
+        run(at, &["check", &format!("{out}-dense")]).good();
+    }
+    let refused = |arguments: &[&str]| run(at, &[&["prune", &model, "-o", "no"], arguments].concat()).bad(2);
+    assert!(refused(&["--quantize", "int8"]).contains("twofour quantize"));
+    assert!(refused(&["--group", "64"]).contains("--quantize"));
+    let four_of_eight = ["--method", "sparsegpt", "--quantize", "int4", "--pattern", "4:8"];
+    assert!(refused(&[&four_of_eight[..], &calibration].concat()).contains("2:4, not 4:8"));
+    let gpt2 = checkpoint("gpt2");
+    let across = ["prune", &gpt2, "-o", "no", "--method", "sparsegpt", "--quantize", "int8"];
+    assert!(run(at, &[&across[..], &calibration].concat()).bad(1).contains("leave out --quantize"));
+    assert!(!names(at).contains(&"no".to_owned()));
+}
+
+#[test]
+fn perplexity_before_and_after_is_that_of_eval() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    let model = checkpoint("llama");
+    let windows = ["--window", "20", "--stride", "10"];
+    let arguments = ["prune", &model, "-o", "out", "--eval", "text.txt"];
+    let answer = run(at, &[&arguments[..], &windows, &["--json"]].concat()).good().json();
+    for (name, path) in [("before", model.as_str()), ("after", "out")] {
+        let eval = ["eval", path, "--text", "text.txt", "--json"];
+        let found = run(at, &[&eval[..], &windows].concat()).good().json();
+        assert_eq!(found["perplexity"], answer["perplexity"][name], "{name}");
+        assert_eq!(found["tokens"], answer["perplexity"]["tokens"]);
+    }
+    assert_ne!(answer["perplexity"]["before"], answer["perplexity"]["after"]);
+    let people = run(at, &[&arguments[..], &["--force"]].concat()).good().stdout;
+    assert!(people.contains("perplexity") && people.contains(" before, "), "{people}");
+    // Nothing is pruned where the model cannot be measured.
+    let bad = |more: &[&str], code| run(at, &[&["prune", &model, "-o", "no"], more].concat()).bad(code);
+    assert!(bad(&["--eval", "absent.txt"], 1).contains("absent.txt"));
+    assert!(bad(&["--eval", "text.txt", "--window", "41"], 1).contains("window"));
+    assert!(bad(&["--window", "8"], 2).contains("--eval"));
+    assert!(!names(at).contains(&"no".to_owned()));
 }

@@ -3,12 +3,17 @@
 use std::{
     ffi::{CString, c_void},
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use crate::{Architecture, Error, Result, cache::Cache, libraries::loader, once_map::OnceMap, source::Source};
+use crate::{
+    Architecture, Error, Result, TileScheduler, cache::Cache, libraries::loader, once_map::OnceMap, source::Source,
+};
 
 /// An address in device memory.
 pub type DevicePtr = u64;
@@ -38,6 +43,8 @@ struct Inner {
     cache: Cache,
     /// Loaded modules, by the names of their sources.
     modules: OnceMap<String, Module>,
+    /// Whether the hardware schedules tiles.
+    schedules_tiles: AtomicBool,
 }
 
 /// A loaded module. It is never unloaded, because its kernels may be running.
@@ -110,7 +117,8 @@ impl Device {
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let architecture = Architecture::of(major, minor)?;
-        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules: OnceMap::default() })))
+        let (modules, schedules_tiles) = (OnceMap::default(), AtomicBool::new(false));
+        Ok(Self(Arc::new(Inner { context, architecture, multiprocessors, cache, modules, schedules_tiles })))
     }
 
     /// Returns the device's architecture.
@@ -141,6 +149,20 @@ impl Device {
     /// Returns the number of SMs.
     pub fn multiprocessors(&self) -> u32 {
         self.0.multiprocessors
+    }
+
+    /// Returns how the tiles of large GEMMs are assigned to CTAs.
+    pub fn tile_scheduler(&self) -> TileScheduler {
+        match self.0.schedules_tiles.load(Ordering::Relaxed) {
+            true => TileScheduler::Hardware,
+            false => TileScheduler::Persistent,
+        }
+    }
+
+    /// Sets how the tiles of large GEMMs are assigned to CTAs, from the next launch on, for all clones of this device. Results are the same bits. A captured
+    /// CUDA graph keeps what it was captured with.
+    pub fn set_tile_scheduler(&self, scheduler: TileScheduler) {
+        self.0.schedules_tiles.store(scheduler == TileScheduler::Hardware, Ordering::Relaxed);
     }
 
     /// Returns the device's primary context, in which memory for the kernels must be allocated.
@@ -176,6 +198,13 @@ impl Device {
     /// Makes the context current on this thread.
     pub(crate) fn bind(&self) -> Result<()> {
         self.0.context.bind_to_thread().map_err(|error| Error::driver("entering the device's context", error))
+    }
+}
+
+impl Kernel {
+    /// Returns the device on which it is loaded.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
     }
 }
 

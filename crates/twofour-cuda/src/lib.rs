@@ -16,6 +16,7 @@
 //! | [`kernels`] | the list of their sources |
 //! | [`dispatch`] | choosing the fastest GEMM engine by measurement |
 //! | [`layer`] | the sparse layer, a safe API over length-checked device memory, owned or borrowed from another framework |
+//! | [`decode`] | what generating text needs beside the linear layers: attention over a cache, norms, embedding, the choice of a token |
 //! | [`transformer`] | what training a transformer needs beside it: norms, attention, embedding, loss, optimizer |
 //!
 //! Most programs need [`Device`] and [`layer`]. A framework with pointers of its own calls [`raw`].
@@ -26,6 +27,7 @@ pub mod architecture;
 mod arguments;
 pub mod cache;
 pub mod compiler;
+pub mod decode;
 pub mod device;
 pub mod dispatch;
 mod error;
@@ -38,9 +40,11 @@ mod once_map;
 pub mod problem;
 pub mod raw;
 pub mod source;
+mod tile_scheduler;
 pub mod transformer;
 
 pub use architecture::Architecture;
 pub use device::{Device, DevicePtr, Stream};
 pub use error::{Error, Result};
+pub use tile_scheduler::TileScheduler;
 pub use twofour::{DataType, kernel::Activation};

@@ -140,6 +140,7 @@ fn value(function: ElementFunction, x: f32) -> f32 {
     match function {
         ElementFunction::Activation(activation) => activation.apply(x),
         ElementFunction::SquaredRelu => x.max(0.0) * x.max(0.0),
+        ElementFunction::TanhGelu => tanh_gelu(x).0,
     }
 }
 
@@ -152,7 +153,19 @@ fn slope(function: ElementFunction, x: f32) -> f32 {
             dy[0]
         }
         ElementFunction::SquaredRelu => 2.0 * x.max(0.0),
+        ElementFunction::TanhGelu => tanh_gelu(x).1,
     }
+}
+
+/// GELU's approximation by tanh and its derivative, in f64; their limits where the argument is infinite.
+fn tanh_gelu(x: f32) -> (f32, f32) {
+    if x.is_infinite() {
+        return if x > 0.0 { (x, 1.0) } else { (0.0, 0.0) };
+    }
+    let (x, factor) = (f64::from(x), (2.0 / std::f64::consts::PI).sqrt());
+    let t = (factor * (x + 0.044715 * x.powi(3))).tanh();
+    let slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * factor * (1.0 + 3.0 * 0.044715 * x * x);
+    ((0.5 * x * (1.0 + t)) as f32, slope as f32)
 }
 
 fn check_functions<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {

@@ -17,6 +17,9 @@ pub enum Error {
     /// Images or labels that cannot be used.
     #[error(transparent)]
     Idx(#[from] crate::train::IdxError),
+    /// A file of questions that cannot be used, or a model that cannot answer them.
+    #[error(transparent)]
+    Questions(#[from] crate::questions::QuestionsError),
 
     /// The CUDA engine failed.
     #[cfg(feature = "cuda")]

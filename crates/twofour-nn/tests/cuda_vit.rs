@@ -49,7 +49,8 @@ fn trainer<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E,
         pooling: Some(pooling),
         ..Default::default()
     };
-    let training = TrainingSettings { batch: 16, micro_batch: Some(8), steps: 60, warm_up: 4, seed: 9, ..Default::default() };
+    let training =
+        TrainingSettings { batch: 16, micro_batch: Some(8), steps: 60, warm_up: 4, seed: 9, ..Default::default() };
     let layers = (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect();
     Trainer::new(engine, &model, &training, SparsityPlan::of_method(method, layers, 60), images()).unwrap()
 }
@@ -60,16 +61,19 @@ const METHODS: [Method; 6] = [Method::Dense, Method::Fixed, Method::Ste, Method:
 fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
     for pooling in [Pooling::Class, Pooling::Mean] {
         let Some(cuda) = engine(DataType::F32) else { return };
-        let (mut cpu, mut cuda) =
-            (trainer(CpuEngine, Method::Dense, pooling), trainer(cuda, Method::Dense, pooling));
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, Method::Dense, pooling), trainer(cuda, Method::Dense, pooling));
         for step in 0..10 {
             let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
             assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{pooling:?}, step {step}: {a:?}, {b:?}");
-            assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm, "{pooling:?}, {step}: {a:?}, {b:?}");
+            assert!(
+                (a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm,
+                "{pooling:?}, {step}: {a:?}, {b:?}"
+            );
         }
         // The gradients of the last step, parameter by parameter.
         for (a, b) in cpu.model().parameters().into_iter().zip(cuda.model().parameters()) {
-            let (x, y) = (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
+            let (x, y) =
+                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
             let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
             let (size, apart) = (norm(&mut x.iter().copied()), norm(&mut x.iter().zip(&y).map(|(x, y)| x - y)));
             assert!(apart < 0.02 * size + 1e-6, "{pooling:?}, {}: {apart} of {size}", a.name());
@@ -98,7 +102,8 @@ fn captured_steps_have_the_bits_of_launched_ones() {
     for method in METHODS {
         let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
         other.capture_steps(false);
-        let (mut captured, mut launched) = (trainer(one, method, Pooling::Class), trainer(other, method, Pooling::Class));
+        let (mut captured, mut launched) =
+            (trainer(one, method, Pooling::Class), trainer(other, method, Pooling::Class));
         for step in 0..12 {
             let [a, b] = [&mut captured, &mut launched].map(|trainer| {
                 if step == 6 {

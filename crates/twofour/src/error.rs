@@ -61,6 +61,15 @@ pub enum Error {
         found: (usize, usize),
     },
 
+    /// Scales of two weights that must serve equally many columns do not.
+    #[error("scales: expected {}, found {}", columns_of_scale(*expected), columns_of_scale(*found))]
+    Granularity {
+        /// Columns that share a scale; none where a row has one.
+        expected: Option<usize>,
+        /// Columns that share a scale in the other weight.
+        found: Option<usize>,
+    },
+
     /// A dimension must be a multiple of a number and is not.
     #[error("{what}: {found} is not a multiple of {multiple}")]
     Multiple {
@@ -510,6 +519,11 @@ impl Error {
     pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
         Error::InFile { path: path.into(), source: Box::new(self) }
     }
+}
+
+/// What shares a scale, in words.
+fn columns_of_scale(columns: Option<usize>) -> String {
+    columns.map_or_else(|| "one for each row".to_owned(), |columns| format!("one for {columns} columns"))
 }
 
 /// [`std::result::Result`] with this crate's [`enum@Error`].

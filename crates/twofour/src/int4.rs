@@ -146,6 +146,20 @@ impl Int4 {
         pairs.iter().map(|[first, second]| half(*first) | half(*second) << 4).collect()
     }
 
+    /// Adds the rows of another weight below this one's.
+    ///
+    /// # Errors
+    /// [`Error::Granularity`] for scales of another granularity; those of [`Compressed::append`].
+    pub fn append(&mut self, mut below: Self) -> Result<()> {
+        if below.granularity != self.granularity {
+            let (expected, found) = (self.granularity.columns(), below.granularity.columns());
+            return Err(Error::Granularity { expected, found });
+        }
+        self.weight.append(below.weight)?;
+        self.scales.append(&mut below.scales);
+        Ok(())
+    }
+
     /// The weight that this stands for: integers times scales, exact in f32.
     pub fn dequantize(&self) -> Compressed<f32> {
         quantization::dequantize(&self.weight, |row, col| self.scale(row, col).to_f32())

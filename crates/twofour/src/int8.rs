@@ -72,6 +72,20 @@ impl Int8 {
         Ok(Self { weight, scales, granularity })
     }
 
+    /// Adds the rows of another weight below this one's.
+    ///
+    /// # Errors
+    /// [`Error::Granularity`] for scales of another granularity; those of [`Compressed::append`].
+    pub fn append(&mut self, mut below: Self) -> Result<()> {
+        if below.granularity != self.granularity {
+            let (expected, found) = (self.granularity.columns(), below.granularity.columns());
+            return Err(Error::Granularity { expected, found });
+        }
+        self.weight.append(below.weight)?;
+        self.scales.append(&mut below.scales);
+        Ok(())
+    }
+
     /// The weight that this stands for: integers times scales.
     pub fn dequantize(&self) -> Compressed<f32> {
         quantization::dequantize(&self.weight, |row, col| self.scale(row, col))

@@ -15,5 +15,6 @@ mod shape;
 mod shim;
 mod tensor;
 
+pub(crate) use cuda::set_tile_scheduler;
 pub(crate) use register::register;
 pub(crate) use scalar_type::ScalarType;

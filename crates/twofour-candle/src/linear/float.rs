@@ -89,6 +89,11 @@ pub(crate) fn expect_cpu(what: &'static str, tensor: &Tensor) -> Result<()> {
     if tensor.device().is_cpu() { Ok(()) } else { Err(Error::Device { what, found: tensor.device().location() }) }
 }
 
+/// An error unless the tensor is where layers of this crate compute: on the CPU or, with the feature `cuda`, on a GPU.
+pub(crate) fn expect_device(what: &'static str, tensor: &Tensor) -> Result<()> {
+    if cfg!(feature = "cuda") && tensor.device().is_cuda() { Ok(()) } else { expect_cpu(what, tensor) }
+}
+
 /// Runs `$body` with `$T` bound to the float type of `$dtype`; an error for any other dtype.
 macro_rules! for_float {
     ($what:expr, $dtype:expr, $T:ident => $body:expr) => {

@@ -15,6 +15,10 @@
 //! | input gradient | dense | through the packed weight | through the packed weight (floats) |
 //! | weight gradient | dense | dense, masked or sparse by MVUE, to the master | none |
 //!
+//! [`SparseActivationLinear`] prunes the layer's input instead of its weight.
+//!
+//! With the feature `cuda`, dense and sparse layers compute on CUDA tensors, too; a compressed layer computes on the CPU.
+//!
 //! [`LinearOperand`] is the same layer on slices, for operators that span more than one layer. For models whose layers
 //! are fixed as `candle_nn::Linear`, [`prune_on_load`] prunes their weights while they load.
 
@@ -26,10 +30,12 @@ mod operand;
 mod operator;
 mod prune_on_load;
 mod sparse;
+mod sparse_activation;
 mod state;
+mod trainable;
 mod weight;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module};
 use half::{bf16, f16};
 use twofour::{Compressed, DataType, MatrixRef};
@@ -44,8 +50,11 @@ pub use named::{
 pub use operand::LinearOperand;
 pub use prune_on_load::{PruneOnLoad, prune_on_load};
 pub use sparse::{Mode, Refresh, SparseLinear, SparseSettings};
+pub use sparse_activation::SparseActivationLinear;
 pub use state::{load_masks, masks};
-pub use twofour::layer::{InputGradient, MaskRule, WeightGradient};
+pub use twofour::layer::{
+    InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings, WeightGradient,
+};
 
 /// A linear layer, `y = x·Wᵀ + bias`, in one of its forms. `x` is `[.., in]`, `y` is `[.., out]`.
 ///
@@ -174,7 +183,7 @@ impl AnyLinear {
                     Ok(linear.forward(x)?)
                 }
             }
-            AnyLinear::Sparse(linear) => operator::apply(linear.operand()?, x),
+            AnyLinear::Sparse(linear) => linear.apply(x),
             AnyLinear::Compressed(linear) => operator::apply(linear.operand(), x),
         }
     }
@@ -201,7 +210,7 @@ impl AnyLinear {
         }
     }
 
-    /// A compressed copy for inference: of a sparse layer with its present mask, of a dense one if its weight is 2:4
+    /// A compressed copy for inference on the CPU: of a sparse layer with its present mask, of a dense one if its weight is 2:4
     /// along rows already. `dtype` is f32 (17/32 of the dense f32 weight's bytes), bf16 or f16 (9/16 of the dense weight's in the same type), or i8
     /// (a scale for each row; inputs are quantized to 8 bits for each token).
     ///
@@ -214,7 +223,7 @@ impl AnyLinear {
             AnyLinear::Sparse(linear) => linear.clone(),
             AnyLinear::Dense(linear) => {
                 sparse::check_parameters(linear.weight(), linear.bias())?;
-                let weight = linear.weight().to_dtype(DType::F32)?;
+                let weight = linear.weight().to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
                 let (rows, cols) = weight.dims2()?;
                 float::with_elements::<f32, _>("the weight", &weight, |data| {
                     Compressed::from_dense(MatrixRef::new(rows, cols, data)?)?;
@@ -223,7 +232,8 @@ impl AnyLinear {
                 SparseLinear::new(linear.weight().clone(), linear.bias().cloned(), SparseSettings::default())?
             }
         };
-        let bias = sparse.bias();
+        let bias = sparse.bias().map(|bias| bias.to_device(&Device::Cpu)).transpose()?;
+        let bias = bias.as_ref();
         Ok(AnyLinear::Compressed(match dtype {
             DataType::F32 => CompressedLinear::new(sparse.compressed_weight::<f32>()?, bias)?,
             DataType::BF16 => CompressedLinear::new(sparse.compressed_weight::<bf16>()?, bias)?,

@@ -1,6 +1,6 @@
 //! The linear layer as an operator on candle's tape.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType, bail};
 use twofour::kernel::{Activation, Epilogue};
 use twofour::layer::{self, Accumulate};
 use twofour_nn::cpu::dense;
@@ -12,18 +12,25 @@ use super::{
 };
 use crate::{Error, Result};
 
+const INPUT: &str = "the input of a linear layer";
+
+/// An error unless the input of a layer has the dtype of its activations and a last dimension of as many elements as the layer has inputs.
+pub(super) fn expect_input(x: &Tensor, activations: DType, in_features: usize) -> Result<()> {
+    if x.dtype() != activations {
+        return Err(Error::DType { what: INPUT, found: x.dtype(), expected: format!("{activations:?}") });
+    }
+    if x.dims().last() != Some(&in_features) {
+        let expected = format!("[.., {in_features}]");
+        return Err(Error::Shape { what: INPUT, found: x.dims().to_vec(), expected });
+    }
+    Ok(())
+}
+
 /// `y = x·Wᵀ + bias` for `x` of shape `[.., in]`, recorded on candle's tape where anything it depends on is.
 pub(super) fn apply(operand: LinearOperand, x: &Tensor) -> Result<Tensor> {
-    const WHAT: &str = "the input of a linear layer";
-    expect_cpu(WHAT, x)?;
-    for_float!(WHAT, x.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
-    if let Some(weight) = operand.weight().filter(|w| w.dtype() != x.dtype()) {
-        return Err(Error::DType { what: WHAT, found: x.dtype(), expected: format!("{:?}", weight.dtype()) });
-    }
-    if x.dims().last() != Some(&operand.in_features) {
-        let expected = format!("[.., {}]", operand.in_features);
-        return Err(Error::Shape { what: WHAT, found: x.dims().to_vec(), expected });
-    }
+    expect_cpu(INPUT, x)?;
+    for_float!(INPUT, x.dtype(), T => { let _: Option<T> = None; Ok(()) })?;
+    expect_input(x, operand.weight().map_or(x.dtype(), Tensor::dtype), operand.in_features)?;
     let x = x.contiguous()?;
     let (weight, bias) = (operand.weight.clone(), operand.bias.clone());
     let operator = LinearOperator(operand);
@@ -188,12 +195,12 @@ impl CustomOp3 for LinearOperator {
     }
 }
 
-fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
+pub(super) fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
     use candle_core::backend::BackendStorage;
     storage.dtype()
 }
 
-fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
+pub(super) fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
         None => bail!("a linear layer's argument is not contiguous: strides {:?}", layout.stride()),
@@ -201,11 +208,11 @@ fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candl
 }
 
 /// The number of rows of `[.., n]`.
-fn rows(dims: &[usize]) -> usize {
+pub(super) fn rows(dims: &[usize]) -> usize {
     dims.iter().rev().skip(1).product()
 }
 
-fn with_last(dims: &[usize], last: usize) -> Shape {
+pub(super) fn with_last(dims: &[usize], last: usize) -> Shape {
     let mut dims = dims.to_vec();
     if let Some(n) = dims.last_mut() {
         *n = last;

@@ -3,15 +3,16 @@
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use candle_core::Tensor;
-use twofour::layer::{self, InputGradient, MaskRule, SparseLinearSettings, WeightGradient};
-use twofour::{Arithmetic, Compressed, Element, Mask, MatrixRef};
+use candle_core::{DType, Device, Tensor};
+use twofour::layer::{InputGradient, MaskRule, SparseLinearSettings, WeightGradient};
+use twofour::{Arithmetic, Compressed, Mask, MatrixRef};
 
 use super::{
     LinearOperand,
-    float::{Float, expect_cpu, for_float, with_elements},
+    float::{expect_cpu, expect_device, not_a_float, with_elements},
     operand::bias_values,
-    weight::{Stored, Weight, for_layer},
+    operator,
+    trainable::Trainable,
 };
 use crate::{Error, Result};
 
@@ -68,17 +69,28 @@ impl SparseSettings {
 /// A trainable 2:4 linear layer, `y = x·(mask ⊙ W)ᵀ + bias`.
 ///
 /// `W`, the dense master weight, is a tensor (usually of a `Var`) that the optimizer updates and that the layer never changes.
-/// Mask, packed weight and products are those of [`twofour::layer::SparseLinear`]. f32, bf16 and f16, on the CPU.
+/// Mask, packed weight and products are those of [`twofour::layer::SparseLinear`] on the CPU and, with the feature `cuda`, of
+/// `twofour_cuda::layer::SparseLinear` for CUDA tensors, with the same masks to the bit.
+///
+/// | master on | dtype of the master | dtype of activations |
+/// |---|---|---|
+/// | the CPU | f32, bf16, f16 | the master's |
+/// | a GPU | bf16, f16 | the master's |
+/// | a GPU | f32 | bf16, or f16 by [`SparseLinear::with_activations`]; the weight gradient is f32 |
 ///
 /// In [`Mode::Train`] a forward pass chooses the mask and packs the master's values in one pass, as [`Refresh`] says. In
 /// [`Mode::Evaluate`] nothing is packed after the first forward pass: after changing the master weight in that mode, call
 /// [`SparseLinear::set_mode`] again.
+///
+/// On a GPU forward passes and gradients wait for nothing. A NaN in the master is then not an error of the forward pass, whose result is NaN:
+/// [`SparseLinear::check`] reports its place.
 ///
 /// A clone shares the master, the mask and the count of forward passes.
 #[derive(Debug, Clone)]
 pub struct SparseLinear {
     weight: Tensor,
     bias: Option<Tensor>,
+    activations: DType,
     settings: SparseSettings,
     state: Arc<Mutex<State>>,
 }
@@ -86,12 +98,12 @@ pub struct SparseLinear {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    /// Mask and packed weight; shared with forward passes that wait for their backward pass.
-    layer: Weight,
+    layer: Trainable,
     /// Whether the packed values are known to be the master's.
     is_current: bool,
     forwards: u64,
-    flip_rate: Option<f64>,
+    /// Whether a mask was chosen after the first.
+    has_flips: bool,
 }
 
 /// A mask that was saved and fits its layer.
@@ -105,15 +117,41 @@ impl SparseLinear {
     /// A layer over a master weight `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
     ///
     /// # Errors
-    /// A weight that is not on the CPU, not f32, bf16 or f16, not a matrix; a bias that does not fit; a NaN in the master; a
-    /// packed transpose without a transposable mask.
+    /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, not f32, bf16 or f16, or not a matrix; a bias that does not fit; a NaN
+    /// in the master; a packed transpose without a transposable mask.
     pub fn new(weight: Tensor, bias: Option<Tensor>, settings: SparseSettings) -> Result<Self> {
+        let activations = match (weight.device(), weight.dtype()) {
+            (Device::Cuda(_), DType::F32) => DType::BF16,
+            (_, dtype) => dtype,
+        };
+        Self::with_activations(weight, bias, activations, settings)
+    }
+
+    /// A layer whose inputs and outputs are of another dtype than its master: on a GPU bf16 or f16 with an f32 master.
+    ///
+    /// # Errors
+    /// Those of [`SparseLinear::new`]; [`Error::DType`] for other pairs of dtypes.
+    pub fn with_activations(
+        weight: Tensor,
+        bias: Option<Tensor>,
+        activations: DType,
+        settings: SparseSettings,
+    ) -> Result<Self> {
         check_parameters(&weight, bias.as_ref())?;
-        let layer = for_float!("the weight", weight.dtype(), T => with_master::<T, _>(&weight, |matrix| {
-            Ok(T::wrap(Arc::new(layer::SparseLinear::new(matrix, settings.of_layer())?)))
-        }))?;
-        let state = State { mode: Mode::Train, layer, is_current: false, forwards: 0, flip_rate: None };
-        Ok(SparseLinear { weight, bias, settings, state: Arc::new(Mutex::new(state)) })
+        let expected = match (weight.device(), weight.dtype()) {
+            (Device::Cuda(_), DType::F32) => &[DType::BF16, DType::F16][..],
+            (_, DType::F32) => &[DType::F32],
+            (_, DType::BF16) => &[DType::BF16],
+            (_, DType::F16) => &[DType::F16],
+            (_, found) => return Err(not_a_float("the weight", found)),
+        };
+        if !expected.contains(&activations) {
+            let expected = expected.iter().map(|dtype| format!("{dtype:?}")).collect::<Vec<_>>().join(" or ");
+            return Err(Error::DType { what: "the activations of a 2:4 layer", found: activations, expected });
+        }
+        let layer = Trainable::new(&weight, activations, settings.of_layer())?;
+        let state = State { mode: Mode::Train, layer, is_current: false, forwards: 0, has_flips: false };
+        Ok(SparseLinear { weight, bias, activations, settings, state: Arc::new(Mutex::new(state)) })
     }
 
     /// The dense master.
@@ -126,16 +164,22 @@ impl SparseLinear {
         self.bias.as_ref()
     }
 
+    /// The dtype of inputs and outputs.
+    pub fn activations(&self) -> DType {
+        self.activations
+    }
+
     /// How the layer trains.
     pub fn settings(&self) -> SparseSettings {
         self.settings
     }
 
-    /// The present mask, `[out, in]`.
-    pub fn mask(&self) -> Arc<Mask> {
-        let state = self.state();
-        let mask = for_layer!(&state.layer, layer => layer.mask().clone(), _ => Mask::empty(0, 0));
-        Arc::new(mask)
+    /// The present mask, `[out, in]`. On a GPU the call waits for it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn mask(&self) -> Result<Mask> {
+        self.state().layer.mask()
     }
 
     /// How many training forward passes there were.
@@ -143,38 +187,43 @@ impl SparseLinear {
         self.state().forwards
     }
 
-    /// The share of mask elements that the last refresh changed; `None` before the first.
-    pub fn flip_rate(&self) -> Option<f64> {
-        self.state().flip_rate
+    /// The share of mask elements that the last refresh changed; `None` before the first. On a GPU the call waits for it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn flip_rate(&self) -> Result<Option<f64>> {
+        let state = self.state();
+        state.has_flips.then(|| state.layer.flip_rate()).transpose()
     }
 
-    /// Bytes of the packed weight: values and metadata.
+    /// Bytes of the packed weight, values and metadata; on a GPU of all that the layer holds there.
     pub fn packed_bytes(&self) -> usize {
         self.state().layer.bytes()
     }
 
     /// The weight that products see, dense: what the present mask keeps of the present master weight, with its pruned
-    /// elements zero. Detached.
+    /// elements zero, on a GPU rounded to the activations' type. Detached.
     ///
     /// # Errors
-    /// candle's own.
+    /// candle's own; the driver's.
     pub fn effective_weight(&self) -> Result<Tensor> {
-        for_float!("the weight", self.weight.dtype(), T => {
-            let kept = self.current::<T>()?.to_dense();
-            Ok(Tensor::from_vec(kept, self.weight.shape(), self.weight.device())?)
-        })
+        self.state().layer.kept(&self.weight)
     }
 
     /// The same, compressed, its values rounded to `B`.
     ///
     /// # Errors
-    /// candle's own.
+    /// Those of [`SparseLinear::effective_weight`].
     pub fn compressed_weight<B: Arithmetic>(&self) -> Result<Compressed<B>> {
-        for_float!("the weight", self.weight.dtype(), T => {
-            let kept = self.current::<T>()?.to_dense();
-            let values: Vec<B> = kept.iter().map(|v| B::from_f32(Element::to_f32(*v))).collect();
-            let (rows, cols) = self.weight.dims2()?;
-            Ok(Compressed::from_masked(MatrixRef::new(rows, cols, &values)?, &self.mask())?)
+        let (kept, mask) = {
+            let state = self.state();
+            (state.layer.kept(&self.weight)?, state.layer.mask()?)
+        };
+        let kept = kept.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+        let (rows, cols) = kept.dims2()?;
+        with_elements::<f32, _>("the weight", &kept, |kept| {
+            let values: Vec<B> = kept.iter().map(|v| B::from_f32(*v)).collect();
+            Ok(Compressed::from_masked(MatrixRef::new(rows, cols, &values)?, &mask)?)
         })
     }
 
@@ -185,24 +234,32 @@ impl SparseLinear {
         state.is_current = false;
     }
 
-    /// Chooses the mask anew from the master as it is now and packs what it keeps; returns the flip rate.
+    /// Chooses the mask anew from the master as it is now and packs what it keeps; returns the flip rate, for which the call waits on a GPU.
     ///
     /// # Errors
     /// A NaN in the master, with its place.
     pub fn refresh_mask(&self) -> Result<f64> {
-        for_float!("the weight", self.weight.dtype(), T => {
-            with_master::<T, _>(&self.weight, |matrix| self.state().remask(matrix))
-        })
+        let mut state = self.state();
+        state.remask(&self.weight)?;
+        state.layer.check()?;
+        state.layer.flip_rate()
     }
 
     /// Packs the master's present values under the mask as it is.
     ///
     /// # Errors
-    /// candle's own; with [`MaskRule::SoftThreshold`] a NaN or an infinity in the master, with its place.
+    /// candle's own; on the CPU, with [`MaskRule::SoftThreshold`], a NaN or an infinity in the master, with its place.
     pub fn repack(&self) -> Result<()> {
-        for_float!("the weight", self.weight.dtype(), T => {
-            with_master::<T, _>(&self.weight, |matrix| self.state().repack(matrix))
-        })
+        self.state().layer.repack(&self.weight)
+    }
+
+    /// Waits, and reports a NaN in the master that the present mask was chosen from, with its place; with [`MaskRule::SoftThreshold`] an infinity, too. On
+    /// the CPU the forward pass has reported it.
+    ///
+    /// # Errors
+    /// That NaN; the driver's.
+    pub fn check(&self) -> Result<()> {
+        self.state().layer.check()
     }
 
     /// Puts back a mask and the count of forward passes that were saved.
@@ -220,41 +277,17 @@ impl SparseLinear {
             let found = vec![mask.rows(), mask.cols()];
             return Err(Error::Shape { what: "the mask", found, expected: format!("[{rows}, {cols}]") });
         }
-        for_layer!(&self.state().layer, layer => layer.check_mask(&mask)?, _ => ());
+        self.state().layer.check_mask(&mask)?;
         Ok(Saved { mask, forwards })
     }
 
     /// Puts back what was checked for this layer.
     pub(super) fn put_back(&self, saved: Saved) -> Result<()> {
         let Saved { mask, forwards } = saved;
-        for_float!("the weight", self.weight.dtype(), T => with_master::<T, _>(&self.weight, |matrix| {
-            let mut state = self.state();
-            if let Some(layer) = T::layer_mut(&mut state.layer) {
-                Arc::make_mut(layer).set_mask(matrix, mask)?;
-            }
-            state.is_current = false;
-            state.forwards = forwards;
-            state.flip_rate = None;
-            Ok(())
-        }))
-    }
-
-    /// What the present mask keeps of the master as it is now: shared with nobody.
-    fn current<T: Stored>(&self) -> Result<Compressed<T>> {
-        let state = self.state();
-        // The layer's dtype does not change, so there is one.
-        let Some(mut layer) = T::layer(&state.layer).cloned() else {
-            return Err(Error::DType {
-                what: "the weight",
-                found: self.weight.dtype(),
-                expected: format!("{:?}", <T as candle_core::WithDType>::DTYPE),
-            });
-        };
-        drop(state);
-        with_master::<T, _>(&self.weight, |matrix| {
-            layer.repack(matrix)?;
-            Ok(layer.packed())
-        })
+        let mut state = self.state();
+        state.layer.set_mask(&self.weight, mask)?;
+        (state.is_current, state.forwards, state.has_flips) = (false, forwards, false);
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -265,33 +298,18 @@ impl SparseLinear {
     /// The layer's products for one forward pass and its backward pass. In [`Mode::Train`] this is a forward pass: it may
     /// refresh the mask.
     pub(super) fn operand(&self) -> Result<LinearOperand> {
+        expect_cpu("the weight of a layer inside a block operator", &self.weight)?;
         let (out_features, in_features) = self.weight.dims2()?;
-        let product = for_float!("the weight", self.weight.dtype(), T => {
-            with_master::<T, _>(&self.weight, |matrix| {
-                let mut state = self.state();
-                match (state.mode, self.settings.refresh) {
-                    (Mode::Evaluate, _) => {
-                        if !state.is_current && self.settings.refresh != Refresh::ByCaller {
-                            state.repack(matrix)?;
-                        }
-                        state.is_current = true;
-                    }
-                    (Mode::Train, refresh) => {
-                        match refresh {
-                            Refresh::Every(k) if state.forwards % k == 0 => {
-                                state.remask(matrix)?;
-                            }
-                            Refresh::Every(_) | Refresh::OnRequest => state.repack(matrix)?,
-                            Refresh::ByCaller => {}
-                        }
-                        state.forwards += 1;
-                        // The optimizer's step will follow.
-                        state.is_current = false;
-                    }
-                }
-                Ok(state.layer.clone())
-            })
-        })?;
+        let mut state = self.state();
+        state.begin_forward(&self.weight, self.settings.refresh)?;
+        let product = match &state.layer {
+            Trainable::Host(weight) => weight.clone(),
+            #[cfg(feature = "cuda")]
+            Trainable::Cuda(_) => {
+                let found = self.weight.device().location();
+                return Err(Error::Device { what: "the weight of a layer inside a block operator", found });
+            }
+        };
         Ok(LinearOperand {
             product,
             bias_values: bias_values(self.bias.as_ref())?,
@@ -301,41 +319,69 @@ impl SparseLinear {
             bias: self.bias.clone(),
         })
     }
+
+    /// `y = x·(mask ⊙ W)ᵀ + bias`, on candle's tape.
+    pub(super) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if self.weight.device().is_cuda() {
+            operator::expect_input(x, self.activations, self.weight.dim(1)?)?;
+            let layer = {
+                let mut state = self.state();
+                state.begin_forward(&self.weight, self.settings.refresh)?;
+                match &state.layer {
+                    Trainable::Cuda(layer) => layer.clone(),
+                    Trainable::Host(_) => return operator::apply(self.operand()?, x),
+                }
+            };
+            return layer.apply(x, &self.weight, self.bias.as_ref());
+        }
+        operator::apply(self.operand()?, x)
+    }
 }
 
 impl State {
-    fn remask<T: Stored>(&mut self, master: MatrixRef<'_, T>) -> Result<f64> {
-        // The layer's dtype does not change, so there is one.
-        let Some(layer) = T::layer_mut(&mut self.layer) else { return Ok(0.0) };
-        // In place unless an earlier forward pass still waits for its backward pass.
-        let layer = Arc::make_mut(layer);
-        layer.remask(master)?;
-        self.flip_rate = Some(layer.flip_rate());
-        Ok(layer.flip_rate())
+    /// Does what a forward pass does before it multiplies.
+    fn begin_forward(&mut self, master: &Tensor, refresh: Refresh) -> Result<()> {
+        match (self.mode, refresh) {
+            (Mode::Evaluate, _) => {
+                if !self.is_current && refresh != Refresh::ByCaller {
+                    self.layer.repack(master)?;
+                    self.layer.publish()?;
+                }
+                self.is_current = true;
+            }
+            (Mode::Train, refresh) => {
+                match refresh {
+                    Refresh::Every(k) if self.forwards % k == 0 => self.remask(master)?,
+                    Refresh::Every(_) | Refresh::OnRequest => self.layer.repack(master)?,
+                    Refresh::ByCaller => {}
+                }
+                self.forwards += 1;
+                // The optimizer's step will follow.
+                self.is_current = false;
+            }
+        }
+        Ok(())
     }
 
-    fn repack<T: Stored>(&mut self, master: MatrixRef<'_, T>) -> Result<()> {
-        if let Some(layer) = T::layer_mut(&mut self.layer) {
-            Arc::make_mut(layer).repack(master)?;
-        }
+    fn remask(&mut self, master: &Tensor) -> Result<()> {
+        self.layer.remask(master)?;
+        self.has_flips = true;
         Ok(())
     }
 }
 
-fn with_master<T: Float, R>(weight: &Tensor, f: impl FnOnce(MatrixRef<'_, T>) -> Result<R>) -> Result<R> {
-    let (rows, cols) = weight.dims2()?;
-    with_elements::<T, _>("the weight", weight, |data| f(MatrixRef::new(rows, cols, data)?))
-}
-
-/// An error unless the tensors can be the weight and the bias of a linear layer on the CPU.
+/// An error unless the tensors can be the weight and the bias of a linear layer of this crate.
 pub(super) fn check_parameters(weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    expect_cpu("the weight", weight)?;
+    expect_device("the weight", weight)?;
     let &[rows, _] = weight.dims() else {
         let found = weight.dims().to_vec();
         return Err(Error::Shape { what: "the weight", found, expected: "[out, in]".to_owned() });
     };
     if let Some(bias) = bias {
-        expect_cpu("the bias", bias)?;
+        if !bias.device().same_device(weight.device()) {
+            return Err(Error::Device { what: "the bias (the weight is elsewhere)", found: bias.device().location() });
+        }
         if bias.dims() != [rows] {
             let found = bias.dims().to_vec();
             return Err(Error::Shape { what: "the bias", found, expected: format!("[{rows}]") });

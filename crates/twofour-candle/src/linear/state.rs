@@ -20,7 +20,7 @@ pub fn masks(model: &mut dyn HasLinears) -> Result<HashMap<String, Tensor>> {
     let mut tensors = HashMap::new();
     model.visit_linears(&mut |name, linear| {
         if let AnyLinear::Sparse(linear) = linear {
-            let mask = linear.mask();
+            let mask = linear.mask()?;
             let halves = |word: &u64| [*word as u32, (*word >> 32) as u32];
             let words: Vec<u32> =
                 (0..mask.rows()).flat_map(|row| mask.row_words(row).iter().flat_map(halves)).collect();

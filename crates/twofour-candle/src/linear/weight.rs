@@ -29,7 +29,6 @@ pub(crate) enum Weight {
 /// A float whose trainable weight is one of [`Weight`]'s kinds.
 pub(super) trait Stored: Float + PackedElement {
     fn wrap(layer: Arc<SparseLinear<Self>>) -> Weight;
-    fn layer(weight: &Weight) -> Option<&SparseLinear<Self>>;
     fn layer_mut(weight: &mut Weight) -> Option<&mut Arc<SparseLinear<Self>>>;
 }
 
@@ -38,13 +37,6 @@ macro_rules! stored {
         impl Stored for $float {
             fn wrap(layer: Arc<SparseLinear<Self>>) -> Weight {
                 Weight::$kind(layer)
-            }
-
-            fn layer(weight: &Weight) -> Option<&SparseLinear<Self>> {
-                match weight {
-                    Weight::$kind(layer) => Some(layer),
-                    _ => None,
-                }
             }
 
             fn layer_mut(weight: &mut Weight) -> Option<&mut Arc<SparseLinear<Self>>> {

@@ -12,8 +12,12 @@ use super::rows;
 /// evaluated to 2e-7 absolute. The derivative of ReLU at zero is zero.
 ///
 /// # Errors
-/// A tensor that is not on the CPU.
+/// A dtype that is no float; the driver's.
 pub fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return crate::cuda::activate(x, activation);
+    }
     rows::operand(x)?.apply_op1(Activate(activation))?.to_dtype(x.dtype())
 }
 

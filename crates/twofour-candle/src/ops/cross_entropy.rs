@@ -8,10 +8,10 @@ use super::rows;
 /// Mean of `-log softmax(logits)[target]` over all rows, in nats, as a scalar with a gradient for the logits.
 ///
 /// `logits` is `[.., classes]`; `targets` holds one index (u32 or u8) for each of its rows. Neither probabilities nor their
-/// logarithms are stored.
+/// logarithms are stored. Targets are read on the CPU: of CUDA logits give targets on the CPU, or the call waits for the device.
 ///
 /// # Errors
-/// A target that is no class, as many targets as there are rows not given, no rows at all, or tensors not on the CPU.
+/// A target that is no class, as many targets as there are rows not given, or no rows at all.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let classes = rows::last_dim(logits, "cross_entropy")?;
     let count = logits.elem_count().checked_div(classes).unwrap_or(0);
@@ -25,6 +25,10 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let targets = targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
     if let Some((row, target)) = targets.iter().enumerate().find(|(_, t)| **t as usize >= classes) {
         bail!("cross_entropy: target {target} of row {row} is not one of the {classes} classes");
+    }
+    #[cfg(feature = "cuda")]
+    if logits.device().is_cuda() {
+        return crate::cuda::cross_entropy(logits, &targets, classes);
     }
     rows::operand(logits)?.apply_op1(CrossEntropy { targets, classes })
 }

@@ -10,7 +10,7 @@ use super::rows;
 /// `x` is `[.., n]`, `gain` and `bias` are `[n]`; the variance is the biased one. Computed in f32, returned in the dtype of `x`.
 ///
 /// # Errors
-/// Shapes that do not fit, or tensors that are not on the CPU.
+/// Shapes that do not fit, or tensors on different devices.
 pub fn layer_norm(x: &Tensor, gain: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
     let n = rows::last_dim(x, "layer_norm")?;
     if gain.dims() != [n] || bias.dims() != [n] {
@@ -19,6 +19,10 @@ pub fn layer_norm(x: &Tensor, gain: &Tensor, bias: &Tensor, eps: f32) -> Result<
             gain.dims(),
             bias.dims()
         );
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return crate::cuda::layer_norm(x, gain, bias, eps);
     }
     let y = rows::operand(x)?.apply_op3(&rows::operand(gain)?, &rows::operand(bias)?, LayerNorm { eps })?;
     y.to_dtype(x.dtype())

@@ -10,11 +10,15 @@ use super::rows;
 /// `x` is `[.., n]`, `gain` is `[n]`. Computed in f32, returned in the dtype of `x`.
 ///
 /// # Errors
-/// Shapes that do not fit, or tensors that are not on the CPU.
+/// Shapes that do not fit, or tensors on different devices.
 pub fn rms_norm(x: &Tensor, gain: &Tensor, eps: f32) -> Result<Tensor> {
     let n = rows::last_dim(x, "rms_norm")?;
     if gain.dims() != [n] {
         bail!("rms_norm: the last dimension of x is {n}, but gain has shape {:?}", gain.dims());
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return crate::cuda::rms_norm(x, gain, eps);
     }
     rows::operand(x)?.apply_op2(&rows::operand(gain)?, RmsNorm { eps })?.to_dtype(x.dtype())
 }

@@ -13,7 +13,7 @@ use super::rows;
 /// Element `i < d/2` of a row is paired with element `i + d/2`, as in Llama. Computed in f32, returned in the dtype of `x`.
 ///
 /// # Errors
-/// An odd `d`, tables of another shape, or tensors that are not on the CPU.
+/// An odd `d`, or tables of another shape.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let (positions, d) = match x.dims() {
         [.., t, d] => (*t, *d),
@@ -26,6 +26,10 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
             cos.dims(),
             sin.dims()
         );
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return crate::cuda::rope(x, cos, sin);
     }
     let table = |t: &Tensor| rows::with_slice(t, "rope table", |s| Ok(Arc::<[f32]>::from(s)));
     let op = Rope { cos: table(cos)?, sin: table(sin)?, half: d / 2 };

@@ -13,9 +13,13 @@ use super::rows;
 /// An element of `-inf` gets probability zero; a row of nothing but `-inf` becomes NaN, as in the reference.
 ///
 /// # Errors
-/// A scalar, or a tensor that is not on the CPU.
+/// A scalar.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
     rows::last_dim(x, "softmax")?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return crate::cuda::softmax(x);
+    }
     rows::operand(x)?.apply_op1(Softmax)?.to_dtype(x.dtype())
 }
 

@@ -5,14 +5,18 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Tensor, Var, backprop::GradStore};
 use serde::{Deserialize, Serialize};
-use twofour_nn::{
-    cpu::adamw::sum_of_squares,
-    engine::{AdamWStep, PrunedDecay, SecondMoment},
-};
+use twofour_nn::engine::{AdamWStep, PrunedDecay, SecondMoment};
 
-use super::update::Update;
-use crate::linear::float::{convert, expect_cpu, for_float, with_elements};
-use crate::{Error, Result};
+use super::{
+    moments::{self, Moments},
+    update::Update,
+};
+#[cfg(feature = "cuda")]
+use crate::cuda::adamw as cuda;
+use crate::{Error, Result, linear::float::for_float};
+
+/// The names of the moments of a parameter in a saved state, after the parameter's own.
+const MOMENTS: [&str; 2] = ["first_moment", "second_moment"];
 
 /// The settings of [`AdamW`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -38,13 +42,16 @@ impl Default for AdamWConfig {
 
 /// AdamW over named parameters.
 ///
-/// One pass over each parameter, its gradient and its two moments, in parallel on rayon's current pool. Moments are f32,
-/// whatever the parameter's dtype (f32, bf16 or f16, on the CPU). The result does not depend on the number of threads.
+/// One pass over each parameter, its gradient and its two moments, in parallel on rayon's current pool or, with the feature `cuda`, as one kernel on
+/// candle's stream. Moments are f32, whatever the parameter's dtype: f32, bf16 or f16. From the same gradients a step has the same bits on a CPU, with
+/// any number of threads, and on a GPU.
 #[derive(Debug)]
 pub struct AdamW {
     parameters: Vec<Parameter>,
     config: AdamWConfig,
     steps: u64,
+    #[cfg(feature = "cuda")]
+    schedules: cuda::Schedules,
 }
 
 #[derive(Debug)]
@@ -52,8 +59,7 @@ struct Parameter {
     name: String,
     var: Var,
     weight_decay: f64,
-    first: Vec<f32>,
-    second: Vec<f32>,
+    moments: Moments,
 }
 
 impl AdamW {
@@ -69,7 +75,13 @@ impl AdamW {
         }
         expect_finite("the learning rate", config.learning_rate)?;
         expect_finite("epsilon", config.epsilon)?;
-        let mut optimizer = AdamW { parameters: Vec::new(), config, steps: 0 };
+        let mut optimizer = AdamW {
+            parameters: Vec::new(),
+            config,
+            steps: 0,
+            #[cfg(feature = "cuda")]
+            schedules: cuda::Schedules::default(),
+        };
         optimizer.add(parameters, config.weight_decay)?;
         Ok(optimizer)
     }
@@ -77,22 +89,21 @@ impl AdamW {
     /// Adds parameters with a weight decay of their own: 0 for biases and norms, as is usual.
     ///
     /// # Errors
-    /// A parameter that is not on the CPU or not f32, bf16 or f16; a name or a variable that is there already; a weight decay
+    /// A parameter that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not f32, bf16 or f16; a name or a variable that is there already; a weight decay
     /// that is negative or not finite.
     pub fn add(&mut self, parameters: impl IntoIterator<Item = (String, Var)>, weight_decay: f64) -> Result<()> {
         expect_finite("the weight decay", weight_decay)?;
         let mut names: HashSet<_> = self.parameters.iter().map(|p| p.name.clone()).collect();
         let mut ids: HashSet<_> = self.parameters.iter().map(|p| p.var.id()).collect();
         for (name, var) in parameters {
-            expect_cpu("a parameter", &var).map_err(|e| e.in_layer(&name))?;
             for_float!("a parameter", var.dtype(), T => { let _: Option<T> = None; Ok(()) })
                 .map_err(|e| e.in_layer(&name))?;
             if !names.insert(name.clone()) || !ids.insert(var.id()) {
                 let expected = "given once: a second time it would be stepped twice";
                 return Err(Error::Setting { what: "parameter", found: name, expected });
             }
-            let len = var.elem_count();
-            self.parameters.push(Parameter { name, var, weight_decay, first: vec![0.0; len], second: vec![0.0; len] });
+            let moments = Moments::new(&var).map_err(|e| e.in_layer(&name))?;
+            self.parameters.push(Parameter { name, var, weight_decay, moments });
         }
         Ok(())
     }
@@ -112,22 +123,24 @@ impl AdamW {
         self.steps
     }
 
-    /// The norm of all gradients taken as one vector, summed in f64.
+    /// The norm of all gradients taken as one vector, summed in f64. On a GPU the sum is taken in another order, its root is rounded to f32, and the call waits
+    /// for it.
     ///
     /// # Errors
     /// [`Error::MissingGradient`], and [`Error::NonFiniteGradient`] with the first parameter whose gradient holds an infinity
     /// or a NaN.
     pub fn gradient_norm(&self, gradients: &GradStore) -> Result<f64> {
-        let mut sum = 0.0;
-        for (parameter, gradient) in self.pair(gradients)? {
-            let squares = for_float!("a gradient", gradient.dtype(), T => with_elements::<T, _>("a gradient", gradient, |g| {
-                Ok(sum_of_squares(&convert::<T, f32>(g)))
-            }))?;
-            if !squares.is_finite() {
+        let pairs = self.pair(gradients)?;
+        let sum = moments::sum_of_squares(&pairs.iter().map(|(_, gradient)| *gradient).collect::<Vec<_>>())?;
+        if sum.is_finite() {
+            return Ok(sum.sqrt());
+        }
+        for (parameter, gradient) in pairs {
+            if !moments::sum_of_squares(&[gradient])?.is_finite() {
                 return Err(Error::NonFiniteGradient { parameter: parameter.name.clone() });
             }
-            sum += squares;
         }
+        // Each is finite, and their sum overflows.
         Ok(sum.sqrt())
     }
 
@@ -160,7 +173,7 @@ impl AdamW {
         self.pair(gradients)?;
         let steps = self.steps + 1;
         let AdamWConfig { learning_rate, beta1, beta2, epsilon, .. } = self.config;
-        for Parameter { var, weight_decay, first, second, .. } in &mut self.parameters {
+        for Parameter { var, weight_decay, moments, .. } in &mut self.parameters {
             let Some(gradient) = gradients.get(var) else { continue };
             let step = AdamWStep {
                 learning_rate,
@@ -173,8 +186,13 @@ impl AdamW {
                 second_moment: SecondMoment::Moving,
                 pruned_decay: PrunedDecay::None,
             };
-            let gradient = gradient.contiguous()?;
-            var.inplace_op2(&gradient, &Update { step, moments: Mutex::new((first, second)) })?;
+            match moments {
+                Moments::Host(moments) => {
+                    var.inplace_op2(&gradient.contiguous()?, &Update { step, moments: Mutex::new(moments) })?;
+                }
+                #[cfg(feature = "cuda")]
+                Moments::Cuda(moments) => self.schedules.step(var, gradient, moments, &step)?,
+            }
         }
         self.steps = steps;
         Ok(())
@@ -203,7 +221,7 @@ impl AdamW {
             .collect()
     }
 
-    /// The moments and the count of steps as tensors: `name.first_moment`, `name.second_moment` (f32, of the parameter's shape)
+    /// The moments and the count of steps as tensors on the CPU: `name.first_moment`, `name.second_moment` (f32, of the parameter's shape)
     /// and `steps` (i64, `[1]`). With the parameters and the settings they are all that exact resuming needs.
     ///
     /// # Errors
@@ -211,8 +229,8 @@ impl AdamW {
     pub fn state(&self) -> Result<HashMap<String, Tensor>> {
         let mut tensors = HashMap::new();
         for p in &self.parameters {
-            for (key, moment) in [("first_moment", &p.first), ("second_moment", &p.second)] {
-                tensors.insert(format!("{}.{key}", p.name), Tensor::from_slice(moment, p.var.shape(), &Device::Cpu)?);
+            for (key, moment) in MOMENTS.into_iter().zip(p.moments.to_host()?) {
+                tensors.insert(format!("{}.{key}", p.name), Tensor::from_vec(moment, p.var.shape(), &Device::Cpu)?);
             }
         }
         tensors.insert("steps".to_owned(), Tensor::from_vec(vec![self.steps as i64], 1, &Device::Cpu)?);
@@ -241,10 +259,10 @@ impl AdamW {
         let moments: Vec<_> = self
             .parameters
             .iter()
-            .map(|p| Ok((moment(p, "first_moment")?, moment(p, "second_moment")?)))
+            .map(|p| Ok([moment(p, MOMENTS[0])?, moment(p, MOMENTS[1])?]))
             .collect::<Result<_>>()?;
-        for (p, (first, second)) in self.parameters.iter_mut().zip(moments) {
-            (p.first, p.second) = (first, second);
+        for (p, moments) in self.parameters.iter_mut().zip(moments) {
+            p.moments.write(moments)?;
         }
         self.steps = steps;
         Ok(())

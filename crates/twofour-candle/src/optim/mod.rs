@@ -4,6 +4,7 @@
 //! nor schedules. [`AdamW`] here computes the same numbers.
 
 mod adamw;
+mod moments;
 mod schedule;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use crate::linear::float::{Float, convert, update_as};
 /// The update of one parameter. The operator is borrowed immutably while it runs, hence the lock around the moments.
 pub(super) struct Update<'a> {
     pub(super) step: AdamWStep,
-    pub(super) moments: Mutex<(&'a mut Vec<f32>, &'a mut Vec<f32>)>,
+    pub(super) moments: Mutex<&'a mut [Vec<f32>; 2]>,
 }
 
 impl InplaceOp2 for Update<'_> {
@@ -37,7 +37,7 @@ impl Update<'_> {
             bail!("adamw: the parameter is not contiguous");
         };
         let mut moments = self.moments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (first, second) = &mut *moments;
+        let [first, second] = &mut **moments;
         let gradient = convert::<T, f32>(&g[g_start..g_end]);
         update_as::<T, f32>(&mut p[start..end], |parameter| {
             adamw::step(&self.step, AdamWSlices { parameter, gradient: &gradient, first, second }, None);

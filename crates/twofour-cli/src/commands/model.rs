@@ -1,13 +1,15 @@
 //! The model that a command runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use twofour::DataType;
-use twofour_nn::model::{Checkpoint, LanguageModel};
+use twofour_cuda::Device;
+use twofour_nn::model::{LanguageModel, SavedModel};
 
-use crate::dtype::computing;
+use super::train::TrainDevice;
+use crate::{dtype::computing, exit::Usage};
 
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
@@ -18,16 +20,49 @@ pub(crate) struct ModelArguments {
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
     #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
+
+    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: TrainDevice,
 }
 
 impl ModelArguments {
+    /// Opens it, without reading its weights, with the type to compute in.
+    pub(crate) fn open(&self) -> Result<(SavedModel, DataType)> {
+        let saved = SavedModel::open(&self.model)?;
+        let dtype = self.dtype.unwrap_or_else(|| saved.dtype());
+        Ok((saved, dtype))
+    }
+
+    /// The model's path.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.model
+    }
+
+    /// The type to compute in, where one was given.
+    pub(crate) fn dtype(&self) -> Option<DataType> {
+        self.dtype
+    }
+
     /// Loads it.
     pub(crate) fn load(&self) -> Result<LanguageModel> {
-        let of_folder = ["sparse.safetensors", "model.safetensors"].map(|name| self.model.join(name));
-        let path = match Checkpoint::is_at(&self.model) {
-            true => None,
-            false => of_folder.into_iter().find(|file| file.exists()),
-        };
-        Ok(LanguageModel::load(path.as_ref().unwrap_or(&self.model), self.dtype)?)
+        let path = SavedModel::locate(&self.model);
+        match &self.device {
+            TrainDevice::Cpu => Ok(LanguageModel::load(path, self.dtype)?),
+            TrainDevice::Cuda(_) => Ok(LanguageModel::load_on(&Device::open(self.gpu()?)?, path, self.dtype)?),
+        }
+    }
+
+    /// Where it runs.
+    pub(crate) fn device(&self) -> &TrainDevice {
+        &self.device
+    }
+
+    /// The number of the one GPU that it runs on.
+    pub(crate) fn gpu(&self) -> Result<usize> {
+        match &self.device {
+            TrainDevice::Cuda(numbers) if numbers.len() == 1 => Ok(numbers[0]),
+            _ => bail!(Usage("a model runs on one device; name one GPU, as in --device cuda:0".into())),
+        }
     }
 }

@@ -27,13 +27,14 @@ use crate::{
 /// Store 2:4 weights in 8-bit or 4-bit integers
 ///
 /// Weights that are 2:4, dense with zeros or compressed, become compressed ones of integers with symmetric scales; masks stay as they are. Weights that
-/// are not 2:4, embeddings, norms and the output head keep their type. A directory gives a directory, with configuration and tokenizer.
+/// are not 2:4, embeddings, norms and the output head keep their type; with `--head` embeddings and output head become dense integers. A directory gives a directory, with configuration and tokenizer.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour quantize pruned/ -o int8/ --dtype int8                   a scale for each row
   twofour quantize pruned/ -o int4/ --dtype int4 --group 128       a scale for 128 columns of a row
   twofour quantize small.safetensors -o int4.safetensors --dtype int4 --scale least-squares
+  twofour quantize pruned/ -o int8/ --dtype int8 --head int8       embeddings and head in 8 bits, too, dense
   twofour quantize pruned/ -o int8/ --dtype int8 --include '*'     embeddings and head too, where they are 2:4
 
 The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
@@ -58,11 +59,22 @@ pub(crate) struct Quantize {
     /// How a scale follows from the weights that share it
     #[arg(long, value_enum, default_value_t)]
     scale: Scale,
+
+    /// Store embeddings and output head as dense integers, too, with a scale for each row
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    head: Option<Head>,
+}
+
+/// The integers that embeddings and output head become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Head {
+    /// -127 to 127
+    Int8,
 }
 
 /// The integers that weights become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Integer {
+pub(super) enum Integer {
     /// -127 to 127
     Int8,
     /// -8 to 7, two in a byte
@@ -79,7 +91,7 @@ enum Scale {
     LeastSquares,
 }
 
-fn granularity(text: &str) -> Result<Granularity, String> {
+pub(super) fn granularity(text: &str) -> Result<Granularity, String> {
     if text == "row" {
         return Ok(Granularity::Row);
     }
@@ -106,10 +118,22 @@ struct TensorAnswer<'a> {
     bytes_before: usize,
     bytes_after: usize,
     quantized: bool,
+    /// Whether it stayed dense.
+    dense: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     relative_error: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+}
+
+impl Integer {
+    /// With scales for so many columns, or, where nothing is said, for a row of int8 and a group of int4.
+    pub(super) fn with(self, group: Option<Granularity>) -> Quantization {
+        match self {
+            Integer::Int8 => Quantization::Int8(group.unwrap_or(Granularity::Row)),
+            Integer::Int4 => Quantization::Int4(group.unwrap_or(Granularity::Group)),
+        }
+    }
 }
 
 impl Quantize {
@@ -121,9 +145,10 @@ impl Quantize {
         tracing::info!(input = %reader.path().display(), "quantizing");
         drop(reader);
 
-        let to = self.quantization();
+        let to = self.dtype.with(self.group);
         let options = QuantizeOptions {
             which: &|name, dtype, shape| selection.of(name, dtype, shape).is_ok(),
+            dense: &|name, dtype, shape| self.head.is_some() && selection.is_head_or_embedding(name, dtype, shape),
             to,
             rule: match self.scale {
                 Scale::MaxAbs => ScaleRule::MaxAbs,
@@ -152,13 +177,6 @@ impl Quantize {
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }
-
-    fn quantization(&self) -> Quantization {
-        match self.dtype {
-            Integer::Int8 => Quantization::Int8(self.group.unwrap_or(Granularity::Row)),
-            Integer::Int4 => Quantization::Int4(self.group.unwrap_or(Granularity::Group)),
-        }
-    }
 }
 
 fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
@@ -174,7 +192,11 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
     for t in &answer.tensors {
         table.row([
             t.name.to_owned(),
-            if t.quantized { format!("{} -> {}", t.dtype, answer.dtype) } else { t.dtype.to_owned() },
+            match (t.quantized, t.dense) {
+                (true, true) => format!("{} -> I8, dense", t.dtype),
+                (true, false) => format!("{} -> {}", t.dtype, answer.dtype),
+                _ => t.dtype.to_owned(),
+            },
             units::shape(t.shape),
             units::bytes(t.bytes_before as u64),
             units::bytes(t.bytes_after as u64),
@@ -200,7 +222,9 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
 
 fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAnswer<'a> {
     let (relative_error, reason) = match t.outcome {
-        QuantizeOutcome::Quantized { relative_error } => (Some(relative_error), None),
+        QuantizeOutcome::Quantized { relative_error } | QuantizeOutcome::QuantizedDense { relative_error } => {
+            (Some(relative_error), None)
+        }
         QuantizeOutcome::NotSparse { violations } => {
             (None, Some(format!("not 2:4, {}", units::plural(violations, "violation"))))
         }
@@ -218,6 +242,7 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
         bytes_before: t.bytes_before,
         bytes_after: t.bytes_after,
         quantized: relative_error.is_some(),
+        dense: !matches!(t.outcome, QuantizeOutcome::Quantized { .. }),
         relative_error,
         reason,
     }

@@ -3,10 +3,11 @@
 mod alternate;
 mod contender;
 pub(crate) mod cuda;
+pub(crate) mod generation;
 mod latency;
 mod machine;
 mod memory;
-mod random;
+pub(crate) mod random;
 mod ratio;
 mod read;
 mod work;

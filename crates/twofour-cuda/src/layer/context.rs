@@ -4,10 +4,12 @@ use std::{
     collections::HashMap,
     fmt,
     hash::Hash,
+    ops::{Deref, DerefMut},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
 };
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result, sys};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DeviceRepr, result, sys};
 
 use super::{
     captured::{FreeCount, FreeNote},
@@ -15,6 +17,7 @@ use super::{
 };
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
+    decode::DecodeKernels,
     dispatch::Dispatcher,
     libraries::{
         Libraries,
@@ -36,6 +39,7 @@ use crate::{
 };
 
 /// A stream of a device, with the plans and the workspace of the layers that run on it. Clones share all state, and can be used from several threads.
+/// On the driver's per-thread default stream, which is another stream in each thread, each thread has a workspace of its own.
 ///
 /// Every call of a layer launches its work on this stream. Memory passed to a call must have been written by earlier work on the stream, or the
 /// stream must wait for that work first.
@@ -43,7 +47,7 @@ use crate::{
 pub struct LayerContext {
     pub(super) shared: Arc<Shared>,
     stream: Arc<CudaStream>,
-    workspace: Arc<Mutex<Workspace>>,
+    workspaces: Arc<Workspaces>,
 }
 
 pub(super) struct Shared {
@@ -69,6 +73,7 @@ pub(super) struct Shared {
     flips: Plans<(), Flips>,
     freed: FreeCount,
     transformer: TransformerKernels,
+    decode: DecodeKernels,
 }
 
 impl fmt::Debug for LayerContext {
@@ -110,10 +115,64 @@ struct Workspace {
     outgrown: Vec<CudaSlice<u8>>,
 }
 
-/// The locked workspace, for the launch of one call.
+impl Workspace {
+    fn bytes(&self) -> usize {
+        self.memory.iter().map(|(memory, _)| memory).chain(&self.outgrown).map(CudaSlice::len).sum()
+    }
+}
+
+/// The workspace of a stream that all threads launch on, and those of threads, for the per-thread default stream.
+#[derive(Default)]
+struct Workspaces {
+    shared: Mutex<Workspace>,
+    of_threads: Mutex<HashMap<ThreadId, Workspace>>,
+}
+
+impl Workspaces {
+    fn of_threads(&self) -> MutexGuard<'_, HashMap<ThreadId, Workspace>> {
+        self.of_threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A workspace that no other call uses.
+enum Held<'a> {
+    Locked(MutexGuard<'a, Workspace>),
+    /// Taken out of those of threads, and put back when the call has been launched.
+    OfThread(Workspace, &'a Workspaces),
+}
+
+impl Deref for Held<'_> {
+    type Target = Workspace;
+
+    fn deref(&self) -> &Workspace {
+        match self {
+            Held::Locked(workspace) => workspace,
+            Held::OfThread(workspace, _) => workspace,
+        }
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Workspace {
+        match self {
+            Held::Locked(workspace) => workspace,
+            Held::OfThread(workspace, _) => workspace,
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Held::OfThread(workspace, of) = self {
+            of.of_threads().insert(thread::current().id(), std::mem::take(workspace));
+        }
+    }
+}
+
+/// The workspace, for the launch of one call.
 pub(crate) struct Work<'a> {
     context: &'a LayerContext,
-    workspace: MutexGuard<'a, Workspace>,
+    workspace: Held<'a>,
 }
 
 impl Work<'_> {
@@ -137,6 +196,9 @@ impl Work<'_> {
         Ok(offsets.map(|offset| first + offset))
     }
 }
+
+/// The handle of the per-thread default stream, `CU_STREAM_PER_THREAD` of the driver's header.
+const PER_THREAD_STREAM: usize = 2;
 
 const TOO_LARGE: Error = Error::OutOfMemory { action: "allocating a workspace" };
 
@@ -188,14 +250,15 @@ impl LayerContext {
             flips: Plans::default(),
             freed: FreeCount::default(),
             transformer: TransformerKernels::default(),
+            decode: DecodeKernels::default(),
         };
-        Self { shared: Arc::new(shared), stream, workspace: Arc::default() }
+        Self { shared: Arc::new(shared), stream, workspaces: Arc::default() }
     }
 
     /// Returns a context for another stream of the same device, with the same plans and its own workspace.
     #[must_use]
     pub fn for_stream(&self, stream: Arc<CudaStream>) -> Self {
-        Self { shared: self.shared.clone(), stream, workspace: Arc::default() }
+        Self { shared: self.shared.clone(), stream, workspaces: Arc::default() }
     }
 
     /// Returns the device.
@@ -216,15 +279,15 @@ impl LayerContext {
         self.stream.synchronize().map_err(|error| Error::driver("waiting for the stream", error))
     }
 
-    /// Returns the bytes of the stream's workspace.
+    /// Returns whether the stream is the driver's per-thread default stream, whose handle names another stream in each thread.
+    pub fn is_per_thread(&self) -> bool {
+        self.stream.cu_stream().addr() == PER_THREAD_STREAM
+    }
+
+    /// Returns the bytes of the stream's workspace; of the per-thread default stream, those of all threads.
     pub fn workspace_bytes(&self) -> usize {
-        let workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        workspace
-            .memory
-            .iter()
-            .map(|(memory, _)| memory.len())
-            .chain(workspace.outgrown.iter().map(CudaSlice::len))
-            .sum()
+        let shared = self.workspaces.shared.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+        shared + self.workspaces.of_threads().values().map(Workspace::bytes).sum::<usize>()
     }
 
     pub(super) fn free_count(&self) -> &FreeCount {
@@ -244,9 +307,17 @@ impl LayerContext {
         Stream(self.stream.cu_stream())
     }
 
-    /// Returns the locked workspace: the kernels of two calls must not be interleaved.
+    /// Returns the workspace, held until the call has been launched: the kernels of two calls on one stream must not be interleaved.
     pub(crate) fn work(&self) -> Work<'_> {
-        Work { context: self, workspace: self.workspace.lock().unwrap_or_else(PoisonError::into_inner) }
+        let workspaces = &*self.workspaces;
+        let workspace = match self.is_per_thread() {
+            true => {
+                let own = workspaces.of_threads().remove(&thread::current().id());
+                Held::OfThread(own.unwrap_or_default(), workspaces)
+            }
+            false => Held::Locked(workspaces.shared.lock().unwrap_or_else(PoisonError::into_inner)),
+        };
+        Work { context: self, workspace }
     }
 
     /// Returns an error while the stream is being captured, for actions that cannot be part of a graph.
@@ -265,6 +336,12 @@ impl LayerContext {
         self.expect_not_capturing("allocating memory")?;
         let allocated = self.stream.alloc_zeros::<u8>(bytes.max(16));
         allocated.map_err(|error| Error::driver("allocating device memory", error))
+    }
+
+    /// Returns a copy of memory, which is written in stream order.
+    pub(super) fn copy_of<T: DeviceRepr>(&self, memory: &CudaSlice<T>) -> Result<CudaSlice<T>> {
+        self.expect_not_capturing("allocating memory")?;
+        self.stream.clone_dtod(memory).map_err(|error| Error::driver("copying device memory", error))
     }
 
     /// Returns the GEMM for a problem.
@@ -307,7 +384,7 @@ impl LayerContext {
         self.shared.column_sums.of(dtype, || self.load(|device| ColumnSums::new(device, dtype)))
     }
 
-    pub(super) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
+    pub(crate) fn quantizer(&self, dtype: DataType) -> Result<Quantizer> {
         self.shared.quantizers.of(dtype, || self.load(|device| Quantizer::new(device, dtype)))
     }
 
@@ -319,6 +396,11 @@ impl LayerContext {
     /// Returns the kernels of [`crate::transformer`].
     pub(crate) fn transformer(&self) -> &TransformerKernels {
         &self.shared.transformer
+    }
+
+    /// Returns the kernels of [`crate::decode`].
+    pub(crate) fn decode_kernels(&self) -> &DecodeKernels {
+        &self.shared.decode
     }
 
     /// Returns the kernels that copy rows.

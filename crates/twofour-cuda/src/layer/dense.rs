@@ -97,7 +97,8 @@ pub(super) fn fastest(
         memory => memory?,
     };
     let at: Vec<DevicePtr> = memory.iter().map(|memory| memory.device_ptr(context.stream()).0).collect();
-    for (at, count) in at.iter().zip(operands) {
+    // Integers stay zeros.
+    for (at, count) in at.iter().zip(operands).filter(|_| element.bytes() > 1) {
         // SAFETY: the memory was allocated above, and the stream is of its device.
         unsafe { context.elementwise(element)?.fill(context.raw(), *at, count) }?;
     }

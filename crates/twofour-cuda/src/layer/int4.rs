@@ -41,7 +41,7 @@ fn padded((rows, cols): (usize, usize)) -> Result<(usize, usize)> {
 ///
 /// # Errors
 /// [`Error::TooLarge`]; [`Error::Core`] for groups of 64 columns, which kernels do not have.
-fn parts(shape: (usize, usize), granularity: Granularity) -> Result<[usize; 3]> {
+pub(super) fn parts(shape: (usize, usize), granularity: Granularity) -> Result<[usize; 3]> {
     if granularity == Granularity::Group64 {
         return Err(twofour::Error::GroupOnCpuOnly { columns: 64 }.into());
     }

@@ -28,6 +28,13 @@ impl TileMask {
         Ok(Self { _freed: context.free_note(), rows, cols, tiles, tiles_at })
     }
 
+    /// Returns a copy in memory of its own.
+    pub(super) fn copy(&self, context: &LayerContext) -> Result<Self> {
+        let tiles = context.copy_of(&self.tiles)?;
+        let tiles_at = tiles.device_ptr(context.stream()).0;
+        Ok(Self { _freed: context.free_note(), rows: self.rows, cols: self.cols, tiles, tiles_at })
+    }
+
     /// Returns the address.
     pub(super) fn tiles(&self) -> DevicePtr {
         self.tiles_at

@@ -29,6 +29,7 @@ mod mask;
 mod memory;
 mod packed;
 mod quantized;
+mod random;
 mod sparse_activation;
 mod sparse_linear;
 mod weight;
@@ -45,6 +46,8 @@ pub(crate) use gradient::zero;
 pub use gradient::{activation_and_bias_gradient, bias_gradient};
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use packed::PackedLinear;
+#[doc(hidden)]
+pub use random::{RandomForm, random_buffer};
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
 pub use sparse_linear::{Precision, SparseLinear, flip_counts};
 pub use twofour::layer::{

@@ -40,7 +40,7 @@ pub struct PackedLinear {
 
 /// The form of the weight.
 #[derive(Debug)]
-enum PackedWeight {
+pub(super) enum PackedWeight {
     /// A weight of the activations' type.
     Float(PackedBuffer),
     /// An 8-bit weight, with a scale for each row.
@@ -134,7 +134,7 @@ impl PackedLinear {
         Self::with(context, weight, shape, bias, activation, dtype)
     }
 
-    fn with(
+    pub(super) fn with(
         context: &LayerContext,
         weight: PackedWeight,
         (out_features, in_features): (usize, usize),
@@ -194,6 +194,40 @@ impl PackedLinear {
         }
     }
 
+    /// Launches `y = activation(x · Wᵀ + bias)` for a weight of 8-bit integers and tokens that are quantized already: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
+    /// [`crate::decode::normalize_tokens`] writes them. The results are those of [`PackedLinear::forward`] for the values before their quantization.
+    ///
+    /// # Errors
+    /// [`Error::DataType`] for another weight; those of [`PackedLinear::forward`].
+    pub fn forward_quantized(
+        &self,
+        (values, scales): (DeviceSlice<'_>, DeviceSlice<'_>),
+        tokens: usize,
+        y: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (context, dtype) = (&self.context, self.dtype);
+        let PackedWeight::Scaled { dtype: of @ DataType::I8, weight, scales: of_features } = &self.weight else {
+            let operation = "a layer with quantized tokens";
+            return Err(Error::DataType { operation, dtype: self.weight_dtype(), supported: "i8 with scales" });
+        };
+        let x = values.expect("the input", context, *of, elements(tokens, self.in_features)?)?;
+        let token_scales = scales.expect("the scales of the input", context, DataType::F32, tokens)?;
+        let y = y.expect("the output", context, dtype, elements(tokens, self.out_features)?)?;
+        if tokens == 0 || self.out_features == 0 || self.in_features == 0 {
+            return Ok(());
+        }
+        let bias = self.bias.as_ref().map(|bias| bias.expect("the bias", context, dtype, self.out_features));
+        let epilogue = Epilogue {
+            bias: bias.transpose()?,
+            activation: self.activation,
+            feature_scales: Some(of_features.expect("the scales", context, DataType::F32, self.out_features)?),
+            token_scales: Some(token_scales),
+            ..Epilogue::default()
+        };
+        let problem = GemmProblem::plain(*of, dtype, self.out_features, tokens, self.in_features);
+        super::forward::linear(context, problem, weight.packed(), x, epilogue, y)
+    }
+
     /// Launches `dx = dy · W` for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`. This is a dense
     /// GEMM with the weight, which every call unpacks.
     ///
@@ -233,6 +267,11 @@ impl PackedLinear {
             PackedWeight::Scaled { dtype, .. } => *dtype,
             PackedWeight::Int4 { .. } => DataType::I8,
         }
+    }
+
+    /// Returns whether the weight is of 8-bit integers with scales, so that [`PackedLinear::forward_quantized`] takes its input.
+    pub fn takes_quantized(&self) -> bool {
+        matches!(self.weight, PackedWeight::Scaled { dtype: DataType::I8, .. })
     }
 
     /// Returns the bytes of device memory that the layer holds: values, metadata, scales and bias.

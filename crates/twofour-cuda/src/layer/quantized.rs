@@ -30,6 +30,14 @@ impl WeightScale {
         Ok(Self { memory, scale, dtype })
     }
 
+    /// Returns a copy in memory of its own.
+    pub(super) fn copy(&self, context: &LayerContext) -> Result<Self> {
+        let memory = context.copy_of(&self.memory)?;
+        let amax = memory.device_ptr(context.stream()).0;
+        let scale = TensorScale { amax, inverse: amax + 4, scales: amax + 16, ..self.scale };
+        Ok(Self { memory, scale, dtype: self.dtype })
+    }
+
     /// Launches the computation of the scale of the master weight `master`.
     pub(super) fn update(&self, context: &LayerContext, weight: DenseWeight, master: DataType) -> Result<()> {
         let (quantizer, count) = (context.quantizer(master)?, weight.rows * weight.cols);

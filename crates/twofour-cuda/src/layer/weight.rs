@@ -34,6 +34,15 @@ impl PackedBuffer {
         Ok(Self { _freed: context.free_note(), values, meta, packed, rows, cols, dtype })
     }
 
+    /// Returns a copy in memory of its own.
+    pub(super) fn copy(&self, context: &LayerContext) -> Result<Self> {
+        let (values, meta) = (context.copy_of(&self.values)?, context.copy_of(&self.meta)?);
+        let stream = context.stream();
+        let packed = Packed { values: values.device_ptr(stream).0, meta: meta.device_ptr(stream).0 };
+        let Self { rows, cols, dtype, .. } = *self;
+        Ok(Self { _freed: context.free_note(), values, meta, packed, rows, cols, dtype })
+    }
+
     /// Overwrites the weight with bytes of host memory, padding included; synchronizes the stream.
     pub(super) fn write(&mut self, context: &LayerContext, values: &[u8], meta: &[u8]) -> Result<()> {
         let failed = |error| Error::driver("copying a packed weight to the device", error);
@@ -46,6 +55,11 @@ impl PackedBuffer {
     /// Returns the device pointers.
     pub(super) fn packed(&self) -> Packed {
         self.packed
+    }
+
+    /// Returns the memory of values and of metadata.
+    pub(super) fn memory_mut(&mut self) -> (&mut CudaSlice<u8>, &mut CudaSlice<u8>) {
+        (&mut self.values, &mut self.meta)
     }
 
     /// Returns the metadata's order.

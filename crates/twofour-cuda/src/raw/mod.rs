@@ -27,6 +27,7 @@ pub(crate) mod attention;
 pub mod column_sums;
 pub mod compress;
 pub(crate) mod cross_entropy;
+pub(crate) mod decode;
 pub mod elementwise;
 pub(crate) mod embedding;
 pub mod engine;
@@ -75,5 +76,6 @@ pub(crate) fn sources() -> Vec<Source> {
     let weights = prune::sources().into_iter().chain(compress::sources()).chain(unpack::sources());
     let scales = soft_threshold::sources().into_iter().chain(estimate::sources()).chain(quantize::sources());
     let layers = elementwise::sources().into_iter().chain(column_sums::sources()).chain(adamw::sources());
-    weights.chain(scales).chain(layers).chain(transformer_sources()).chain(gemm::sources()).collect()
+    let models = transformer_sources().chain(decode::sources());
+    weights.chain(scales).chain(layers).chain(models).chain(gemm::sources()).collect()
 }

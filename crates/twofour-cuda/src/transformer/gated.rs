@@ -21,7 +21,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         match self {
             Gate::Silu => 0,
             Gate::Gelu => 1,

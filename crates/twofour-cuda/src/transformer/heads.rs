@@ -114,6 +114,47 @@ pub fn merge_heads_gradient(
     run(context, AttentionShape { kv_heads: 0, ..shape }, None, dtype, (merged, 0), (apart, 0, 0))
 }
 
+/// Rotates `x` `[sequences, positions, head_dim]` by the angles of its positions: `y` of the same shape and type. The gradient is [`rotate_gradient`].
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn rotate(
+    context: &LayerContext,
+    (sequences, positions, head_dim): (usize, usize, usize),
+    rotary: Rotary<'_>,
+    x: DeviceSlice<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, shape) = (x.dtype(), one_head(sequences, positions, head_dim));
+    let len = shape.query_len()?;
+    let x = x.at("the input of a rotation", context, dtype, len)?;
+    let y = y.at("the result of a rotation", context, dtype, len)?;
+    run(context, shape, Some(rotary), dtype, (x, 0), (y, 0, 0))
+}
+
+/// Rotates the gradient of [`rotate`]'s result back: the gradient of its input.
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn rotate_gradient(
+    context: &LayerContext,
+    (sequences, positions, head_dim): (usize, usize, usize),
+    rotary: Rotary<'_>,
+    dy: DeviceSlice<'_>,
+    dx: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, shape) = (dy.dtype(), one_head(sequences, positions, head_dim));
+    let len = shape.query_len()?;
+    let dy = dy.at("the gradient of a rotation", context, dtype, len)?;
+    let dx = dx.at("the gradient of a rotation's input", context, dtype, len)?;
+    run(context, shape, Some(rotary), dtype, (0, dx), (dy, 0, 0))
+}
+
+/// Heads that are sequences of their own: splitting moves nothing.
+fn one_head(batch: usize, positions: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape { batch, positions, heads: 1, kv_heads: 0, head_dim, causal: false }
+}
+
 fn addresses(
     context: &LayerContext,
     shape: AttentionShape,

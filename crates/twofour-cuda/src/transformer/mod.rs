@@ -13,6 +13,7 @@
 //! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
+//! | rotary embedding, softmax | [`rotate`], [`rotate_gradient`], [`softmax()`], [`softmax_gradient`] |
 //! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_merged`], [`attention_backward_merged`], [`prepare_attention`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
@@ -39,7 +40,8 @@ mod norm;
 mod optimizer;
 mod pointwise;
 mod sgd;
-mod shape;
+pub(crate) mod shape;
+mod softmax;
 
 pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
@@ -50,7 +52,8 @@ pub use attention::{
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
 pub use heads::{
-    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads, split_heads_gradient,
+    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, split_heads,
+    split_heads_gradient,
 };
 pub use keep_of_four::keep_of_four;
 pub(crate) use kernels::TransformerKernels;
@@ -64,3 +67,4 @@ pub use optimizer::{
 };
 pub use pointwise::{add, add_in_place, convert, copy, fill};
 pub use sgd::{SgdSettings, SgdTensors, sgd};
+pub use softmax::{softmax, softmax_gradient};

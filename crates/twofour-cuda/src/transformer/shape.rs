@@ -7,26 +7,26 @@ use crate::{
 };
 
 /// Most elements along a dimension: kernels count them in 32 bits.
-pub(super) const MOST: usize = i32::MAX as usize;
+pub(crate) const MOST: usize = i32::MAX as usize;
 
 /// Returns a dimension as kernels take it.
-pub(super) fn side(what: &'static str, size: usize) -> Result<u32> {
+pub(crate) fn side(what: &'static str, size: usize) -> Result<u32> {
     if size <= MOST { Ok(size as u32) } else { Err(Error::Dimension { what, size, most: MOST }) }
 }
 
 /// Returns a dimension of at least 1.
-pub(super) fn positive(what: &'static str, size: usize) -> Result<u32> {
+pub(crate) fn positive(what: &'static str, size: usize) -> Result<u32> {
     expect_dimension(what, size, MOST)?;
     Ok(size as u32)
 }
 
 /// Returns `rows * cols`, checked.
-pub(super) fn product(rows: usize, cols: usize) -> Result<usize> {
+pub(crate) fn product(rows: usize, cols: usize) -> Result<usize> {
     rows.checked_mul(cols).ok_or(Error::TooLarge { rows, cols })
 }
 
 /// Memory that a call reads or writes.
-pub(super) trait Memory {
+pub(crate) trait Memory {
     /// Returns the address, after checking the device, data type and number of elements, and its alignment to an element.
     fn at(&self, what: &'static str, context: &LayerContext, dtype: DataType, len: usize) -> Result<DevicePtr>;
 }
@@ -48,7 +48,7 @@ macro_rules! memory {
 memory!(DeviceSlice<'_>, DeviceSliceMut<'_>);
 
 /// Returns the address of optional memory, or null.
-pub(super) fn at_if(
+pub(crate) fn at_if(
     memory: Option<&impl Memory>,
     what: &'static str,
     context: &LayerContext,

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use twofour_cuda::{
-    DataType, Error,
+    DataType, Error, TileScheduler,
     problem::GemmProblem,
     raw::{
         Packed,
@@ -38,6 +38,38 @@ fn calls_can_be_captured_in_a_graph() {
             // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
             unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
         });
+    }
+}
+
+/// More tiles than SMs, with and without a cluster: both tile schedulers compute the same bits.
+#[test]
+fn tile_schedulers_compute_the_same_bits() {
+    let Some(bench) = hopper() else { return };
+    let mut random = Random(13);
+    let (features, reduction, tokens) = (4096, 192, 2500);
+    let w = weight::<bf16>(&mut random, features, reduction);
+    let (values, meta) = (bench.up(&bytes_of(w.values())), bench.up(&bf16::meta(&w)));
+    let packed = Packed { values: bench.at(&values), meta: bench.at(&meta) };
+    let x: Vec<bf16> = (0..tokens * reduction).map(|_| bf16::from_f32(random.number())).collect();
+    let x = bench.up(&bytes_of(&x));
+    let problem = GemmProblem::plain(DataType::BF16, DataType::BF16, features, tokens, reduction);
+    let persistent = |method: &GemmMethod| matches!(method, GemmMethod::Tiled(tile) if tile.split.is_none());
+    let methods: Vec<_> =
+        GemmMethod::all(problem, bench.device.architecture()).into_iter().filter(persistent).collect();
+    assert!(methods.len() > 1);
+    for method in methods {
+        let gemm = planned(&bench, problem, Some(method));
+        let [persistent, hardware] = [TileScheduler::Persistent, TileScheduler::Hardware].map(|scheduler| {
+            bench.device.set_tile_scheduler(scheduler);
+            let out = bench.poisoned(features * tokens, 0x7fffu16);
+            let operands = GemmOperands { weight: packed, x: bench.at(&x), out: bench.at(&out), workspace: 0 };
+            // SAFETY: weight, X and result are as long as the problem asks for, and live until the stream has been waited for.
+            unsafe { gemm.run(bench.stream(), operands, Epilogue::default()) }.unwrap();
+            bench.down(&out)
+        });
+        bench.device.set_tile_scheduler(TileScheduler::Persistent);
+        assert!(hardware == persistent, "{}", gemm.kernel());
+        assert!(!hardware.contains(&0x7fff), "{}", gemm.kernel());
     }
 }
 

@@ -6,6 +6,7 @@
 mod attention;
 mod feed_forward;
 mod norm;
+mod post_norm;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -13,6 +14,7 @@ mod workspace;
 pub use attention::{AttentionBlock, BlockHeads, SavedAttention};
 pub use feed_forward::{FeedForwardBlock, FeedForwardFunction, SavedFeedForward};
 pub use norm::{Norm, NormStatistics};
+pub use post_norm::{PostNormAttention, PostNormFeedForward, SavedPostNormAttention, SavedPostNormFeedForward};
 pub use workspace::Workspace;
 
 #[cfg(doc)]

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use twofour::layer::{Accumulate, Activation, MaskRule, SparseLinearSettings};
 use twofour::select::Transposable;
 
-use super::{AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, Workspace};
+use super::{
+    AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, PostNormAttention,
+    PostNormFeedForward, Workspace,
+};
 use crate::{
     engine::{
         Engine, Kind, Nonlinearity,
@@ -99,6 +102,8 @@ macro_rules! block {
 
 block!(AttentionBlock<CpuEngine>, SHAPE, qkv, out);
 block!(FeedForwardBlock<CpuEngine>, SHAPE.tokens(), up, down);
+block!(PostNormAttention<CpuEngine>, SHAPE, qkv, out);
+block!(PostNormFeedForward<CpuEngine>, SHAPE.tokens(), up, down);
 
 fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
     let rotary = Arc::new(ENGINE.rotary(8, &[1.0, 0.01]).unwrap());
@@ -123,6 +128,11 @@ fn blocks() -> Vec<(&'static str, Box<dyn Block>)> {
     let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
     let block = FeedForwardBlock::new(norm(8, 7), up, down, FeedForwardFunction::SquaredRelu);
     all.push(("squared relu", Box::new(block.unwrap())));
+    let block = PostNormAttention::new(linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), norm(8, 1), 2);
+    all.push(("post-norm attention", Box::new(block.unwrap())));
+    let (up, down) = (linear("up", 16, 8, 9), linear("down", 8, 16, 11));
+    let block = PostNormFeedForward::new(up, down, norm(8, 7), Activation::Gelu);
+    all.push(("post-norm feed-forward", Box::new(block.unwrap())));
     all
 }
 

@@ -1,5 +1,7 @@
 //! The functions of feed-forward blocks, plain and gated, and their gradients.
 
+use twofour::Arithmetic;
+
 use super::{rows, vector};
 use crate::engine::Nonlinearity;
 
@@ -164,6 +166,17 @@ pub fn gated(function: Nonlinearity, width: usize, x: &[f32], y: &mut [f32]) {
                     y.iter_mut().zip(gate).zip(up).for_each(|((y, &gate), &up)| *y = F::value(gate) * up);
                 }
             });
+        });
+    });
+}
+
+/// `y = function(gate) ⊙ up` for one row, computed in f32.
+pub fn gated_row<T: Arithmetic>(function: Nonlinearity, (gate, up): (&[T], &[T]), y: &mut [T]) {
+    with_function!(function, F => {
+        vector::widest(|| {
+            for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                *y = T::from_f32(F::value(gate.to_f32()) * up.to_f32());
+            }
         });
     });
 }

@@ -6,7 +6,9 @@ use half::{bf16, f16};
 use twofour::{
     Arithmetic, Compressed, DataType, MatrixRef,
     estimate::{Estimator, estimate},
-    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, Reader, StoredDType, StoredElement, ValueFormat, Writer},
+    file::{
+        CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, StoredElement, ValueFormat, Writer,
+    },
     layer::MaskRule,
 };
 
@@ -156,7 +158,7 @@ pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {
     Ok(config)
 }
 
-fn expect_shape(reader: &Reader, name: &str, expected: &[usize], found: &[usize]) -> Result<()> {
+pub(super) fn expect_shape(reader: &Reader, name: &str, expected: &[usize], found: &[usize]) -> Result<()> {
     if expected == found {
         return Ok(());
     }
@@ -179,6 +181,9 @@ pub(super) fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<
     fn widened<T: Arithmetic + StoredElement>(view: &twofour::file::TensorView<'_>) -> Result<Vec<f32>> {
         Ok(view.elements::<T>()?.iter().map(|v| v.to_f32()).collect())
     }
+    if let Some(integers) = dense_int8(reader, name)? {
+        return Ok(dequantized(integers));
+    }
     match view.info.dtype {
         StoredDType::BF16 => widened::<bf16>(&view),
         StoredDType::F16 => widened::<f16>(&view),
@@ -189,6 +194,29 @@ pub(super) fn plain(reader: &Reader, name: &str, shape: &[usize]) -> Result<Vec<
 /// Whether the file has a compressed weight of that name.
 pub(super) fn is_compressed(reader: &Reader, name: &str) -> bool {
     reader.compressed_weights().any(|info| info.name == name)
+}
+
+/// A dense matrix of 8-bit integers and its scales, one for each row: a tensor of I8 beside which `<name>.scales` is F32 `[rows]`. Nothing for another tensor.
+pub(super) fn dense_int8(reader: &Reader, name: &str) -> Result<Option<(Vec<i8>, Vec<f32>)>> {
+    let (Ok(values), Ok(scales)) = (reader.tensor(name), reader.tensor(&Part::Scales.key(name))) else {
+        return Ok(None);
+    };
+    let is_int8 = values.info.dtype == StoredDType::I8 && values.info.shape.len() == 2;
+    if !is_int8 || scales.info.dtype != StoredDType::F32 || scales.info.shape != values.info.shape[..1] {
+        return Ok(None);
+    }
+    let (values, scales) = (values.to_vec::<i8>()?, scales.to_vec::<f32>()?);
+    match scales.iter().position(|scale| !scale.is_finite()) {
+        None => Ok(Some((values, scales))),
+        Some(row) => Err(twofour::Error::Scale { row, scale: 0 }.in_tensor(name).in_file(reader.path()).into()),
+    }
+}
+
+/// The floats that [`dense_int8`] stands for.
+pub(super) fn dequantized((values, scales): (Vec<i8>, Vec<f32>)) -> Vec<f32> {
+    let cols = values.len() / scales.len().max(1);
+    let rows = values.chunks(cols.max(1)).zip(scales);
+    rows.flat_map(|(row, scale)| row.iter().map(move |q| f32::from(*q) * scale)).collect()
 }
 
 /// How the values of a compressed weight of that shape are stored.

@@ -9,6 +9,11 @@ use twofour::{
     kernel::KernelElement,
 };
 
+#[cfg(feature = "cuda")]
+use twofour_cuda::Device;
+
+#[cfg(feature = "cuda")]
+use super::CudaInference;
 use super::{Checkpoint, DecoderConfig, Inference, Perplexity, Sampling, Tokenizer, Windows};
 use crate::{Error, Result};
 
@@ -117,6 +122,26 @@ impl LanguageModel {
             other => return Err(no_dtype(other)),
         };
         // A text of bytes may begin anywhere; a line's end is before most texts.
+        Ok(LanguageModel { decoder, tokenizer: Tokenizer::Bytes, dtype, begin: Some(b'\n'.into()), end: vec![] })
+    }
+
+    /// Loads a model as [`LanguageModel::load`] does, onto an NVIDIA GPU: its decoder is a [`CudaInference`].
+    ///
+    /// # Errors
+    /// Those of [`LanguageModel::load`] and of [`CudaInference::of_checkpoint`].
+    #[cfg(feature = "cuda")]
+    pub fn load_on(device: &Device, path: impl AsRef<Path>, dtype: Option<DataType>) -> Result<Self> {
+        let path = path.as_ref();
+        if Checkpoint::is_at(path) {
+            let checkpoint = Checkpoint::open(path)?;
+            let dtype = dtype.unwrap_or_else(|| checkpoint.dtype());
+            let decoder = Box::new(CudaInference::of_checkpoint(device, &checkpoint, dtype)?);
+            let (begin, end) = (checkpoint.begin(), checkpoint.end().to_vec());
+            return Ok(LanguageModel { decoder, tokenizer: checkpoint.tokenizer()?, dtype, begin, end });
+        }
+        let reader = Reader::open(path)?;
+        let dtype = dtype.unwrap_or_else(|| dtype_of(&reader));
+        let decoder = Box::new(CudaInference::from_reader(device, &reader, dtype)?);
         Ok(LanguageModel { decoder, tokenizer: Tokenizer::Bytes, dtype, begin: Some(b'\n'.into()), end: vec![] })
     }
 

@@ -1,5 +1,6 @@
 //! Whole models over an [`Engine`](crate::engine::Engine), their files, and inference.
 
+mod bert;
 mod calibration;
 mod checkpoint;
 mod config;
@@ -10,21 +11,27 @@ mod gpt;
 mod inference;
 mod language;
 mod sampling;
+mod saved;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
 mod trained;
 mod vit;
 
-pub use calibration::{Calibration, Observation, Replace};
-pub use checkpoint::{Checkpoint, CheckpointError};
+pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
+pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
+pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, save_llama};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
+pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, Layer};
-pub use inference::{Inference, Perplexity, Session, Windows};
+#[cfg(feature = "cuda")]
+pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
+pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
+pub use saved::SavedModel;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
 pub use trained::TrainedModel;
-pub use vit::{Vit, VitConfig};
+pub use vit::{LinearProbe, Vit, VitConfig};

@@ -38,12 +38,11 @@ impl Sampling {
 
     /// Chooses a token by `logits` (destroyed); `index` counts the tokens chosen so far.
     pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> u32 {
-        let best = || logits.iter().enumerate().fold(0, |best, (i, v)| if *v > logits[best] { i } else { best });
-        // Below this the scaled logits could overflow, and the choice is certain long before.
+        let max = vector::widest(|| vector::max(logits));
+        // Below this the scaled logits could overflow, and the choice is certain long before. The first token where a score is not a number.
         if self.temperature < 1e-4 {
-            return best() as u32;
+            return logits.iter().position(|v| *v == max).unwrap_or(0) as u32;
         }
-        let max = vector::max(logits);
         logits.iter_mut().for_each(|v| *v = (*v - max) / self.temperature);
         softmax::in_place(logits);
         let mut left = Stream::new(self.seed, "sampling").uniform(index);

@@ -154,6 +154,7 @@ fn llama(tied: bool) -> DecoderConfig {
         kv_heads: Some(2),
         context: 24,
         feed_forward: Some(48),
+        ..Default::default()
     };
     DecoderConfig { tied, ..DecoderConfig::from(&settings) }
 }

@@ -1,8 +1,11 @@
 //! From text to tokens and back.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
-use super::checkpoint::CheckpointError;
+use super::{VOCABULARY, checkpoint::CheckpointError};
 use crate::Result;
 
 /// How a model's tokens stand for text.
@@ -55,6 +58,45 @@ impl Tokenizer {
         }
     }
 
+    /// Number of tokens: one more than the largest.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => VOCABULARY,
+            Tokenizer::File(file) => {
+                file.inner.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
+            }
+        }
+    }
+
+    /// The tokens of a text without those that frame it, and for each the bytes of the text that it stands for.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tokenizer`].
+    pub fn encode_with_places(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        match self {
+            Tokenizer::Bytes => Ok((self.encode(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
+            Tokenizer::File(file) => {
+                let encoding = file.inner.encode(text, false).map_err(|error| file.fault(error))?;
+                let places = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
+                Ok((encoding.get_ids().to_vec(), places))
+            }
+        }
+    }
+
+    /// The tokens that [`Tokenizer::encode`] adds before and after a text, such as BERT's `[CLS]` and `[SEP]`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tokenizer`].
+    pub fn framing(&self) -> Result<[Vec<u32>; 2]> {
+        let Tokenizer::File(file) = self else { return Ok([vec![], vec![]]) };
+        let encoded = |frames| file.inner.encode_fast("a", frames).map_err(|error| file.fault(error));
+        let (framed, plain) = (encoded(true)?, encoded(false)?);
+        let (framed, plain) = (framed.get_ids(), plain.get_ids());
+        let begin = framed.windows(plain.len().max(1)).position(|part| part == plain).unwrap_or(framed.len());
+        let (before, rest) = framed.split_at(begin);
+        Ok([before.to_vec(), rest.get(plain.len()..).unwrap_or_default().to_vec()])
+    }
+
     /// Begins to decode a text that continues `prompt`.
     pub fn decoder(&self, prompt: &[u32]) -> TextDecoder<'_> {
         TextDecoder { tokenizer: self, tokens: prompt.to_vec(), shown: self.text(prompt).len() }
@@ -69,6 +111,11 @@ impl Tokenizer {
 }
 
 impl FileTokenizer {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn fault(&self, error: tokenizers::Error) -> CheckpointError {
         CheckpointError::Tokenizer { path: self.path.clone(), reason: error.to_string() }
     }

@@ -11,7 +11,7 @@ use crate::{
     engine::{Engine, OptimizerStep},
     linear::Linear,
     parameter::Parameter,
-    recipe::ModelSettings,
+    recipe::Recipe,
 };
 
 /// A model that a [`Trainer`](crate::train::Trainer) trains: it computes losses and gradients of samples that are given by indices, its inputs, and their targets.
@@ -25,11 +25,22 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// Its description, which a checkpoint holds.
     type Config: Debug + Clone + PartialEq + Send + Serialize + DeserializeOwned;
 
-    /// A model of a recipe's settings, with random weights that depend on these and the seed alone.
+    /// The description of a recipe's model.
+    fn config_of(recipe: &Recipe) -> Self::Config;
+
+    /// A model with random weights that depend on its description and the seed alone.
     ///
     /// # Errors
-    /// Settings that describe no such model; not enough memory.
-    fn from_settings(engine: &E, settings: &ModelSettings, seed: u64) -> Result<Self>;
+    /// A description of no such model; not enough memory.
+    fn from_config(engine: &E, config: &Self::Config, seed: u64) -> Result<Self>;
+
+    /// The model of a recipe: that which training starts from, or one with random weights.
+    ///
+    /// # Errors
+    /// Those of [`TrainedModel::from_config`]; a model that cannot be read.
+    fn from_recipe(engine: &E, recipe: &Recipe) -> Result<Self> {
+        Self::from_config(engine, &Self::config_of(recipe), recipe.training.seed)
+    }
 
     /// Its description.
     fn config(&self) -> &Self::Config;
@@ -42,6 +53,15 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// # Errors
     /// Data that do not fit the model; not enough memory.
     fn prepare(&mut self, engine: &E, data: &Self::Data) -> Result<()>;
+
+    /// Checks that a linear layer may be 2:4.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`](crate::Error::Conflict) with the reason why not.
+    fn expect_sparse(&self, layer: &str) -> Result<()> {
+        let _ = layer;
+        Ok(())
+    }
 
     /// Replaces the activation of all feed-forward blocks by squared ReLU, `max(x, 0)²`.
     ///

@@ -1,7 +1,7 @@
 //! Settings of a recipe against each other.
 
 use super::{
-    Mistakes, ModelKind, Place, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections,
+    Mistakes, ModelKind, Place, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections, start,
 };
 use crate::model::VitConfig;
 
@@ -17,8 +17,10 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
     check_data(recipe, sections, m);
     check_training(recipe, sections, m);
     check_sparsity(recipe, sections, m);
+    start::check_trials(recipe, sections, m);
     if check_model(recipe, sections, m) {
         layers::check(recipe, sections, m);
+        start::check_zeros(recipe, sections, m);
     }
 }
 
@@ -26,12 +28,30 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
 fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bool {
     let (model, s) = (&recipe.model, &sections.model);
     let faults = m.len();
-    let sizes =
-        ["kind", "layers", "width", "heads", "kv_heads", "context", "feed_forward", "image", "patch", "channels", "classes"];
+    if m.has("model.from") {
+        return false;
+    }
+    let sizes = [
+        "kind",
+        "layers",
+        "width",
+        "heads",
+        "kv_heads",
+        "context",
+        "feed_forward",
+        "image",
+        "patch",
+        "channels",
+        "classes",
+    ];
     if sizes.iter().any(|key| m.has(&format!("model.{key}"))) {
         return false;
     }
     check_vision(recipe, sections, m);
+    // The sizes of a model that training starts from fit each other.
+    if model.from.is_some() {
+        return m.len() == faults;
+    }
     if !model.width.is_multiple_of(2 * model.heads) {
         let problem = format!(
             "found {}, expected a divisor of the width {} that leaves an even number of elements for each head",
@@ -84,7 +104,8 @@ fn check_vision(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         let problem = format!("found {patch}, expected a divisor of the image's {image} pixels");
         m.add(s.place("patch"), "model.patch", problem);
     } else if VitConfig::from(model).validate().is_err() && model.width.is_multiple_of(2 * model.heads) {
-        let problem = format!("found {patch} for images of {image}, expected at most 2^20 values of a patch, and 2^20 patches");
+        let problem =
+            format!("found {patch} for images of {image}, expected at most 2^20 values of a patch, and 2^20 patches");
         m.add(s.place("patch"), "model.patch", problem);
     }
     if model.classes.is_some_and(|classes| classes > 256) {
@@ -115,6 +136,10 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             training.final_learning_rate, training.learning_rate
         );
         m.add(s.place("final_learning_rate"), "training.final_learning_rate", problem);
+    }
+    if training.linear_probe && recipe.model.kind != ModelKind::Vit {
+        let problem = "only a \"vit\" has features of images, and the model is of another kind";
+        m.add(s.place("linear_probe"), "training.linear_probe", problem);
     }
     let within_run = sound(m, &["steps", "warm_up", "decay_steps", "schedule"]);
     if within_run && training.warm_up > training.steps {

@@ -4,20 +4,43 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::reader::Named;
-
 /// How text becomes tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 #[non_exhaustive]
 pub enum Tokenizer {
     /// Every byte is a token.
     #[default]
     Bytes,
+    /// By the `tokenizer.json` of the checkpoint that training starts from.
+    Checkpoint,
+    /// By a `tokenizer.json`; relative to the recipe.
+    File(PathBuf),
 }
 
-impl Named for Tokenizer {
-    const ALL: &'static [(&'static str, Self)] = &[("bytes", Tokenizer::Bytes)];
+impl Tokenizer {
+    /// The names of those that are no files.
+    pub(super) const NAMES: [&'static str; 2] = ["bytes", "checkpoint"];
+}
+
+impl From<String> for Tokenizer {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "bytes" => Tokenizer::Bytes,
+            "checkpoint" => Tokenizer::Checkpoint,
+            _ => Tokenizer::File(text.into()),
+        }
+    }
+}
+
+impl From<Tokenizer> for String {
+    fn from(tokenizer: Tokenizer) -> Self {
+        match tokenizer {
+            Tokenizer::Bytes => "bytes".to_owned(),
+            Tokenizer::Checkpoint => "checkpoint".to_owned(),
+            Tokenizer::File(path) => path.to_string_lossy().into_owned(),
+        }
+    }
 }
 
 /// What a model is trained on.

@@ -5,7 +5,6 @@ use serde::Serialize;
 use twofour::layer::MaskRule;
 
 use super::{Method, Mistakes, Place, Recipe, near::near, parse::Sections, resolve::mask_of};
-
 /// The layers that are 2:4 where a recipe names none: those of feed-forward blocks.
 const FEED_FORWARD: &str = "blocks.*.mlp.*";
 
@@ -39,7 +38,8 @@ impl LayerPlan {
 impl Recipe {
     /// The linear layers of the model, in the order of computation.
     pub fn layers(&self) -> Vec<LayerPlan> {
-        let section = &self.sparsity;
+        let section = &*self.sparsity_of_layers();
+        let keeps_zeros = self.keeps_zeros();
         let default = [FEED_FORWARD.to_owned()];
         let default = if section.method == Method::Activation { [FEED_FORWARD_INPUT.to_owned()] } else { default };
         let own_globs = globs(section.layers.as_deref().unwrap_or(&default));
@@ -56,6 +56,7 @@ impl Recipe {
             let reason = if sparse {
                 let padding = padding(out_features, in_features, transposable);
                 match (overriding, padding.as_str()) {
+                    (None, "") if keeps_zeros => "its zeros are kept".to_owned(),
                     (None, _) => padding,
                     (Some(own), "") => format!("{} by an override", own.method.name()),
                     (Some(own), padding) => format!("{} by an override, {padding}", own.method.name()),
@@ -66,6 +67,8 @@ impl Recipe {
                 "an override makes it dense".to_owned()
             } else if is_dense {
                 "the method is dense".to_owned()
+            } else if keeps_zeros && self.sparsity.layers.is_none() {
+                "not 2:4 in the model that training starts from".to_owned()
             } else if section.layers.is_some() {
                 "no pattern of sparsity.layers matches it".to_owned()
             } else {
@@ -73,11 +76,11 @@ impl Recipe {
             };
             LayerPlan { name, out_features, in_features, sparse, transposable, reason }
         };
-        self.model.linear_layers().into_iter().map(plan).collect()
+        self.model_config().linear_layers().into_iter().map(plan).collect()
     }
 }
 
-fn globs(patterns: &[String]) -> Vec<GlobMatcher> {
+pub(super) fn globs(patterns: &[String]) -> Vec<GlobMatcher> {
     patterns.iter().filter_map(|pattern| Glob::new(pattern).ok()).map(|glob| glob.compile_matcher()).collect()
 }
 
@@ -96,8 +99,7 @@ fn padding(out_features: usize, in_features: usize, transposable: bool) -> Strin
 /// Notes patterns that are malformed or match no linear layer, with the closest names, and layers that are in two overrides.
 pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let settings = &recipe.sparsity;
-    let names: Vec<String> =
-        recipe.model.linear_layers().into_iter().map(|(name, ..)| name).collect();
+    let names: Vec<String> = recipe.model_config().linear_layers().into_iter().map(|(name, ..)| name).collect();
     if let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers")) {
         let place = sections.sparsity.place("layers");
         if patterns.is_empty() {

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Mistakes, ModelKind, Override, Place, Recipe, parse::ParsedRecipe};
+use super::{Mistakes, ModelKind, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
 use crate::train::ImageSet;
 
 /// A recipe's file is not larger: what is, is not a recipe.
@@ -128,7 +128,13 @@ impl Recipe {
         let expected = [self.model.image.unwrap_or(0); 2];
         let [rows, columns, channels] = found.shape();
         if [rows, columns] != expected || channels != self.model.channels.unwrap_or(1) {
-            let problem = format!("{}: images of {rows} x {columns} pixels of {channels} values, and the model's are of {} x {} of {}", images.display(), expected[0], expected[1], self.model.channels.unwrap_or(1));
+            let problem = format!(
+                "{}: images of {rows} x {columns} pixels of {channels} values, and the model's are of {} x {} of {}",
+                images.display(),
+                expected[0],
+                expected[1],
+                self.model.channels.unwrap_or(1)
+            );
             mistakes.add(Place::Absent, "data.images", problem);
         }
         if let Err(error) = found.expect_both_parts() {
@@ -143,6 +149,9 @@ impl Recipe {
         for (index, path) in self.data.text.iter().enumerate() {
             let problem = match fs::read(path) {
                 Ok(bytes) if bytes.is_empty() => "is empty".to_owned(),
+                Ok(bytes) if self.data.tokenizer != Tokenizer::Bytes && str::from_utf8(&bytes).is_err() => {
+                    "is not UTF-8, as a tokenizer requires; data.tokenizer = \"bytes\" takes any bytes".to_owned()
+                }
                 Ok(bytes) => {
                     text.extend_from_slice(&bytes);
                     continue;
@@ -153,7 +162,7 @@ impl Recipe {
             mistakes.add(place, "data.text", format!("{}: {problem}", path.display()));
         }
         // Of a recipe with other mistakes neither the context nor the share for validation is certain.
-        if mistakes.is_empty() {
+        if mistakes.is_empty() && self.data.tokenizer == Tokenizer::Bytes {
             self.check_length(text.len(), mistakes);
         }
         text

@@ -5,6 +5,7 @@
 //! | [`Recipe::parse`], [`LoadedRecipe::read`] | from a file to settings; every mistake is reported at once, with its line |
 //! | [`Override`] | a value that replaces one of the recipe's |
 //! | [`Recipe::sparsity_plan`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
+//! | [`Recipe::model_config`], [`Recipe::saved_model`] | the model: its description, and that which training starts from |
 //! | [`Recipe::layers`] | which linear layers become 2:4, and why the others do not |
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
@@ -22,6 +23,7 @@ mod plan;
 mod reader;
 mod resolve;
 mod sparsity;
+mod start;
 #[cfg(test)]
 mod tests;
 mod training;
@@ -33,13 +35,14 @@ pub use data::{DataSettings, Tokenizer};
 pub use layers::LayerPlan;
 pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
-pub use model::{ModelKind, ModelSettings, Pooling};
+pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
 pub use sparsity::{
     DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
     SwitchMean,
 };
+pub use start::ModelSource;
 pub use training::{OptimizerKind, Precision, ScheduleKind, TrainingSettings};
 
 /// A training run.
@@ -55,4 +58,7 @@ pub struct Recipe {
     /// Which layers are 2:4, when, and how they are trained.
     #[serde(default)]
     pub sparsity: SparsitySettings,
+    /// What the files say that [`ModelSettings::from`] and [`DataSettings::tokenizer`] name; absent where they name none. [`Recipe::parse`] reads it.
+    #[serde(skip)]
+    pub source: Option<ModelSource>,
 }

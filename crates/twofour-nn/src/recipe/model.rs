@@ -1,9 +1,11 @@
 //! The model of a recipe.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use super::reader::Named;
-use crate::model::{DecoderConfig, VOCABULARY, VitConfig};
+use super::{Recipe, reader::Named};
+use crate::model::{DecoderConfig, VitConfig};
 
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -20,7 +22,8 @@ pub enum ModelKind {
 }
 
 impl Named for ModelKind {
-    const ALL: &'static [(&'static str, Self)] = &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit)];
 }
 
 /// What the head of a vision transformer reads.
@@ -42,6 +45,10 @@ impl Named for Pooling {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
+    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
+    /// then the model's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
     /// The architecture.
     #[serde(default)]
     pub kind: ModelKind,
@@ -85,41 +92,49 @@ impl ModelSettings {
     pub fn feed_forward(&self) -> usize {
         self.feed_forward.unwrap_or(4 * self.width)
     }
+}
 
+/// The description of a recipe's model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ModelConfig {
+    /// A decoder of text.
+    Decoder(DecoderConfig),
+    /// A vision transformer.
+    Vit(VitConfig),
+}
+
+impl ModelConfig {
     /// Tokens of a sample: the context, or the tokens of an image.
-    pub fn tokens(&self) -> usize {
-        match self.kind {
-            ModelKind::Vit => VitConfig::from(self).tokens(),
-            ModelKind::Gpt | ModelKind::Llama => self.context,
+    pub fn positions(&self) -> usize {
+        match self {
+            ModelConfig::Decoder(config) => config.context,
+            ModelConfig::Vit(config) => config.tokens(),
         }
-    }
-
-    /// Scores for each target: the vocabulary, or the classes.
-    pub fn outputs(&self) -> usize {
-        match self.kind {
-            ModelKind::Vit => self.classes.unwrap_or(0),
-            ModelKind::Gpt | ModelKind::Llama => VOCABULARY,
-        }
-    }
-
-    /// Targets of a sample: its tokens, or its class.
-    pub fn targets(&self) -> usize {
-        if self.kind == ModelKind::Vit { 1 } else { self.context }
     }
 
     /// Output and input features of every linear layer with its name, in the order of computation.
     pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
-        match self.kind {
-            ModelKind::Vit => VitConfig::from(self).linear_layers(),
-            ModelKind::Gpt | ModelKind::Llama => DecoderConfig::from(self).linear_layers(),
+        match self {
+            ModelConfig::Decoder(config) => config.linear_layers(),
+            ModelConfig::Vit(config) => config.linear_layers(),
         }
     }
 
     /// Number of trainable parameters.
     pub fn parameters(&self) -> usize {
-        match self.kind {
-            ModelKind::Vit => VitConfig::from(self).parameters(),
-            ModelKind::Gpt | ModelKind::Llama => DecoderConfig::from(self).parameters(),
+        match self {
+            ModelConfig::Decoder(config) => config.parameters(),
+            ModelConfig::Vit(config) => config.parameters(),
+        }
+    }
+}
+
+impl Recipe {
+    /// The model's description.
+    pub fn model_config(&self) -> ModelConfig {
+        match self.model.kind {
+            ModelKind::Vit => ModelConfig::Vit(VitConfig::from(&self.model)),
+            ModelKind::Gpt | ModelKind::Llama => ModelConfig::Decoder(self.decoder()),
         }
     }
 }

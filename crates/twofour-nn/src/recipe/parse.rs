@@ -1,17 +1,18 @@
 //! From a recipe's text to its settings.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
     DataSettings, DecayStrength, LayerOverride, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Searched,
     SparsitySettings, Tokenizer, TrainingSettings, check,
     data::tenth,
     reader::{Range, Section},
-    tree,
+    start, tree,
 };
+use crate::model::SavedModel;
 
 /// The largest size of a model: a bound before anything is allocated.
-const LARGEST: u64 = 1 << 20;
+pub(super) const LARGEST: u64 = 1 << 20;
 
 /// The most steps.
 const MOST_STEPS: u64 = 1 << 40;
@@ -35,12 +36,12 @@ pub(super) struct Sections<'a> {
 }
 
 impl Recipe {
-    /// Reads a recipe's text, with values replaced by the overrides. Paths of text in the recipe are relative to `folder`; those of
-    /// overrides to the working directory.
+    /// Reads a recipe's text, with values replaced by the overrides. Paths in the recipe are relative to `folder`; those of overrides to the working directory. The
+    /// model that training starts from and the tokenizer are looked into, where the recipe names some; text is not.
     ///
     /// # Errors
     /// Every mistake: syntax, unknown keys and names with near misses, values out of range, settings that exclude each other, layers that
-    /// the model does not have.
+    /// the model does not have, a model or a tokenizer that cannot be read or contradicts the recipe.
     ///
     /// ```
     /// use twofour_nn::recipe::Recipe;
@@ -80,14 +81,19 @@ impl ParsedRecipe {
         let mut sparsity = sparsity;
         let overrides = sparsity.tables("override", "sparsity.override", m);
         let mut sections = Sections { model, data, training, sparsity, overrides };
-        let model = read_model(&mut sections.model, m);
-        let (data, text_places) = read_data(&mut sections.data, model.kind, folder, m);
-        let recipe = Recipe {
-            model,
-            data,
-            training: read_training(&mut sections.training, m),
-            sparsity: read_sparsity(&mut sections.sparsity, &mut sections.overrides, m),
+        let (from, saved) = start::open(&mut sections.model, folder, m);
+        let model = match (&saved, &from) {
+            (Some(saved), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
+            _ => read_model(&mut sections.model, from, m),
         };
+        let (data, text_places) = match model.kind {
+            ModelKind::Vit => (read_images(&mut sections.data, folder, m), vec![]),
+            ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, saved.as_ref(), m),
+        };
+        let training = read_training(&mut sections.training, m);
+        let sparsity = read_sparsity(&mut sections.sparsity, &mut sections.overrides, m);
+        let source = start::source((&model, &data, &sparsity), saved.as_ref(), &sections, m);
+        let recipe = Recipe { model, data, training, sparsity, source };
         check::check(&recipe, &sections, m);
         let Sections { model, data, training, sparsity, overrides } = sections;
         [model, data, training, sparsity].into_iter().chain(overrides).for_each(|section| section.end(m));
@@ -95,12 +101,13 @@ impl ParsedRecipe {
     }
 }
 
-fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
+/// The model of a recipe. One that starts from a model which cannot be opened takes its sizes from there.
+fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
     let kind: ModelKind = s.choice("kind", m).unwrap_or_default();
     let is_vit = kind == ModelKind::Vit;
     let mut size = |key, what: Option<&str>| {
         let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
-        match what {
+        match what.filter(|_| from.is_none()) {
             Some(what) => Some(s.required(key, what, value, 1, m)),
             None => value,
         }
@@ -121,41 +128,38 @@ fn read_model(s: &mut Section<'_>, m: &mut Mistakes) -> ModelSettings {
         channels: size("channels", None).filter(|_| is_vit),
         classes: size("classes", is_vit.then_some("number of classes")).filter(|_| is_vit),
         pooling: s.choice("pooling", m).filter(|_| is_vit),
+        from,
     }
 }
 
-fn read_data(
+/// The images of a vision transformer.
+fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSettings {
+    let mut file = |key, what| {
+        let file = s.text(key, m);
+        let (file, place) = s.required(key, what, file.map(Some), None, m)?;
+        Some(start::path_of(&file, &place, folder))
+    };
+    let images = file("images", "an IDX file of images to train on");
+    let labels = file("labels", "an IDX file with their classes");
+    let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
+    DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }
+}
+
+/// The text of a decoder, with the place of each file.
+fn read_text(
     s: &mut Section<'_>,
-    kind: ModelKind,
     folder: &Path,
+    saved: Option<&SavedModel>,
     m: &mut Mistakes,
 ) -> (DataSettings, Vec<Place>) {
-    if kind == ModelKind::Vit {
-        let mut file = |key, what| {
-            let files = s.texts(key, m);
-            let mut files = s.required(key, what, files, Vec::new(), m);
-            if files.len() > 1 {
-                m.add(s.place(key), format!("data.{key}"), format!("found {} files, expected one", files.len()));
-            }
-            files.pop().map(|(file, place)| if place == Place::Override { file.into() } else { folder.join(file) })
-        };
-        let images = file("images", "an IDX file of images to train on");
-        let labels = file("labels", "an IDX file with their classes");
-        let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
-        return (DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }, vec![]);
-    }
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
     let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
-    let path = |(text, place): (String, &Place)| match place {
-        Place::Override => text.into(),
-        _ => folder.join(text),
-    };
     let settings = DataSettings {
-        text: texts.into_iter().zip(&places).map(path).collect(),
+        text: texts.iter().zip(&places).map(|(text, place)| start::path_of(text, place, folder)).collect(),
         images: None,
         labels: None,
-        tokenizer: s.choice("tokenizer", m).unwrap_or_default(),
+        tokenizer: start::tokenizer(s, folder, saved, m),
         validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
     };
     (settings, places)
@@ -187,6 +191,7 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
             .map_or(d.validation_sequences, |n| n as usize),
         checkpoint_every: s.integer("checkpoint_every", 0, MOST_STEPS, m).unwrap_or(d.checkpoint_every),
         keep_checkpoints: s.integer("keep_checkpoints", 1, 1000, m).map_or(d.keep_checkpoints, |n| n as usize),
+        linear_probe: s.boolean("linear_probe", m).unwrap_or(d.linear_probe),
     }
 }
 

@@ -1,9 +1,11 @@
 //! What a recipe will do, before anything is done.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 use twofour::DataType;
 
-use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
+use super::{LayerPlan, Method, Mistakes, ModelConfig, OptimizerKind, Place, Precision, Recipe};
 use crate::train::{SparseBegin, SparsityPlan};
 
 /// Where a recipe is run.
@@ -51,6 +53,18 @@ pub struct RecipePlan {
     pub precision: &'static str,
     /// The method.
     pub method: &'static str,
+    /// The model that training starts from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<PathBuf>,
+    /// How text becomes tokens; absent for a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Number of tokens of the model; absent for a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// Number of classes of a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<usize>,
     /// Trainable parameters.
     pub parameters: usize,
     /// Those of layers that are 2:4, biases not counted.
@@ -138,13 +152,22 @@ impl Recipe {
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let parameters = self.model.parameters();
-        let step_tokens = self.training.batch as u64 * self.model.tokens() as u64;
+        let config = self.model_config();
+        let (vocabulary, classes) = match &config {
+            ModelConfig::Decoder(config) => (Some(config.vocabulary), None),
+            ModelConfig::Vit(config) => (None, Some(config.classes)),
+        };
+        let parameters = config.parameters();
+        let step_tokens = self.training.batch as u64 * config.positions() as u64;
         RecipePlan {
             device,
             devices,
             precision: precision.name(),
             method: self.sparsity.method.name(),
+            from: self.model.from.clone(),
+            tokenizer: vocabulary.map(|_| self.data.tokenizer.clone().into()),
+            vocabulary,
+            classes,
             parameters,
             sparse_weights,
             steps: self.training.steps,
@@ -184,13 +207,16 @@ impl Recipe {
     /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
     /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
     fn activations(&self, element: u64, devices: usize) -> u64 {
-        let model = &self.model;
-        let [width, context, heads, hidden] =
-            [model.width, model.tokens(), model.heads, model.feed_forward()].map(|size| size as u64);
+        let config = self.model_config();
+        let [layers, width, context, heads, hidden, outputs] = match &config {
+            ModelConfig::Decoder(c) => [c.layers, c.width, c.context, c.heads, c.feed_forward, c.vocabulary],
+            ModelConfig::Vit(c) => [c.layers, c.width, c.tokens(), c.heads, c.feed_forward, c.classes],
+        }
+        .map(|size| size as u64);
         let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
         let tokens = sequences as u64 * context;
         let block = 8 * width + heads * context + 2 * hidden;
-        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + model.outputs() as u64;
+        let elements = layers.saturating_mul(block) + 2 * width + outputs;
         tokens.saturating_mul(elements).saturating_mul(element)
     }
 }

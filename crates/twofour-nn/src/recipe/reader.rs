@@ -216,6 +216,18 @@ impl<'a> Section<'a> {
         Some(texts)
     }
 
+    /// One text with its place.
+    pub(super) fn text(&mut self, key: &'static str, m: &mut Mistakes) -> Option<(String, Place)> {
+        let node = self.take(key)?;
+        match &node.value {
+            Value::Text(text) if !text.is_empty() && !text.contains('\0') => Some((text.clone(), node.place.clone())),
+            _ => {
+                self.wrong(key, node, "text", m);
+                None
+            }
+        }
+    }
+
     /// Notes the keys that nothing has asked for.
     pub(super) fn end(self, mistakes: &mut Mistakes) {
         for (key, node) in self.entries.into_iter().flatten() {

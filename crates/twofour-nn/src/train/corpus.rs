@@ -149,7 +149,8 @@ mod tests {
             [(5000, 16, 5, 5), (5000, 16, 1000, 31), (400, 39, 9, 1), (400, 20, 1, 1)]
         {
             let corpus = corpus(len);
-            let all = || corpus.validation_batches(BatchShape { batch: 4, positions: context }, limit).collect::<Vec<_>>();
+            let all =
+                || corpus.validation_batches(BatchShape { batch: 4, positions: context }, limit).collect::<Vec<_>>();
             let found: usize = all().iter().map(|batch| batch.inputs.len()).sum();
             assert_eq!(found, expected * context, "{len} {context} {limit}");
             assert_eq!(all(), all());

@@ -19,6 +19,9 @@ pub trait TrainingData: Debug + Send + Sync {
     fn fingerprint(&self) -> u64;
 }
 
+/// The description of the model that learns from samples `D` on an engine `E`.
+pub type ConfigOf<D, E> = <<D as TrainingData>::Model<E> as TrainedModel<E>>::Config;
+
 /// Inputs and targets of samples, one sample after the other, each with as many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{SparseBegin, SparsityPlan, Trainer, TrainingData};
+use super::{ConfigOf, SparseBegin, SparsityPlan, Trainer, TrainingData};
 use crate::{
     Result,
     engine::Engine,
-    recipe::{ModelSettings, Recipe, TrainingSettings},
+    recipe::{Recipe, TrainingSettings},
 };
 
 /// Trial runs that compare strengths of the decay of pruned weights, λ.
@@ -81,12 +81,13 @@ impl DecaySearch {
     pub fn run<E: Engine, D: TrainingData>(
         &self,
         engine: E,
-        (model, training): (&ModelSettings, &TrainingSettings),
+        (model, training): (&ConfigOf<D, E>, &TrainingSettings),
         plan: &SparsityPlan,
         data: &Arc<D>,
         strength: Option<f64>,
     ) -> Result<(E, DecayTrial)> {
-        let mut trainer = Trainer::new(engine, model, training, self.plan(plan, strength), data.clone())?;
+        let plan = self.plan(plan, strength);
+        let mut trainer = Trainer::new(engine, model.clone(), training, plan, data.clone())?;
         let begin = self.steps / 2;
         let mut rates = vec![];
         for step in 0..self.steps {

@@ -28,7 +28,11 @@ impl ImageSet {
     pub fn new(shape: [usize; 3], pixels: Vec<u8>, labels: Vec<u8>, validation_share: f64) -> Result<Self> {
         if !(0.0..=0.5).contains(&validation_share) {
             let found = validation_share.to_string();
-            return Err(Error::Setting { what: "share of the images for validation", found, expected: "from 0 to 0.5" });
+            return Err(Error::Setting {
+                what: "share of the images for validation",
+                found,
+                expected: "from 0 to 0.5",
+            });
         }
         let size: usize = shape.iter().product();
         if size == 0 {
@@ -145,7 +149,8 @@ impl TrainingData for ImageSet {
     /// FNV-1a over sizes, pixels, labels and the number of images for validation.
     fn fingerprint(&self) -> u64 {
         let [rows, columns, channels] = self.shape;
-        let sizes = [rows, columns, channels, self.labels.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
+        let sizes =
+            [rows, columns, channels, self.labels.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
         let all = sizes.as_flattened().iter().chain(&self.pixels).chain(&self.labels);
         all.fold(0xCBF2_9CE4_8422_2325, |hash: u64, &b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
     }

@@ -36,7 +36,7 @@ mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
-pub use data::{Batch, TrainingData};
+pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
 pub use idx::{Idx, IdxError};
 pub use images::ImageSet;

@@ -134,7 +134,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 SwitchMean::Arithmetic => SecondMoment::Watched,
                 SwitchMean::Geometric => SecondMoment::WatchedByLogarithm,
             },
-            Some(Some(at)) if self.is_sparse() => SecondMoment::Frozen { at },
+            // Until STEP's own layers are dense again, whatever those of overrides are.
+            Some(Some(at)) if self.plan.form_at(self.progress.step, true) == LayerForm::TwoOfFour => {
+                SecondMoment::Frozen { at }
+            }
             _ => SecondMoment::Moving,
         };
         let of = |second_moment, pruned_decay| match optimizer {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
 use super::{
-    Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Flips,
+    ConfigOf, Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Flips,
     progress::Progress, ranks::Seat, settings::check,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     model::TrainedModel as _,
     optim::{LossScale, Schedule},
     parameter::Parameter,
-    recipe::{Method, ModelSettings, OptimizerKind, SwitchMean, TrainingSettings},
+    recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// Trains a model with an [`Engine`]: on a [`Corpus`] a [`Gpt`](crate::model::Gpt), on other data the model that learns from them.
@@ -67,13 +67,13 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// Settings out of range, data that do not fit the model, layers that cannot be 2:4, not enough memory.
     pub fn new(
         engine: E,
-        model: &ModelSettings,
+        model: impl Into<ConfigOf<D, E>>,
         training: &TrainingSettings,
         plan: SparsityPlan,
         data: Arc<D>,
     ) -> Result<Self> {
         check(training)?;
-        let model = D::Model::from_settings(&engine, model, training.seed)?;
+        let model = D::Model::from_config(&engine, &model.into(), training.seed)?;
         Self::with_model(engine, model, training, plan, data)
     }
 
@@ -95,6 +95,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
+        let sparse = plan.parts().filter(|part| part.method != Method::Dense).flat_map(|part| &part.layers);
+        sparse.into_iter().try_for_each(|layer| model.expect_sparse(layer))?;
         if plan.parts().any(|part| part.method == Method::Activation) {
             model.use_squared_relu()?;
         }
@@ -179,7 +181,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     }
 
     /// What it is trained on.
-    pub fn data(&self) -> &D {
+    pub fn data(&self) -> &Arc<D> {
         &self.data
     }
 

@@ -13,6 +13,7 @@
 //! and -0.0 is stored as +0.0. Engines derive their own layouts from it by bijections (`layout`); only this
 //! one is ever written to disk. It takes 9/16 of a 16-bit weight, 17/32 of f32, 5/8 of an 8-bit one.
 
+mod append;
 mod bitmask;
 pub mod code;
 

@@ -129,7 +129,7 @@ fn model(directory: &Path, damage: Option<f32>) {
 }
 
 fn options(to: Quantization) -> QuantizeOptions<'static> {
-    QuantizeOptions { which: &|_, _, _| true, to, rule: ScaleRule::MaxAbs }
+    QuantizeOptions { which: &|_, _, _| true, dense: &|_, _, _| false, to, rule: ScaleRule::MaxAbs }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A compressed weight `w` is stored as the tensors `w.values` and `w.meta` (and `w.scales` for scaled I8 and 4-bit integers), with an entry
 //! in the file's metadata; anything else in the file is an ordinary tensor. `docs/format.md` is the specification.
 //!
-//! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()), [`prune_with`] and [`quantize`](quantize()) convert whole models, one tensor at a time.
+//! [`compress`](compress()), [`decompress`](decompress()), [`prune`](prune()), [`prune_with`], [`prune_and_quantize_with`] and [`quantize`](quantize()) convert whole models, one tensor at a time.
 //! They look at their input twice: first every tensor that is to change is checked and the output planned, then it is
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
 //! however large the model.
@@ -77,8 +77,8 @@ mod writer;
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
     NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, Quantization,
-    QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, compress, decompress, prune, prune_with,
-    quantize,
+    QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, compress, decompress,
+    files_beside, prune, prune_and_quantize_with, prune_with, quantize,
 };
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};

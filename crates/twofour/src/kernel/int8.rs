@@ -303,6 +303,14 @@ impl DenseWeightI8 {
         self.in_features
     }
 
+    /// The integers of a row, and their scale.
+    ///
+    /// # Panics
+    /// Where the weight has no such row.
+    pub fn row(&self, row: usize) -> (&[i8], f32) {
+        (&self.values[row * self.in_features..][..self.in_features], self.shared.scales[row])
+    }
+
     /// Bytes of values and scales.
     pub fn bytes(&self) -> usize {
         self.values.len() + size_of_val::<[f32]>(&self.shared.scales)

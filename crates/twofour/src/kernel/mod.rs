@@ -52,6 +52,7 @@ pub use int8::{DenseWeightI8, SparseWeightI8, SparseWeightI8Ref, pack_i8, packed
 pub use quantize::quantize;
 pub(crate) use remask::Selection;
 pub use share::{Executor, share, with_executor, with_threads};
+pub(crate) use share::{LEAST_PART, share_elements};
 pub use sparse_weight::SparseWeight;
 pub(crate) use transposed_product::transposed_product;
 pub use w4a8::SparseWeightInt4;

@@ -10,7 +10,9 @@ use crate::{
     Arithmetic, Compressed, DataType, Element, Error, MatrixRef, Result,
     int4::{Granularity, Int4},
     int8::Int8,
-    kernel::{Epilogue, KernelElement, SparseWeight, SparseWeightI8, SparseWeightInt4, quantize},
+    kernel::{
+        Epilogue, KernelElement, LEAST_PART, SparseWeight, SparseWeightI8, SparseWeightInt4, quantize, share_elements,
+    },
 };
 
 /// A packed 2:4 weight of a type that the CPU kernels multiply.
@@ -265,15 +267,18 @@ fn converted<T: Arithmetic, B: Arithmetic>(
     if T::DTYPE == B::DTYPE {
         return f(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(y));
     }
-    let x = convert::<T, B>(x);
-    let mut out = vec![B::ZERO; y.len()];
-    f(&x, &mut out)?;
-    use rayon::prelude::*;
-    y.par_iter_mut().zip(&out).for_each(|(y, v)| *y = T::from_f32(v.to_f32()));
+    let mut input = vec![B::ZERO; x.len()];
+    convert(x, &mut input);
+    let mut output = vec![B::ZERO; y.len()];
+    f(&input, &mut output)?;
+    convert(&output, y);
     Ok(())
 }
 
-fn convert<T: Element, B: Arithmetic>(values: &[T]) -> Vec<B> {
-    use rayon::prelude::*;
-    values.par_iter().map(|v| B::from_f32(v.to_f32())).collect()
+/// Rounds `from` to the type of `to`.
+fn convert<A: Element, B: Arithmetic>(from: &[A], to: &mut [B]) {
+    let parts = from.chunks(LEAST_PART).zip(to.chunks_mut(LEAST_PART));
+    share_elements(from.len(), parts, |(from, to)| {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = B::from_f32(from.to_f32()));
+    });
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use twofour_cuda::{Device, layer::LayerContext};
+use twofour_cuda::{Device, TileScheduler, layer::LayerContext};
 
 use crate::torch::{
     failure::{Failure, Result},
@@ -43,6 +43,19 @@ thread_local! {
 
 /// The contexts of all streams, so that threads share a stream's workspace and plans.
 static SHARED: Mutex<Option<HashMap<(i32, usize), LayerContext>>> = Mutex::new(None);
+
+/// The tile scheduler of devices that are opened from now on.
+static SCHEDULER: Mutex<TileScheduler> = Mutex::new(TileScheduler::Persistent);
+
+/// Sets the tile scheduler of all devices.
+pub(crate) fn set_tile_scheduler(scheduler: TileScheduler) {
+    // Held until the end: a device that another thread opens meanwhile has the new one, too.
+    let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    *SCHEDULER.lock().unwrap_or_else(PoisonError::into_inner) = scheduler;
+    for context in shared.iter().flat_map(HashMap::values) {
+        context.device().set_tile_scheduler(scheduler);
+    }
+}
 
 /// The context of torch's current stream on a tensor's device.
 ///
@@ -78,7 +91,11 @@ fn shared(key: (i32, usize), stream: *mut c_void) -> Result<LayerContext> {
     let of_device = contexts.iter().find(|((index, _), _)| *index == key.0).map(|(_, context)| context.clone());
     let device = match &of_device {
         Some(context) => context.device().clone(),
-        None => Device::open(key.0 as usize)?,
+        None => {
+            let device = Device::open(key.0 as usize)?;
+            device.set_tile_scheduler(*SCHEDULER.lock().unwrap_or_else(PoisonError::into_inner));
+            device
+        }
     };
     // SAFETY: torch's streams live as long as the process; this context never destroys a borrowed stream.
     let stream = unsafe { device.context().wrap_borrowed_stream(stream.cast()) };

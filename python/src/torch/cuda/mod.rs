@@ -21,6 +21,7 @@ use super::{
 };
 
 pub(super) use context::load;
+pub(crate) use context::set_tile_scheduler;
 
 /// The kernels, by the names of their operators, whose schemas stand beside the kernels for the host ([`super::cpu`]).
 pub(super) const KERNELS: &[Definition] = &[

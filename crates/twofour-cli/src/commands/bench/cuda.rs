@@ -15,7 +15,9 @@ use super::{
 };
 use crate::{
     exit::{Usage, Verdict},
-    measure::cuda::{self, AttentionRow, GemmRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow},
+    measure::cuda::{
+        self, AttentionRow, GemmRow, GenerationRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow,
+    },
     present::{Screen, progress::Progress},
 };
 
@@ -27,6 +29,7 @@ use crate::{
 Examples:
   twofour bench cuda --suite prune
   twofour bench cuda --suite gemm --rounds 20 -o gemm.json
+  twofour bench cuda --suite generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5
   twofour bench cuda --suite grid --limit 240 -o grid.json       # again and again until all cells are there
 
 Suites:
@@ -45,6 +48,9 @@ Suites:
   step    whole training steps of a GPT in bf16 at GPT-2 774M's sizes, and at a third of its layers: dense, and with 2:4 MLPs whose masks are selected
           in every step, transposable and along rows; with the device time of each phase, and the memory
   block   the same for one block
+  generate
+          whole-model decoding with random weights of --model's shape, prompt 64, by a replayed CUDA graph, for each of --batch and --weights:
+          tokens a second, bytes, bandwidth; all forms of weights are in memory at a time
   overhead
           host microseconds of a planned call, ours and the libraries'
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
@@ -74,6 +80,27 @@ pub(super) struct Cuda {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
 
+    /// The shape of the suite generate: llama-3-8b, llama-3.2-1b, llama-3.2-3b
+    #[arg(long, default_value = "llama-3-8b", value_name = "NAME")]
+    model: String,
+
+    /// Sequences at a time in the suite generate
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "NUMBERS", value_parser = clap::value_parser!(u32).range(1..=256))]
+    batch: Vec<u32>,
+
+    /// Tokens that a sequence's cache has room for in the suite generate
+    #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(128..=8192))]
+    context: u32,
+
+    /// Weights in the suite generate: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "dense-bf16,2:4-bf16,dense-int8,2:4-int8,2:4-int4",
+        value_name = "FORMS"
+    )]
+    weights: Vec<String>,
+
     #[command(flatten)]
     output: Output,
 }
@@ -96,6 +123,8 @@ enum Suite {
     Step,
     /// Training steps of one block
     Block,
+    /// Whole-model decoding
+    Generate,
     /// Host time of a call
     Overhead,
     /// The layers of models
@@ -113,6 +142,7 @@ impl Suite {
             Suite::Attention => "attention",
             Suite::Step => "step",
             Suite::Block => "block",
+            Suite::Generate => "generate",
             Suite::Overhead => "overhead",
             Suite::Grid => "grid",
         }
@@ -145,6 +175,7 @@ enum Rows {
     Train(Vec<TrainRow>),
     Attention(Vec<AttentionRow>),
     Overhead(Vec<OverheadRow>),
+    Generation(Vec<GenerationRow>),
     Step(Vec<StepRow>),
 }
 
@@ -168,6 +199,7 @@ impl Cuda {
         let (rows, libraries) = match self.suite {
             Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
             Suite::Attention => (Rows::Attention(self.attention(&device, &mut progress)?), None),
+            Suite::Generate => (Rows::Generation(self.generation(&device, &mut progress)?), None),
             Suite::Step => (Rows::Step(self.step(&device, &mut progress, &cuda::STEP_MODELS)?), None),
             Suite::Block => (Rows::Step(self.step(&device, &mut progress, &cuda::BLOCK_MODELS)?), None),
             _ => {
@@ -222,6 +254,29 @@ impl Cuda {
             rows.extend(measure(device, libraries, *element, *shape, self.rounds)?);
         }
         Ok(rows)
+    }
+
+    fn generation(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GenerationRow>> {
+        let Some(config) = cuda::shape(&self.model) else {
+            bail!(Usage(format!("--model {}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b", self.model)));
+        };
+        let mut weights = vec![];
+        for name in &self.weights {
+            match cuda::WEIGHTS.iter().find(|(known, _)| known == name) {
+                Some((_, form)) => weights.push((name.clone(), *form)),
+                None => {
+                    let known: Vec<&str> = cuda::WEIGHTS.iter().map(|(name, _)| *name).collect();
+                    bail!(Usage(format!("--weights {name}: expected some of {}", known.join(", "))));
+                }
+            }
+        }
+        let batches: Vec<usize> = self.batch.iter().map(|batch| *batch as usize).collect();
+        let (mut done, all) = (0, weights.len() as u64 * (1 + batches.len() as u64));
+        let settings = (batches.as_slice(), self.context as usize, self.rounds as usize);
+        cuda::generation(device, &self.model, &config, &weights, settings, &mut |what| {
+            progress.steps(what, done, all);
+            done += 1;
+        })
     }
 
     fn prune(&self, device: &Device, progress: &mut Progress) -> Result<Vec<PruneRow>> {
@@ -290,7 +345,18 @@ impl Cuda {
 
     /// The command as one would type it again.
     fn told(&self) -> String {
-        format!("twofour bench cuda --suite {} --device {} --rounds {}", self.suite.name(), self.device, self.rounds)
+        let mut told = format!(
+            "twofour bench cuda --suite {} --device {} --rounds {}",
+            self.suite.name(),
+            self.device,
+            self.rounds
+        );
+        if self.suite == Suite::Generate {
+            let batch: Vec<String> = self.batch.iter().map(u32::to_string).collect();
+            let (batch, weights) = (batch.join(","), self.weights.join(","));
+            told += &format!(" --model {} --batch {batch} --context {} --weights {weights}", self.model, self.context);
+        }
+        told
     }
 }
 
@@ -315,6 +381,10 @@ impl Answer {
             Rows::Step(rows) => {
                 screen.line(cuda_tables::step(rows))?;
                 screen.line("\nMedians. Phases: device time of steps that were measured apart.")
+            }
+            Rows::Generation(rows) => {
+                screen.line(cuda_tables::generation(rows))?;
+                screen.line("\nMedians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.")
             }
             Rows::Overhead(rows) => {
                 screen.line(cuda_tables::overhead(rows))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    measure::cuda::{AttentionRow, GemmRow, OverheadRow, PruneRow, StepRow, TrainRow},
+    measure::cuda::{AttentionRow, GemmRow, GenerationRow, OverheadRow, PruneRow, StepRow, TrainRow},
     present::{
         table::{Align, Table},
         units,
@@ -37,6 +37,33 @@ pub(super) fn prune(rows: &[PruneRow]) -> Table {
             row.kernel.clone(),
             time(row.us),
             format!("{:.2}", row.gb_per_s / 1e3),
+        ]);
+    }
+    table
+}
+
+/// Returns the table of whole-model decoding.
+pub(super) fn generation(rows: &[GenerationRow]) -> Table {
+    let mut table = Table::new([
+        ("model", Align::Left),
+        ("weights", Align::Left),
+        ("batch", Align::Right),
+        ("step", Align::Right),
+        ("tokens/s", Align::Right),
+        ("weight GB", Align::Right),
+        ("GB/s", Align::Right),
+        ("memory GB", Align::Right),
+    ]);
+    for row in rows {
+        table.row([
+            row.model.clone(),
+            row.weights.clone(),
+            row.batch.to_string(),
+            format!("{:.3} ms", row.step_ms),
+            format!("{:.1}", row.tokens_per_s),
+            format!("{:.2}", row.weight_bytes as f64 * 1e-9),
+            format!("{:.0}", row.gb_per_s),
+            format!("{:.1}", row.memory_bytes as f64 * 1e-9),
         ]);
     }
     table

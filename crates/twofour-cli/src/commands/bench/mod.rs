@@ -5,6 +5,7 @@ mod cpu;
 mod cuda;
 mod cuda_tables;
 mod draw;
+mod generate;
 mod grid;
 mod latency;
 mod output;
@@ -30,10 +31,13 @@ pub(crate) struct Bench {
 enum What {
     Cpu(cpu::Cpu),
     Cuda(cuda::Cuda),
+    Generate(generate::Generate),
     Draw(draw::Draw),
     /// Measure the request on stdin; started by other commands
     #[command(hide = true)]
     Worker,
+    #[command(hide = true)]
+    GenerateWorker(generate::GenerateWorker),
 }
 
 impl Bench {
@@ -42,6 +46,8 @@ impl Bench {
         match self.what {
             What::Cpu(cpu) => cpu.run(screen),
             What::Cuda(cuda) => cuda.run(screen),
+            What::Generate(generate) => generate.run(screen),
+            What::GenerateWorker(worker) => worker.run(),
             What::Draw(draw) => draw.run(screen),
             What::Worker => {
                 measure::work(std::io::stdin().lock(), std::io::stdout().lock())?;

@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
     fs,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use anyhow::{Context, Result};
@@ -12,59 +12,29 @@ use twofour::{
     Arithmetic, Axis, Element, Mask, MatrixRef, Pattern,
     calibration::{ActivationSample, Hessian, InputNorms},
     criterion::{self, Criterion, Ria, Wanda, WandaVariant},
-    file::{PrunedWeight, Reader, StoredElement, TensorInfo},
+    file::{Quantization, QuantizedWeight, Reader, StoredElement},
     match_element,
     select::Sparsity,
-    solve::{Precision, SparseGpt, sparsegpt},
+    solve::{Precision, Solved, SparseGpt, sparsegpt},
 };
-use twofour_nn::model::{Calibration, Checkpoint, Observation};
+use twofour_nn::model::{Calibration, Observation, open_blockwise};
 
-use super::method::{Method, Sampling};
+use super::{
+    method::{Method, Sampling},
+    solution::{Adjusted, Solution, Solutions},
+};
 use crate::{interrupt, present::Screen, selection::Selection};
 
 /// Tokens on which pruned layers are compared with dense ones.
 const COMPARED: usize = 256;
 
-/// What became of the weights that calibration reached, by name.
-#[derive(Debug)]
-pub(super) struct Solutions {
-    weights: HashMap<String, Solution>,
-    /// Adjusted weights, one file each.
-    _folder: tempfile::TempDir,
-    /// Tokens that the model ran on.
-    pub(super) tokens: usize,
-}
-
-#[derive(Debug)]
-struct Solution {
-    mask: Mask,
-    axis: Axis,
-    /// The adjusted weight in the stored orientation, little-endian f32.
-    adjusted: Option<PathBuf>,
-    relative_error: f64,
-}
-
-impl Solutions {
-    /// The axis along which a weight's pattern holds, if it was pruned.
-    pub(super) fn axis(&self, name: &str) -> Option<Axis> {
-        self.weights.get(name).map(|solution| solution.axis)
-    }
-
-    /// `‖(W - Ŵ)·X‖² / ‖W·X‖²` of a weight on some of the calibration's tokens.
-    pub(super) fn relative_error(&self, name: &str) -> Option<f64> {
-        self.weights.get(name).map(|solution| solution.relative_error)
-    }
-
-    /// What a weight was pruned to.
-    pub(super) fn pruned(&self, tensor: &TensorInfo) -> twofour::Result<PrunedWeight> {
-        let missing = || twofour::Error::NoParameter { name: tensor.name.clone() };
-        let solution = self.weights.get(&tensor.name).ok_or_else(missing)?;
-        let mask = solution.mask.clone();
-        match &solution.adjusted {
-            None => Ok(PrunedWeight::Mask(mask)),
-            Some(path) => Ok(PrunedWeight::Adjusted { weight: read_floats(path)?, mask }),
-        }
-    }
+/// How weights are pruned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct How {
+    pub(super) method: Method,
+    pub(super) pattern: Pattern,
+    /// The integers that SparseGPT rounds to.
+    pub(super) quantization: Option<Quantization>,
 }
 
 /// Prunes every selected weight that the checkpoint's blocks multiply with.
@@ -72,26 +42,27 @@ pub(super) fn solve(
     screen: &Screen,
     (input, output): (&Path, &Path),
     selection: &Selection,
-    (method, pattern): (Method, Pattern),
+    how: How,
     sampling: &Sampling,
 ) -> Result<Solutions> {
-    let checkpoint = Checkpoint::open(input)?;
+    let checkpoint = open_blockwise(input)?;
     let text = fs::read_to_string(&sampling.text).with_context(|| sampling.text.display().to_string())?;
-    let tokens = checkpoint.tokenizer()?.encode(&text)?;
-    let pieces = sampling.pieces(&tokens, checkpoint.config().context)?;
+    let tokenizer = checkpoint.tokenizer()?;
+    let framing = checkpoint.framing(&tokenizer)?;
+    let pieces = sampling.pieces(&tokenizer.encode(&text)?, &framing, checkpoint.context())?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = tempfile::Builder::new()
         .prefix(".twofour-calibration-")
         .tempdir_in(parent)
         .with_context(|| format!("{}: making a folder for adjusted weights", parent.display()))?;
-    let solver = Solver { reader: checkpoint.reader(), selection, method, pattern, folder: folder.path() };
+    let solver = Solver { reader: checkpoint.reader(), selection, how, folder: folder.path() };
     let tokens = pieces.iter().map(Vec::len).sum();
     let compared = COMPARED.div_ceil(pieces.len());
-    let mut calibration = Calibration::new(&checkpoint, &pieces)?;
+    let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?;
     drop(pieces);
 
     let mut progress = screen.progress();
-    let blocks = checkpoint.config().layers;
+    let blocks = checkpoint.blocks();
     let mut weights: HashMap<String, Solution> = HashMap::new();
     while !calibration.is_finished() {
         let block = calibration.block();
@@ -123,7 +94,7 @@ pub(super) fn solve(
             return Err(error);
         }
     }
-    Ok(Solutions { weights, _folder: folder, tokens })
+    Ok(Solutions::new(weights, folder, tokens))
 }
 
 /// What is known of the input of some linear layers.
@@ -141,11 +112,23 @@ enum Statistic {
     Hessian(Hessian),
 }
 
+/// What a criterion or a solver found.
+enum Found {
+    Mask(Mask),
+    Solved(Solved),
+}
+
+/// The values of a solved weight, `[out, in]`.
+enum Values {
+    /// As the weight's dtype stores them.
+    Floats(Vec<f32>),
+    Integers(QuantizedWeight),
+}
+
 struct Solver<'a> {
     reader: &'a Reader,
     selection: &'a Selection,
-    method: Method,
-    pattern: Pattern,
+    how: How,
     folder: &'a Path,
 }
 
@@ -163,7 +146,7 @@ impl Solver<'_> {
         }
         let features = observation.x.len() / observation.tokens;
         if !inputs.contains_key(first) {
-            let statistic = match self.method {
+            let statistic = match self.how.method {
                 Method::Sparsegpt => Statistic::Hessian(Hessian::new(features)?),
                 _ => Statistic::Norms(InputNorms::new(features)),
             };
@@ -202,50 +185,56 @@ impl Solver<'_> {
         let (rows, cols, dense) = self.dense(name, input.is_transposed)?;
         let matrix = MatrixRef::new(rows, cols, &dense)?;
         let named = |error: twofour::Error| error.in_tensor(name);
-        let (mask, adjusted) = self.pruned(matrix, &input.statistic).map_err(named)?;
-        let adjusted = adjusted.map(|weight| self.rounded(name, weight)).transpose()?;
-        let relative_error = {
-            let masked;
-            let pruned = match &adjusted {
-                Some(weight) => weight,
-                None => {
-                    masked = mask.apply(matrix)?;
-                    &masked
-                }
-            };
-            input.sample.relative_error(matrix, MatrixRef::new(rows, cols, pruned)?).map_err(named)?
+        let found = self.pruned(matrix, &input.statistic).map_err(named)?;
+        let (mask, values) = match found {
+            Found::Mask(mask) => (mask, None),
+            Found::Solved(solved) => {
+                let values = match self.how.quantization {
+                    None => Values::Floats(self.rounded(name, solved.weight)?),
+                    Some(_) if input.is_transposed => anyhow::bail!(
+                        "`{name}` is stored as [in_features, out_features], and integers are 2:4 along stored rows; leave out --quantize"
+                    ),
+                    Some(to) => Values::Integers(QuantizedWeight::of_solved(&solved, to).map_err(named)?),
+                };
+                (solved.mask, Some(values))
+            }
         };
-        let adjusted = match adjusted {
+        let dense_of = |values: &Values| match values {
+            Values::Floats(weight) => weight.clone(),
+            Values::Integers(weight) => weight.dequantize().to_dense(),
+        };
+        let pruned = values.as_ref().map_or_else(|| mask.apply(matrix), |values| Ok(dense_of(values)))?;
+        let relative_error =
+            input.sample.relative_error(matrix, MatrixRef::new(rows, cols, &pruned)?).map_err(named)?;
+        let adjusted = match values {
             None => None,
-            Some(weight) => {
+            Some(Values::Integers(weight)) => Some(Adjusted::integers(self.folder, &weight)?),
+            Some(Values::Floats(_)) => {
                 let stored =
-                    if input.is_transposed { MatrixRef::new(rows, cols, &weight)?.transposed() } else { weight };
-                let number = fs::read_dir(self.folder).map(Iterator::count).unwrap_or_default();
-                let path = self.folder.join(format!("{number}.f32"));
-                fs::write(&path, bytemuck::cast_slice::<f32, u8>(&stored))
-                    .with_context(|| format!("{}: writing an adjusted weight", path.display()))?;
-                Some(path)
+                    if input.is_transposed { MatrixRef::new(rows, cols, &pruned)?.transposed() } else { pruned };
+                Some(Adjusted::floats(self.folder, &stored)?)
             }
         };
         let (mask, axis) = if input.is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
         Ok(Some(Solution { mask, axis, adjusted, relative_error }))
     }
 
-    fn pruned(&self, matrix: MatrixRef<'_, f32>, statistic: &Statistic) -> twofour::Result<(Mask, Option<Vec<f32>>)> {
-        let sparsity = Sparsity::Groups(self.pattern);
-        let by = |criterion: &dyn Criterion| Ok((criterion::mask(matrix, criterion, sparsity)?, None));
+    fn pruned(&self, matrix: MatrixRef<'_, f32>, statistic: &Statistic) -> twofour::Result<Found> {
+        let sparsity = Sparsity::Groups(self.how.pattern);
+        let by = |criterion: &dyn Criterion| Ok(Found::Mask(criterion::mask(matrix, criterion, sparsity)?));
         match statistic {
-            Statistic::Norms(norms) if self.method == Method::Ria => by(&Ria { norms, exponent: Ria::EXPONENT }),
+            Statistic::Norms(norms) if self.how.method == Method::Ria => by(&Ria { norms, exponent: Ria::EXPONENT }),
             Statistic::Norms(norms) => by(&Wanda { norms, variant: WandaVariant::Paper }),
             Statistic::Hessian(hessian) => {
-                let settings = SparseGpt::new(sparsity);
+                let grid = self.how.quantization.map(Quantization::grid);
+                let settings = SparseGpt { grid, ..SparseGpt::new(sparsity) };
                 let solved = match sparsegpt(matrix, hessian, &settings) {
                     Err(twofour::Error::NotPositiveDefinite { .. }) => {
                         sparsegpt(matrix, hessian, &SparseGpt { precision: Precision::F64, ..settings })?
                     }
                     solved => solved?,
                 };
-                Ok((solved.mask, Some(solved.weight)))
+                Ok(Found::Solved(solved))
             }
         }
     }
@@ -282,17 +271,11 @@ impl Solver<'_> {
     /// The pruned weight in its stored orientation.
     fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
         match &solution.adjusted {
-            Some(path) => Ok(read_floats(path)?),
+            Some(adjusted) => Ok(adjusted.values()?),
             None => {
                 let (rows, cols, stored) = self.stored(name)?;
                 Ok(solution.mask.apply(MatrixRef::new(rows, cols, &stored)?)?)
             }
         }
     }
-}
-
-/// Floats as [`Solver::solve`] wrote them.
-fn read_floats(path: &Path) -> twofour::Result<Vec<f32>> {
-    let failed = |source| twofour::Error::Io { path: path.to_owned(), action: "reading an adjusted weight", source };
-    Ok(bytemuck::allocation::pod_collect_to_vec(&fs::read(path).map_err(failed)?))
 }

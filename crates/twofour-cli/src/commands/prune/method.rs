@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use twofour::{Pattern, file::Quantization, int4::Granularity};
 
+use super::super::quantize::{Integer, granularity};
 use crate::exit::Usage;
 
 /// How weights are pruned.
@@ -43,13 +45,42 @@ pub(super) struct CalibrationOptions {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), requires = "calibration")]
     samples: u32,
 
-    /// Tokens of a piece [default: 512, or the model's context where that is shorter]
+    /// Tokens of a piece, with those that a BERT reads around it [default: 512, or the model's context where that is shorter]
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..), requires = "calibration")]
     length: Option<u32>,
 
     /// What the places depend on
     #[arg(long, default_value_t = 0, requires = "calibration")]
     seed: u64,
+}
+
+/// Rounding to integers in the solver's pass.
+#[derive(Debug, Clone, Args)]
+pub(super) struct JointOptions {
+    /// Also round kept weights to these integers, in the same pass; with --method sparsegpt. The output is compressed
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    quantize: Option<Integer>,
+
+    /// Columns that share a scale: 128, 64, or `row` for all [default: row for int8, 128 for int4]
+    #[arg(long, value_name = "COLUMNS", value_parser = granularity, requires = "quantize")]
+    group: Option<Granularity>,
+}
+
+impl JointOptions {
+    /// Returns the integers, where there are any.
+    pub(super) fn quantization(&self, method: Method, pattern: Pattern) -> Result<Option<Quantization>, Usage> {
+        let Some(integer) = self.quantize else { return Ok(None) };
+        if method != Method::Sparsegpt {
+            return Err(Usage(format!(
+                "--quantize is for --method sparsegpt, which adjusts weights for their rounding; after --method {} run twofour quantize",
+                method.name()
+            )));
+        }
+        if pattern != Pattern::TWO_FOUR {
+            return Err(Usage(format!("--quantize writes compressed weights, which are 2:4, not {pattern}")));
+        }
+        Ok(Some(integer.with(self.group)))
+    }
 }
 
 /// A text and how it is cut.
@@ -84,13 +115,27 @@ impl CalibrationOptions {
 }
 
 impl Sampling {
-    /// The pieces of a text's tokens, from places that depend on the seed alone.
-    pub(super) fn pieces(&self, tokens: &[u32], context: usize) -> Result<Vec<Vec<u32>>, Usage> {
+    /// The pieces of a text's tokens, from places that depend on the seed alone. `framing` stands before and after each piece, as it does around `tokens`.
+    pub(super) fn pieces(
+        &self,
+        tokens: &[u32],
+        framing: &[Vec<u32>; 2],
+        context: usize,
+    ) -> Result<Vec<Vec<u32>>, Usage> {
+        let [before, after] = framing;
+        let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
+        let tokens = tokens.strip_suffix(after.as_slice()).unwrap_or(tokens);
         let length = self.length.unwrap_or(512.min(context));
         if length > context {
             return Err(Usage(format!("--length {length}: the model's context is {context} tokens")));
         }
-        let Some(last) = tokens.len().checked_sub(length) else {
+        let frame = before.len() + after.len();
+        let Some(inner) = length.checked_sub(frame).filter(|inner| *inner > 0) else {
+            return Err(Usage(format!(
+                "--length {length}: {frame} tokens stand around each text; give a larger number"
+            )));
+        };
+        let Some(last) = tokens.len().checked_sub(inner) else {
             return Err(Usage(format!(
                 "{}: {} tokens are fewer than the {length} of one piece; give a longer text or a smaller --length",
                 self.text.display(),
@@ -99,7 +144,7 @@ impl Sampling {
         };
         let piece = |i: usize| {
             let start = (mixed(self.seed ^ mixed(i as u64)) % (last as u64 + 1)) as usize;
-            tokens[start..start + length].to_vec()
+            [before, &tokens[start..start + inner], after].concat()
         };
         Ok((0..self.samples).map(piece).collect())
     }
@@ -120,13 +165,25 @@ mod tests {
     #[test]
     fn pieces_depend_on_the_seed_alone_and_cover_the_text() {
         let sampling = |seed| Sampling { text: PathBuf::from("t"), samples: 200, length: Some(10), seed };
-        let tokens: Vec<u32> = (0..50).collect();
-        let pieces = sampling(1).pieces(&tokens, 64).unwrap();
-        assert_eq!(pieces, sampling(1).pieces(&tokens, 64).unwrap());
-        assert_ne!(pieces, sampling(2).pieces(&tokens, 64).unwrap());
+        let (tokens, none): (Vec<u32>, _) = ((0..50).collect(), [vec![], vec![]]);
+        let pieces = sampling(1).pieces(&tokens, &none, 64).unwrap();
+        assert_eq!(pieces, sampling(1).pieces(&tokens, &none, 64).unwrap());
+        assert_ne!(pieces, sampling(2).pieces(&tokens, &none, 64).unwrap());
         let starts: std::collections::BTreeSet<u32> = pieces.iter().map(|piece| piece[0]).collect();
         assert!(starts.len() > 35 && starts.contains(&0) && starts.contains(&40), "{starts:?}");
         assert!(pieces.iter().all(|piece| piece.len() == 10 && piece.is_sorted()));
-        assert!(sampling(1).pieces(&tokens[..9], 64).is_err() && sampling(1).pieces(&tokens, 9).is_err());
+        assert!(sampling(1).pieces(&tokens[..9], &none, 64).is_err() && sampling(1).pieces(&tokens, &none, 9).is_err());
+    }
+
+    #[test]
+    fn pieces_of_encoders_are_framed_and_hold_no_frame_inside() {
+        let sampling = Sampling { text: PathBuf::from("t"), samples: 50, length: Some(6), seed: 0 };
+        let tokens: Vec<u32> = [101].into_iter().chain(0..20).chain([102]).collect();
+        let framing = [vec![101], vec![102]];
+        for piece in sampling.pieces(&tokens, &framing, 16).unwrap() {
+            assert!(piece.len() == 6 && piece[0] == 101 && piece[5] == 102, "{piece:?}");
+            assert!(piece[1..5].iter().all(|token| *token < 20), "{piece:?}");
+        }
+        assert!(Sampling { length: Some(2), ..sampling }.pieces(&tokens, &framing, 16).is_err());
     }
 }

@@ -1,7 +1,10 @@
 //! `twofour prune`.
 
 mod calibrated;
+mod evaluation;
 mod method;
+mod report;
+mod solution;
 
 use std::path::PathBuf;
 
@@ -10,26 +13,22 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use twofour::{
     Axis, MatrixRef, Pattern,
-    file::{self, PruneOutcome, PruneReport, Reader, TensorInfo},
+    file::{self, Quantization, Reader, TensorInfo},
     select::{Selector, Sparsity, Transposable},
 };
 
 use self::{
-    calibrated::Solutions,
-    method::{CalibrationOptions, Method},
+    calibrated::How,
+    evaluation::{EvaluationOptions, PerplexityAnswer},
+    method::{CalibrationOptions, JointOptions, Method},
+    report::TensorAnswer,
 };
 use super::output::OutputOptions;
 use crate::{
     exit::{Usage, Verdict},
     interrupt,
-    present::{
-        Screen,
-        layers::by_layer,
-        style::{self, paint},
-        table::{Align, Table},
-        units,
-    },
-    selection::{Selection, SelectionOptions, Skipped},
+    present::{Screen, units},
+    selection::SelectionOptions,
 };
 
 /// Write a model with its weights pruned: dense, with zeros
@@ -42,7 +41,8 @@ use crate::{
 Examples:
   twofour prune model.safetensors -o pruned.safetensors
   twofour prune model/ -o pruned/ --exclude '*.v_proj.weight'      a directory gives a directory
-  twofour prune model/ -o pruned/ --method sparsegpt --calibration text.txt
+  twofour prune model/ -o pruned/ --method sparsegpt --calibration text.txt --eval held-out.txt
+  twofour prune model/ -o int4/ --method sparsegpt --calibration text.txt --quantize int4 --group 128
   twofour prune model.safetensors -o out.safetensors --pattern 4:8 --include '*.mlp.*'
   twofour prune model.safetensors -o out.safetensors --transposable optimal
 
@@ -67,6 +67,12 @@ pub(crate) struct Prune {
 
     #[command(flatten)]
     calibration: CalibrationOptions,
+
+    #[command(flatten)]
+    joint: JointOptions,
+
+    #[command(flatten)]
+    evaluation: EvaluationOptions,
 
     /// The axis along which groups run; kernels need rows
     #[arg(long, value_enum, default_value_t)]
@@ -95,28 +101,30 @@ struct Answer<'a> {
     /// Tokens that the model ran on.
     #[serde(skip_serializing_if = "Option::is_none")]
     calibration_tokens: Option<usize>,
+    /// The integers of the pruned weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<QuantizationAnswer>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<PerplexityAnswer>,
     tensors: Vec<TensorAnswer<'a>>,
 }
 
+/// The integers that weights became.
 #[derive(Debug, Serialize)]
-struct TensorAnswer<'a> {
-    name: &'a str,
+struct QuantizationAnswer {
     dtype: &'static str,
-    shape: &'a [usize],
-    pruned: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    density_before: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mask_density: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kept_l1: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kept_l2: Option<f64>,
-    /// The squared change of the layer's outputs over their square, on some of the calibration's tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    relative_error: Option<f64>,
+    /// Columns that share a scale; null for a row.
+    group: Option<usize>,
+}
+
+impl From<Quantization> for QuantizationAnswer {
+    fn from(quantization: Quantization) -> Self {
+        let (dtype, granularity) = match quantization {
+            Quantization::Int8(granularity) => ("I8", granularity),
+            Quantization::Int4(granularity) => ("I4", granularity),
+        };
+        QuantizationAnswer { dtype, group: granularity.columns() }
+    }
 }
 
 impl Prune {
@@ -129,6 +137,7 @@ impl Prune {
                 Usage(format!("--method {method} prunes along rows; leave out --axis and --transposable")).into()
             );
         }
+        let quantization = self.joint.quantization(self.method, self.pattern)?;
         let selection = self.selection.selection()?;
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
@@ -138,10 +147,11 @@ impl Prune {
 
         let _guard = interrupt::guard();
         let places = (self.input.as_path(), self.output.output.as_path());
+        let before = self.evaluation.before(screen, places.0)?;
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
-                let how = (self.method, self.pattern);
+                let how = How { method: self.method, pattern: self.pattern, quantization };
                 Some(calibrated::solve(screen, places, &selection, how, &sampling)?)
             }
         };
@@ -149,12 +159,17 @@ impl Prune {
         let mut show = |p: file::Progress<'_>| super::output::show(&mut progress, p);
         let chosen = |tensor: &TensorInfo| selection.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok();
         let overwrite = self.output.overwrite();
-        let report = match &solutions {
-            None => {
+        let report = match (&solutions, quantization) {
+            (None, _) => {
                 let mut choose = |tensor: &TensorInfo| chosen(tensor).then_some(selector);
                 file::prune(places.0, places.1, overwrite, &mut choose, &mut show)?
             }
-            Some(solutions) => {
+            (Some(solutions), Some(to)) => {
+                let mut choose = |tensor: &TensorInfo| solutions.axis(&tensor.name).is_some();
+                let mut solve = |tensor: &TensorInfo| solutions.quantized(tensor);
+                file::prune_and_quantize_with(places.0, places.1, overwrite, to, &mut choose, &mut solve, &mut show)?
+            }
+            (Some(solutions), None) => {
                 let sparsity = Sparsity::Groups(self.pattern);
                 let mut choose = |tensor: &TensorInfo| Some((sparsity, solutions.axis(&tensor.name)?));
                 let mut prune = |tensor: &TensorInfo, _: MatrixRef<'_, f32>| solutions.pruned(tensor);
@@ -162,13 +177,17 @@ impl Prune {
             }
         };
         drop(progress);
-        let tensors = answers(&report, &selection, solutions.as_ref());
-        self.tell(screen, &tensors)?;
+        let tensors = report::answers(&report, &selection, solutions.as_ref());
+        let perplexity = before.map(|before| before.after(screen, places.1)).transpose()?;
+        report::show(screen, &tensors)?;
+        self.tell(screen, &tensors, perplexity.as_ref())?;
         let answer = Answer {
             output: &self.output.output,
             pattern: self.pattern.to_string(),
             method: self.method.name(),
             calibration_tokens: solutions.as_ref().map(|solutions| solutions.tokens),
+            quantization: quantization.map(QuantizationAnswer::from),
+            perplexity,
             tensors,
         };
         screen.json(&answer)?;
@@ -189,45 +208,12 @@ impl Prune {
         Ok(Selector::Magnitude { pattern: self.pattern, axis })
     }
 
-    fn tell(&self, screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<()> {
-        let mut table = Table::new([
-            (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
-            ("dtype", Align::Left),
-            ("shape", Align::Right),
-            ("density", Align::Right),
-            ("mask", Align::Right),
-            ("kept L1", Align::Right),
-            ("kept L2", Align::Right),
-            ("error", Align::Right),
-            ("", Align::Left),
-        ]);
-        // The means of one kind of layer in one row.
-        let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.to_vec(), t.pruned, t.reason.clone());
-        let rows = by_layer(tensors, screen.is_detailed(), |t| (t.name, alike(t)));
-        for (label, row) in rows {
-            let first = row[0];
-            let mean = |of: fn(&TensorAnswer<'_>) -> Option<f64>| {
-                let values: Vec<f64> = row.iter().filter_map(|t| of(t)).collect();
-                if values.is_empty() {
-                    String::new()
-                } else {
-                    units::percent(values.iter().sum::<f64>() / values.len() as f64)
-                }
-            };
-            let note = first.reason.as_ref().map_or(String::new(), |r| paint(style::FAINT, format!("kept: {r}")));
-            table.row([
-                label,
-                first.dtype.to_owned(),
-                units::shape(first.shape),
-                mean(|t| t.density_before),
-                mean(|t| t.mask_density),
-                mean(|t| t.kept_l1),
-                mean(|t| t.kept_l2),
-                mean(|t| t.relative_error),
-                note,
-            ]);
-        }
-        screen.line(table)?;
+    fn tell(
+        &self,
+        screen: &mut Screen,
+        tensors: &[TensorAnswer<'_>],
+        perplexity: Option<&PerplexityAnswer>,
+    ) -> Result<()> {
         let pruned = tensors.iter().filter(|t| t.pruned).count();
         screen.line(format!(
             "\n{} of {} pruned to {}, written to {}",
@@ -236,47 +222,12 @@ impl Prune {
             self.pattern,
             self.output.output.display()
         ))?;
+        if let Some(PerplexityAnswer { before, after, tokens, .. }) = perplexity {
+            screen.line(format!("perplexity {before:.4} before, {after:.4} after, over {tokens} tokens"))?;
+        }
         if pruned == 0 {
             screen.warn("no tensor was pruned; choose some with --include");
         }
         Ok(())
     }
-}
-
-fn answers<'a>(report: &'a PruneReport, selection: &Selection, solutions: Option<&Solutions>) -> Vec<TensorAnswer<'a>> {
-    let answer = |t: &'a file::PrunedTensor| {
-        let mut answer = TensorAnswer {
-            name: &t.name,
-            dtype: t.dtype.name(),
-            shape: &t.shape,
-            pruned: false,
-            reason: None,
-            density_before: None,
-            mask_density: None,
-            kept_l1: None,
-            kept_l2: None,
-            relative_error: solutions.and_then(|solutions| solutions.relative_error(&t.name)),
-        };
-        match t.outcome {
-            PruneOutcome::Pruned { density_before, density, kept_l1, kept_l2, .. }
-            | PruneOutcome::PrunedBy { density_before, density, kept_l1, kept_l2, .. } => {
-                answer.pruned = true;
-                answer.density_before = Some(density_before);
-                answer.mask_density = Some(density);
-                answer.kept_l1 = Some(kept_l1);
-                answer.kept_l2 = Some(kept_l2);
-            }
-            PruneOutcome::AlreadyCompressed => answer.reason = Some("compressed already".to_owned()),
-            _ => {
-                let reason = match selection.of(&t.name, t.dtype, &t.shape) {
-                    Err(skipped) => skipped.to_string(),
-                    Ok(()) if solutions.is_some() => "no linear layer of a block".to_owned(),
-                    Ok(()) => Skipped::NoMatrix.to_string(),
-                };
-                answer.reason = Some(reason);
-            }
-        }
-        answer
-    };
-    report.tensors.iter().map(answer).collect()
 }

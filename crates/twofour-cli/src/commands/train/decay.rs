@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
+    model::TrainedModel as _,
     recipe::Recipe,
     train::{DecayChoice, DecaySearch, DecayTrial, SparsityPlan, TrainingData},
 };
@@ -60,8 +61,8 @@ pub(super) fn search<E: Engine, D: TrainingData>(
             if interrupt::requested() {
                 return Err(interrupt::Interrupted.into());
             }
-            let settings = (&recipe.model, &recipe.training);
-            let (back, trial) = file.search.run(engine, settings, plan, data, strength)?;
+            let model = D::Model::<E>::config_of(recipe);
+            let (back, trial) = file.search.run(engine, (&model, &recipe.training), plan, data, strength)?;
             engine = back;
             file.trials.push(trial);
             folder.write_json(FILE, &file)?;

@@ -1,6 +1,6 @@
 //! Where a run computes.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use twofour_nn::recipe::DeviceKind;
 
@@ -27,6 +27,18 @@ impl TrainDevice {
         match self {
             TrainDevice::Cpu => 1,
             TrainDevice::Cuda(numbers) => numbers.len(),
+        }
+    }
+}
+
+impl fmt::Display for TrainDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TrainDevice::Cpu => f.write_str("cpu"),
+            TrainDevice::Cuda(numbers) => {
+                let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+                write!(f, "cuda:{}", numbers.join(","))
+            }
         }
     }
 }

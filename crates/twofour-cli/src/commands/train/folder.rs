@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use twofour_nn::recipe::Recipe;
+use twofour_nn::recipe::{Recipe, Tokenizer};
 
 use crate::exit::Usage;
 
@@ -81,7 +81,7 @@ impl Folder {
         let own = Recipe::parse(&text, Path::new(""), &[]).map_err(|mistakes| {
             Usage(format!("{}: changed by hand, or of another version of twofour; {mistakes}", path.display()))
         })?;
-        let differing = differences(&own, recipe)?;
+        let differing = differences(&own, &absolute(recipe)?)?;
         if differing.is_empty() {
             return Ok(());
         }
@@ -145,8 +145,12 @@ fn lock(folder: &Path) -> Result<File> {
 /// The recipe with paths that hold wherever the copy is read.
 fn absolute(recipe: &Recipe) -> Result<Recipe> {
     let mut recipe = recipe.clone();
+    let tokenizer = match &mut recipe.data.tokenizer {
+        Tokenizer::File(path) => Some(path),
+        _ => None,
+    };
     let images = recipe.data.images.iter_mut().chain(&mut recipe.data.labels);
-    for path in recipe.data.text.iter_mut().chain(images) {
+    for path in recipe.data.text.iter_mut().chain(images).chain(tokenizer).chain(&mut recipe.model.from) {
         *path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
     }
     Ok(recipe)

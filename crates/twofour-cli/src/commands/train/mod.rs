@@ -6,17 +6,22 @@
 //! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
+//! | `tokens` | the text as tokens |
 //! | `run` | training, validation, checkpoints |
+//! | `outcome` | the model at the end |
 //! | `view` | the run while it goes on |
 //! | `report`, `picture` | `report.json`, `report.svg` |
 
+mod data;
 mod decay;
 mod device;
 mod dry_run;
 mod folder;
+mod outcome;
 mod picture;
 mod report;
 mod run;
+mod tokens;
 mod view;
 
 use std::{
@@ -31,13 +36,13 @@ use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedData, LoadedRecipe, Override, RecipeError, RecipePlan},
     train::{
-        Corpus, GradientReduction, TrainingData,
+        Corpus, GradientReduction,
         ranks::{NcclReduction, train_together},
     },
 };
 
 pub(crate) use self::device::TrainDevice;
-use self::{folder::Folder, report::Report, run::Beginning};
+use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
 use crate::{
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
@@ -54,8 +59,11 @@ use crate::{
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
-/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, model.safetensors (bf16, 2:4 layers compressed), the
-/// checkpoints last/ and best/, and the recipe with its overrides. The same command again goes on where an interrupted or killed run stopped.
+/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral, Qwen2) or the folder of another run.
+///
+/// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints last/ and best/, and the recipe with its overrides. The model is
+/// model/, as transformers loads it, where it has one of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an interrupted or
+/// killed run stopped.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -63,6 +71,7 @@ Examples:
   twofour train recipes/fst.toml -o runs/fst
   twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
   twofour train recipes/ste.toml -o runs/two --device cuda:0,1
+  twofour train recipes/fine-tune.toml -o runs/tuned --set model.from=pruned/ --set data.text=text.txt
   twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
 
 A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
@@ -143,7 +152,8 @@ fn train_in<E: Engine + 'static>(
     let _guard = interrupt::guard();
     let trained = match &loaded.data {
         LoadedData::Text(text) => {
-            let corpus = Corpus::new(text.clone(), loaded.recipe.data.validation)?;
+            let tokens = tokens::of(&loaded.recipe, text, &folder, screen)?;
+            let corpus = Corpus::of_tokens(tokens, loaded.recipe.data.validation)?;
             train_with(engines, Arc::new(corpus), loaded, plan, &folder, screen)
         }
         LoadedData::Images(images) => train_with(engines, images.clone(), loaded, plan, &folder, screen),
@@ -157,7 +167,7 @@ fn train_in<E: Engine + 'static>(
 }
 
 /// Trains with one engine, or with several together.
-fn train_with<E: Engine, D: TrainingData + 'static>(
+fn train_with<E: Engine + 'static, D: RunData>(
     engines: Engines<E>,
     data: Arc<D>,
     loaded: &LoadedRecipe,
@@ -197,6 +207,9 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     if let Some(accuracy) = report.val_accuracy {
         row("validation accuracy", units::percent(accuracy));
     }
+    if let Some(probe) = &report.linear_probe {
+        row("accuracy of logistic regression on features", units::percent(probe.validation_accuracy));
+    }
     if let Some(steps) = report.best_steps.filter(|steps| *steps != report.steps) {
         row(&format!("lowest, after {steps} steps"), loss(report.best_val_loss));
     }
@@ -207,7 +220,6 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     }
     // FST and its kin end dense, as their papers have it.
     let dense_from = plan.sparse.map(|(_, end)| end).filter(|end| *end < plan.steps);
-    let is_sparse_at_the_end = plan.sparse_weights > 0 && dense_from.is_none();
     if plan.sparse_weights > 0 {
         let share = units::percent(plan.sparse_weights as f64 / plan.parameters as f64);
         match dense_from {
@@ -222,7 +234,7 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
         ("report.json", "all figures"),
         ("report.svg", "the picture"),
         ("metrics.jsonl", "a line for each step"),
-        (run::MODEL, if is_sparse_at_the_end { "the model, its 2:4 layers compressed" } else { "the model, dense" }),
+        (report.model.path, report.model.describe()),
     ] {
         screen.line(format!("{}  {what}", folder.file(name).display()))?;
     }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use twofour_nn::{
+    model::LinearProbe,
     recipe::{LoadedRecipe, Recipe, RecipePlan},
     report::{LayerMetrics, StepMetrics},
     train::DecayChoice,
 };
 
+use super::outcome::Outcome;
 use crate::measure::Machine;
 
 /// Steps whose mean is the loss at the end: single batches are noisy.
@@ -22,7 +24,10 @@ pub(super) struct Report {
     /// The share of the validation images that are classified rightly at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) val_accuracy: Option<f64>,
-    /// The lowest one, and the number of steps after which it was measured.
+    /// Logistic regression on the features of the images at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) linear_probe: Option<LinearProbe>,
+    /// The lowest validation loss, and the number of steps after which it was measured.
     pub(super) best_val_loss: Option<f64>,
     pub(super) best_steps: Option<u64>,
     /// Mean training loss of the last steps.
@@ -37,8 +42,12 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// Tokens a second, over all steps.
     pub(super) tokens_per_s: f64,
-    /// Bytes of text or of pixels, training and validation together.
-    pub(super) text_bytes: usize,
+    /// Bytes of text, or of pixels, training and validation together.
+    pub(super) data_bytes: usize,
+    /// Tokens of all samples.
+    pub(super) data_tokens: usize,
+    /// The model that the run left.
+    pub(super) model: Outcome,
     /// Masks when they were last measured.
     pub(super) masks: BTreeMap<String, LayerMetrics>,
     /// The strength of the decay of pruned weights that trial runs found, and what they found.
@@ -56,11 +65,11 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(
-        loaded: &LoadedRecipe,
+        (loaded, data_tokens): (&LoadedRecipe, usize),
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
-        decay: Option<DecayChoice>,
+        (decay, linear_probe, model): (Option<DecayChoice>, Option<LinearProbe>, Outcome),
         machine: Machine,
     ) -> Self {
         let validated = steps.iter().filter_map(|step| Some((step.val_loss?, step.step + 1)));
@@ -76,6 +85,7 @@ impl Report {
         Report {
             val_loss: last.val_loss,
             val_accuracy: last.val_accuracy,
+            linear_probe,
             best_val_loss: best.map(|(loss, _)| loss),
             best_steps: best.map(|(_, step)| step),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
@@ -84,7 +94,9 @@ impl Report {
             tokens,
             seconds,
             tokens_per_s: tokens as f64 / seconds.max(1e-9),
-            text_bytes: loaded.data.bytes(),
+            data_bytes: loaded.data.bytes(),
+            data_tokens,
+            model,
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
             decay,
             plan: plan.clone(),

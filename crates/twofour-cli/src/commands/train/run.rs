@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, bail};
-use twofour::{DataType, MatrixRef, file::Overwrite};
+use twofour::MatrixRef;
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
     model::TrainedModel as _,
@@ -12,7 +12,7 @@ use twofour_nn::{
     train::{CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData},
 };
 
-use super::{decay, folder::Folder, picture, report::Report, view::View};
+use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
     interrupt, measure,
     present::{Screen, units},
@@ -24,11 +24,8 @@ const LAST: &str = "last";
 /// The folder of the checkpoint with the lowest validation loss.
 const BEST: &str = "best";
 
-/// The model at the end, in bf16, its 2:4 layers compressed.
-pub(super) const MODEL: &str = "model.safetensors";
-
 /// A run in progress.
-struct Run<'a, E: Engine, D: TrainingData> {
+struct Run<'a, E: Engine, D: RunData> {
     trainer: Trainer<E, D>,
     folder: &'a Folder,
     log: MetricsLog,
@@ -100,7 +97,8 @@ impl<D: TrainingData> Beginning<D> {
     /// The trainer with an engine.
     pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E, D>> {
         let Beginning { recipe, plan, data, folder, last, .. } = self;
-        let mut trainer = Trainer::new(engine, &recipe.model, &recipe.training, plan.clone(), data.clone())?;
+        let model = D::Model::from_recipe(&engine, recipe)?;
+        let mut trainer = Trainer::with_model(engine, model, &recipe.training, plan.clone(), data.clone())?;
         if last.join(CHECKPOINT_FILE).exists() {
             let path = folder.display();
             trainer
@@ -112,7 +110,7 @@ impl<D: TrainingData> Beginning<D> {
 }
 
 /// Trains from where a trainer is to the end, and reports.
-pub(super) fn train<E: Engine, D: TrainingData>(
+pub(super) fn train<E: Engine, D: RunData>(
     trainer: Trainer<E, D>,
     decay: Option<DecayChoice>,
     loaded: &LoadedRecipe,
@@ -154,7 +152,7 @@ pub(super) fn train<E: Engine, D: TrainingData>(
     run.finish(loaded, plan)
 }
 
-impl<'a, E: Engine, D: TrainingData> Run<'a, E, D> {
+impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
     fn open(trainer: Trainer<E, D>, decay: Option<DecayChoice>, step_tokens: u64, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
@@ -281,9 +279,12 @@ impl<'a, E: Engine, D: TrainingData> Run<'a, E, D> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        let report = Report::new(loaded, plan, &self.steps, last, self.decay, measure::machine()?);
-        let (engine, model) = self.trainer.engine_and_model();
-        model.save(engine, &self.folder.file(MODEL), Overwrite::Yes, DataType::BF16)?;
+        let tokens = self.trainer.data().tokens(self.trainer.model().positions());
+        let data = self.trainer.data().clone();
+        let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;
+        let model = D::leave(self.folder, &loaded.recipe, (self.trainer.engine(), self.trainer.model()))?;
+        let report =
+            Report::new((loaded, tokens), plan, &self.steps, last, (self.decay, probe, model), measure::machine()?);
         let loss = report.val_loss.unwrap_or(f64::NAN);
         let title = match report.val_accuracy {
             Some(accuracy) => format!("{}, {:.2} % of unseen images, {loss:.3} nats", plan.method, 100.0 * accuracy),

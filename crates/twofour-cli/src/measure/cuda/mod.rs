@@ -2,6 +2,7 @@
 
 mod attention;
 mod gemm;
+mod generation;
 mod grid;
 mod layer;
 mod overhead;
@@ -16,6 +17,7 @@ use twofour_cuda::{Device, compiler::Compiler};
 
 pub(crate) use attention::{ATTENTION_SHAPES, AttentionRow, attention};
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
+pub(crate) use generation::{GenerationRow, WEIGHTS, generation, shape};
 pub(crate) use grid::{
     CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
 };

@@ -1,16 +1,53 @@
 //! A layer's state, read and restored: mask, packed weight, flips, scale and seed.
 
-use cudarc::driver::result;
+use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use twofour::{Axis, Compressed, Element, Mask, Pattern};
 
 use super::{SparseLinear, status::NO_FLIPS};
 use crate::{
-    Error, Result,
+    DevicePtr, Error, Result,
     layer::{DeviceSlice, MaskRule},
     raw::prune::{MaskChoice, NO_NAN},
 };
 
 impl SparseLinear {
+    /// Returns a copy with mask, packed weight, counters, scale and seed in memory of its own, written in stream order: for a front end that packs anew while an
+    /// earlier forward pass still waits for its gradients.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Capturing`] while the stream is being captured.
+    pub fn try_clone(&self) -> Result<Self> {
+        let context = &self.context;
+        let copy = |memory: &Option<(CudaSlice<u8>, DevicePtr)>| -> Result<Option<(CudaSlice<u8>, DevicePtr)>> {
+            let Some((memory, _)) = memory else { return Ok(None) };
+            let memory = context.copy_of(memory)?;
+            let address = memory.device_ptr(context.stream()).0;
+            Ok(Some((memory, address)))
+        };
+        Ok(Self {
+            settings: self.settings,
+            dtype: self.dtype,
+            master: self.master,
+            out_features: self.out_features,
+            in_features: self.in_features,
+            mask: self.mask.copy(context)?,
+            packed: self.packed.copy(context)?,
+            transposed: self.transposed.as_ref().map(|packed| packed.copy(context)).transpose()?,
+            unpacked: copy(&self.unpacked)?,
+            compressor: self.compressor.clone(),
+            pruner: self.pruner.clone(),
+            unpacker: self.unpacker.clone(),
+            status: self.status.copy(context)?,
+            scale: copy(&self.scale)?,
+            float8: self.float8.as_ref().map(|scale| scale.copy(context)).transpose()?,
+            float8_rows: match &self.float8_rows {
+                Some((packed, compressor)) => Some((packed.copy(context)?, compressor.clone())),
+                None => None,
+            },
+            context: context.clone(),
+        })
+    }
+
     /// Sets the mask, packs the master weight's kept elements, and counts the changed mask elements. For [`MaskRule::Given`], and for any rule when
     /// training is resumed; with [`MaskRule::SoftThreshold`] the mask that is packed is the master weight's.
     ///

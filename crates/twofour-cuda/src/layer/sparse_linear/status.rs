@@ -30,6 +30,13 @@ impl Status {
         Ok(Self { _freed: context.free_note(), memory, wrong, flips: wrong + 8, seed: wrong + 16 })
     }
 
+    /// Returns a copy in memory of its own.
+    pub(super) fn copy(&self, context: &LayerContext) -> Result<Self> {
+        let memory = context.copy_of(&self.memory)?;
+        let wrong = memory.device_ptr(context.stream()).0;
+        Ok(Self { _freed: context.free_note(), memory, wrong, flips: wrong + 8, seed: wrong + 16 })
+    }
+
     /// The values before a mask is selected: no NaN, no flips.
     pub(super) fn reset(&self, context: &LayerContext) -> Result<()> {
         let stream = context.stream().cu_stream();

@@ -58,6 +58,7 @@ FUNCTION(relu, RELU)
 FUNCTION(gelu, GELU)
 FUNCTION(silu, SILU)
 FUNCTION(squared_relu, SQUARED_RELU)
+FUNCTION(tanh_gelu, TANH_GELU)
 
 // Adds an f32 tensor to one of ELEMENT where a mask keeps the element. `input` is the f32 tensor, `out` the other.
 extern "C" __global__ void __launch_bounds__(256) add_where_kept(const __grid_constant__ Elementwise p) {

@@ -21,14 +21,16 @@ pub enum ElementFunction {
     Activation(Activation),
     /// `max(x, 0)²`.
     SquaredRelu,
+    /// GELU's approximation by tanh (Hendrycks and Gimpel, 2016).
+    TanhGelu,
 }
 
 /// The kernels for tensors of one data type, on one device.
 #[derive(Debug, Clone)]
 pub struct Elementwise {
     dtype: DataType,
-    apply: [Kernel; 5],
-    gradient: [Kernel; 5],
+    apply: [Kernel; 6],
+    gradient: [Kernel; 6],
     add_where_kept: Kernel,
     fill: Kernel,
 }
@@ -75,9 +77,16 @@ impl Elementwise {
     pub fn new(device: &Device, dtype: DataType) -> Result<Self> {
         expect_float_type("an element-wise pass", dtype)?;
         let source = source(dtype);
-        let kernels = |prefix: &str| -> Result<[Kernel; 5]> {
+        let kernels = |prefix: &str| -> Result<[Kernel; 6]> {
             let kernel = |name: &str| device.kernel(&source, &format!("{prefix}_{name}"));
-            Ok([kernel("identity")?, kernel("relu")?, kernel("gelu")?, kernel("silu")?, kernel("squared_relu")?])
+            Ok([
+                kernel("identity")?,
+                kernel("relu")?,
+                kernel("gelu")?,
+                kernel("silu")?,
+                kernel("squared_relu")?,
+                kernel("tanh_gelu")?,
+            ])
         };
         let (apply, gradient) = (kernels("apply")?, kernels("gradient")?);
         let (add_where_kept, fill) = (device.kernel(&source, "add_where_kept")?, device.kernel(&source, "fill")?);
@@ -206,6 +215,7 @@ fn index(function: ElementFunction) -> usize {
         ElementFunction::Activation(Activation::Gelu) => 2,
         ElementFunction::Activation(Activation::Silu) => 3,
         ElementFunction::SquaredRelu => 4,
+        ElementFunction::TanhGelu => 5,
     }
 }
 

@@ -1,28 +1,53 @@
 //! BERT.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use twofour::file::Reader;
+use twofour::{
+    DataType,
+    file::{Reader, StoredElement},
+    kernel::KernelElement,
+};
 
 use super::{
-    CheckpointError,
+    CheckpointError, StoredParts,
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
 };
-use crate::{Result, model::encoder::EncoderConfig};
+use crate::{
+    Result,
+    engine::Engine,
+    model::{
+        Bert, BertConfig, EncoderTask, Tokenizer,
+        bert::initial,
+        encoder::{Encoder, EncoderConfig},
+        language::dtype_of,
+    },
+};
 
-/// An encoder's directory whose configuration and headers were read and checked.
+/// The linear layer that scores each token as the first and the last one of an answer.
+pub(crate) const ANSWERS: &str = "answers";
+
+/// What is added to the scores of masked tokens.
+const MASKED_BIAS: &str = "cls.predictions.bias";
+
+/// An encoder's directory whose configuration and headers were read and checked. Weights are read when an [`Encoder`] is made of it.
 #[derive(Debug)]
-pub(crate) struct EncoderCheckpoint {
-    pub(crate) config: EncoderConfig,
-    pub(crate) reader: Reader,
-    pub(crate) layout: Layout,
+pub struct EncoderCheckpoint {
+    directory: PathBuf,
+    config: EncoderConfig,
+    reader: Reader,
+    layout: Layout,
 }
 
 impl EncoderCheckpoint {
-    /// Opens a directory.
-    pub(crate) fn open(directory: &Path) -> Result<Self> {
+    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
+    /// are ignored.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] for a configuration or tensors that do not fit; those of [`Reader::open`].
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
+        let directory = directory.as_ref();
         let fields = Fields::read(&directory.join(super::CONFIG_FILE))?;
         if fields.text_if("model_type")? != Some("bert") {
             let found = fields.get("model_type").map_or("absent".to_owned(), ToString::to_string);
@@ -37,9 +62,69 @@ impl EncoderCheckpoint {
         }
         let has = |prefix: &str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let prefix = if has("bert.") { "bert." } else { "" };
-        let layout = layout(&config, prefix, has(&format!("{prefix}pooler.")));
+        let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")));
+        add_heads(&mut layout, &config, |name| reader.tensor(name).ok().map(|view| view.info.shape.clone()));
         layout.check(&reader)?;
-        Ok(EncoderCheckpoint { config, reader, layout })
+        Ok(EncoderCheckpoint { directory: directory.to_owned(), config, reader, layout })
+    }
+
+    /// The encoder's description.
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+
+    /// The files of weights.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// The type of the weights: that of the largest tensor that is stored dense as f32, f16 or bf16; f32 where there is none.
+    pub fn dtype(&self) -> DataType {
+        dtype_of(&self.reader)
+    }
+
+    /// Reads the tokenizer.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tokenizer`] where there is none, or a damaged one.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        Tokenizer::read(&self.directory.join("tokenizer.json"))
+    }
+
+    /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
+    ///
+    /// # Errors
+    /// [`CheckpointError::DType`]; those of reading and packing.
+    pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Encoder<T>> {
+        Encoder::build(self.config.clone(), &self.parts())
+    }
+
+    /// Reads the weights into a model that trains for a task on sequences of that many tokens, on any engine; compressed ones are decompressed. A head that is not
+    /// stored is random and depends on the seed.
+    ///
+    /// # Errors
+    /// Those of [`BertConfig::validate`](crate::model::BertConfig::validate), of reading, and of the engine's memory.
+    pub fn model<E: Engine>(&self, engine: &E, task: EncoderTask, positions: usize, seed: u64) -> Result<Bert<E>> {
+        let (parts, config) = (self.parts(), BertConfig { encoder: self.config.clone(), task, positions });
+        Bert::build(engine, &config, |name, shape| match self.layout.has(name) {
+            true => parts.values(name),
+            false => Ok(initial(seed, name, shape)),
+        })
+    }
+
+    /// Weight, `[2, width]`, and bias of the head that scores each token as the first and as the last one of an answer; none where it is not stored.
+    pub(crate) fn answer_head(&self) -> Result<Option<(Vec<f32>, [f32; 2])>> {
+        if !self.layout.linears.contains_key(ANSWERS) {
+            return Ok(None);
+        }
+        let parts = self.parts();
+        let of = |part: &str| parts.values(&format!("{ANSWERS}.{part}"));
+        let (weight, bias) = (of("weight")?, of("bias")?);
+        Ok(bias.try_into().ok().map(|bias| (weight, bias)))
+    }
+
+    pub(crate) fn parts(&self) -> StoredParts<'_> {
+        StoredParts::new(&self.reader, &self.layout, false)
     }
 }
 
@@ -101,4 +186,29 @@ fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool) -> Layout {
         layout.linear("pooler", linear(vec![(format!("{prefix}pooler.dense"), width)], width));
     }
     layout
+}
+
+/// Adds the heads that are stored in the shapes that they have here; others are ignored.
+fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl Fn(&str) -> Option<Vec<usize>>) {
+    let EncoderConfig { vocabulary, width, .. } = *config;
+    let is = |name: &str, shape: &[usize]| shape_of(name).is_some_and(|found| found == shape);
+    let linear = |name: &str, outputs: usize| StoredLinear {
+        parts: vec![(name.to_owned(), outputs)],
+        inputs: width,
+        has_bias: true,
+        is_transposed: false,
+    };
+    if is("qa_outputs.weight", &[2, width]) && is("qa_outputs.bias", &[2]) {
+        layout.linear(ANSWERS, linear("qa_outputs", 2));
+    }
+    let (transform, norm) = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm");
+    let vectors = [format!("{transform}.bias"), format!("{norm}.weight"), format!("{norm}.bias")];
+    let has_vectors = vectors.iter().all(|name| is(name, &[width]));
+    if is(&format!("{transform}.weight"), &[width, width]) && has_vectors && is(MASKED_BIAS, &[vocabulary]) {
+        layout.linear("head.transform", linear(transform, width));
+        for part in ["weight", "bias"] {
+            layout.tensor(format!("head.norm.{part}"), format!("{norm}.{part}"), [width]);
+        }
+        layout.tensor("embedding.bias", MASKED_BIAS, [vocabulary]);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use twofour::file::Reader;
+use twofour::file::{Reader, StoredDType};
 
 use super::CheckpointError;
 
@@ -57,6 +57,13 @@ impl Layout {
         self.linears.insert(ours.into(), linear);
     }
 
+    /// Whether a parameter is stored, by the name that the model has for it.
+    pub(crate) fn has(&self, ours: &str) -> bool {
+        let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.linears.get(name));
+        let is_bias = of(".bias").is_some_and(|linear| linear.has_bias);
+        self.tensors.contains_key(ours) || of(".weight").is_some() || is_bias
+    }
+
     /// Checks that every tensor is there with its shape, and that there are no others but those that are ignored: buffers that older versions stored, and the
     /// head of a model whose head is its embedding.
     pub(crate) fn check(&self, reader: &Reader) -> Result<(), CheckpointError> {
@@ -93,7 +100,12 @@ impl Layout {
             self.ignored.iter().any(|ending| name.ends_with(ending))
                 || self.ignored_beginnings.iter().any(|beginning| name.starts_with(beginning))
         };
-        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name);
+        // The scales of a dense matrix of integers.
+        let is_scales = |name: &String| {
+            let of = name.strip_suffix(".scales").filter(|name| known.contains(*name));
+            of.is_some_and(|name| reader.tensor(name).is_ok_and(|view| view.info.dtype == StoredDType::I8))
+        };
+        let is_extra = |name: &&String| !known.contains(*name) && !is_ignored(name) && !is_scales(name);
         match { stored }.find(is_extra) {
             None => Ok(()),
             Some(name) => Err(CheckpointError::ExtraTensor { path: reader.path().to_owned(), name: name.clone() }),

@@ -1,6 +1,6 @@
 //! Checkpoints as Hugging Face's transformers has them: a directory with `config.json`, safetensors (one file, or shards with an index) and `tokenizer.json`.
 //!
-//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file). Every tensor that the configuration requires must be there in its shape, and every other
+//! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
 //! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
 //! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding.
 //!
@@ -16,8 +16,11 @@ mod bert;
 mod error;
 mod fields;
 mod gpt2;
+#[cfg(test)]
+mod integer_tests;
 mod layout;
 mod llama;
+mod new;
 mod save;
 mod tensors;
 #[cfg(test)]
@@ -31,8 +34,12 @@ use twofour::{
     kernel::KernelElement,
 };
 
-pub use self::error::CheckpointError;
-pub(crate) use self::{bert::EncoderCheckpoint, tensors::StoredParts};
+pub(crate) use self::tensors::StoredParts;
+pub use self::{
+    bert::EncoderCheckpoint,
+    error::CheckpointError,
+    new::{is_llama, save_llama},
+};
 use self::{fields::Fields, layout::Layout, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};
 use crate::{Result, engine::Engine};
@@ -49,6 +56,11 @@ pub struct Checkpoint {
     layout: Layout,
     begin: Option<u32>,
     end: Vec<u32>,
+}
+
+/// What `model_type` says in a directory's configuration.
+pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
+    Ok(Fields::read(&directory.join(CONFIG_FILE))?.text_if("model_type")?.map(str::to_owned))
 }
 
 impl Checkpoint {

@@ -11,6 +11,8 @@ use super::{
     CheckpointError,
     layout::{Layout, StoredLinear},
 };
+#[cfg(feature = "cuda")]
+use crate::model::inference::stored::{StoredLinears, StoredPart, StoredWeight};
 use crate::{
     Error, Result,
     model::{
@@ -18,7 +20,9 @@ use crate::{
         file,
         inference::{
             build::Parts,
-            linear::{Linear, LinearPart, narrowed},
+            linear::{Linear, LinearPart},
+            passes::narrowed,
+            weight::Weight,
         },
     },
 };
@@ -47,6 +51,10 @@ impl<'a> StoredParts<'a> {
         fn converted<S: Arithmetic + StoredElement, T: Arithmetic>(view: &TensorView<'_>) -> Result<Vec<T>> {
             Ok(view.elements::<S>()?.iter().map(|value| T::from_f32(value.to_f32())).collect())
         }
+        if let Some(integers) = file::dense_int8(self.reader, name)? {
+            let floats = file::dequantized(integers);
+            return Ok(floats.into_iter().map(T::from_f32).collect());
+        }
         match view.info.dtype {
             same if same == T::STORED => Ok(view.to_vec::<T>()?),
             StoredDType::F32 => converted::<f32, T>(&view),
@@ -71,7 +79,7 @@ impl<'a> StoredParts<'a> {
     }
 
     /// The values of a parameter, by the name that the model has for it; a linear layer's parts one after the other.
-    pub(super) fn values(&self, ours: &str) -> Result<Vec<f32>> {
+    pub(crate) fn values(&self, ours: &str) -> Result<Vec<f32>> {
         let of = |ending: &str| ours.strip_suffix(ending).and_then(|name| self.layout.linears.get(name));
         if let Some(linear) = of(".weight") {
             let parts = linear.parts.iter().map(|(name, outputs)| {
@@ -108,6 +116,13 @@ impl<'a> StoredParts<'a> {
         if is_compressed && !linear.is_transposed && !stays_dense {
             return LinearPart::compressed(self.reader, &weight, shape, bias);
         }
+        // Stored across, the scales are those of input features.
+        if replaced.is_none()
+            && !linear.is_transposed
+            && let Some((values, scales)) = file::dense_int8(self.reader, &weight)?
+        {
+            return Ok(LinearPart::of(Weight::DenseInt8 { values, scales }, shape, bias));
+        }
         let stored = linear.stored_shape(*outputs);
         let values: Vec<T> = match replaced {
             Some(values) => {
@@ -115,16 +130,16 @@ impl<'a> StoredParts<'a> {
                 if found != expected {
                     return Err(Error::Length { what: "a replaced weight", expected, found }.in_layer(name));
                 }
-                narrowed(values)
+                narrowed(&values)
             }
-            None if is_compressed => narrowed(file::values(self.reader, &weight, &stored)?),
+            None if is_compressed => narrowed(&file::values(self.reader, &weight, &stored)?),
             None => self.floats(&weight)?,
         };
         let values = if linear.is_transposed { transposed(&values, stored) } else { values };
         if stays_dense {
-            return LinearPart::always_dense(&values, shape, bias);
+            return Ok(LinearPart::of(Weight::Dense(values), shape, bias));
         }
-        LinearPart::dense(&values, shape, bias)
+        LinearPart::dense(values, shape, bias)
     }
 }
 
@@ -141,12 +156,46 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
         }
     }
 
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        match file::dense_int8(self.reader, self.name_of("embedding.weight")?)? {
+            Some((values, scales)) => Ok(Weight::DenseInt8 { values, scales }),
+            None => self.table("embedding.weight", shape).map(Weight::Dense),
+        }
+    }
+
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
         let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
         // The embedding reads the head's values where it is the same tensor.
         let stays_dense = self.tied && name == "head";
         let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
-        Ok(Linear::new(parts.collect::<Result<_>>()?))
+        Linear::new(parts.collect::<Result<_>>()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: KernelElement + StoredElement> StoredLinears<T> for StoredParts<'_> {
+    fn stored_linear(&self, name: &str, _: (usize, usize)) -> Result<Vec<StoredPart<T>>> {
+        let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
+        // The embedding reads the head's values where it is the same tensor.
+        let stays_dense = self.tied && name == "head";
+        let part = |(name, outputs): &(String, usize)| {
+            let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
+            let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;
+            let is_compressed = file::is_compressed(self.reader, &weight);
+            let stored = linear.stored_shape(*outputs);
+            let weight = if is_compressed && !linear.is_transposed && !stays_dense {
+                StoredWeight::compressed(self.reader, &weight, shape)?
+            } else {
+                let values: Vec<T> = match is_compressed {
+                    true => narrowed(&file::values(self.reader, &weight, &stored)?),
+                    false => self.floats(&weight)?,
+                };
+                let values = if linear.is_transposed { transposed(&values, stored) } else { values };
+                if stays_dense { StoredWeight::Dense(values) } else { StoredWeight::of_values(values, shape)? }
+            };
+            Ok(StoredPart { weight, bias, outputs: *outputs })
+        };
+        linear.parts.iter().map(part).collect()
     }
 }
 

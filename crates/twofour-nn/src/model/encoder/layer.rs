@@ -10,16 +10,17 @@ use crate::{
         decoder::NormKind,
         inference::{
             build::Parts,
-            layer::{Observer, Role, add, widened},
-            linear::{Linear, narrowed},
+            layer::{Observer, Role},
+            linear::Linear,
             norm::Norm,
+            passes::{add, narrowed, widened},
         },
     },
 };
 
 /// Attention and feed-forward block.
 #[derive(Debug)]
-pub(super) struct EncoderLayer<T: KernelElement> {
+pub(in crate::model) struct EncoderLayer<T: KernelElement> {
     qkv: Linear<T>,
     out: Linear<T>,
     attention_norm: Norm,
@@ -30,7 +31,7 @@ pub(super) struct EncoderLayer<T: KernelElement> {
 
 impl<T: KernelElement> EncoderLayer<T> {
     /// The layer of that number.
-    pub(super) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+    pub(in crate::model) fn build(config: &EncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
         let EncoderConfig { width, feed_forward, .. } = *config;
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let norm = |name: &str| {
@@ -47,12 +48,12 @@ impl<T: KernelElement> EncoderLayer<T> {
     }
 
     /// Bytes of the linear layers' weights.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::model) fn bytes(&self) -> usize {
         self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
     }
 
     /// Runs sequences of these lengths, `x: [tokens, width]` one after the other, through the layer, in place.
-    pub(super) fn forward(
+    pub(in crate::model) fn forward(
         &self,
         config: &EncoderConfig,
         x: &mut Vec<f32>,
@@ -60,18 +61,18 @@ impl<T: KernelElement> EncoderLayer<T> {
         observe: Observer<'_, T>,
     ) -> Result<()> {
         let tokens = x.len() / config.width;
-        let h: Vec<T> = narrowed(x.clone());
+        let h: Vec<T> = narrowed(x);
         observe(Role::Qkv, &h);
         let qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
         let o: Vec<T> = attend(config, &qkv, lengths);
         observe(Role::Out, &o);
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
         *x = self.attention_norm.normalized(x);
-        let h: Vec<T> = narrowed(x.clone());
+        let h: Vec<T> = narrowed(x);
         observe(Role::Up, &h);
         let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
         nonlinearity::in_place(config.activation, &mut h);
-        let h: Vec<T> = narrowed(h);
+        let h: Vec<T> = narrowed(&h);
         observe(Role::Down, &h);
         add(x, &self.down.forward(&h, tokens, Activation::Identity)?);
         *x = self.feed_forward_norm.normalized(x);

@@ -1,33 +1,30 @@
 //! Encoders for inference on the CPU: BERT.
 
 mod attention;
+mod embeddings;
 mod layer;
 #[cfg(test)]
 mod tests;
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use twofour::{
     file::StoredElement,
     kernel::{Activation, KernelElement},
 };
 
-use self::layer::EncoderLayer;
+pub(super) use self::{embeddings::Embeddings, layer::EncoderLayer};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},
-    decoder::NormKind,
-    inference::{
-        build::Parts,
-        layer::{Role, widened},
-        linear::Linear,
-        norm::Norm,
-    },
+    inference::{build::Parts, layer::Role, linear::Linear, passes::widened},
 };
 use crate::{Error, Result, engine::Nonlinearity};
 
 /// An encoder as BERT's: embeddings of tokens, positions and token types, and layers of full attention and feed-forward blocks, with a norm behind each.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EncoderConfig {
     /// Number of tokens.
     pub vocabulary: usize,
@@ -72,16 +69,12 @@ pub struct EncoderInput<'a> {
 #[derive(Debug)]
 pub struct Encoder<T: KernelElement> {
     config: EncoderConfig,
-    /// Of tokens, positions and token types.
-    embeddings: [Vec<T>; 3],
-    norm: Norm,
+    embeddings: Embeddings<T>,
     layers: Vec<EncoderLayer<T>>,
     pooler: Option<Linear<T>>,
     /// The stored weights of each layer's linear layers, as an observer is told.
     stored: Vec<[Vec<String>; 4]>,
 }
-
-const ROLES: [Role; 4] = [Role::Qkv, Role::Out, Role::Up, Role::Down];
 
 impl EncoderConfig {
     /// Checks the sizes.
@@ -112,20 +105,12 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
     /// # Errors
     /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
     pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
-        let EncoderCheckpoint { config, reader, layout } = EncoderCheckpoint::open(directory.as_ref())?;
-        Self::build(config, &StoredParts::new(&reader, &layout, false))
+        EncoderCheckpoint::open(directory)?.inference()
     }
 
-    fn build(config: EncoderConfig, parts: &StoredParts<'_>) -> Result<Self> {
-        let EncoderConfig { vocabulary, context, token_types, width, .. } = config;
-        let embeddings = [
-            parts.table("embedding.weight", [vocabulary, width])?,
-            parts.table("positions.weight", [context, width])?,
-            parts.table("types.weight", [token_types, width])?,
-        ];
-        let norm = Norm::read(NormKind::Layer, config.epsilon, |part| {
-            Parts::<T>::vector(parts, &format!("embedding.norm.{part}"), width)
-        })?;
+    pub(super) fn build(config: EncoderConfig, parts: &StoredParts<'_>) -> Result<Self> {
+        let width = config.width;
+        let embeddings = Embeddings::build(&config, parts)?;
         let layers = (0..config.layers).map(|layer| EncoderLayer::build(&config, parts, layer));
         let layers = layers.collect::<Result<_>>()?;
         let pooler = match parts.has_linear("pooler") {
@@ -133,9 +118,9 @@ impl<T: KernelElement + StoredElement> Encoder<T> {
             false => None,
         };
         let stored = (0..config.layers)
-            .map(|layer| ROLES.map(|role| parts.weights_of(&format!("blocks.{layer}.{}", role.name()))))
+            .map(|layer| Role::ALL.map(|role| parts.weights_of(&format!("blocks.{layer}.{}", role.name()))))
             .collect();
-        Ok(Encoder { embeddings, norm, layers, pooler, stored, config })
+        Ok(Encoder { embeddings, layers, pooler, stored, config })
     }
 }
 
@@ -169,16 +154,12 @@ impl<T: KernelElement> Encoder<T> {
         observe: &mut dyn FnMut(Observation<'_>),
     ) -> Result<Vec<Vec<f32>>> {
         let width = self.config.width;
-        let mut x = vec![];
-        for input in inputs {
-            self.embed(*input, &mut x)?;
-        }
-        let mut x = self.norm.normalized(&x);
+        let mut x = self.embeddings.forward(&self.config, inputs)?;
         let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
         let tokens = lengths.iter().sum();
         for (layer, stored) in self.layers.iter().zip(&self.stored) {
             layer.forward(&self.config, &mut x, &lengths, &mut |role: Role, x: &[T]| {
-                if let Some(weights) = ROLES.iter().position(|own| *own == role).map(|at| &stored[at]) {
+                if let Some(weights) = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]) {
                     observe(Observation { weights, x: &widened(x), tokens, is_transposed: false });
                 }
             })?;
@@ -208,30 +189,5 @@ impl<T: KernelElement> Encoder<T> {
         let first: Vec<T> = first.iter().map(|value| T::from_f32(*value)).collect();
         let pooled = widened(&pooler.forward(&first, 1, Activation::Identity)?);
         Ok(Some(pooled.into_iter().map(f32::tanh).collect()))
-    }
-
-    /// Adds the embeddings of a sequence to `x`.
-    fn embed(&self, EncoderInput { tokens, types }: EncoderInput<'_>, x: &mut Vec<f32>) -> Result<()> {
-        let EncoderConfig { context, width, vocabulary, token_types, .. } = self.config;
-        if tokens.is_empty() || tokens.len() > context {
-            let found = format!("{} tokens for a context of {context}", tokens.len());
-            return Err(Error::Setting { what: "a sequence", found, expected: "from 1 token to the context" });
-        }
-        if let Some(types) = types.filter(|types| types.len() != tokens.len()) {
-            return Err(Error::Length { what: "token types", expected: tokens.len(), found: types.len() });
-        }
-        let [words, positions, kinds] = &self.embeddings;
-        let row = |table: &'_ [T], what: &'static str, token: u32, position: usize, vocabulary: usize| {
-            let missing = || Error::Token { what, token, position, vocabulary };
-            table.chunks_exact(width).nth(token as usize).map(widened).ok_or_else(missing)
-        };
-        for (position, &token) in tokens.iter().enumerate() {
-            let kind = types.map_or(0, |types| types[position]);
-            let word = row(words, "inputs", token, position, vocabulary)?;
-            let kind = row(kinds, "token types", kind, position, token_types)?;
-            let place = &positions[position * width..][..width];
-            x.extend(word.iter().zip(kind).zip(place).map(|((word, kind), place)| word + kind + place.to_f32()));
-        }
-        Ok(())
     }
 }

@@ -106,6 +106,17 @@ impl<E: Engine> Gpt<E> {
     }
 }
 
+/// Checks that engines train a decoder.
+///
+/// # Errors
+/// [`Error::Unsupported`] with what they do not support: learned positions, norms of queries and keys, sliding windows below the context, some activations. [`Error::Setting`] for
+/// a context whose rotary tables would be too large.
+pub(crate) fn expect_trainable(config: &DecoderConfig) -> Result<()> {
+    trainable(config)?;
+    function(config)?;
+    Ok(())
+}
+
 /// The frequencies of rotation of a decoder that engines support, or why they do not.
 fn trainable(config: &DecoderConfig) -> Result<Vec<f64>> {
     // The rotary tables hold an angle for each position and pair of elements, and no tensor of a file vouches for them.

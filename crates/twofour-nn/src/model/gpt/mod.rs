@@ -1,7 +1,10 @@
 //! The decoder that trains: forward pass, loss and gradients.
 
 mod build;
+mod perplexity;
 mod trained;
+
+pub(crate) use build::expect_trainable;
 
 use twofour::layer::Accumulate;
 

@@ -6,13 +6,13 @@ use twofour::{DataType, file::Overwrite, layer::Accumulate};
 
 use super::{Gpt, Layer};
 use crate::{
-    Result,
+    Error, Result,
     block::BatchShape,
     engine::Engine,
     linear::Linear,
     model::{DecoderConfig, TrainedModel},
     parameter::Parameter,
-    recipe::ModelSettings,
+    recipe::Recipe,
     train::Corpus,
 };
 
@@ -20,8 +20,19 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
     type Data = Corpus;
     type Config = DecoderConfig;
 
-    fn from_settings(engine: &E, settings: &ModelSettings, seed: u64) -> Result<Self> {
-        Gpt::new(engine, settings, seed)
+    fn config_of(recipe: &Recipe) -> DecoderConfig {
+        recipe.decoder()
+    }
+
+    fn from_config(engine: &E, config: &DecoderConfig, seed: u64) -> Result<Self> {
+        Gpt::new(engine, config.clone(), seed)
+    }
+
+    fn from_recipe(engine: &E, recipe: &Recipe) -> Result<Self> {
+        match recipe.saved_model()? {
+            Some(saved) => saved.model(engine, recipe.model.context),
+            None => Self::from_config(engine, &recipe.decoder(), recipe.training.seed),
+        }
     }
 
     fn config(&self) -> &DecoderConfig {
@@ -34,6 +45,14 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
 
     fn prepare(&mut self, _: &E, corpus: &Corpus) -> Result<()> {
         corpus.expect_sequences_of(self.config.context)
+    }
+
+    fn expect_sparse(&self, layer: &str) -> Result<()> {
+        if self.config.tied && layer == "head" {
+            let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
+            return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
+        }
+        Ok(())
     }
 
     fn use_squared_relu(&mut self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use twofour::kernel::KernelElement;
 
-use super::{Inference, layer::Layer, linear::Linear, norm::Norm};
+use super::{Inference, layer::Layer, linear::Linear, norm::Norm, weight::Weight};
 use crate::{
     Error, Result,
     model::decoder::{DecoderConfig, NormKind, Positions},
@@ -16,6 +16,11 @@ pub(crate) trait Parts<T: KernelElement> {
     /// A table of embeddings, `[rows, width]`.
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>>;
 
+    /// The embedding, `[vocabulary, width]`: dense.
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        self.table("embedding.weight", shape).map(Weight::Dense)
+    }
+
     /// A linear layer `[outputs, inputs]`; `name` is without `.weight`.
     fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>>;
 }
@@ -27,7 +32,7 @@ impl<T: KernelElement> Inference<T> {
         let layers = (0..config.layers).map(|layer| Layer::build(&config, parts, layer)).collect::<Result<_>>()?;
         let embedding = match config.tied {
             true => None,
-            false => Some(parts.table("embedding.weight", [vocabulary, width])?),
+            false => Some(parts.embedding([vocabulary, width])?),
         };
         let (positions, rotary) = match config.positions {
             Positions::Rotary(rope) => (None, Some(rope.frequencies(head_dim))),

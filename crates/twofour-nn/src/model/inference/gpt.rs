@@ -4,10 +4,14 @@ use std::{collections::HashMap, path::Path};
 
 use twofour::{file::Reader, kernel::KernelElement};
 
+#[cfg(feature = "cuda")]
+use super::stored::{StoredLinears, StoredPart, StoredWeight};
 use super::{
     Inference,
     build::Parts,
-    linear::{Linear, LinearPart, narrowed},
+    linear::{Linear, LinearPart},
+    passes::narrowed,
+    weight::Weight,
 };
 use crate::{
     Error, Result,
@@ -60,7 +64,7 @@ impl<E: Engine, T: KernelElement> Parts<T> for InMemory<'_, E> {
     }
 
     fn table(&self, name: &str, [rows, width]: [usize; 2]) -> Result<Vec<T>> {
-        Parts::<T>::vector(self, name, rows * width).map(narrowed)
+        Parts::<T>::vector(self, name, rows * width).map(|values| narrowed(&values))
     }
 
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
@@ -77,9 +81,9 @@ fn absent(name: &str) -> Error {
 }
 
 /// A file that [`Gpt::save`] wrote.
-struct OfFile<'a> {
-    reader: &'a Reader,
-    config: &'a DecoderConfig,
+pub(super) struct OfFile<'a> {
+    pub(super) reader: &'a Reader,
+    pub(super) config: &'a DecoderConfig,
 }
 
 impl<T: KernelElement> Parts<T> for OfFile<'_> {
@@ -88,7 +92,18 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
     }
 
     fn table(&self, name: &str, shape: [usize; 2]) -> Result<Vec<T>> {
-        file::values(self.reader, name, &shape).map(narrowed)
+        file::values(self.reader, name, &shape).map(|values| narrowed(&values))
+    }
+
+    fn embedding(&self, shape: [usize; 2]) -> Result<Weight<T>> {
+        let name = "embedding.weight";
+        match file::dense_int8(self.reader, name)? {
+            Some((values, scales)) => {
+                file::expect_shape(self.reader, name, &shape, &self.reader.tensor(name)?.info.shape)?;
+                Ok(Weight::DenseInt8 { values, scales })
+            }
+            None => self.table(name, shape).map(Weight::Dense),
+        }
     }
 
     fn linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Linear<T>> {
@@ -99,13 +114,37 @@ impl<T: KernelElement> Parts<T> for OfFile<'_> {
         };
         let part = if file::is_compressed(reader, &weight) {
             LinearPart::compressed(reader, &weight, (outputs, inputs), bias)?
+        } else if let Some((values, scales)) = file::dense_int8(reader, &weight)? {
+            file::expect_shape(reader, &weight, &[outputs, inputs], &reader.tensor(&weight)?.info.shape)?;
+            LinearPart::of(Weight::DenseInt8 { values, scales }, (outputs, inputs), bias)
         } else {
-            let values = narrowed(file::plain(reader, &weight, &[outputs, inputs])?);
+            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
             if self.config.tied && name == "head" {
-                return Ok(Linear::new(vec![LinearPart::always_dense(&values, (outputs, inputs), bias)?]));
+                return Linear::new(vec![LinearPart::of(Weight::Dense(values), (outputs, inputs), bias)]);
             }
-            LinearPart::dense(&values, (outputs, inputs), bias)?
+            LinearPart::dense(values, (outputs, inputs), bias)?
         };
-        Ok(Linear::new(vec![part]))
+        Linear::new(vec![part])
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: KernelElement> StoredLinears<T> for OfFile<'_> {
+    fn stored_linear(&self, name: &str, (outputs, inputs): (usize, usize)) -> Result<Vec<StoredPart<T>>> {
+        let (reader, weight) = (self.reader, format!("{name}.weight"));
+        let bias = match self.config.has_bias(name) {
+            false => None,
+            true => Some(file::plain(reader, &format!("{name}.bias"), &[outputs])?),
+        };
+        let weight = if file::is_compressed(reader, &weight) {
+            StoredWeight::compressed(reader, &weight, (outputs, inputs))?
+        } else {
+            let values = narrowed(&file::plain(reader, &weight, &[outputs, inputs])?);
+            match self.config.tied && name == "head" {
+                true => StoredWeight::Dense(values),
+                false => StoredWeight::of_values(values, (outputs, inputs))?,
+            }
+        };
+        Ok(vec![StoredPart { weight, bias, outputs }])
     }
 }

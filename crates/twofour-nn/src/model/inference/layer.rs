@@ -3,9 +3,11 @@
 use twofour::kernel::{Activation, KernelElement};
 
 use super::{
-    attention::{Cache, attend, normalize_heads},
+    attention::{attend, normalize_heads},
+    cache::Cache,
     linear::Linear,
     norm::Norm,
+    passes::{add, gated, narrowed, widened},
 };
 use crate::{
     Result,
@@ -41,6 +43,9 @@ pub(crate) enum Role {
 }
 
 impl Role {
+    /// All of a block, in the order of computation.
+    pub(crate) const ALL: [Role; 4] = [Role::Qkv, Role::Out, Role::Up, Role::Down];
+
     /// The layer's name within its block.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -77,7 +82,7 @@ impl<T: KernelElement> Layer<T> {
         &self,
         config: &DecoderConfig,
         x: &mut [f32],
-        cache: &mut Cache,
+        cache: &mut Cache<T>,
         place: Place<'_>,
         observe: Observer<'_, T>,
     ) -> Result<()> {
@@ -113,24 +118,11 @@ impl<T: KernelElement> Layer<T> {
         if fused.is_some() {
             return Ok(h);
         }
-        let mut h = widened(&h);
         if config.gated {
-            let mut y = vec![0f32; h.len() / 2];
-            nonlinearity::gated(config.activation, config.feed_forward, &h, &mut y);
-            h = y;
-        } else {
-            nonlinearity::in_place(config.activation, &mut h);
+            return Ok(gated(config.activation, config.feed_forward, &h));
         }
-        Ok(h.into_iter().map(T::from_f32).collect())
+        let mut h = widened(&h);
+        nonlinearity::in_place(config.activation, &mut h);
+        Ok(narrowed(&h))
     }
-}
-
-/// The values as f32.
-pub(crate) fn widened<T: KernelElement>(values: &[T]) -> Vec<f32> {
-    values.iter().map(|v| v.to_f32()).collect()
-}
-
-/// `x ← x + y`.
-pub(crate) fn add<T: KernelElement>(x: &mut [f32], y: &[T]) {
-    x.iter_mut().zip(y).for_each(|(x, y)| *x += y.to_f32());
 }

@@ -4,45 +4,67 @@ use half::{bf16, f16};
 use twofour::{
     Compressed, DataType, MatrixRef,
     file::{Reader, ValueFormat},
-    kernel::{Activation, DenseWeight, Epilogue, KernelElement, SparseWeight},
+    kernel::{Activation, DenseWeight, DenseWeightI8, Epilogue, KernelElement, SparseWeight},
     layer::PackedLinear,
 };
 
+use super::{
+    passes::{narrowed, widened},
+    weight::Weight,
+};
 use crate::{
-    Error, Result,
+    Result,
     engine::Engine,
     linear,
     model::file::{self, unsupported},
 };
 
-/// A linear layer whose output features are those of its parts, one after the other: a file may hold queries, keys and values as three weights.
+/// A linear layer whose output features are those of its parts, one after the other: a file may hold queries, keys and values as three weights. Neighbouring
+/// parts of one kind are packed as one weight.
 #[derive(Debug)]
 pub(crate) struct Linear<T: KernelElement> {
-    parts: Vec<LinearPart<T>>,
+    parts: Vec<Part<T>>,
     outputs: usize,
 }
 
-/// Some of a linear layer's output features.
+/// Some of a linear layer's output features, before they are packed.
 #[derive(Debug)]
 pub(crate) struct LinearPart<T: KernelElement> {
     weight: Weight<T>,
     bias: Option<Vec<f32>>,
     outputs: usize,
+    inputs: usize,
+}
+
+/// Some of a linear layer's output features.
+#[derive(Debug)]
+struct Part<T: KernelElement> {
+    weight: PackedWeight<T>,
+    bias: Option<Vec<f32>>,
+    outputs: usize,
 }
 
 #[derive(Debug)]
-enum Weight<T: KernelElement> {
+enum PackedWeight<T: KernelElement> {
     Dense(DenseWeight<T>),
     Sparse(SparseWeight<T>),
+    DenseInt8(DenseWeightI8),
     /// A weight that was compressed in its file, in whatever data type; it brings its bias with it.
-    Packed(PackedLinear),
+    Compressed(PackedLinear),
 }
 
 impl<T: KernelElement> Linear<T> {
-    /// The layer of these parts.
-    pub(crate) fn new(parts: Vec<LinearPart<T>>) -> Self {
+    /// Packs the layer of these parts.
+    pub(crate) fn new(parts: Vec<LinearPart<T>>) -> Result<Self> {
         let outputs = parts.iter().map(|part| part.outputs).sum();
-        Linear { parts, outputs }
+        let mut joined: Vec<LinearPart<T>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            match joined.last_mut() {
+                Some(last) if last.is_like(&part) => last.append(part)?,
+                _ => joined.push(part),
+            }
+        }
+        Ok(Linear { parts: joined.into_iter().map(LinearPart::pack).collect::<Result<_>>()?, outputs })
     }
 
     /// A layer of a model in memory.
@@ -50,15 +72,15 @@ impl<T: KernelElement> Linear<T> {
         let (outputs, inputs) = (linear.out_features(), linear.in_features());
         let bias = linear.bias().map(|bias| engine.read(bias.master())).transpose()?;
         let weight = match linear.sparse() {
-            Some(_) => Weight::Sparse(SparseWeight::pack(file::compressed(engine, linear)?)?),
-            None => Weight::dense(&narrowed(engine.read(linear.weight().master())?), (outputs, inputs))?,
+            Some(_) => Weight::Sparse(file::compressed(engine, linear)?),
+            None => Weight::Dense(narrowed(&engine.read(linear.weight().master())?)),
         };
-        Ok(Self::new(vec![LinearPart { weight, bias, outputs }]))
+        Self::new(vec![LinearPart { weight, bias, outputs, inputs }])
     }
 
     /// `activation(x · Wᵀ + bias)`, `[tokens, outputs]`, for `x: [tokens, inputs]`.
     pub(crate) fn forward(&self, x: &[T], tokens: usize, activation: Activation) -> Result<Vec<T>> {
-        let mut y = vec![T::ZERO; tokens * self.outputs];
+        let mut y: Vec<T> = bytemuck::allocation::zeroed_vec(tokens * self.outputs);
         let mut first = 0;
         for part in &self.parts {
             if tokens == 1 || self.parts.len() == 1 {
@@ -76,22 +98,34 @@ impl<T: KernelElement> Linear<T> {
 
     /// Bytes of the weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.parts.iter().map(LinearPart::bytes).sum()
+        self.parts.iter().map(Part::bytes).sum()
     }
 
-    /// The weight's values, where it is one dense weight.
-    pub(crate) fn dense_values(&self) -> Option<&[T]> {
+    /// A row of the weight, where it is one dense weight.
+    pub(crate) fn dense_row(&self, row: usize) -> Option<Vec<f32>> {
         match self.parts.as_slice() {
-            [LinearPart { weight: Weight::Dense(weight), .. }] => Some(weight.values()),
+            [Part { weight: PackedWeight::Dense(weight), .. }] => {
+                let inputs = weight.in_features();
+                weight.values().get(row * inputs..(row + 1) * inputs).map(widened)
+            }
+            [Part { weight: PackedWeight::DenseInt8(weight), .. }] if row < weight.out_features() => {
+                let (values, scale) = weight.row(row);
+                Some(values.iter().map(|q| f32::from(*q) * scale).collect())
+            }
             _ => None,
         }
     }
 }
 
 impl<T: KernelElement> LinearPart<T> {
+    /// A part `[outputs, inputs]` of that weight.
+    pub(crate) fn of(weight: Weight<T>, (outputs, inputs): (usize, usize), bias: Option<Vec<f32>>) -> Self {
+        LinearPart { weight, bias, outputs, inputs }
+    }
+
     /// A weight `[outputs, inputs]` that a file holds dense, as `T`: packed as 2:4 where it is.
     pub(crate) fn dense(
-        values: &[T],
+        values: Vec<T>,
         (outputs, inputs): (usize, usize),
         bias: Option<Vec<f32>>,
     ) -> Result<LinearPart<T>> {
@@ -100,17 +134,9 @@ impl<T: KernelElement> LinearPart<T> {
         };
         // One row tells a dense weight from a 2:4 one in no time.
         let first = values.get(..inputs).map_or(Ok(None), |row| compressed(1, row))?;
-        let sparse = if first.is_some() { compressed(outputs, values)? } else { None };
-        let weight = match sparse {
-            Some(sparse) => Weight::Sparse(SparseWeight::pack(sparse)?),
-            None => Weight::dense(values, (outputs, inputs))?,
-        };
-        Ok(LinearPart { weight, bias, outputs })
-    }
-
-    /// A weight that stays dense whatever its values.
-    pub(crate) fn always_dense(values: &[T], shape: (usize, usize), bias: Option<Vec<f32>>) -> Result<Self> {
-        Ok(LinearPart { weight: Weight::dense(values, shape)?, bias, outputs: shape.0 })
+        let sparse = if first.is_some() { compressed(outputs, &values)? } else { None };
+        let weight = sparse.map_or(Weight::Dense(values), Weight::Sparse);
+        Ok(LinearPart { weight, bias, outputs, inputs })
     }
 
     /// A weight `[outputs, inputs]` that the file holds compressed, in the file's data type.
@@ -120,49 +146,73 @@ impl<T: KernelElement> LinearPart<T> {
         (outputs, inputs): (usize, usize),
         bias: Option<Vec<f32>>,
     ) -> Result<Self> {
-        let format = file::compressed_format(reader, name, [outputs, inputs])?;
-        let activation = Activation::Identity;
-        let packed = match format {
-            ValueFormat::Plain(DataType::F32) => PackedLinear::new(reader.compressed::<f32>(name)?, bias, activation)?,
-            ValueFormat::Plain(DataType::BF16) => {
-                PackedLinear::new(reader.compressed::<bf16>(name)?, bias, activation)?
-            }
-            ValueFormat::Plain(DataType::F16) => PackedLinear::new(reader.compressed::<f16>(name)?, bias, activation)?,
-            ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => {
-                PackedLinear::new_int8(reader.int8(name)?, bias, activation)?
-            }
-            ValueFormat::Int4(_) => PackedLinear::new_int4(&reader.int4(name)?, bias, activation)?,
+        let weight = match file::compressed_format(reader, name, [outputs, inputs])? {
+            ValueFormat::Plain(DataType::F32) => Weight::F32(reader.compressed::<f32>(name)?),
+            ValueFormat::Plain(DataType::BF16) => Weight::Bf16(reader.compressed::<bf16>(name)?),
+            ValueFormat::Plain(DataType::F16) => Weight::F16(reader.compressed::<f16>(name)?),
+            ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => Weight::Int8(reader.int8(name)?),
+            ValueFormat::Int4(_) => Weight::Int4(reader.int4(name)?),
             other => return Err(unsupported(reader, name, other)),
         };
-        Ok(LinearPart { weight: Weight::Packed(packed), bias: None, outputs })
+        Ok(LinearPart { weight, bias, outputs, inputs })
     }
 
-    fn forward(&self, x: &[T], tokens: usize, activation: Activation, y: &mut [T]) -> Result<(), Error> {
+    /// Whether the part below can be packed together with this one.
+    fn is_like(&self, below: &Self) -> bool {
+        self.inputs == below.inputs && self.bias.is_some() == below.bias.is_some() && self.weight.is_like(&below.weight)
+    }
+
+    /// Adds the output features of a part that [`LinearPart::is_like`] this one.
+    fn append(&mut self, below: Self) -> Result<()> {
+        self.weight.append(below.weight)?;
+        if let (Some(bias), Some(mut below)) = (&mut self.bias, below.bias) {
+            bias.append(&mut below);
+        }
+        self.outputs += below.outputs;
+        Ok(())
+    }
+
+    fn pack(self) -> Result<Part<T>> {
+        let LinearPart { weight, mut bias, outputs, inputs } = self;
+        let plain = Activation::Identity;
+        let weight = match weight {
+            Weight::Dense(values) => PackedWeight::Dense(DenseWeight::pack(MatrixRef::new(outputs, inputs, &values)?)?),
+            Weight::Sparse(weight) => PackedWeight::Sparse(SparseWeight::pack(weight)?),
+            Weight::DenseInt8 { values, scales } => {
+                PackedWeight::DenseInt8(DenseWeightI8::pack(MatrixRef::new(outputs, inputs, &values)?, scales)?)
+            }
+            Weight::F32(weight) => PackedWeight::Compressed(PackedLinear::new(weight, bias.take(), plain)?),
+            Weight::Bf16(weight) => PackedWeight::Compressed(PackedLinear::new(weight, bias.take(), plain)?),
+            Weight::F16(weight) => PackedWeight::Compressed(PackedLinear::new(weight, bias.take(), plain)?),
+            Weight::Int8(weight) => PackedWeight::Compressed(PackedLinear::new_int8(weight, bias.take(), plain)?),
+            Weight::Int4(weight) => PackedWeight::Compressed(PackedLinear::new_int4(&weight, bias.take(), plain)?),
+        };
+        Ok(Part { weight, bias, outputs })
+    }
+}
+
+impl<T: KernelElement> Part<T> {
+    fn forward(&self, x: &[T], tokens: usize, activation: Activation, y: &mut [T]) -> Result<()> {
         let epilogue = Epilogue { bias: self.bias.as_deref(), activation };
         match &self.weight {
-            Weight::Dense(weight) => weight.linear(x, tokens, epilogue, y)?,
-            Weight::Sparse(weight) => weight.linear(x, tokens, epilogue, y)?,
-            Weight::Packed(layer) => layer.forward_with(x, tokens, activation, y)?,
+            PackedWeight::Dense(weight) => weight.linear(x, tokens, epilogue, y)?,
+            PackedWeight::Sparse(weight) => weight.linear(x, tokens, epilogue, y)?,
+            PackedWeight::DenseInt8(weight) => {
+                let mut sums = vec![0f32; y.len()];
+                weight.linear(&widened(x), tokens, epilogue, &mut sums)?;
+                y.copy_from_slice(&narrowed::<T>(&sums));
+            }
+            PackedWeight::Compressed(layer) => layer.forward_with(x, tokens, activation, y)?,
         }
         Ok(())
     }
 
     fn bytes(&self) -> usize {
         match &self.weight {
-            Weight::Dense(weight) => weight.bytes(),
-            Weight::Sparse(weight) => weight.bytes(),
-            Weight::Packed(layer) => layer.bytes(),
+            PackedWeight::Dense(weight) => weight.bytes(),
+            PackedWeight::Sparse(weight) => weight.bytes(),
+            PackedWeight::DenseInt8(weight) => weight.bytes(),
+            PackedWeight::Compressed(layer) => layer.bytes(),
         }
     }
-}
-
-impl<T: KernelElement> Weight<T> {
-    fn dense(values: &[T], (outputs, inputs): (usize, usize)) -> Result<Self> {
-        Ok(Weight::Dense(DenseWeight::pack(MatrixRef::new(outputs, inputs, values)?)?))
-    }
-}
-
-/// The values rounded to `T`.
-pub(crate) fn narrowed<T: KernelElement>(values: Vec<f32>) -> Vec<T> {
-    values.into_iter().map(T::from_f32).collect()
 }

@@ -1,27 +1,35 @@
 //! Inference: weights packed for the CPU kernels, and a key-value cache.
 
-pub(super) mod attention;
+mod attention;
 pub(super) mod build;
+pub(super) mod cache;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod few;
 mod gpt;
 pub(super) mod layer;
 pub(super) mod linear;
 pub(super) mod norm;
+pub(super) mod passes;
 mod perplexity;
+mod random;
 mod session;
+#[cfg(feature = "cuda")]
+pub(super) mod stored;
 #[cfg(test)]
 mod tests;
+pub(super) mod weight;
 
 use std::ops::ControlFlow;
 
 use twofour::kernel::{Activation, KernelElement};
 
-use self::{
-    layer::{Layer, widened},
-    linear::Linear,
-    norm::Norm,
-};
+#[cfg(feature = "cuda")]
+pub use self::cuda::{CudaInference, CudaRandomWeights, CudaSession};
+use self::{layer::Layer, linear::Linear, norm::Norm, passes::widened, weight::Weight};
 pub use self::{
     perplexity::{Perplexity, Windows},
+    random::RandomWeights,
     session::Session,
 };
 #[cfg(doc)]
@@ -32,7 +40,7 @@ use crate::{Error, Result};
 /// A decoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. Of a [`Gpt`] it is a
 /// copy: training the model further does not change it.
 ///
-/// GEMMs run in `T`; the residual stream, the norms, attention and the cache are f32.
+/// GEMMs run in `T`, and the cache is in `T`; the residual stream and the sums of norms and of attention are f32.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -52,7 +60,7 @@ use crate::{Error, Result};
 pub struct Inference<T: KernelElement> {
     config: DecoderConfig,
     /// The embedding of each token; none where it is the head's weight.
-    embedding: Option<Vec<T>>,
+    embedding: Option<Weight<T>>,
     /// What is added at each position, where positions are learned.
     positions: Option<Vec<T>>,
     layers: Vec<Layer<T>>,
@@ -122,8 +130,12 @@ impl<T: KernelElement> Inference<T> {
 
     /// The residual stream of tokens at `position` and after, before the first layer.
     fn embed(&self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
-        let table = self.embedding.as_deref().or_else(|| self.head.dense_values()).unwrap_or_default();
-        embed((table, self.config.width), self.positions.as_deref(), tokens, position)
+        let width = self.config.width;
+        let row = |token: usize| match &self.embedding {
+            Some(table) => table.row(token, width),
+            None => self.head.dense_row(token),
+        };
+        embed((&row, &self.config), self.positions.as_deref(), tokens, position)
     }
 
     /// The scores of the token that follows each of those whose last hidden states are `x: [tokens, width]`.
@@ -145,17 +157,17 @@ fn no_token(token: u32, position: usize, vocabulary: usize) -> Error {
     Error::Token { what: "inputs", token, position, vocabulary }
 }
 
-/// The rows of a table `[vocabulary, width]` that tokens name, with the learned vectors of `position` and after added.
+/// The rows of the embedding that tokens name, which `row` returns, with the learned vectors of `position` and after added.
 pub(super) fn embed<T: KernelElement>(
-    (table, width): (&[T], usize),
+    (row, config): (&dyn Fn(usize) -> Option<Vec<f32>>, &DecoderConfig),
     positions: Option<&[T]>,
     tokens: &[u32],
     position: usize,
 ) -> Result<Vec<f32>> {
+    let width = config.width;
     let mut x = Vec::with_capacity(tokens.len() * width);
     for (index, &token) in tokens.iter().enumerate() {
-        let row = table.chunks_exact(width).nth(token as usize);
-        x.extend(widened(row.ok_or_else(|| no_token(token, index, table.len() / width))?));
+        x.extend(row(token as usize).ok_or_else(|| no_token(token, index, config.vocabulary))?);
     }
     if let Some(positions) = positions {
         let added = &positions[position * width..][..x.len()];

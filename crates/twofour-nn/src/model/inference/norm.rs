@@ -2,6 +2,7 @@
 
 use twofour::Arithmetic;
 
+use super::passes::narrowed;
 use crate::{
     cpu::{layer_norm, rms_norm},
     model::decoder::NormKind,
@@ -32,7 +33,7 @@ impl Norm {
 
     /// Normalizes the rows of `x`.
     pub(crate) fn forward<T: Arithmetic>(&self, x: &[f32]) -> Vec<T> {
-        self.normalized(x).into_iter().map(T::from_f32).collect()
+        narrowed(&self.normalized(x))
     }
 
     /// Normalizes the rows of `x`, in f32.

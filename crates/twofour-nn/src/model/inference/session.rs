@@ -4,7 +4,7 @@ use std::fmt;
 
 use twofour::kernel::KernelElement;
 
-use super::{Inference, attention::Cache, layer::Place};
+use super::{Inference, cache::Cache, layer::Place};
 use crate::{
     Error, Result,
     cpu::{cross_entropy, rope::Table},
@@ -13,7 +13,7 @@ use crate::{
 /// A sequence in progress: the keys and values of what was fed so far.
 pub struct Session<'a, T: KernelElement> {
     model: &'a Inference<T>,
-    caches: Vec<Cache>,
+    caches: Vec<Cache<T>>,
     position: usize,
 }
 

@@ -42,11 +42,7 @@ impl<E: Engine> Vit<E> {
     ///
     /// # Errors
     /// Those of `values`, and those of [`Vit::new`].
-    pub fn build(
-        engine: &E,
-        config: &VitConfig,
-        values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>,
-    ) -> Result<Self> {
+    pub fn build(engine: &E, config: &VitConfig, values: impl Fn(&str, &[usize]) -> Result<Vec<f32>>) -> Result<Self> {
         config.validate()?;
         let VitConfig { width, heads, feed_forward, classes, .. } = *config;
         let parameter = |name: &str, shape: &[usize], computes: bool| {

@@ -2,6 +2,7 @@
 
 mod build;
 mod config;
+mod probe;
 #[cfg(test)]
 mod tests;
 mod trained;
@@ -21,6 +22,7 @@ use crate::{
 };
 
 pub use config::VitConfig;
+pub use probe::LinearProbe;
 
 /// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as DINOv2's: patches go through a linear layer,
 /// learned positions are added, and after layers of full attention and GELU feed-forward blocks the head reads the norm of the class token, or the mean over the
@@ -105,7 +107,11 @@ impl<E: Engine> Vit<E> {
         let (tokens, patch_len, pooling_shape) = (shape.tokens(), self.config.patch_len(), self.pooling_shape(shape));
         if shape.batch == 0 || shape.positions != self.config.tokens() {
             let found = format!("{} images of {} tokens", shape.batch, shape.positions);
-            return Err(Error::Setting { what: "the batch", found, expected: "images of the model's size, at least one" });
+            return Err(Error::Setting {
+                what: "the batch",
+                found,
+                expected: "images of the model's size, at least one",
+            });
         }
         self.place(engine, shape.batch)?;
         let Vit { images, placements, workspace, .. } = self;

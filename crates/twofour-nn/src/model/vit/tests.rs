@@ -15,7 +15,7 @@ use crate::{
     model::TrainedModel,
     random::Stream,
     recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
-    train::{ImageSet, SparsityPlan, Trainer, TrainingData as _},
+    train::{ImageSet, SparsityPlan, Trainer},
 };
 
 const ENGINE: CpuEngine = CpuEngine;
@@ -75,7 +75,8 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
         assert_eq!(tokens, if pooling == Pooling::Class { 5 } else { 4 });
         let shape = BatchShape { batch: 4, positions: tokens };
         let batch = images.batch_of([3, 0, 7, 11], tokens);
-        let [mut ids, mut targets] = [&batch.inputs, &batch.targets].map(|of| ENGINE.zeros(Kind::Index, of.len()).unwrap());
+        let [mut ids, mut targets] =
+            [&batch.inputs, &batch.targets].map(|of| ENGINE.zeros(Kind::Index, of.len()).unwrap());
         ENGINE.write_ids(&mut ids, &batch.inputs).unwrap();
         ENGINE.write_ids(&mut targets, &batch.targets).unwrap();
         let mut ready = 0;
@@ -109,7 +110,10 @@ fn gradients_of_all_variables_agree_with_finite_differences() {
             };
             let numeric = (along(h) - along(-h)) / (2.0 * h);
             model.parameters_mut()[index].write(&ENGINE, &values).unwrap();
-            assert!((numeric - norm).abs() < 2e-2 * norm.max(0.05), "{name}, {pooling:?}: {numeric}, by the gradient {norm}");
+            assert!(
+                (numeric - norm).abs() < 2e-2 * norm.max(0.05),
+                "{name}, {pooling:?}: {numeric}, by the gradient {norm}"
+            );
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
         file::{SavedParts, values},
     },
     parameter::Parameter,
-    recipe::{ModelSettings, Pooling},
+    recipe::{Pooling, Recipe},
     train::ImageSet,
 };
 
@@ -74,8 +74,12 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
     type Data = ImageSet;
     type Config = VitConfig;
 
-    fn from_settings(engine: &E, settings: &ModelSettings, seed: u64) -> Result<Self> {
-        Vit::new(engine, &VitConfig::from(settings), seed)
+    fn config_of(recipe: &Recipe) -> VitConfig {
+        VitConfig::from(&recipe.model)
+    }
+
+    fn from_config(engine: &E, config: &VitConfig, seed: u64) -> Result<Self> {
+        Vit::new(engine, config, seed)
     }
 
     fn config(&self) -> &VitConfig {
@@ -90,7 +94,11 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         let [rows, columns] = self.config.image;
         if data.shape() != [rows, columns, self.config.channels] {
             let found = format!("{:?}", data.shape());
-            return Err(Error::Setting { what: "height, width and channels of the images", found, expected: "the model's" });
+            return Err(Error::Setting {
+                what: "height, width and channels of the images",
+                found,
+                expected: "the model's",
+            });
         }
         if let Some((position, &class)) =
             data.labels().iter().enumerate().find(|(_, class)| usize::from(**class) >= self.config.classes)
@@ -102,7 +110,11 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         let tokens = data.labels().len() * self.config.tokens();
         if tokens > MOST_TOKENS {
             let found = tokens.to_string();
-            return Err(Error::Setting { what: "tokens of all images", found, expected: "at most 2^31; use larger patches" });
+            return Err(Error::Setting {
+                what: "tokens of all images",
+                found,
+                expected: "at most 2^31; use larger patches",
+            });
         }
         let mut values = Vec::with_capacity(tokens * self.config.patch_len());
         data.images().for_each(|image| self.tokens_of(image, &mut values));

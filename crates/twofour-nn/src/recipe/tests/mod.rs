@@ -109,7 +109,7 @@ method = 'fsst'
             "line 2: model.layers: found 0, expected a whole number from 1 to 1048576",
             "line 5: model.contxt: unknown key; did you mean `context`?",
             "line 7: data.text: found 5, expected text, or a list of texts",
-            "line 8: data.tokenizer: found \"byte\"; did you mean `bytes`?",
+            "line 8: data.tokenizer: found \"byte\"; did you mean `bytes`? It may also be the path of a tokenizer.json",
             "line 9: trainig: unknown section; did you mean `training`?",
             "line 12: sparsity.method: found \"fsst\"; did you mean `fst`?",
             "--set: training.learning_rate: found \"fast\", expected a number above 0",

@@ -2,9 +2,9 @@
 
 use super::{bits, corpus, layers, mixed, model, steps, trainer, trainer_with, training};
 use crate::{
-    engine::cpu::CpuEngine,
+    engine::{Engine as _, cpu::CpuEngine},
     recipe::{DecayTarget, Method, OptimizerKind, TrainingSettings},
-    train::{Decay, DecaySearch, LayerForm, SparsityPlan, Trainer},
+    train::{Decay, DecaySearch, LayerForm, SparseBegin, SparsityPlan, Trainer},
 };
 
 /// The form of every linear layer.
@@ -91,10 +91,44 @@ fn gradient_descent_learns_with_decay_on_the_gradient_and_on_the_weight() {
 }
 
 #[test]
+fn second_moments_of_step_are_frozen_until_its_own_end() {
+    let own = "blocks.0.mlp.up";
+    let others = SparsityPlan::of_method(Method::Ste, vec!["blocks.0.mlp.down".to_owned()], 60);
+    for overrides in [vec![], vec![others]] {
+        let plan = SparsityPlan {
+            begin: SparseBegin::Settled { earliest: 2, latest: 5 },
+            end: Some(9),
+            overrides,
+            ..SparsityPlan::of_method(Method::Step, vec![own.to_owned()], 60)
+        };
+        let mut trainer = trainer(&plan);
+        let second_moment = |trainer: &Trainer<CpuEngine>| -> Vec<u32> {
+            let parameters = trainer.model.parameters();
+            let weight = parameters.iter().find(|p| p.name() == format!("{own}.weight")).unwrap();
+            CpuEngine.read(weight.moments().unwrap()[1]).unwrap().into_iter().map(f32::to_bits).collect()
+        };
+        for step in 0..14 {
+            let before = second_moment(&trainer);
+            trainer.step().unwrap();
+            let moves = second_moment(&trainer) != before;
+            let form = trainer.plan.form_at(step, true);
+            match step {
+                0..2 => assert!(moves, "dense, step {step}"),
+                5..9 => assert!(!moves && form == LayerForm::TwoOfFour, "2:4, step {step}"),
+                9.. => assert!(moves && form == LayerForm::Dense, "dense again, step {step}"),
+                // It switches in one of these.
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
 fn trials_find_the_strength_whose_masks_settle() {
     let plan = SparsityPlan::of_method(Method::Fst, layers(), 60);
     let search = DecaySearch { grid: vec![1e-6, 1e-2, 10.0], steps: 20 };
-    let run = |strength| search.run(CpuEngine, (&model(), &training()), &plan, &corpus(), strength).unwrap().1;
+    let run =
+        |strength| search.run(CpuEngine, (&(&model()).into(), &training()), &plan, &corpus(), strength).unwrap().1;
     let trials: Vec<_> = search.trials().map(run).collect();
     assert!(trials.iter().all(|trial| trial.flip_rate > 0.0), "{trials:?}");
     // The same again: from the same weights over the same batches.

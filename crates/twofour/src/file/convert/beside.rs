@@ -14,6 +14,15 @@ use crate::{Error, Result};
 const WEIGHTS: [&str; 11] =
     ["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "onnx", "onnx_data", "h5", "msgpack", "ot"];
 
+/// The files that a conversion of a model's directory copies to `output`, as paths relative to that directory: those beside its tensors that are not hidden and hold no
+/// weights, in whatever format; none for a model that is a single file.
+///
+/// # Errors
+/// A directory that cannot be listed.
+pub fn files_beside(reader: &Reader, output: &Path) -> Result<Vec<PathBuf>> {
+    Ok(Beside::of(reader, output)?.files)
+}
+
 /// Directories inside each other, at most.
 const DEEPEST: usize = 8;
 

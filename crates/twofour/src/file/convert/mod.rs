@@ -5,6 +5,7 @@ mod compress;
 mod decompress;
 mod destination;
 mod prune;
+mod prune_quantized;
 mod quantize;
 #[cfg(test)]
 mod tests;
@@ -22,12 +23,16 @@ use super::{
 use crate::{Arithmetic, DataType, Element, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
+pub use beside::files_beside;
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
 pub use decompress::{DecompressReport, DecompressedWeight, decompress};
 pub use prune::{PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, prune, prune_with};
-pub use quantize::{Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, quantize};
+pub use prune_quantized::prune_and_quantize_with;
+pub use quantize::{
+    Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, quantize,
+};
 
 /// How far a conversion is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,17 +1,27 @@
 //! From 2:4 weights of floats to 2:4 weights of integers.
 
-use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    ops::ControlFlow,
+    path::Path,
+};
+
+use half::f16;
 
 use super::{
-    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, ValueFormat, Writer, run,
+    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Part, Plan, PlannedTensor, Progress, Reader,
+    ValueFormat, Writer, run,
 };
+
 use crate::{
-    Axis, Compressed, DataType, Element, Error, MatrixRef, Pattern, Result,
+    Arithmetic, Axis, Compressed, DataType, Element, Error, Mask, MatrixRef, Pattern, Result,
     file::StoredDType,
     int4::{Granularity, Int4},
     int8::Int8,
-    match_element,
+    kernel, match_element,
     quantization::{ScaleRule, relative_error},
+    solve::{Bits, Grid, GridScales, ScaleScope, Solved},
     verify,
 };
 
@@ -27,8 +37,10 @@ pub enum Quantization {
 /// What to quantize, and to what.
 #[derive(Clone, Copy)]
 pub struct QuantizeOptions<'a> {
-    /// Which weights to quantize, by name, dtype and shape; asked for matrices of floats, dense or compressed. Everything else is copied.
+    /// Which 2:4 weights to quantize, by name, dtype and shape; asked for matrices of floats, dense or compressed. Everything else is copied.
     pub which: &'a dyn Fn(&str, StoredDType, &[usize]) -> bool,
+    /// Which matrices to store dense, in 8-bit integers with a scale for each row, whatever their zeros; asked first. Scales are those of [`quantize`](crate::kernel::quantize).
+    pub dense: &'a dyn Fn(&str, StoredDType, &[usize]) -> bool,
     /// The integers and the scales.
     pub to: Quantization,
     /// How scales follow from values.
@@ -74,6 +86,11 @@ pub enum QuantizeOutcome {
         /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
         relative_error: f64,
     },
+    /// It was stored dense, in 8-bit integers with a scale for each row.
+    QuantizedDense {
+        /// `‖W − Ŵ‖ / ‖W‖` in the Frobenius norm.
+        relative_error: f64,
+    },
     /// It is not 2:4 along its rows and was copied.
     NotSparse {
         /// Groups with more than two non-zeros.
@@ -107,7 +124,8 @@ pub fn quantize(
     progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<QuantizeReport> {
     let reader = Reader::open(input)?;
-    let mut conversion = Quantize { options, report: QuantizeReport::default(), outcomes: HashMap::new() };
+    let mut conversion =
+        Quantize { options, report: QuantizeReport::default(), outcomes: HashMap::new(), dense: HashSet::new() };
     run(&mut conversion, &reader, output.as_ref(), overwrite, progress)?;
     Ok(conversion.report)
 }
@@ -117,62 +135,123 @@ struct Quantize<'a> {
     report: QuantizeReport,
     /// What becomes of each weight that is copied.
     outcomes: HashMap<String, QuantizeOutcome>,
+    /// The weights that stay dense, as integers.
+    dense: HashSet<String>,
 }
 
 impl Quantization {
-    fn info(self, name: &str, rows: usize, cols: usize) -> Result<CompressedInfo> {
+    pub(super) fn info(self, name: &str, rows: usize, cols: usize) -> Result<CompressedInfo> {
         match self {
             Quantization::Int8(granularity) => CompressedInfo::int8(name, granularity, rows, cols),
             Quantization::Int4(granularity) => CompressedInfo::int4(name, granularity, rows, cols),
         }
     }
 
-    fn apply(self, weight: &Compressed<f32>, rule: ScaleRule) -> Result<Integers> {
+    fn apply(self, weight: &Compressed<f32>, rule: ScaleRule) -> Result<QuantizedWeight> {
         Ok(match self {
-            Quantization::Int8(granularity) => Integers::Eight(Int8::quantize_with(weight, granularity, rule)?),
-            Quantization::Int4(granularity) => Integers::Four(Int4::quantize_with(weight, granularity, rule)?),
+            Quantization::Int8(granularity) => QuantizedWeight::Int8(Int8::quantize_with(weight, granularity, rule)?),
+            Quantization::Int4(granularity) => QuantizedWeight::Int4(Int4::quantize_with(weight, granularity, rule)?),
         })
+    }
+
+    /// The integers of a solver that rounds to these, with scales of the weight that it finds without rounding ([`GridScales::Solved`]).
+    pub fn grid(self) -> Grid {
+        let (bits, granularity) = match self {
+            Quantization::Int8(granularity) => (Bits::Int8, granularity),
+            Quantization::Int4(granularity) => (Bits::Int4, granularity),
+        };
+        let scope = granularity.columns().map_or(ScaleScope::Row, ScaleScope::Group);
+        Grid { bits, scope, scales: GridScales::Solved }
     }
 }
 
-/// A quantized weight.
-enum Integers {
-    Eight(Int8),
-    Four(Int4),
+/// A 2:4 weight of integers with its scales.
+#[derive(Debug, Clone, PartialEq)]
+pub enum QuantizedWeight {
+    /// Of 8-bit integers.
+    Int8(Int8),
+    /// Of 4-bit integers.
+    Int4(Int4),
 }
 
-impl Integers {
+impl QuantizedWeight {
+    /// What [`sparsegpt`](crate::solve::sparsegpt()) found with [`Quantization::grid`].
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a solution of another grid or without one, [`Error::TooManyKept`] for a mask that is not 2:4 along rows; those of [`Int8::from_parts`] and
+    /// [`Int4::from_parts`].
+    pub fn of_solved(solved: &Solved, to: Quantization) -> Result<Self> {
+        let (rows, cols) = (solved.mask.rows(), solved.mask.cols());
+        solved.mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
+        let integers = solved.integers.as_deref().unwrap_or_default();
+        let scales = solved.scales.as_deref().unwrap_or_default();
+        let weight = Compressed::from_masked(MatrixRef::new(rows, cols, integers)?, &solved.mask)?;
+        Ok(match to {
+            Quantization::Int8(granularity) => {
+                QuantizedWeight::Int8(Int8::from_parts(weight, scales.to_vec(), granularity)?)
+            }
+            Quantization::Int4(granularity) => {
+                let scales = scales.iter().map(|scale| f16::from_f32(*scale)).collect();
+                QuantizedWeight::Int4(Int4::from_parts(weight, scales, granularity)?)
+            }
+        })
+    }
+
+    /// Its integers and what shares a scale.
+    pub fn quantization(&self) -> Quantization {
+        match self {
+            QuantizedWeight::Int8(weight) => Quantization::Int8(weight.granularity()),
+            QuantizedWeight::Int4(weight) => Quantization::Int4(weight.granularity()),
+        }
+    }
+
+    /// What is kept.
+    pub fn mask(&self) -> Mask {
+        match self {
+            QuantizedWeight::Int8(weight) => weight.weight().mask(),
+            QuantizedWeight::Int4(weight) => weight.weight().mask(),
+        }
+    }
+
     /// Makes the weight again from the parts that a file holds, under every rule that a reader checks.
-    fn verified(self) -> Result<Self> {
+    pub(super) fn verified(self) -> Result<Self> {
         Ok(match self {
-            Integers::Eight(weight) => {
+            QuantizedWeight::Int8(weight) => {
                 let (granularity, (q, scales)) = (weight.granularity(), weight.into_parts());
                 let (rows, cols, (values, meta)) = (q.rows(), q.cols(), q.into_parts());
-                Integers::Eight(Int8::from_parts(
+                QuantizedWeight::Int8(Int8::from_parts(
                     Compressed::from_parts(rows, cols, values, meta)?,
                     scales,
                     granularity,
                 )?)
             }
-            Integers::Four(weight) => {
+            QuantizedWeight::Int4(weight) => {
                 let (q, scales) = (weight.weight(), weight.scales().to_vec());
                 let (values, meta) = (weight.packed_values(), q.meta().to_vec());
-                Integers::Four(Int4::from_packed(q.rows(), q.cols(), &values, meta, scales, weight.granularity())?)
+                QuantizedWeight::Int4(Int4::from_packed(
+                    q.rows(),
+                    q.cols(),
+                    &values,
+                    meta,
+                    scales,
+                    weight.granularity(),
+                )?)
             }
         })
     }
 
-    fn dequantize(&self) -> Compressed<f32> {
+    /// The weight that it stands for: integers times scales.
+    pub fn dequantize(&self) -> Compressed<f32> {
         match self {
-            Integers::Eight(weight) => weight.dequantize(),
-            Integers::Four(weight) => weight.dequantize(),
+            QuantizedWeight::Int8(weight) => weight.dequantize(),
+            QuantizedWeight::Int4(weight) => weight.dequantize(),
         }
     }
 
-    fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
+    pub(super) fn write(&self, name: &str, writer: &mut Writer) -> Result<()> {
         match self {
-            Integers::Eight(weight) => writer.write_int8(name, weight),
-            Integers::Four(weight) => writer.write_int4(name, weight),
+            QuantizedWeight::Int8(weight) => writer.write_int8(name, weight),
+            QuantizedWeight::Int4(weight) => writer.write_int4(name, weight),
         }
     }
 }
@@ -221,6 +300,17 @@ impl Quantize<'_> {
 
 impl Conversion for Quantize<'_> {
     fn plan(&mut self, reader: &Reader, item: Item<'_>, plan: &mut Plan) -> Result<()> {
+        if let Item::Plain(tensor) = item
+            && let Some(matrix) = Matrix::of(tensor).filter(|matrix| matrix.dtype != DataType::I8)
+            && (self.options.dense)(&tensor.name, tensor.dtype, &tensor.shape)
+        {
+            // For the errors, before anything is written.
+            matrix.run(reader, DenseInt8)?;
+            self.dense.insert(tensor.name.clone());
+            plan.tensor(PlannedTensor::new(&tensor.name, StoredDType::I8, tensor.shape.as_slice()));
+            plan.tensor(PlannedTensor::new(Part::Scales.key(&tensor.name), StoredDType::F32, [matrix.rows]));
+            return Ok(());
+        }
         if let Some(outcome) = self.look(reader, item)? {
             self.outcomes.insert(item.name().to_owned(), outcome);
             item.plan_copy(plan);
@@ -233,12 +323,23 @@ impl Conversion for Quantize<'_> {
 
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()> {
         let mut bytes_after = item.bytes();
-        let outcome = match self.outcomes.get(item.name()) {
-            Some(outcome) => {
+        let dense = match item {
+            Item::Plain(tensor) if self.dense.contains(&tensor.name) => Matrix::of(tensor),
+            _ => None,
+        };
+        let outcome = match (dense, self.outcomes.get(item.name())) {
+            (Some(matrix), _) => {
+                let (values, scales, relative_error) = matrix.run(reader, DenseInt8)?;
+                writer.write_elements(item.name(), &values)?;
+                writer.write_elements(&Part::Scales.key(item.name()), &scales)?;
+                bytes_after = size_of_val(values.as_slice()) + size_of_val(scales.as_slice());
+                QuantizeOutcome::QuantizedDense { relative_error }
+            }
+            (None, Some(outcome)) => {
                 item.write_copy(reader, writer)?;
                 *outcome
             }
-            None => {
+            (None, None) => {
                 let (rows, cols) = shape_of(item);
                 bytes_after = self.options.to.info(item.name(), rows, cols)?.bytes();
                 QuantizeOutcome::Quantized { relative_error: self.quantized(reader, item, writer)? }
@@ -285,6 +386,28 @@ fn floats(reader: &Reader, item: Item<'_>) -> Result<Floats> {
 fn widened<T: Element>(weight: &Compressed<T>) -> Compressed<f32> {
     let values = weight.values().iter().map(|v| v.to_f32()).collect();
     Compressed::from_trusted_parts(weight.rows(), weight.cols(), values, weight.meta().to_vec())
+}
+
+/// Rounds a matrix to 8-bit integers with a scale for each row; returns both, and the relative error.
+struct DenseInt8;
+
+impl OnMatrix for DenseInt8 {
+    type Output = (Vec<i8>, Vec<f32>, f64);
+
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output> {
+        let dense: Vec<f32> = matrix.data().iter().map(|value| value.to_f32()).collect();
+        let (values, scales) = kernel::quantize(MatrixRef::new(matrix.rows(), matrix.cols(), &dense)?)?;
+        let (mut difference, mut norm) = (0.0, 0.0);
+        let rows = dense.chunks_exact(matrix.cols()).zip(values.chunks_exact(matrix.cols()));
+        for ((row, values), scale) in rows.zip(&scales) {
+            for (w, q) in row.iter().zip(values) {
+                difference += f64::from(w - f32::from(*q) * scale).powi(2);
+                norm += f64::from(*w).powi(2);
+            }
+        }
+        let relative_error = if norm == 0.0 { 0.0 } else { (difference / norm).sqrt() };
+        Ok((values, scales, relative_error))
+    }
 }
 
 /// Compresses a dense matrix that is 2:4.

@@ -66,10 +66,10 @@ pub(super) fn share_expecting<P: Send, S>(
 }
 
 /// Elements of a part, at least, where each takes about a nanosecond.
-pub(super) const LEAST_PART: usize = 1 << 14;
+pub(crate) const LEAST_PART: usize = 1 << 14;
 
 /// [`share_expecting`] for a pass over so many elements, in parts of [`LEAST_PART`] or more.
-pub(super) fn share_elements<P: Send>(
+pub(crate) fn share_elements<P: Send>(
     elements: usize,
     parts: impl ExactSizeIterator<Item = P>,
     work: impl Fn(P) + Sync,

@@ -22,7 +22,7 @@ mod solver;
 
 use rayon::prelude::*;
 
-use super::{Grid, factor};
+use super::{Grid, GridScales, factor};
 use crate::{
     Element, Error, Mask, MatrixRef, Result, calibration::Hessian, first_error::first_error, select::Sparsity,
 };
@@ -129,5 +129,11 @@ pub fn sparsegpt<T: Element>(matrix: MatrixRef<'_, T>, hessian: &Hessian, settin
         dense.iter_mut().skip(col).step_by(cols).for_each(|w| *w = 0.0);
     }
     let diagonal: Vec<f32> = factor.iter().step_by(cols + 1).copied().collect();
-    Solver { rows, cols, plan, factor, diagonal }.run(dense)
+    let mut solver = Solver { rows, cols, plan, factor, diagonal };
+    let grid = solver.plan.grid.filter(|(grid, _)| grid.scales == GridScales::Solved);
+    let Some(grid) = grid else { return solver.run(dense, None) };
+    solver.plan.grid = None;
+    let unrounded = solver.run(dense.clone(), None)?.weight;
+    solver.plan.grid = Some(grid);
+    solver.run(dense, Some(&unrounded))
 }

@@ -25,7 +25,7 @@ pub(super) struct Plan {
     level: f64,
     block: usize,
     inner: usize,
-    grid: Option<(Grid, usize)>,
+    pub(super) grid: Option<(Grid, usize)>,
 }
 
 impl Plan {
@@ -78,7 +78,8 @@ struct Band<'a> {
 }
 
 impl Solver {
-    pub(super) fn run(&self, mut changes: Vec<f32>) -> Result<Solved> {
+    /// Solves for a dense weight. Static scales are those of `scaled`, or else of the dense weight.
+    pub(super) fn run(&self, mut changes: Vec<f32>, scaled: Option<&[f32]>) -> Result<Solved> {
         let (rows, cols, block) = (self.rows, self.cols, self.plan.block.min(self.cols));
         let mut weight = vec![0f32; rows * cols];
         let mut mask = Mask::empty(rows, cols);
@@ -91,7 +92,7 @@ impl Solver {
         let mut scales = self.plan.grid.map(|_| vec![0f32; rows * per_row]);
         if let (Some((grid, width)), Some(scales)) = (self.plan.grid, &mut scales) {
             first_error(
-                scales.par_chunks_mut(per_row).zip(changes.par_chunks(cols)).enumerate(),
+                scales.par_chunks_mut(per_row).zip(scaled.unwrap_or(&changes).par_chunks(cols)).enumerate(),
                 |(row, (scales, w))| {
                     for (i, (scale, w)) in scales.iter_mut().zip(w.chunks(width)).enumerate() {
                         let largest = w.iter().fold(0f32, |largest, w| largest.max(w.abs()));

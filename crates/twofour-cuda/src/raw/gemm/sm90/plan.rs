@@ -2,7 +2,7 @@
 
 use super::{Sm90Kernel, Sm90Store, Sm90Tile, WARPGROUPS, shared, tile::PIECE_TOKENS};
 use crate::{
-    Device, DevicePtr, Result, Stream,
+    Device, DevicePtr, Result, Stream, TileScheduler,
     device::{Kernel, Launch},
     problem::{GemmProblem, XOrder},
     raw::gemm::{
@@ -136,7 +136,11 @@ impl Sm90Plan {
             panels: self.panels,
             features: features as u32,
         };
+        let launch = match self.kernel.device().tile_scheduler() {
+            TileScheduler::Persistent => self.launch,
+            TileScheduler::Hardware => Launch { grid: (self.panels.tiles() * self.launch.cluster, 1), ..self.launch },
+        };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { self.kernel.launch(stream, self.launch, &parameters) }
+        unsafe { self.kernel.launch(stream, launch, &parameters) }
     }
 }

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Perplexity of a decoder by pruning method, before and after fine-tuning and in integers: a study that runs the `twofour` command.
+
+    python3 bench/decoder_study.py OUT --twofour target/release/twofour --text FILE... [--recipe recipes/decoder-25m.toml] [--device cuda] [--seed 0]
+        [--tune-steps 150] [--tune-rate 3e-4] [--samples 64] [--length 512] [--device-jobs 2] [--cpu-jobs 4] [--limit SECONDS] [--set KEY=VALUE...]
+
+The model trains on the first nine tenths of each text; perplexity is that of the rest, which nothing else sees. Then it is pruned to 2:4 by every method, calibrated on the training
+text, evaluated, fine-tuned under its mask, and both are quantized to int8 and int4. SparseGPT also quantizes in its own pass.
+
+Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a study that was stopped goes on. Steps begin as soon as those before them
+have ended: of those on the device so many at once as --device-jobs says, of those on the CPU --cpu-jobs, which divide its cores. OUT/study.json has all results once they are there.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import subprocess
+import threading
+import time
+
+METHODS = ["magnitude", "wanda", "ria", "sparsegpt"]
+INTEGERS = ["int8", "int4"]
+
+
+class Study:
+    def __init__(self, options):
+        self.options = options
+        self.out = options.out
+        self.steps = self.out / "steps"
+        self.steps.mkdir(parents=True, exist_ok=True)
+        self.deadline = time.monotonic() + options.limit
+        self.lanes = {"device": threading.Semaphore(options.device_jobs), "cpu": threading.Semaphore(options.cpu_jobs)}
+        self.threads = max(1, (os.cpu_count() or 1) // options.cpu_jobs)
+        self.begun = time.monotonic()
+
+    def texts(self):
+        """Writes the training text and the held-out text; returns their paths and the held-out share."""
+        training, held_out = [], []
+        for path in self.options.text:
+            text = path.read_text(encoding="utf-8")
+            cut = text.rfind("\n", 0, len(text) * 9 // 10) + 1
+            training.append(text[:cut])
+            held_out.append(text[cut:])
+        paths = self.out / "training.txt", self.out / "held-out.txt"
+        sizes = []
+        for path, parts in zip(paths, (training, held_out)):
+            data = "".join(parts).encode()
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+            sizes.append(len(data))
+        # Half a byte more, since the command rounds down.
+        return *paths, (sizes[1] + 0.5) / sum(sizes)
+
+    def run(self, step, lane, command):
+        """The result of a step, from its file or by running the command."""
+        file = self.steps / f"{step}.json"
+        if file.exists():
+            return json.loads(file.read_text())["result"]
+        with self.lanes[lane]:
+            left = self.deadline - time.monotonic()
+            if left < 5:
+                raise TimeoutError(f"{step}: no time left; the same command goes on")
+            words = [str(self.options.twofour), *map(str, command), "--json"]
+            environment = dict(os.environ)
+            # What a device waits for has the cores for itself.
+            environment["RAYON_NUM_THREADS"] = str(self.threads if lane == "cpu" else max(2, self.threads))
+            begun = time.monotonic()
+            try:
+                done = subprocess.run(words, capture_output=True, text=True, timeout=left, env=environment)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(f"{step}: stopped; the same command goes on") from None
+        seconds = time.monotonic() - begun
+        if done.returncode != 0:
+            raise RuntimeError(f"{step}: exit code {done.returncode}: {done.stderr.strip()[-600:]}")
+        result = json.loads(done.stdout)
+        # Of a path its name is enough.
+        shown = [pathlib.Path(word).name if "/" in word and "=" not in word else word for word in map(str, command)]
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"step": step, "command": shown, "seconds": seconds, "result": result}, indent=1) + "\n")
+        partial.replace(file)
+        print(f"{time.monotonic() - self.begun:6.1f} s  {step}: {said(result)} ({seconds:.1f} s)", flush=True)
+        return result
+
+    def device(self):
+        return [] if self.options.device == "cpu" else ["--device", self.options.device]
+
+    def evaluate(self, step, model):
+        window = self.options.window
+        # A step that overlaps gives every token at least half a window before it.
+        command = ["eval", model, "--text", self.out / "held-out.txt", "--window", window, "--stride", window // 2]
+        lane = "cpu" if self.options.device == "cpu" else "device"
+        return self.run(f"eval-{step}", lane, [*command, *self.device()])["perplexity"]
+
+    def train(self, step, settings):
+        folder = self.out / "runs" / step
+        folder.parent.mkdir(exist_ok=True)
+        command = ["train", self.options.recipe, "-o", folder, *self.device()]
+        for pair in self.options.set:
+            command += ["--set", pair]
+        # Later ones last: what a step is about is not overridden.
+        for key, value in settings.items():
+            command += ["--set", f"{key}={json.dumps(value)}"]
+        report = self.run(f"train-{step}", "cpu" if self.options.device == "cpu" else "device", command)
+        return folder / "model", report
+
+    def quantized(self, step, model, results):
+        """Perplexities of a 2:4 model in integers."""
+        for integers in INTEGERS:
+            name = f"{step}-{integers}"
+            to = self.out / "models" / name
+            self.run(f"quantize-{name}", "cpu", ["quantize", model, "-o", to, "--force", "--dtype", integers])
+            results[integers] = self.evaluate(name, to)
+
+    def method(self, method, dense, training, share):
+        """Everything about one method."""
+        models = self.out / "models"
+        models.mkdir(exist_ok=True)
+        calibration = []
+        if method != "magnitude":
+            options = self.options
+            calibration = ["--calibration", training, "--samples", options.samples, "--length", options.length, "--seed", options.seed]
+        pruned, results = models / method, {"pruned": {}, "tuned": {}}
+        report = self.run(f"prune-{method}", "cpu", ["prune", dense, "-o", pruned, "--force", "--method", method, *calibration])
+        errors = [tensor["relative_error"] for tensor in report["tensors"] if tensor.get("relative_error") is not None]
+        if errors:
+            results["relative_error"] = sum(errors) / len(errors)
+        kept = [tensor["kept_l2"] for tensor in report["tensors"] if tensor.get("kept_l2") is not None]
+        results["kept_l2"] = sum(kept) / len(kept)
+        results["pruned"]["bf16"] = self.evaluate(method, pruned)
+        tuned, report = self.train(
+            f"{method}-tuned",
+            {
+                **self.settings(share),
+                "model.from": str(pruned.resolve()),
+                "data.tokenizer": "bytes",
+                "sparsity.method": "fixed",
+                "training.steps": self.options.tune_steps,
+                "training.learning_rate": self.options.tune_rate,
+                "training.final_learning_rate": self.options.tune_rate / 10,
+                "training.warm_up": min(10, self.options.tune_steps),
+                "training.checkpoint_every": 0,
+                "training.validate_every": 0,
+            },
+        )
+        results["tune_seconds"] = report["seconds"]
+        results["tuned"]["bf16"] = self.evaluate(f"{method}-tuned", tuned)
+        self.quantized(method, pruned, results["pruned"])
+        self.quantized(f"{method}-tuned", tuned, results["tuned"])
+        if method == "sparsegpt":
+            results["joint"] = {}
+            for integers in INTEGERS:
+                name = f"{method}-joint-{integers}"
+                joint = ["--method", method, *calibration, "--quantize", integers]
+                self.run(f"prune-{name}", "cpu", ["prune", dense, "-o", models / name, "--force", *joint])
+                results["joint"][integers] = self.evaluate(name, models / name)
+        return method, results
+
+    def settings(self, share):
+        texts = [str((self.out / name).resolve()) for name in ("training.txt", "held-out.txt")]
+        return {"data.text": texts, "data.validation": share, "training.seed": self.options.seed}
+
+    def study(self):
+        training, _, share = self.texts()
+        dense, report = self.train("dense", self.settings(share))
+        with concurrent.futures.ThreadPoolExecutor(len(METHODS) + 1) as pool:
+            perplexity = pool.submit(self.evaluate, "dense", dense)
+            methods = [pool.submit(self.method, method, dense, training, share) for method in METHODS]
+            # An error is told when everything that can go on has ended.
+            results = [done.exception() or done.result() for done in [*methods, perplexity]]
+        for failed in (result for result in results if isinstance(result, BaseException)):
+            raise SystemExit(str(failed))
+        *methods, perplexity = results
+        options = self.options
+        plan = report["plan"]
+        study = {
+            "texts": [path.name for path in options.text],
+            "held_out_bytes": (self.out / "held-out.txt").stat().st_size,
+            "model": {"parameters": plan["parameters"], "sizes": {k: v for k, v in report["recipe"]["model"].items() if k != "from"}},
+            "training": {key: report["recipe"]["training"][key] for key in ("steps", "batch", "learning_rate", "seed")},
+            "training_seconds": report["seconds"],
+            "tokens": report["tokens"],
+            "tune": {"steps": options.tune_steps, "learning_rate": options.tune_rate},
+            "calibration": {"samples": options.samples, "length": options.length, "seed": options.seed},
+            "window": options.window,
+            "stride": options.window // 2,
+            "device": options.device,
+            "machine": report["machine"],
+            "version": report["version"],
+            "dense": perplexity,
+            "methods": dict(methods),
+        }
+        (self.out / "study.json").write_text(json.dumps(study, indent=1) + "\n")
+        return study
+
+
+def said(result):
+    """The figure of a step's result that a person follows."""
+    for key in ("perplexity", "val_loss"):
+        if isinstance(result.get(key), float):
+            return f"{key.replace('val_loss', 'validation loss')} {result[key]:.4f}"
+    return "done"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--twofour", type=pathlib.Path, required=True)
+    parser.add_argument("--text", type=pathlib.Path, nargs="+", required=True)
+    parser.add_argument("--recipe", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent / "recipes/decoder-25m.toml")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tune-steps", type=int, default=150)
+    parser.add_argument("--tune-rate", type=float, default=3e-4)
+    parser.add_argument("--samples", type=int, default=64, help="of calibration")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sample")
+    parser.add_argument("--window", type=int, default=512, help="tokens of a window of evaluation; the stride is half of it")
+    parser.add_argument("--device-jobs", type=int, default=2)
+    parser.add_argument("--cpu-jobs", type=int, default=4)
+    parser.add_argument("--limit", type=float, default=86400, help="seconds, after which no step begins")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every training run's recipe")
+    options = parser.parse_args()
+    study = Study(options).study()
+    print(f"dense {study['dense']:.4f}")
+    for method, results in study["methods"].items():
+        print(f"{method}: {json.dumps(results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The table of the study of pruning methods, from `bench/results/*/decoder-study.json`: what `bench/decoder_study.py` left as `study.json`."""
+
+import json
+
+NAMES = {"magnitude": "magnitude", "wanda": "Wanda", "ria": "RIA", "sparsegpt": "SparseGPT"}
+
+
+def table(path):
+    """A row for each method: perplexity pruned and fine-tuned, each in bf16, int8 and int4."""
+    study = json.loads(path.read_text())
+    sizes, training, tune = study["model"]["sizes"], study["training"], study["tune"]
+    calibration, dense = study["calibration"], study["dense"]
+    shown = lambda results, kind: "-" if kind not in results else f"{results[kind]:.4f}"  # noqa: E731
+    where = path.parent.name.upper() if study["device"] != "cpu" else f"CPU ({path.parent.name})"
+    lines = [
+        f"{sizes['layers']} layers of width {sizes['width']} ({study['model']['parameters'] / 1e6:.1f} M parameters), context {sizes['context']}, {study['tokens'] / 1e6:.1f} M bytes of "
+        f"{', '.join(study['texts'])} in {training['steps']} steps; {where}, training {study['training_seconds']:.0f} s. Calibration: {calibration['samples']} pieces of "
+        f"{calibration['length']} tokens of the training text. Fine-tuning: {tune['steps']} steps under the mask. Perplexity a byte of {study['held_out_bytes']:,} held-out bytes "
+        f"(window {study['window']}, stride {study['stride']}); dense {dense:.4f}.",
+        "",
+        "| method | pruned | over dense | int8 | int4 | fine-tuned | over dense | int8 | int4 | mean layer error |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, results in sorted(study["methods"].items(), key=lambda item: item[1]["pruned"]["bf16"]):
+        pruned, tuned = results["pruned"], results["tuned"]
+        over = lambda found: f"{100 * (found['bf16'] / dense - 1):+.1f} %"  # noqa: E731
+        error = f"{100 * results['relative_error']:.2f} %" if "relative_error" in results else ""
+        cells = [
+            NAMES.get(method, method),
+            *[shown(pruned, "bf16"), over(pruned), shown(pruned, "int8"), shown(pruned, "int4")],
+            *[shown(tuned, "bf16"), over(tuned), shown(tuned, "int8"), shown(tuned, "int4")],
+            error,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        if joint := results.get("joint"):
+            cells = [f"{NAMES.get(method, method)}, quantized in the same pass", "", "", shown(joint, "int8"), shown(joint, "int4"), "", "", "", "", ""]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

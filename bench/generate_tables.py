@@ -1,0 +1,75 @@
+"""The tables of whole-model generation on a CPU, from `bench/results/*/cpu-generate-*.json`: what `twofour bench generate -o` writes."""
+
+import json
+import statistics
+
+# What is faster, than what, in what, and by how much at least.
+FLOORS = [
+    ("twofour 2:4-bf16", "twofour dense-bf16", "decode_s", 1.4),
+    ("twofour 2:4-bf16-int8-head", "llama.cpp Q8_0", "decode_s", 1.3),
+    ("twofour 2:4-bf16", "llama.cpp Q8_0", "decode_s", 1.3),
+    ("twofour 2:4-int8", "llama.cpp Q8_0", "decode_s", 2.0),
+    ("twofour 2:4-int8", "llama.cpp Q4_0", "decode_s", 1.5),
+    ("twofour 2:4-int4", "twofour 2:4-int8", "decode_s", 1.2),
+]
+
+
+def ratios(ours, theirs, seconds):
+    """Their time by ours: of the medians, of the fastest rounds, and the quartiles of the rounds' own ratios."""
+    rounds = sorted(b / a for a, b in zip(ours[seconds], theirs[seconds]))
+    quartiles = statistics.quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else [rounds[0]] * 3
+    medians = statistics.median(theirs[seconds]) / statistics.median(ours[seconds])
+    return medians, min(theirs[seconds]) / min(ours[seconds]), quartiles[0], quartiles[2]
+
+
+def floors(result):
+    """(what, floor, ratio of medians, of the fastest rounds, quartiles) of each floor whose contenders were measured."""
+    rows = {row["contender"]: row for row in result["rows"]}
+    found = []
+    for ours, theirs, seconds, floor in FLOORS:
+        if ours in rows and theirs in rows:
+            what = f"decode, {ours.removeprefix('twofour ')} over {theirs.removeprefix('twofour ')}"
+            found.append((what, floor, *ratios(rows[ours], rows[theirs], seconds)))
+    others = [row for name, row in rows.items() if name.startswith("llama.cpp")]
+    sparse = [row for name, row in rows.items() if name.startswith("twofour 2:4")]
+    if others and sparse:
+        fastest = min(others, key=lambda row: statistics.median(row["prefill_s"]))
+        for ours in sparse:
+            what = f"prefill, {ours['contender'].removeprefix('twofour ')} over {fastest['contender']}, llama.cpp's fastest"
+            found.append((what, 1.0, *ratios(ours, fastest, "prefill_s")))
+    return found
+
+
+def size(count):
+    return f"{count / 2**30:.2f} GiB"
+
+
+def lines(result, raw):
+    machine, model = result["machine"], result["model"]
+    loads = [load for load in result["load_average"] if load is not None]
+    versions = dict.fromkeys(row["version"] for row in result["rows"] if row.get("version"))
+    rounds = len(result["load_average"])
+    load = f"load average {min(loads):.1f} to {max(loads):.1f}" if loads else "load average unknown"
+    found = [
+        f"**{model['name']}**, {model['layers']} layers, {model['vocabulary']} tokens, {model['parameters'] / 1e9:.2f} billion parameters; {machine['cpu']}, engine "
+        f"{machine['engine']}, {machine['threads']} threads; `{result['command']}` ([raw]({raw})); {rounds} rounds, {load}" + "".join(f"; {v}" for v in versions) + ".",
+        "",
+        f"| contender | weights | decode tokens/s: median | best | prefill of {result['prompt']}, tokens/s: median | best | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        peak = size(row["peak_memory_bytes"]) if row["peak_memory_bytes"] else ""
+        found.append(
+            f"| {row['contender']} | {size(row['weight_bytes'])} | {row['decode_tokens_per_s']:.1f} | {row['best_decode_tokens_per_s']:.1f} "
+            f"| {row['prefill_tokens_per_s']:.0f} | {row['best_prefill_tokens_per_s']:.0f} | {peak} |"
+        )
+    clauses = floors(result)
+    if clauses:
+        found += ["", "| speedup | floor | ratio of medians | of the fastest rounds | quartiles of the rounds' ratios |", "|---|---|---|---|---|"]
+    for what, floor, medians, fastest, low, high in clauses:
+        found.append(f"| {what} | {floor:.1f}x | {medians:.2f}x | {fastest:.2f}x | {low:.2f}x to {high:.2f}x |")
+    return found
+
+
+def table(path, raw):
+    return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"

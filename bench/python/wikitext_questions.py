@@ -1,0 +1,94 @@
+"""Makes questions in SQuAD's JSON format (version 1.1) from a wikitext file.
+
+    python bench/python/wikitext_questions.py wikitext2-test.txt -o train.json
+    python bench/python/wikitext_questions.py wikitext2-valid.txt -o held-out.json
+
+A question is a part of one sentence in which a year, a count or a name is replaced by "which year", "how many" or "what"; its answer is what was replaced, and its context the
+paragraph. Words of the sentence outside of that part are left out of the question, so the model has to find the sentence by some of its words and the answer by its kind. The
+questions depend on the text and the seed alone. Standard library only.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+
+YEAR = re.compile(r"(?<=\bin )(1[0-9]{3}|20[0-2][0-9])\b")
+COUNT = re.compile(r"\b(\d[\d,]*(?:\.\d+)?)(?= [a-z]{3,}s\b)")
+NAME = re.compile(r"(?<=[a-z,] )([A-Z][a-z]+(?: (?:of |the )?[A-Z][a-z]+){1,3})\b")
+KINDS = [("which year", YEAR), ("how many", COUNT), ("what", NAME)]
+BEFORE, AFTER = 9, 7
+
+
+def plain(line: str) -> str:
+    """Wikitext's separate punctuation, joined to the words again."""
+    line = re.sub(r" @([-,.])@ ", r"\1", line.strip())
+    line = re.sub(r" ([,.;:!?)\]])", r"\1", line)
+    line = re.sub(r"([(\[]) ", r"\1", line)
+    line = re.sub(r" (n't|'s|'re|'ve|'ll|'d|'m)\b", r"\1", line)
+    return re.sub(r"\s+", " ", line.replace(" s' ", "s' "))
+
+
+def sentences(paragraph: str):
+    """Begin and end of each sentence."""
+    begin = 0
+    for end in re.finditer(r"[.!?] (?=[A-Z\"])", paragraph):
+        yield begin, end.start() + 1
+        begin = end.end()
+    yield begin, len(paragraph)
+
+
+def question(paragraph: str, begin: int, end: int, answer: re.Match, word: str) -> str:
+    before = paragraph[begin : answer.start()].split()[-BEFORE:]
+    after = paragraph[answer.end() : end].rstrip(".!?").split()[:AFTER]
+    return " ".join([*before, word, *after]) + "?"
+
+
+def asked(paragraph: str, most: int, chance: random.Random):
+    """Questions from different sentences, at most that many."""
+    found = []
+    for begin, end in sentences(paragraph):
+        if len(paragraph[begin:end].split()) < 10 or "<unk>" in paragraph[begin:end]:
+            continue
+        for word, pattern in KINDS:
+            answers = [m for m in pattern.finditer(paragraph, begin, end) if m.start() > begin]
+            if answers:
+                answer = chance.choice(answers)
+                found.append((question(paragraph, begin, end, answer, word), answer))
+    chance.shuffle(found)
+    return found[:most]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=pathlib.Path)
+    parser.add_argument("-o", "--out", type=pathlib.Path, required=True)
+    parser.add_argument("--each", type=int, default=3, help="most questions of a paragraph")
+    parser.add_argument("--most", type=int, default=0, help="most questions; 0 for all")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    articles, kinds, count = [], {word: 0 for word, _ in KINDS}, 0
+    for line in arguments.text.read_text().splitlines():
+        title = re.fullmatch(r" = ([^=].*[^=]) = ", line)
+        if title:
+            articles.append({"title": plain(title[1]), "paragraphs": []})
+        elif articles and not line.strip().startswith("=") and 40 <= len(line.split()) <= 260:
+            context = plain(line)
+            qas = []
+            for text, answer in asked(context, arguments.each, chance):
+                if arguments.most and count >= arguments.most:
+                    break
+                kinds[next(word for word, _ in KINDS if f"{word} " in f"{text.rstrip('?')} ")] += 1
+                qas.append({"id": f"{len(articles)}-{len(articles[-1]['paragraphs'])}-{len(qas)}", "question": text, "answers": [{"text": answer[0], "answer_start": answer.start()}]})
+                count += 1
+            if qas:
+                articles[-1]["paragraphs"].append({"context": context, "qas": qas})
+    articles = [article for article in articles if article["paragraphs"]]
+    arguments.out.write_text(json.dumps({"version": "1.1", "data": articles}, ensure_ascii=False, indent=1) + "\n")
+    print(f"{arguments.out}: {count} questions about {sum(len(a['paragraphs']) for a in articles)} paragraphs; {kinds}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+//! `twofour eval`.
+
+mod questions;
+
+use std::{fs, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Serialize;
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::{
+    engine::cuda::CudaEngine,
+    model::{Perplexity, Windows},
+};
+
+use super::{model::ModelArguments, train::TrainDevice};
+use crate::{
+    exit::{Usage, Verdict},
+    present::Screen,
+};
+
+/// Measure a model: its perplexity on a text, or its answers to questions
+///
+/// --text:
+/// The text is encoded whole and cut into windows. Every token is scored once, in the first window that holds it, given the tokens before it in that window; a
+/// window's first token has none and is not scored. A stride below the window gives every token at least WINDOW - STRIDE tokens before it.
+///
+/// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in its text. Answers are scored by exact match and by F1
+/// over words, in percent, after the normalization of SQuAD's evaluation. A text longer than a window is read in windows that overlap by half.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  twofour eval model/ --text wikitext.txt
+  twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
+  twofour eval model/ --text wikitext.txt --device cuda
+  twofour eval answers/ --questions dev-v1.1.json --window 384 --json
+
+On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
+pub(crate) struct Eval {
+    #[command(flatten)]
+    model: ModelArguments,
+
+    /// The text, UTF-8
+    #[arg(long, value_name = "FILE", required_unless_present = "questions")]
+    text: Option<PathBuf>,
+
+    /// Questions in SQuAD's JSON format
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "stride", "device"])]
+    questions: Option<PathBuf>,
+
+    /// Tokens of a window [default: the model's context, at most 2048; for questions at most 384]
+    #[arg(long, value_name = "N")]
+    window: Option<usize>,
+
+    /// Tokens from one window to the next [default: the window]
+    #[arg(long, value_name = "N")]
+    stride: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    perplexity: f64,
+    tokens: usize,
+    window: usize,
+    stride: usize,
+    dtype: String,
+    device: String,
+    seconds: f64,
+}
+
+/// What was measured, how, in which type, and when it began.
+type Found = (Perplexity, Windows, DataType, Instant);
+
+/// The window where none is given, for models of a longer context.
+pub(super) const WINDOW: usize = 2048;
+
+impl Eval {
+    /// Runs the command.
+    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        let text = match (&self.text, &self.questions) {
+            (_, Some(questions)) => return questions::answer(screen, &self.model, questions, self.window),
+            (Some(text), None) => text,
+            (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
+        };
+        let text = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
+        let (found, windows, dtype, begin) = match self.model.device() {
+            TrainDevice::Cpu => self.on_cpu(&text, screen)?,
+            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text, screen)?,
+        };
+        let answer = Answer {
+            perplexity: found.perplexity,
+            tokens: found.tokens,
+            window: windows.window,
+            stride: windows.stride,
+            dtype: dtype.to_string(),
+            device: self.model.device().to_string(),
+            seconds: begin.elapsed().as_secs_f64(),
+        };
+        screen.line(format_args!("perplexity {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
+        screen.json(&answer)?;
+        Ok(Verdict::Yes)
+    }
+
+    /// The windows for a model of that context.
+    fn windows(&self, context: usize) -> Result<Windows> {
+        let window = self.window.unwrap_or(context.min(WINDOW));
+        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
+        windows.validate(context)?;
+        Ok(windows)
+    }
+
+    fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
+        let model = self.model.load()?;
+        let windows = self.windows(model.decoder.config().context)?;
+        let tokens = model.tokenizer.encode(text)?;
+        let (begin, mut progress) = (Instant::now(), screen.progress());
+        let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
+            progress.steps("tokens", done as u64, total as u64);
+        })?;
+        Ok((found, windows, model.dtype, begin))
+    }
+
+    fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
+        let (saved, dtype) = self.model.open()?;
+        let windows = self.windows(saved.config().context)?;
+        let tokens = saved.tokenizer()?.encode(text)?;
+        let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
+        let mut model = saved.model(&engine, windows.window)?;
+        let (begin, mut progress) = (Instant::now(), screen.progress());
+        let found = model.perplexity(&engine, &tokens, windows, |done, total| {
+            progress.steps("tokens", done as u64, total as u64);
+        })?;
+        Ok((found, windows, dtype, begin))
+    }
+}

@@ -1,0 +1,81 @@
+//! `twofour eval --questions`.
+
+use std::{path::Path, time::Instant};
+
+use anyhow::Result;
+use half::{bf16, f16};
+use serde::Serialize;
+use twofour::{DataType, file::StoredElement, kernel::KernelElement};
+use twofour_nn::{
+    model::EncoderCheckpoint,
+    questions::{AnswerFinder, QuestionFile, score},
+};
+
+use super::super::model::ModelArguments;
+use crate::{
+    exit::{Usage, Verdict},
+    present::Screen,
+};
+
+/// The window where none is given, for models of a longer context: BERT's on SQuAD.
+const WINDOW: usize = 384;
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    exact_match: f64,
+    f1: f64,
+    questions: usize,
+    window: usize,
+    dtype: String,
+    seconds: f64,
+}
+
+/// Answers the questions of a file and scores the answers.
+pub(super) fn answer(
+    screen: &mut Screen,
+    model: &ModelArguments,
+    questions: &Path,
+    window: Option<usize>,
+) -> Result<Verdict> {
+    let file = QuestionFile::read(questions)?;
+    let checkpoint = EncoderCheckpoint::open(model.directory())?;
+    let context = checkpoint.config().context;
+    let window = window.unwrap_or(WINDOW.min(context));
+    if window > context {
+        return Err(Usage(format!("--window {window}: the model's context is {context} tokens")).into());
+    }
+    let dtype = model.dtype().unwrap_or_else(|| checkpoint.dtype());
+    let begin = Instant::now();
+    let answers = match dtype {
+        DataType::F32 => found::<f32>(screen, model, &file, window)?,
+        DataType::BF16 => found::<bf16>(screen, model, &file, window)?,
+        DataType::F16 => found::<f16>(screen, model, &file, window)?,
+        other => return Err(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported")).into()),
+    };
+    let right: Vec<Vec<&str>> =
+        file.questions.iter().map(|question| question.answers.iter().map(|a| a.text.as_str()).collect()).collect();
+    let scores = score::scores(answers.iter().zip(&right).map(|(answer, right)| (answer.as_str(), right.as_slice())));
+    let answer = Answer {
+        exact_match: scores.exact_match,
+        f1: scores.f1,
+        questions: answers.len(),
+        window,
+        dtype: dtype.to_string(),
+        seconds: begin.elapsed().as_secs_f64(),
+    };
+    let Answer { exact_match, f1, questions, .. } = &answer;
+    screen.line(format_args!("exact match {exact_match:.2} %, F1 {f1:.2} %, {questions} questions"))?;
+    screen.json(&answer)?;
+    Ok(Verdict::Yes)
+}
+
+fn found<T: KernelElement + StoredElement>(
+    screen: &mut Screen,
+    model: &ModelArguments,
+    file: &QuestionFile,
+    window: usize,
+) -> Result<Vec<String>> {
+    let finder = AnswerFinder::<T>::load(model.directory())?;
+    let mut progress = screen.progress();
+    Ok(finder.answers(file, window, &mut |done, of| progress.steps("questions", done as u64, of as u64))?)
+}

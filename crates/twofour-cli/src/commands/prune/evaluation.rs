@@ -1,0 +1,89 @@
+//! Perplexity before and after pruning.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+use twofour::DataType;
+use twofour_nn::model::{LanguageModel, SavedModel, Windows};
+
+use super::super::eval;
+use crate::present::Screen;
+
+/// The text on which perplexity is measured.
+#[derive(Debug, Clone, Args)]
+pub(super) struct EvaluationOptions {
+    /// A text on which perplexity is measured before and after, as `twofour eval` does
+    #[arg(long, value_name = "TEXT")]
+    eval: Option<PathBuf>,
+
+    /// Tokens of a window of --eval [default: the model's context, at most 2048]
+    #[arg(long, value_name = "N", requires = "eval")]
+    window: Option<usize>,
+
+    /// Tokens from one window of --eval to the next [default: the window]
+    #[arg(long, value_name = "N", requires = "eval")]
+    stride: Option<usize>,
+}
+
+/// Perplexities of the dense and of the pruned model.
+#[derive(Debug, Serialize)]
+pub(super) struct PerplexityAnswer {
+    pub(super) before: f64,
+    pub(super) after: f64,
+    /// Tokens that were scored.
+    pub(super) tokens: usize,
+    window: usize,
+    stride: usize,
+    dtype: String,
+    text: PathBuf,
+}
+
+/// A measurement before pruning, to be repeated after it.
+pub(super) struct Before {
+    text: PathBuf,
+    tokens: Vec<u32>,
+    windows: Windows,
+    dtype: DataType,
+    perplexity: f64,
+}
+
+impl EvaluationOptions {
+    /// Measures the input, where a text is given.
+    pub(super) fn before(&self, screen: &Screen, input: &Path) -> Result<Option<Before>> {
+        let Some(path) = &self.eval else { return Ok(None) };
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let model = LanguageModel::load(SavedModel::locate(input), None)?;
+        let context = model.decoder.config().context;
+        let window = self.window.unwrap_or(context.min(eval::WINDOW));
+        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
+        windows.validate(context)?;
+        let (tokens, dtype) = (model.tokenizer.encode(&text)?, model.dtype);
+        let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
+        Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))
+    }
+}
+
+impl Before {
+    /// Measures the output, in the type that the input was measured in.
+    pub(super) fn after(self, screen: &Screen, output: &Path) -> Result<PerplexityAnswer> {
+        let model = LanguageModel::load(output, Some(self.dtype))?;
+        let (after, tokens) = measure(screen, &model, &self.tokens, self.windows)?;
+        let Windows { window, stride } = self.windows;
+        let dtype = self.dtype.to_string();
+        Ok(PerplexityAnswer { before: self.perplexity, after, tokens, window, stride, dtype, text: self.text })
+    }
+}
+
+/// Perplexity, and the number of tokens scored.
+fn measure(screen: &Screen, model: &LanguageModel, tokens: &[u32], windows: Windows) -> Result<(f64, usize)> {
+    let mut progress = screen.progress();
+    let found = model.decoder.perplexity(tokens, windows, &mut |done, total| {
+        progress.steps("perplexity", done as u64, total as u64);
+    })?;
+    Ok((found.perplexity, found.tokens))
+}

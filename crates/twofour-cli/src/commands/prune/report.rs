@@ -1,0 +1,123 @@
+//! What became of each tensor.
+
+use anyhow::Result;
+use serde::Serialize;
+use twofour::file::{PruneOutcome, PruneReport, PrunedTensor};
+
+use super::solution::Solutions;
+use crate::{
+    present::{
+        Screen,
+        layers::by_layer,
+        style::{self, paint},
+        table::{Align, Table},
+        units,
+    },
+    selection::{Selection, Skipped},
+};
+
+#[derive(Debug, Serialize)]
+pub(super) struct TensorAnswer<'a> {
+    name: &'a str,
+    dtype: &'static str,
+    shape: &'a [usize],
+    pub(super) pruned: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    density_before: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mask_density: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept_l1: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept_l2: Option<f64>,
+    /// The squared change of the layer's outputs over their square, on some of the calibration's tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relative_error: Option<f64>,
+}
+
+/// Prints a row for each kind of layer, or for each tensor.
+pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<()> {
+    let mut table = Table::new([
+        (if screen.is_detailed() { "tensor" } else { "layers" }, Align::Left),
+        ("dtype", Align::Left),
+        ("shape", Align::Right),
+        ("density", Align::Right),
+        ("mask", Align::Right),
+        ("kept L1", Align::Right),
+        ("kept L2", Align::Right),
+        ("error", Align::Right),
+        ("", Align::Left),
+    ]);
+    // The means of one kind of layer in one row.
+    let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.to_vec(), t.pruned, t.reason.clone());
+    let rows = by_layer(tensors, screen.is_detailed(), |t| (t.name, alike(t)));
+    for (label, row) in rows {
+        let first = row[0];
+        let mean = |of: fn(&TensorAnswer<'_>) -> Option<f64>| {
+            let values: Vec<f64> = row.iter().filter_map(|t| of(t)).collect();
+            if values.is_empty() {
+                String::new()
+            } else {
+                units::percent(values.iter().sum::<f64>() / values.len() as f64)
+            }
+        };
+        let note = first.reason.as_ref().map_or(String::new(), |r| paint(style::FAINT, format!("kept: {r}")));
+        table.row([
+            label,
+            first.dtype.to_owned(),
+            units::shape(first.shape),
+            mean(|t| t.density_before),
+            mean(|t| t.mask_density),
+            mean(|t| t.kept_l1),
+            mean(|t| t.kept_l2),
+            mean(|t| t.relative_error),
+            note,
+        ]);
+    }
+    screen.line(table)
+}
+
+/// The report's tensors with reasons and errors.
+pub(super) fn answers<'a>(
+    report: &'a PruneReport,
+    selection: &Selection,
+    solutions: Option<&Solutions>,
+) -> Vec<TensorAnswer<'a>> {
+    let answer = |t: &'a PrunedTensor| {
+        let mut answer = TensorAnswer {
+            name: &t.name,
+            dtype: t.dtype.name(),
+            shape: &t.shape,
+            pruned: false,
+            reason: None,
+            density_before: None,
+            mask_density: None,
+            kept_l1: None,
+            kept_l2: None,
+            relative_error: solutions.and_then(|solutions| solutions.relative_error(&t.name)),
+        };
+        match t.outcome {
+            PruneOutcome::Pruned { density_before, density, kept_l1, kept_l2, .. }
+            | PruneOutcome::PrunedBy { density_before, density, kept_l1, kept_l2, .. } => {
+                answer.pruned = true;
+                answer.density_before = Some(density_before);
+                answer.mask_density = Some(density);
+                answer.kept_l1 = Some(kept_l1);
+                answer.kept_l2 = Some(kept_l2);
+            }
+            PruneOutcome::AlreadyCompressed => answer.reason = Some("compressed already".to_owned()),
+            _ => {
+                let reason = match selection.of(&t.name, t.dtype, &t.shape) {
+                    Err(skipped) => skipped.to_string(),
+                    Ok(()) if solutions.is_some() => "no linear layer of a block".to_owned(),
+                    Ok(()) => Skipped::NoMatrix.to_string(),
+                };
+                answer.reason = Some(reason);
+            }
+        }
+        answer
+    };
+    report.tensors.iter().map(answer).collect()
+}

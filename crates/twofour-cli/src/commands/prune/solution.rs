@@ -1,0 +1,157 @@
+//! What calibrated pruning found, with adjusted weights on disk until they are written.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use half::f16;
+use twofour::{
+    Axis, Compressed, Mask,
+    file::{PrunedWeight, Quantization, QuantizedWeight, TensorInfo},
+    int4::Int4,
+    int8::Int8,
+};
+
+/// What became of the weights that calibration reached, by name.
+#[derive(Debug)]
+pub(super) struct Solutions {
+    weights: HashMap<String, Solution>,
+    /// Adjusted weights.
+    _folder: tempfile::TempDir,
+    /// Tokens that the model ran on.
+    pub(super) tokens: usize,
+}
+
+/// What became of a weight.
+#[derive(Debug)]
+pub(super) struct Solution {
+    /// In the stored orientation.
+    pub(super) mask: Mask,
+    pub(super) axis: Axis,
+    pub(super) adjusted: Option<Adjusted>,
+    pub(super) relative_error: f64,
+}
+
+impl Solutions {
+    pub(super) fn new(weights: HashMap<String, Solution>, folder: tempfile::TempDir, tokens: usize) -> Self {
+        Solutions { weights, _folder: folder, tokens }
+    }
+
+    /// The axis along which a weight's pattern holds, if it was pruned.
+    pub(super) fn axis(&self, name: &str) -> Option<Axis> {
+        self.weights.get(name).map(|solution| solution.axis)
+    }
+
+    /// `‖(W - Ŵ)·X‖² / ‖W·X‖²` of a weight on some of the calibration's tokens.
+    pub(super) fn relative_error(&self, name: &str) -> Option<f64> {
+        self.weights.get(name).map(|solution| solution.relative_error)
+    }
+
+    fn solution(&self, tensor: &TensorInfo) -> twofour::Result<&Solution> {
+        self.weights.get(&tensor.name).ok_or_else(|| twofour::Error::NoParameter { name: tensor.name.clone() })
+    }
+
+    /// What a weight was pruned to.
+    pub(super) fn pruned(&self, tensor: &TensorInfo) -> twofour::Result<PrunedWeight> {
+        let solution = self.solution(tensor)?;
+        let mask = solution.mask.clone();
+        match &solution.adjusted {
+            None => Ok(PrunedWeight::Mask(mask)),
+            Some(adjusted) => Ok(PrunedWeight::Adjusted { weight: adjusted.values()?, mask }),
+        }
+    }
+
+    /// What a weight was pruned and quantized to.
+    pub(super) fn quantized(&self, tensor: &TensorInfo) -> twofour::Result<QuantizedWeight> {
+        match &self.solution(tensor)?.adjusted {
+            Some(Adjusted::Integers(integers)) => integers.read(),
+            _ => Err(twofour::Error::NoParameter { name: tensor.name.clone() }),
+        }
+    }
+}
+
+/// An adjusted weight on disk, in its stored orientation.
+#[derive(Debug)]
+pub(super) enum Adjusted {
+    /// Little-endian f32.
+    Floats(PathBuf),
+    /// Integers with scales.
+    Integers(StoredIntegers),
+}
+
+/// Where the parts of a weight of integers lie.
+#[derive(Debug)]
+pub(super) struct StoredIntegers {
+    quantization: Quantization,
+    shape: [usize; 2],
+    /// i8.
+    values: PathBuf,
+    /// Little-endian u32.
+    meta: PathBuf,
+    /// Little-endian f32.
+    scales: PathBuf,
+}
+
+impl Adjusted {
+    /// Writes a weight of floats into the folder.
+    pub(super) fn floats(folder: &Path, weight: &[f32]) -> Result<Self> {
+        Ok(Adjusted::Floats(write(folder, bytemuck::cast_slice(weight))?))
+    }
+
+    /// Writes a weight of integers into the folder.
+    pub(super) fn integers(folder: &Path, weight: &QuantizedWeight) -> Result<Self> {
+        let (integers, scales) = match weight {
+            QuantizedWeight::Int8(weight) => (weight.weight(), weight.scales().to_vec()),
+            QuantizedWeight::Int4(weight) => {
+                (weight.weight(), weight.scales().iter().map(|scale| scale.to_f32()).collect())
+            }
+        };
+        Ok(Adjusted::Integers(StoredIntegers {
+            quantization: weight.quantization(),
+            shape: [integers.rows(), integers.cols()],
+            values: write(folder, bytemuck::cast_slice(integers.values()))?,
+            meta: write(folder, bytemuck::cast_slice(integers.meta()))?,
+            scales: write(folder, bytemuck::cast_slice(&scales))?,
+        }))
+    }
+
+    /// The weight, dense.
+    pub(super) fn values(&self) -> twofour::Result<Vec<f32>> {
+        match self {
+            Adjusted::Floats(path) => Ok(bytemuck::allocation::pod_collect_to_vec(&read(path)?)),
+            Adjusted::Integers(integers) => Ok(integers.read()?.dequantize().to_dense()),
+        }
+    }
+}
+
+impl StoredIntegers {
+    fn read(&self) -> twofour::Result<QuantizedWeight> {
+        let ([rows, cols], values) = (self.shape, bytemuck::allocation::pod_collect_to_vec(&read(&self.values)?));
+        let meta = bytemuck::allocation::pod_collect_to_vec(&read(&self.meta)?);
+        let scales: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&read(&self.scales)?);
+        let weight = Compressed::from_parts(rows, cols, values, meta)?;
+        Ok(match self.quantization {
+            Quantization::Int8(granularity) => QuantizedWeight::Int8(Int8::from_parts(weight, scales, granularity)?),
+            Quantization::Int4(granularity) => {
+                let scales = scales.into_iter().map(f16::from_f32).collect();
+                QuantizedWeight::Int4(Int4::from_parts(weight, scales, granularity)?)
+            }
+        })
+    }
+}
+
+/// Writes a file of a name that no other has.
+fn write(folder: &Path, bytes: &[u8]) -> Result<PathBuf> {
+    let number = fs::read_dir(folder).map(Iterator::count).unwrap_or_default();
+    let path = folder.join(format!("{number}.part"));
+    fs::write(&path, bytes).with_context(|| format!("{}: writing an adjusted weight", path.display()))?;
+    Ok(path)
+}
+
+fn read(path: &Path) -> twofour::Result<Vec<u8>> {
+    let failed = |source| twofour::Error::Io { path: path.to_owned(), action: "reading an adjusted weight", source };
+    fs::read(path).map_err(failed)
+}

@@ -1,0 +1,176 @@
+//! The suite `generate`: a whole model's decoding, with random weights of a named shape, by a replayed CUDA graph.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use serde::Serialize;
+use twofour_cuda::{DataType, Device, layer::LayerContext};
+use twofour_nn::{
+    engine::Nonlinearity,
+    model::{CudaInference, CudaRandomWeights, CudaSession, DecoderBiases, DecoderConfig, NormKind, Positions, Rope},
+};
+
+/// Tokens of each prompt.
+const PROMPT: usize = 64;
+
+/// Steps between two readings of the clock.
+const STEPS: usize = 16;
+
+/// Steps before the first reading: the first plans, the second is captured.
+const WARM_UP: usize = 4;
+
+/// One form of weights at one batch size.
+#[derive(Debug, Serialize)]
+pub(crate) struct GenerationRow {
+    /// The model whose shape it is.
+    pub(crate) model: String,
+    /// The form of the linear layers' weights; embedding and head are dense, of the type to compute in.
+    pub(crate) weights: String,
+    /// The type to compute in.
+    pub(crate) dtype: &'static str,
+    /// Sequences.
+    pub(crate) batch: usize,
+    /// Tokens of a sequence that the cache has room for.
+    pub(crate) context: usize,
+    /// Tokens in the cache, at the first and at the last timed step.
+    pub(crate) positions: [usize; 2],
+    /// Median milliseconds of a step.
+    pub(crate) step_ms: f64,
+    /// The minimum and the maximum.
+    pub(crate) step_ms_range: [f64; 2],
+    /// Tokens a second of all sequences, by the median.
+    pub(crate) tokens_per_s: f64,
+    /// Bytes of the linear layers' weights and of the head.
+    pub(crate) weight_bytes: usize,
+    /// Bytes of weights, keys and values that a step reads, over its time.
+    pub(crate) gb_per_s: f64,
+    /// Bytes of the weights, and of what the driver's free memory fell by for cache, workspace and tensors of a step.
+    pub(crate) memory_bytes: usize,
+}
+
+/// A named shape.
+pub(crate) fn shape(name: &str) -> Option<DecoderConfig> {
+    let (layers, width, heads, feed_forward, tied) = match name {
+        "llama-3-8b" => (32, 4096, 32, 14_336, false),
+        "llama-3.2-1b" => (16, 2048, 32, 8192, true),
+        "llama-3.2-3b" => (28, 3072, 24, 8192, true),
+        _ => return None,
+    };
+    Some(DecoderConfig {
+        vocabulary: 128_256,
+        context: 8192,
+        layers,
+        width,
+        heads,
+        kv_heads: 8,
+        head_dim: if layers == 16 { 64 } else { 128 },
+        feed_forward,
+        norm: NormKind::RootMeanSquare,
+        epsilon: 1e-5,
+        positions: Positions::Rotary(Rope { base: 500_000.0, scaling: None }),
+        activation: Nonlinearity::Silu,
+        gated: true,
+        biases: DecoderBiases { qkv: false, out: false, feed_forward: false },
+        head_norms: false,
+        tied,
+        windows: vec![],
+    })
+}
+
+/// The forms of weights by name.
+pub(crate) const WEIGHTS: [(&str, CudaRandomWeights); 5] = [
+    ("dense-bf16", CudaRandomWeights::Dense),
+    ("2:4-bf16", CudaRandomWeights::TwoFour),
+    ("dense-int8", CudaRandomWeights::DenseInt8),
+    ("2:4-int8", CudaRandomWeights::TwoFourInt8),
+    ("2:4-int4", CudaRandomWeights::TwoFourInt4),
+];
+
+/// Times the forms at one batch size, interleaved: each has `STEPS` steps in every round. All forms are in memory at a time.
+pub(crate) fn generation(
+    device: &Device,
+    name: &str,
+    config: &DecoderConfig,
+    weights: &[(String, CudaRandomWeights)],
+    (batches, context, rounds): (&[usize], usize, usize),
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<GenerationRow>> {
+    let dtype = DataType::BF16;
+    let shared = LayerContext::new(device)?;
+    let mut models = vec![];
+    for (form, weights) in weights {
+        progress(&format!("weights {form}"));
+        models.push(CudaInference::random(shared.clone(), config, *weights, dtype)?);
+    }
+    let mut rows = vec![];
+    for &batch in batches {
+        let mut sessions = vec![];
+        for (model, (form, _)) in models.iter().zip(weights) {
+            progress(&format!("{form}, batch {batch}"));
+            let free = free_bytes()?;
+            let mut session = model.session(batch, context)?;
+            prefill(&mut session, batch, config.vocabulary)?;
+            session.decode()?;
+            shared.synchronize()?;
+            sessions.push((session, free.saturating_sub(free_bytes()?)));
+        }
+        // A graph is captured once no memory is freed any more.
+        for (session, _) in &mut sessions {
+            for _ in 1..WARM_UP {
+                session.decode()?;
+            }
+        }
+        let mut times = vec![vec![]; sessions.len()];
+        let rounds = rounds.min((context - PROMPT - WARM_UP - 1) / STEPS);
+        for round in 0..rounds {
+            // Another contender is first in every round.
+            for index in 0..sessions.len() {
+                let index = (index + round) % sessions.len();
+                let session = &mut sessions[index].0;
+                // Uploads of a graph and of what another model left are not timed.
+                shared.synchronize()?;
+                let begun = Instant::now();
+                for _ in 0..STEPS {
+                    session.decode()?;
+                }
+                shared.synchronize()?;
+                times[index].push(begun.elapsed().as_secs_f64() * 1e3 / STEPS as f64);
+            }
+        }
+        for (index, (model, times)) in models.iter().zip(&mut times).enumerate() {
+            times.sort_by(f64::total_cmp);
+            let step_ms = times[times.len() / 2];
+            let last = PROMPT + WARM_UP + rounds * STEPS;
+            let middle = (PROMPT + WARM_UP + last) / 2;
+            let cached = 2 * dtype.bytes() * config.layers * batch * middle * config.kv_width();
+            rows.push(GenerationRow {
+                model: name.to_owned(),
+                weights: weights[index].0.clone(),
+                dtype: dtype.name(),
+                batch,
+                context,
+                positions: [PROMPT + WARM_UP, last],
+                step_ms,
+                step_ms_range: [times[0], times[times.len() - 1]],
+                tokens_per_s: batch as f64 / step_ms * 1e3,
+                weight_bytes: model.weight_bytes(),
+                gb_per_s: (model.weight_bytes() + cached) as f64 / step_ms * 1e-6,
+                memory_bytes: model.weight_bytes() + sessions[index].1,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// Feeds each sequence another prompt.
+fn prefill(session: &mut CudaSession<'_>, batch: usize, vocabulary: usize) -> Result<()> {
+    for sequence in 0..batch {
+        let prompt: Vec<u32> = (0..PROMPT).map(|i| ((sequence * 977 + i * 7919) % vocabulary) as u32).collect();
+        session.prefill(sequence, &prompt)?;
+    }
+    Ok(session.choose()?)
+}
+
+fn free_bytes() -> Result<usize> {
+    Ok(cudarc::driver::result::mem_get_info()?.0)
+}

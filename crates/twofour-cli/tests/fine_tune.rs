@@ -1,0 +1,266 @@
+//! `train` from a model on disk: checkpoints as transformers writes them, and what `train` left.
+
+mod support;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
+};
+
+use serde_json::Value;
+use support::{Ran, names, run, twofour};
+use twofour::file::Reader;
+
+fn checkpoint(family: &str) -> String {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest.join("../twofour-nn/tests/fixtures/checkpoints").join(family).to_string_lossy().into_owned()
+}
+
+const RECIPE: &str = "\
+[model]
+from = 'pruned'
+context = 16
+[data]
+text = 'text.txt'
+[training]
+steps = 12
+batch = 4
+learning_rate = 3e-3
+final_learning_rate = 3e-4
+warm_up = 2
+validate_every = 6
+validation_sequences = 4
+checkpoint_every = 4
+[sparsity]
+method = 'fixed'
+";
+
+/// A folder with a text, a recipe, and a family's checkpoint pruned by magnitude.
+fn folder(family: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fs::write(at.join("text.txt"), "two of every four weights are zero and the other two are kept. ".repeat(40))
+        .unwrap();
+    fs::write(at.join("recipe.toml"), RECIPE).unwrap();
+    run(at, &["prune", &checkpoint(family), "-o", "pruned"]).good();
+    directory
+}
+
+fn train(at: &Path, out: &str, sets: &[&str]) -> Ran {
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    run(at, &["train", "recipe.toml", "-o", out].into_iter().chain(sets).collect::<Vec<_>>())
+}
+
+fn read_json(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Names and values of a model's tensors.
+fn tensors(path: &Path) -> Vec<(String, Vec<f32>)> {
+    let reader = Reader::open(path).unwrap();
+    let values = |name: &str| {
+        let view = reader.tensor(name).unwrap();
+        match view.info.dtype.name() {
+            "F16" => view.elements::<half::f16>().unwrap().iter().map(|value| value.to_f32()).collect(),
+            "BF16" => view.elements::<half::bf16>().unwrap().iter().map(|value| value.to_f32()).collect(),
+            _ => view.to_vec::<f32>().unwrap(),
+        }
+    };
+    let mut all: Vec<_> = reader.tensors().map(|tensor| (tensor.name.clone(), values(&tensor.name))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+#[test]
+fn fine_tuning_keeps_the_zeros_of_a_pruned_checkpoint() {
+    for family in ["llama", "mistral", "qwen2"] {
+        let directory = folder(family);
+        let at = directory.path();
+        let sets: &[&str] = if family == "mistral" { &["model.context=4"] } else { &[] };
+        let ran = train(at, "run", sets).good();
+        assert!(ran.stdout.contains("Encoding") && ran.stdout.contains("as transformers loads it"), "{ran:?}");
+        // Every linear layer of the blocks, not only those of feed-forward blocks.
+        let report = read_json(at.join("run/report.json"));
+        assert_eq!((&report["model"]["two_of_four"], &report["model"]["path"]), (&8.into(), &"model".into()));
+        let losses: Vec<f64> = fs::read_to_string(at.join("run/metrics.jsonl"))
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap())
+            .collect();
+        assert!(losses[11] < losses[0], "{family}: {losses:?}");
+        run(at, &["check", "run/model"]).good();
+        let (before, after) = (tensors(&at.join("pruned")), tensors(&at.join("run/model")));
+        assert_eq!(before.len(), after.len());
+        let mut changed = 0;
+        for ((name, before), (other, after)) in before.iter().zip(&after) {
+            assert_eq!((name, before.len()), (other, after.len()));
+            changed += usize::from(before != after);
+            if name.contains("_proj.weight") {
+                let stay = before.iter().zip(after).all(|(before, after)| *before != 0.0 || *after == 0.0);
+                assert!(stay, "{family}: zeros of {name}");
+            }
+        }
+        assert!(changed > before.len() / 2, "{family}: {changed} of {} tensors", before.len());
+        for file in ["config.json", "tokenizer.json"] {
+            let read = |folder: &str| fs::read(at.join(folder).join(file)).unwrap();
+            assert_eq!(read("pruned"), read("run/model"), "{file}");
+        }
+        // The folder stands for the model in it.
+        let eval = |model: &str| run(at, &["eval", model, "--text", "text.txt", "--json"]).good().json();
+        assert_eq!(eval("run")["perplexity"], eval("run/model")["perplexity"]);
+        assert!(eval("run")["perplexity"].as_f64() < eval("pruned")["perplexity"].as_f64(), "{family}");
+        // Again: the text is not encoded a second time, and the report is the same.
+        let again = train(at, "run", sets).good();
+        assert!(!again.stdout.contains("Encoding"), "{again:?}");
+        assert_eq!(read_json(at.join("run/report.json")), report);
+    }
+}
+
+#[test]
+fn a_killed_fine_tuning_ends_as_if_undisturbed() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let sets = ["training.steps=300", "training.checkpoint_every=3"];
+    train(at, "whole", &sets).good();
+    let last = at.join("killed/last/checkpoint.safetensors");
+    for delay in [0, 40, 15] {
+        let arguments = ["train", "recipe.toml", "-o", "killed", "--set", sets[0], "--set", sets[1]];
+        let mut command = twofour();
+        command.args(arguments).current_dir(at).stdout(std::process::Stdio::null());
+        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+        while !last.exists() {
+            assert!(child.try_wait().unwrap().is_none(), "ended without a checkpoint");
+            sleep(Duration::from_millis(2));
+        }
+        sleep(Duration::from_millis(delay));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    train(at, "killed", &sets).good();
+    for file in ["model/model.safetensors", "last/checkpoint.safetensors", "tokens.safetensors"] {
+        let read = |folder: &str| fs::read(at.join(folder).join(file)).unwrap();
+        assert!(read("whole") == read("killed"), "{file}");
+    }
+    assert!(!names(&at.join("killed")).iter().any(|name| name.ends_with(".tmp")), "{:?}", names(&at.join("killed")));
+}
+
+#[test]
+fn what_contradicts_the_model_is_told_at_once() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let bad = |sets: &[&str]| train(at, "run", sets).bad(2);
+    let sizes = ["model.layers=3", "model.width=16", "model.heads=2", "model.kind=gpt", "model.context=99"];
+    let message = bad(&[&sizes[..], &["training.steps=0"]].concat());
+    for words in [
+        "5 mistakes",
+        "model.layers: found 3, but pruned has 2",
+        "model.heads: found 2, but pruned has 4",
+        "model.kind: found \"gpt\", but pruned is a \"llama\"",
+        "model.context: found 99, but that of pruned is 40",
+        "training.steps",
+    ] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    assert!(bad(&["model.from=absent"]).contains("absent"));
+    assert!(bad(&["data.tokenizer=byte"]).contains("did you mean `bytes`?"));
+    assert!(bad(&["data.tokenizer=bytes"]).contains("256 tokens, but the model has 80"));
+    assert!(bad(&["data.tokenizer=other.json"]).contains("other.json"));
+    assert!(bad(&["sparsity.begin=0.5"]).contains("from the first step on"));
+    assert!(bad(&["sparsity.mask=greedy"]).contains("zeros of the model"));
+    assert!(bad(&["sparsity.method=fst", "sparsity.decay=auto"]).contains("random weights"));
+    // The dense checkpoint has no zeros to keep.
+    let dense = format!("model.from={}", checkpoint("llama"));
+    assert!(bad(&[&dense]).contains("no linear layer is 2:4"), "{}", bad(&[&dense]));
+    let named = bad(&[&dense, "sparsity.layers=['blocks.*.mlp.*']"]);
+    for words in ["\"blocks.0.mlp.up\" (and 3 more) is not 2:4", "gate_proj.weight", "row 0", "twofour prune"] {
+        assert!(named.contains(words), "{words}: {named}");
+    }
+    // Queries and keys with norms, and learned positions, are not trained.
+    for (family, word) in [("qwen3", "norms of queries"), ("gpt2", "learned positions")] {
+        assert!(bad(&[&format!("model.from={}", checkpoint(family))]).contains(word), "{family}");
+    }
+    fs::write(at.join("latin.txt"), b"caf\xe9 ".repeat(100)).unwrap();
+    assert!(bad(&["data.text=latin.txt"]).contains("not UTF-8"));
+    assert_eq!(names(at), ["latin.txt", "pruned", "recipe.toml", "text.txt"]);
+}
+
+#[test]
+fn a_dry_run_shows_what_training_starts_from() {
+    let directory = folder("llama");
+    let at = directory.path();
+    let ran = run(at, &["train", "recipe.toml", "--dry-run"]).good();
+    for words in ["starts from", "pruned", "80, by checkpoint", "its zeros are kept", "not 2:4 in the model"] {
+        assert!(ran.stdout.contains(words), "{words}: {}", ran.stdout);
+    }
+    let plan = run(at, &["train", "recipe.toml", "--dry-run", "--json"]).good().json();
+    assert_eq!((&plan["from"], &plan["vocabulary"]), (&"pruned".into(), &80.into()));
+    assert!(!names(at).contains(&"run".to_owned()));
+}
+
+const LLAMA: [&str; 8] = [
+    "model.kind=llama",
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.feed_forward=24",
+    "model.context=16",
+    "sparsity.method=ste",
+];
+
+/// A recipe without a model to start from.
+fn scratch(at: &Path) {
+    fs::write(at.join("recipe.toml"), RECIPE.replace("from = 'pruned'\n", "")).unwrap();
+}
+
+#[test]
+fn a_trained_llama_is_a_checkpoint_that_the_other_commands_take() {
+    let directory = folder("llama");
+    let at = directory.path();
+    scratch(at);
+    train(at, "bytes", &LLAMA).good();
+    assert_eq!(
+        names(&at.join("bytes/model")),
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    );
+    run(at, &["check", "bytes/model", "--include", "*mlp*"]).good();
+    let calibration = ["--calibration", "text.txt", "--samples", "4", "--length", "12"];
+    run(at, &[&["prune", "bytes/model", "-o", "wanda", "--method", "wanda"], &calibration[..]].concat()).good();
+    let text = run(at, &["generate", "bytes", "--length", "12", "--json"]).good().json();
+    assert_eq!(text["tokens"], 12);
+    // Fine-tuning of what was pruned; the tokens of its tokenizer are the bytes.
+    let fixed = ["model.from=wanda", "sparsity.method=fixed", "data.tokenizer=bytes"];
+    train(at, "tuned", &fixed).good();
+    let [bytes, checkpoint] = [fixed.as_slice(), &fixed[..2]].map(|sets| {
+        let out = format!("tuned-{}", sets.len());
+        train(at, &out, sets).good();
+        fs::read(at.join(out).join("model/model.safetensors")).unwrap()
+    });
+    assert!(bytes == checkpoint, "the checkpoint's tokenizer gives other tokens than the bytes");
+    // A vocabulary of another tokenizer.
+    let tokenizer = format!("data.tokenizer={}", at.join("pruned/tokenizer.json").display());
+    train(at, "words", &[&LLAMA[..], &[&tokenizer]].concat()).good();
+    let config = read_json(at.join("words/model/config.json"));
+    assert_eq!(config["vocab_size"], 80);
+    let perplexity = run(at, &["eval", "words", "--text", "text.txt", "--json"]).good().json();
+    // A uniform guess has 80.
+    assert!(perplexity["perplexity"].as_f64().unwrap() < 120.0, "{perplexity}");
+    let gpt = ["model.layers=1", "model.width=16", "model.heads=2", &tokenizer];
+    assert!(train(at, "gpt", &gpt).bad(2).contains("over bytes"));
+}
+
+#[test]
+fn training_goes_on_from_the_folder_of_another_run() {
+    let directory = folder("llama");
+    let at = directory.path();
+    scratch(at);
+    let gpt = ["model.layers=1", "model.width=16", "model.heads=2"];
+    train(at, "dense", &[&gpt[..], &["sparsity.method=ste"]].concat()).good();
+    let ran = train(at, "tuned", &["model.from=dense", "data.text=text.txt"]).good();
+    assert!(ran.stdout.contains("its 2:4 layers compressed"), "{ran:?}");
+    let inspected = run(at, &["inspect", "tuned/model.safetensors", "--json"]).good().stdout;
+    assert!(inspected.contains("2:4"), "{inspected}");
+    assert!(train(at, "other", &["model.from=dense", "data.tokenizer=checkpoint"]).bad(2).contains("tokenizer.json"));
+}

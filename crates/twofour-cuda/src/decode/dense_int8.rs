@@ -1,0 +1,137 @@
+//! Dense linear layers in 8-bit integers.
+
+use crate::{
+    DataType, DevicePtr, Error, Result,
+    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
+    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
+    problem::GemmProblem,
+    raw::gemm::Epilogue,
+    transformer::shape::{Memory, product},
+};
+
+/// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied by cuBLASLt in exact integers; a kernel after the GEMM applies scales and
+/// bias. It is what [`PackedLinear`](crate::layer::PackedLinear) of 8-bit integers is compared with.
+#[derive(Debug)]
+pub struct DenseInt8Linear {
+    context: LayerContext,
+    weight: DeviceBuffer,
+    scales: DeviceBuffer,
+    bias: Option<DeviceBuffer>,
+    shape: (usize, usize),
+}
+
+/// The address of the input: integers with their scales, or floats.
+enum Tokens {
+    Quantized(DevicePtr, DevicePtr),
+    Floats(DevicePtr),
+}
+
+impl DenseInt8Linear {
+    /// Returns the layer of a weight `[out_features, in_features]` of i8, f32 scales `[out_features]` and a bias `[out_features]` of the results' type.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::Multiple`] for features that are not multiples of 4, as cuBLASLt
+    /// requires.
+    pub fn new(
+        context: &LayerContext,
+        (out_features, in_features): (usize, usize),
+        weight: DeviceBuffer,
+        scales: DeviceBuffer,
+        bias: Option<DeviceBuffer>,
+    ) -> Result<Self> {
+        crate::arguments::expect_multiple("out_features", out_features, 4)?;
+        crate::arguments::expect_multiple("in_features", in_features, 4)?;
+        weight.as_slice().at("the weight", context, DataType::I8, product(out_features, in_features)?)?;
+        scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
+        Ok(Self { context: context.clone(), weight, scales, bias, shape: (out_features, in_features) })
+    }
+
+    /// Launches the layer for quantized tokens: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
+    /// [`normalize_tokens`](super::normalize_tokens) writes them, and `y` `[tokens, out_features]` of f16 or bf16.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::SliceType`] and [`Error::OtherDevice`] for tensors that do not fit; [`Error::NoLibrary`] where cuBLASLt is missing, [`Error::Vendor`] where it fails;
+    /// [`Error::Capturing`] where the GEMM must be planned during a capture.
+    pub fn forward_quantized(
+        &self,
+        (values, scales): (DeviceSlice<'_>, DeviceSlice<'_>),
+        tokens: usize,
+        y: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let (context, in_features) = (&self.context, self.shape.1);
+        let x = values.at("the input", context, DataType::I8, product(tokens, in_features)?)?;
+        let scales = scales.at("the scales of the input", context, DataType::F32, tokens)?;
+        self.run(Tokens::Quantized(x, scales), tokens, y)
+    }
+
+    /// Launches the layer for `x` `[tokens, in_features]` of the results' type, which is quantized first with a scale for each token.
+    ///
+    /// # Errors
+    /// Those of [`DenseInt8Linear::forward_quantized`].
+    pub fn forward(&self, x: DeviceSlice<'_>, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
+        let x = x.at("the input", &self.context, y.dtype(), product(tokens, self.shape.1)?)?;
+        self.run(Tokens::Floats(x), tokens, y)
+    }
+
+    fn run(&self, x: Tokens, tokens: usize, y: DeviceSliceMut<'_>) -> Result<()> {
+        let (context, (out_features, in_features)) = (&self.context, self.shape);
+        let output = y.dtype();
+        if !matches!(output, DataType::F16 | DataType::BF16) {
+            let operation = "a dense layer of 8-bit integers";
+            return Err(Error::DataType { operation, dtype: output, supported: "f16, bf16" });
+        }
+        let results = product(tokens, out_features)?;
+        let y = y.at("the result", context, output, results)?;
+        let weight = self.weight.as_slice().at("the weight", context, DataType::I8, self.weight.len())?;
+        let feature_scales = self.scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
+        let bias = self.bias.as_ref().map(|bias| bias.as_slice().at("the bias", context, output, out_features));
+        let bias = bias.transpose()?;
+        if results == 0 || in_features == 0 {
+            return Ok(());
+        }
+        let dense_problem = DenseProblem {
+            element: DataType::I8,
+            output: DataType::I32,
+            rows: out_features,
+            cols: tokens,
+            reduction: in_features,
+            a_transposed: true,
+            b_transposed: false,
+            accumulate: false,
+        };
+        let plan = context.dense(dense_problem)?.plan;
+        let (finish, quantizer) = (context.finish()?, context.quantizer(output)?);
+        let problem = GemmProblem {
+            epilogue: true,
+            ..GemmProblem::plain(DataType::I8, output, out_features, tokens, in_features)
+        };
+        let mut work = context.work();
+        let [sums, own, own_scales, workspace] =
+            work.parts([4 * results, tokens * in_features, 4 * tokens, WORKSPACE_BYTES])?;
+        let (x, token_scales) = match x {
+            Tokens::Quantized(x, scales) => (x, scales),
+            Tokens::Floats(x) => {
+                // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its integers, and the stream is of their device.
+                unsafe { quantizer.rows_to_i8(context.raw(), x, (tokens, in_features), own, own_scales) }?;
+                (own, own_scales)
+            }
+        };
+        let epilogue = Epilogue {
+            feature_scales: Some(feature_scales),
+            token_scales: Some(token_scales),
+            bias,
+            ..Epilogue::default()
+        };
+        // SAFETY: the slices have been found to be as long as the problem requires, the workspace has room for the sums, and the stream is of their device.
+        unsafe {
+            plan.run(context.raw(), weight, x, sums, workspace)?;
+            finish.run(context.raw(), problem, (sums, DataType::I32), y, epilogue)
+        }
+    }
+
+    /// Returns the bytes of device memory that the layer holds.
+    pub fn bytes(&self) -> usize {
+        let bias = self.bias.as_ref().map_or(0, |bias| bias.len() * bias.dtype().bytes());
+        self.weight.len() + 4 * self.scales.len() + bias
+    }
+}

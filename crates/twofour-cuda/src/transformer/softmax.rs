@@ -1,0 +1,62 @@
+//! Softmax of rows.
+
+use super::shape::{Memory, product, side};
+use crate::{
+    DataType, Result,
+    layer::{DeviceSlice, DeviceSliceMut, LayerContext},
+    raw::softmax::SoftmaxParameters,
+};
+
+/// Computes the softmax of the rows of `x`, f32 `[rows, cols]`, to `y` of f32, f16 or bf16. An element of -∞ has probability 0; a row of nothing else becomes NaN.
+///
+/// # Errors
+/// [`Error::DataType`](crate::Error::DataType) for results of another type; [`Error::Length`](crate::Error::Length), [`Error::SliceType`](crate::Error::SliceType),
+/// [`Error::OtherDevice`](crate::Error::OtherDevice) and [`Error::Pointer`](crate::Error::Pointer) for a tensor that does not fit;
+/// [`Error::Dimension`](crate::Error::Dimension) for a side that kernels cannot count; those of allocating workspace; [`Error::Driver`](crate::Error::Driver).
+pub fn softmax(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    x: DeviceSlice<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (y.dtype(), product(rows, cols)?);
+    let scores = x.at("the input of a softmax", context, DataType::F32, len)?;
+    let probabilities = y.at("the result of a softmax", context, dtype, len)?;
+    run(context, (rows, cols), dtype, (scores, probabilities), false)
+}
+
+/// Replaces the softmax `y` of rows, `[rows, cols]` of f32, f16 or bf16, by the gradient of the softmax's input, `y ⊙ (dy - Σ y dy)`, for the gradient `dy` of the
+/// softmax, f32 `[rows, cols]`.
+///
+/// # Errors
+/// Those of [`softmax()`].
+pub fn softmax_gradient(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    dy: DeviceSlice<'_>,
+    y: DeviceSliceMut<'_>,
+) -> Result<()> {
+    let (dtype, len) = (y.dtype(), product(rows, cols)?);
+    let gradient = dy.at("the gradient of a softmax", context, DataType::F32, len)?;
+    let probabilities = y.at("the softmax", context, dtype, len)?;
+    run(context, (rows, cols), dtype, (gradient, probabilities), true)
+}
+
+fn run(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    dtype: DataType,
+    (scores, probabilities): (u64, u64),
+    is_gradient: bool,
+) -> Result<()> {
+    let kernels = context.softmax(dtype)?;
+    let (rows, positions) = (side("rows of a softmax", rows)?, side("columns of a softmax", cols)?);
+    if rows == 0 || positions == 0 {
+        return Ok(());
+    }
+    let mut work = context.work();
+    let [lse] = work.parts([4 * rows as usize])?;
+    let parameters = SoftmaxParameters { scores, probabilities, lse, positions, scale: 1.0, causal: 0 };
+    // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for a number of each row, and the stream is of their device.
+    unsafe { kernels.run(context.raw(), is_gradient, rows, &parameters) }
+}

@@ -1,0 +1,100 @@
+//! The description of an encoder that trains.
+
+use serde::{Deserialize, Serialize};
+use twofour::layer::Activation;
+
+use crate::{Error, Result, engine::Nonlinearity, model::EncoderConfig};
+
+/// What an encoder is trained for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EncoderTask {
+    /// To predict the tokens that are masked (Devlin et al., 2019).
+    MaskedTokens,
+    /// To find where the answer to a question begins and ends in a text (Rajpurkar et al., "SQuAD", 2016).
+    Answers,
+}
+
+/// An encoder, its task, and the length of the sequences that it is trained on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BertConfig {
+    /// The encoder.
+    pub encoder: EncoderConfig,
+    /// The task.
+    pub task: EncoderTask,
+    /// Tokens of each sequence in training, at most the encoder's context.
+    pub positions: usize,
+}
+
+impl BertConfig {
+    /// The share of a sequence's tokens that are masked.
+    pub const MASKED_SHARE: f64 = 0.15;
+
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// Those of [`EncoderConfig::validate`]; sequences longer than the context, or of fewer than eight tokens.
+    pub fn validate(&self) -> Result<()> {
+        self.encoder.validate()?;
+        if !(8..=self.encoder.context).contains(&self.positions) {
+            let found = format!("{} for a context of {}", self.positions, self.encoder.context);
+            let expected = "from 8 to the context";
+            return Err(Error::Setting { what: "tokens of a sequence", found, expected });
+        }
+        self.activation().map(|_| ())
+    }
+
+    /// Targets of a sequence: its masked tokens, or the two ends of its answer.
+    pub fn targets(&self) -> usize {
+        match self.task {
+            EncoderTask::MaskedTokens => (self.positions as f64 * Self::MASKED_SHARE).round().max(1.0) as usize,
+            EncoderTask::Answers => 2,
+        }
+    }
+
+    /// The activation of the feed-forward blocks.
+    pub(super) fn activation(&self) -> Result<Activation> {
+        match self.encoder.activation {
+            Nonlinearity::Relu => Ok(Activation::Relu),
+            Nonlinearity::Gelu => Ok(Activation::Gelu),
+            Nonlinearity::Silu => Ok(Activation::Silu),
+            Nonlinearity::TanhGelu | Nonlinearity::SquaredRelu => Err(Error::Unsupported {
+                engine: "training",
+                what: "an encoder with GELU by tanh or squared ReLU".to_owned(),
+                remedy: "run such a model by `Encoder` on the CPU",
+            }),
+        }
+    }
+
+    /// Output and input features of every linear layer with its name, in the order of computation.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        let EncoderConfig { vocabulary, layers, width, feed_forward, .. } = self.encoder;
+        let block = |layer: usize| {
+            [
+                (format!("blocks.{layer}.attn.qkv"), 3 * width, width),
+                (format!("blocks.{layer}.attn.out"), width, width),
+                (format!("blocks.{layer}.mlp.up"), feed_forward, width),
+                (format!("blocks.{layer}.mlp.down"), width, feed_forward),
+            ]
+        };
+        let head = match self.task {
+            EncoderTask::MaskedTokens => {
+                vec![("head.transform".to_owned(), width, width), ("embedding".to_owned(), vocabulary, width)]
+            }
+            EncoderTask::Answers => vec![("answers".to_owned(), 2, width)],
+        };
+        (0..layers).flat_map(block).chain(head).collect()
+    }
+
+    /// Number of trainable parameters.
+    pub fn parameters(&self) -> usize {
+        let EncoderConfig { vocabulary, context, token_types, layers, width, .. } = self.encoder;
+        let linears: usize = self.linear_layers().iter().map(|(_, out, inputs)| out * inputs + out).sum();
+        let (tables, norms) = match self.task {
+            EncoderTask::MaskedTokens => (context + token_types, 2 * layers + 2),
+            EncoderTask::Answers => (vocabulary + context + token_types, 2 * layers + 1),
+        };
+        linears + (tables + 2 * norms) * width
+    }
+}

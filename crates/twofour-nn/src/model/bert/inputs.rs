@@ -1,0 +1,167 @@
+//! What an encoder reads in a pass.
+
+use super::{BertConfig, EncoderTask};
+use crate::{
+    Error, Result,
+    block::BatchShape,
+    engine::{Buffer as _, Engine, Kind},
+};
+
+/// Sequences of one length, one after the other, with their targets.
+#[derive(Debug, Clone, Copy)]
+pub struct BertSamples<'a> {
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Tokens, `[sequences, positions]`.
+    pub tokens: &'a [u32],
+    /// The type of each token.
+    pub types: &'a [u32],
+    /// For masked tokens the position of each in its sequence, `[sequences, targets]`; for answers empty.
+    pub places: &'a [u32],
+    /// Masked tokens as they were, or the positions of the first and of the last token of the answer: `[sequences, targets]`.
+    pub targets: &'a [u32],
+}
+
+impl BertSamples<'_> {
+    /// Sequences and their length.
+    pub fn shape(&self) -> BatchShape {
+        BatchShape { batch: self.sequences, positions: self.tokens.len() / self.sequences.max(1) }
+    }
+}
+
+/// Sequences in the engine's memory: indices of [`Kind::Index`].
+#[derive(Debug)]
+pub struct BertBatch<E: Engine> {
+    pub(super) tokens: E::Buffer,
+    pub(super) types: E::Buffer,
+    /// The position of each token.
+    pub(super) positions: E::Buffer,
+    /// Of masked tokens the rows of hidden states, of answers the scores' elements, sequence by sequence: those of the beginning, then those of the end.
+    pub(super) rows: E::Buffer,
+    /// Of answers the inverse of `rows`.
+    pub(super) back: E::Buffer,
+    pub(super) targets: E::Buffer,
+}
+
+impl<E: Engine> BertBatch<E> {
+    /// Brings samples to the engine's memory.
+    ///
+    /// # Errors
+    /// Samples that do not fit the shape, the task or the vocabulary; not enough memory.
+    pub fn new(engine: &E, config: &BertConfig, samples: BertSamples<'_>) -> Result<Self> {
+        let lists = lists(config, samples)?;
+        let [tokens, types, positions, rows, back, targets] = lists.map(|ids| uploaded(engine, &ids));
+        Ok(BertBatch {
+            tokens: tokens?,
+            types: types?,
+            positions: positions?,
+            rows: rows?,
+            back: back?,
+            targets: targets?,
+        })
+    }
+
+    /// Overwrites the samples with others of the same shape.
+    ///
+    /// # Errors
+    /// Those of [`BertBatch::new`]; samples of another shape.
+    pub fn write(&mut self, engine: &E, config: &BertConfig, samples: BertSamples<'_>) -> Result<()> {
+        let BertBatch { tokens, types, positions, rows, back, targets } = self;
+        let buffers = [tokens, types, positions, rows, back, targets];
+        let lists = lists(config, samples)?;
+        buffers
+            .into_iter()
+            .zip(lists)
+            .filter(|(_, ids)| !ids.is_empty())
+            .try_for_each(|(to, ids)| engine.write_ids(to, &ids))
+    }
+
+    /// Sequences without targets.
+    pub(super) fn of_sequences(
+        engine: &E,
+        config: &BertConfig,
+        (tokens, types): (&[u32], &[u32]),
+        shape: BatchShape,
+    ) -> Result<Self> {
+        check_sequences(config, (tokens, types), shape)?;
+        let [rows, back, targets] = [&[0]; 3].map(|ids| uploaded(engine, ids));
+        Ok(BertBatch {
+            tokens: uploaded(engine, tokens)?,
+            types: uploaded(engine, types)?,
+            positions: uploaded(engine, &positions(shape))?,
+            rows: rows?,
+            back: back?,
+            targets: targets?,
+        })
+    }
+
+    /// Number of targets.
+    pub fn targets(&self) -> usize {
+        self.targets.len()
+    }
+}
+
+fn uploaded<E: Engine>(engine: &E, ids: &[u32]) -> Result<E::Buffer> {
+    let mut buffer = engine.zeros(Kind::Index, ids.len().max(1))?;
+    if !ids.is_empty() {
+        engine.write_ids(&mut buffer, ids)?;
+    }
+    Ok(buffer)
+}
+
+fn positions(BatchShape { batch, positions }: BatchShape) -> Vec<u32> {
+    (0..batch).flat_map(|_| 0..positions as u32).collect()
+}
+
+/// The indices of a [`BertBatch`], in its order.
+fn lists(config: &BertConfig, samples: BertSamples<'_>) -> Result<[Vec<u32>; 6]> {
+    let (shape, BertSamples { sequences, tokens, types, places, targets }) = (samples.shape(), samples);
+    check_sequences(config, (tokens, types), shape)?;
+    let length = shape.positions;
+    let (bound, wanted) = match config.task {
+        EncoderTask::MaskedTokens => (config.encoder.vocabulary, places.len()),
+        EncoderTask::Answers => (length, 2 * sequences),
+    };
+    if targets.len() != wanted || targets.is_empty() || !targets.len().is_multiple_of(sequences) {
+        return Err(Error::Length { what: "targets", expected: wanted, found: targets.len() });
+    }
+    expect_below("targets", targets, bound)?;
+    let (rows, back) = match config.task {
+        EncoderTask::MaskedTokens => {
+            expect_below("places of masked tokens", places, length)?;
+            let each = places.len() / sequences;
+            let row = |(index, place): (usize, &u32)| (index / each * length) as u32 + place;
+            (places.iter().enumerate().map(row).collect(), vec![])
+        }
+        EncoderTask::Answers => {
+            let n = length as u32;
+            let begin = |index: u32| (index / (2 * n), index / n % 2, index % n);
+            let forth = |index: u32| {
+                let (sequence, end, position) = begin(index);
+                2 * (sequence * n + position) + end
+            };
+            let rows: Vec<u32> = (0..2 * tokens.len() as u32).map(forth).collect();
+            let mut back = vec![0u32; rows.len()];
+            rows.iter().enumerate().for_each(|(index, row)| back[*row as usize] = index as u32);
+            (rows, back)
+        }
+    };
+    Ok([tokens.to_vec(), types.to_vec(), positions(shape), rows, back, targets.to_vec()])
+}
+
+fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape: BatchShape) -> Result<()> {
+    for (what, ids) in [("tokens", tokens), ("token types", types)] {
+        if ids.len() != shape.tokens() || ids.is_empty() {
+            return Err(Error::Length { what, expected: shape.tokens().max(1), found: ids.len() });
+        }
+    }
+    expect_below("inputs", tokens, config.encoder.vocabulary)?;
+    expect_below("token types", types, config.encoder.token_types)
+}
+
+fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
+    match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {
+        None => Ok(()),
+        Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: bound }),
+    }
+}

@@ -1,0 +1,110 @@
+//! Decoders, block by block.
+
+use twofour::file::Reader;
+
+use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace};
+use crate::{
+    Result,
+    cpu::rope::Table,
+    model::{
+        Checkpoint, DecoderConfig, Positions, Tokenizer,
+        inference::{
+            build::Parts,
+            cache::Cache,
+            embed,
+            layer::{Layer, Place, Role},
+        },
+    },
+};
+
+/// A block with what runs it.
+struct DecoderBlock<'a> {
+    config: &'a DecoderConfig,
+    layer: Layer<f32>,
+    index: usize,
+    frequencies: Option<Vec<f64>>,
+    weights: StoredWeights,
+}
+
+/// The stored weights of a block's linear layers, and whether they are transposed.
+pub(super) struct StoredWeights {
+    of_roles: Vec<(Role, Vec<String>, bool)>,
+}
+
+impl StoredWeights {
+    /// The weights that `stored(role)` names.
+    pub(super) fn new(stored: impl Fn(Role) -> Option<(Vec<String>, bool)>) -> Self {
+        let of = |role: Role| stored(role).map(|(names, is_transposed)| (role, names, is_transposed));
+        StoredWeights { of_roles: Role::ALL.into_iter().filter_map(of).collect() }
+    }
+
+    /// Shows the input of a linear layer.
+    pub(super) fn show(&self, role: Role, x: &[f32], tokens: usize, observe: &mut dyn FnMut(Observation<'_>)) {
+        if let Some((_, weights, is_transposed)) = self.of_roles.iter().find(|(own, ..)| *own == role) {
+            observe(Observation { weights, x, tokens, is_transposed: *is_transposed });
+        }
+    }
+}
+
+impl BlockwiseCheckpoint for Checkpoint {
+    fn reader(&self) -> &Reader {
+        self.reader()
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer> {
+        self.tokenizer()
+    }
+
+    fn framing(&self, _: &Tokenizer) -> Result<[Vec<u32>; 2]> {
+        Ok([vec![], vec![]])
+    }
+
+    fn context(&self) -> usize {
+        self.config().context
+    }
+
+    fn blocks(&self) -> usize {
+        self.config().layers
+    }
+
+    fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        let (config, parts) = (self.config(), self.parts());
+        let width = config.width;
+        let (head, own) = match config.tied {
+            true => (Some(Parts::<f32>::linear(&parts, "head", (config.vocabulary, width))?), None),
+            false => (None, Some(Parts::<f32>::embedding(&parts, [config.vocabulary, width])?)),
+        };
+        let row = |token: usize| match (&own, &head) {
+            (Some(table), _) => table.row(token, width),
+            (None, Some(head)) => head.dense_row(token),
+            (None, None) => None,
+        };
+        let positions = match config.positions {
+            Positions::Rotary(_) => None,
+            Positions::Learned => Some(Parts::<f32>::table(&parts, "positions.weight", [config.context, width])?),
+        };
+        texts.iter().map(|text| embed((&row, config), positions.as_deref(), text, 0)).collect()
+    }
+
+    fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
+        let config = self.config();
+        let layer = Layer::build(config, &self.parts().replacing(replace), index)?;
+        let frequencies = match config.positions {
+            Positions::Rotary(rope) => Some(rope.frequencies(config.head_dim)),
+            Positions::Learned => None,
+        };
+        let weights = StoredWeights::new(|role| self.stored(&format!("blocks.{index}.{}", role.name())));
+        Ok(Box::new(DecoderBlock { config, layer, index, frequencies, weights }))
+    }
+}
+
+impl CheckpointBlock for DecoderBlock<'_> {
+    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+        let tokens = x.len() / self.config.width;
+        let rotary = self.frequencies.as_ref().map(|frequencies| Table::of(0..tokens, frequencies));
+        let place = Place { layer: self.index, position: 0, rotary: rotary.as_ref() };
+        self.layer.forward(self.config, x, &mut Cache::default(), place, &mut |role, x: &[f32]| {
+            self.weights.show(role, x, tokens, observe);
+        })
+    }
+}

@@ -1,0 +1,84 @@
+//! Encoders, block by block.
+
+use twofour::file::Reader;
+
+use super::{BlockwiseCheckpoint, CheckpointBlock, Observation, Replace, decoder::StoredWeights};
+use crate::{
+    Result,
+    model::{
+        EncoderCheckpoint, EncoderConfig, EncoderInput, Tokenizer,
+        encoder::{Embeddings, EncoderLayer},
+    },
+};
+
+const POOLER: &str = "pooler";
+
+/// A block with what runs it.
+struct EncoderBlock<'a> {
+    config: &'a EncoderConfig,
+    layer: EncoderLayer<f32>,
+    weights: StoredWeights,
+}
+
+/// The pooler as the last block: it reads the first token of each text, and changes no hidden state.
+struct PoolerBlock {
+    width: usize,
+    weights: Vec<String>,
+}
+
+impl BlockwiseCheckpoint for EncoderCheckpoint {
+    fn reader(&self) -> &Reader {
+        self.reader()
+    }
+
+    fn tokenizer(&self) -> Result<Tokenizer> {
+        self.tokenizer()
+    }
+
+    fn framing(&self, tokenizer: &Tokenizer) -> Result<[Vec<u32>; 2]> {
+        tokenizer.framing()
+    }
+
+    fn context(&self) -> usize {
+        self.config().context
+    }
+
+    fn blocks(&self) -> usize {
+        self.config().layers + usize::from(self.parts().has_linear(POOLER))
+    }
+
+    fn embed(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        let embeddings = Embeddings::<f32>::build(self.config(), &self.parts())?;
+        texts.iter().map(|tokens| embeddings.forward(self.config(), &[EncoderInput { tokens, types: None }])).collect()
+    }
+
+    fn block(&self, index: usize, replace: Option<Replace<'_>>) -> Result<Box<dyn CheckpointBlock + '_>> {
+        let config = self.config();
+        if index == config.layers {
+            let weights = self.parts().weights_of(POOLER);
+            return Ok(Box::new(PoolerBlock { width: config.width, weights }));
+        }
+        let layer = EncoderLayer::build(config, &self.parts().replacing(replace), index)?;
+        let parts = self.parts();
+        let stored = |name: &str| parts.has_linear(name).then(|| (parts.weights_of(name), false));
+        let weights = StoredWeights::new(|role| stored(&format!("blocks.{index}.{}", role.name())));
+        Ok(Box::new(EncoderBlock { config, layer, weights }))
+    }
+}
+
+impl CheckpointBlock for EncoderBlock<'_> {
+    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+        let tokens = x.len() / self.config.width;
+        self.layer.forward(self.config, x, &[tokens], &mut |role, x: &[f32]| {
+            self.weights.show(role, x, tokens, observe);
+        })
+    }
+}
+
+impl CheckpointBlock for PoolerBlock {
+    fn run(&self, x: &mut Vec<f32>, observe: &mut dyn FnMut(Observation<'_>)) -> Result<()> {
+        let first = x.get(..self.width).unwrap_or_default();
+        observe(Observation { weights: &self.weights, x: first, tokens: 1, is_transposed: false });
+        Ok(())
+    }
+}

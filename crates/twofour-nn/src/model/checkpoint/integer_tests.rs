@@ -1,0 +1,108 @@
+//! Greedy text of compressed and quantized checkpoints against that of the same checkpoints decompressed.
+
+use std::{fs, ops::ControlFlow, path::Path};
+
+use half::bf16;
+use twofour::{
+    file::{self, CompressOptions, Overwrite, Progress, Quantization, QuantizeOptions, StoredDType},
+    int4::Granularity,
+    kernel::KernelElement,
+    quantization::ScaleRule,
+    select::Selector,
+};
+
+use super::{Checkpoint, StoredElement};
+use crate::model::{Inference, Sampling};
+
+fn go_on(_: Progress<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn is_linear(name: &str) -> bool {
+    name.contains("proj")
+}
+
+fn is_head_or_embedding(name: &str) -> bool {
+    name.contains("embed") || name.contains("head")
+}
+
+fn pruned(family: &str, to: &Path) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(family);
+    fs::create_dir(to).unwrap();
+    let mut which =
+        |tensor: &file::TensorInfo| (is_linear(&tensor.name) && tensor.shape.len() == 2).then_some(Selector::TWO_FOUR);
+    let sharded = !from.join("model.safetensors").exists();
+    if sharded {
+        fs::remove_dir(to).unwrap();
+        file::prune(&from, to, Overwrite::No, &mut which, &mut go_on).unwrap();
+    } else {
+        let to = to.join("model.safetensors");
+        file::prune(from.join("model.safetensors"), to, Overwrite::No, &mut which, &mut go_on).unwrap();
+    }
+    fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
+}
+
+/// Forty greedy tokens and the scores behind the prompt.
+fn written<T: KernelElement + StoredElement>(directory: &Path) -> (Vec<u32>, Vec<f32>) {
+    let model: Inference<T> = Checkpoint::open(directory).unwrap().inference().unwrap();
+    let (prompt, mut tokens) = ([3, 5, 7, 11], vec![]);
+    let mut push = |token| {
+        tokens.push(token);
+        ControlFlow::Continue(())
+    };
+    model.generate(&prompt, 40, Sampling { temperature: 0.0, seed: 0 }, &mut push).unwrap();
+    (tokens, model.session().feed(&prompt).unwrap())
+}
+
+#[test]
+fn compressed_and_decompressed_checkpoints_write_the_same_text() {
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        pruned(family, &at("pruned"));
+        let which = |tensor: &file::TensorInfo| is_linear(&tensor.name) && tensor.shape.len() == 2;
+        let options = CompressOptions { which: &which, ..Default::default() };
+        file::compress(at("pruned"), at("small"), Overwrite::No, &options, &mut go_on).unwrap();
+        file::decompress(at("small"), at("again"), Overwrite::No, &mut go_on).unwrap();
+        // In f32 weights of the file's 16 bits are multiplied in those: other roundings, so other text is possible.
+        if family == "llama" {
+            assert_eq!(written::<f32>(&at("small")), written::<f32>(&at("again")), "{family}");
+        }
+        if family.starts_with("qwen") {
+            assert_eq!(written::<bf16>(&at("small")), written::<bf16>(&at("again")), "{family}");
+        }
+        for head in [false, true] {
+            let name = |what: &str| at(&format!("{what}-{head}"));
+            let options = QuantizeOptions {
+                which: &|name, _: StoredDType, _| is_linear(name),
+                dense: &|name, _: StoredDType, _| head && is_head_or_embedding(name),
+                to: Quantization::Int8(Granularity::Row),
+                rule: ScaleRule::MaxAbs,
+            };
+            let report = file::quantize(at("pruned"), name("int8"), Overwrite::No, &options, &mut go_on).unwrap();
+            let dense = |tensor: &&file::QuantizedTensor| matches!(tensor.outcome, file::QuantizeOutcome::QuantizedDense { relative_error } if relative_error < 0.02);
+            let tied = family == "qwen2";
+            assert_eq!(
+                report.tensors.iter().filter(dense).count(),
+                if !head {
+                    0
+                } else if tied {
+                    1
+                } else {
+                    2
+                }
+            );
+            // Decompressed, the layers are dense 8-bit integers with the same scales: the same sums to the bit.
+            file::decompress(name("int8"), name("int8-dense"), Overwrite::No, &mut go_on).unwrap();
+            let (small, again) = (written::<f32>(&name("int8")), written::<f32>(&name("int8-dense")));
+            assert_eq!(small, again, "{family}");
+            let original = written::<f32>(&at("pruned")).1;
+            let distance = small.1.iter().zip(&original).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+            let size = original.iter().fold(0f32, |most, score| most.max(score.abs()));
+            assert!(distance > 0.0 && distance < 0.1 * size, "{family}: {distance} of {size}");
+            let [all, quantized] = [at("pruned"), name("int8")]
+                .map(|path| Checkpoint::open(path).unwrap().inference::<f32>().unwrap().weight_bytes());
+            assert!(quantized < all, "{family}: {quantized} of {all}");
+        }
+    }
+}

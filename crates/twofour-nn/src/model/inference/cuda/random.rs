@@ -1,0 +1,118 @@
+//! Models of random weights, to measure a shape without its checkpoint.
+
+use std::sync::Mutex;
+
+use twofour::DataType;
+use twofour_cuda::{
+    decode::DenseInt8Linear,
+    layer::{DeviceBuffer, LayerContext, PackedLinear, RandomForm, random_buffer},
+};
+
+use super::{CudaInference, CudaLayer, CudaLinear, CudaNorm, build::expect_supported};
+use crate::{
+    Error, Result,
+    model::decoder::{DecoderConfig, NormKind, Positions},
+};
+
+/// The form of the linear layers' weights of a random model; embedding and head are dense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CudaRandomWeights {
+    /// Dense, of the type to compute in.
+    Dense,
+    /// Dense 8-bit integers.
+    DenseInt8,
+    /// 2:4, of the type to compute in.
+    TwoFour,
+    /// 2:4 in 8-bit integers.
+    TwoFourInt8,
+    /// 2:4 in int4 with a scale for each group of 128.
+    TwoFourInt4,
+}
+
+impl CudaInference {
+    /// A model with random weights, without biases, which are made on the device. Its texts mean nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a model with biases or learned positions, and those of [`CudaInference::of_checkpoint`].
+    pub fn random(
+        context: LayerContext,
+        config: &DecoderConfig,
+        form: CudaRandomWeights,
+        dtype: DataType,
+    ) -> Result<Self> {
+        config.validate()?;
+        expect_supported(config)?;
+        let has_biases = config.biases.qkv || config.biases.out || config.biases.feed_forward;
+        let Positions::Rotary(rope) = config.positions else { return Err(unsupported("learned positions")) };
+        if has_biases || config.norm == NormKind::Layer || config.head_norms {
+            return Err(unsupported("biases, layer normalization or norms of heads"));
+        }
+        let DecoderConfig { width, vocabulary, feed_forward, .. } = *config;
+        let shapes = [
+            (config.qkv_width(), width),
+            (width, config.query_width()),
+            (config.up_width(), width),
+            (width, feed_forward),
+        ];
+        let norm = || -> Result<CudaNorm> {
+            Ok(CudaNorm { gain: DeviceBuffer::from_host(&context, &vec![1f32; width])?, bias: None })
+        };
+        let layer = |_| -> Result<CudaLayer> {
+            let [qkv, out, up, down] = linears(&context, form, shapes, dtype)?;
+            Ok(CudaLayer { attention_norm: norm()?, qkv, head_norms: None, out, feed_forward_norm: norm()?, up, down })
+        };
+        let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
+        let table = |tied: bool| -> Result<Option<DeviceBuffer>> {
+            if tied { Ok(None) } else { Ok(Some(random_buffer(&context, dtype, vocabulary * width)?)) }
+        };
+        let head = CudaLinear::dense(random_buffer(&context, dtype, vocabulary * width)?, (vocabulary, width));
+        Ok(CudaInference {
+            embedding: table(config.tied)?,
+            learned: None,
+            layers,
+            norm: norm()?,
+            head,
+            rotary: Some(rope.frequencies(config.head_dim)),
+            context: context.clone(),
+            config: config.clone(),
+            dtype,
+            busy: Mutex::default(),
+        })
+    }
+}
+
+fn unsupported(what: &str) -> Error {
+    let remedy = "measure a model of LLaMA's kind";
+    Error::Unsupported { engine: "a model of random weights", what: what.into(), remedy }
+}
+
+fn linears(
+    context: &LayerContext,
+    form: CudaRandomWeights,
+    shapes: [(usize, usize); 4],
+    dtype: DataType,
+) -> Result<[CudaLinear; 4]> {
+    let packed = |form: RandomForm| -> Result<Vec<CudaLinear>> {
+        Ok(PackedLinear::random(context, form, &shapes, dtype)?.into_iter().map(CudaLinear::packed).collect())
+    };
+    let all: Vec<CudaLinear> = match form {
+        CudaRandomWeights::TwoFour => packed(RandomForm::Float)?,
+        CudaRandomWeights::TwoFourInt8 => packed(RandomForm::Int8)?,
+        CudaRandomWeights::TwoFourInt4 => packed(RandomForm::Int4)?,
+        CudaRandomWeights::Dense => {
+            let dense = |shape: (usize, usize)| -> Result<CudaLinear> {
+                Ok(CudaLinear::dense(random_buffer(context, dtype, shape.0 * shape.1)?, shape))
+            };
+            shapes.into_iter().map(dense).collect::<Result<_>>()?
+        }
+        CudaRandomWeights::DenseInt8 => {
+            let dense = |shape: (usize, usize)| -> Result<CudaLinear> {
+                let weight = random_buffer(context, DataType::I8, shape.0 * shape.1)?;
+                let scales = DeviceBuffer::from_host(context, &vec![0.01f32; shape.0])?;
+                Ok(CudaLinear::dense_int8(DenseInt8Linear::new(context, shape, weight, scales, None)?, shape))
+            };
+            shapes.into_iter().map(dense).collect::<Result<_>>()?
+        }
+    };
+    all.try_into().map_err(|_| unsupported("another number of layers"))
+}

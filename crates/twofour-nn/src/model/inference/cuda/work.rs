@@ -1,0 +1,263 @@
+//! One pass of new tokens through a model.
+
+use twofour::DataType;
+use twofour_cuda::{
+    decode::{
+        CachedAttention, CachedTokens, HeadNorms, Normalized, TokenEmbedding, TokenNorm, TokenNormTensors,
+        embed_tokens, gate_to_i8, normalize_tokens,
+    },
+    layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
+    raw::elementwise::ElementFunction,
+    transformer::{Gate, Rotary, activation_forward, gated_forward},
+};
+
+use super::{CudaInference, CudaLinear, CudaNorm, linear::Input};
+use crate::{Error, Result, engine::Nonlinearity};
+
+/// A tensor that a linear layer reads: as floats, or quantized.
+#[derive(Debug)]
+struct Hidden {
+    floats: DeviceBuffer,
+    integers: DeviceBuffer,
+    scales: DeviceBuffer,
+}
+
+/// The tensors between the layers, for a number of tokens.
+#[derive(Debug)]
+pub(super) struct Work {
+    tokens: usize,
+    x: DeviceBuffer,
+    h: Hidden,
+    qkv: DeviceBuffer,
+    o: DeviceBuffer,
+    delta: DeviceBuffer,
+    up: DeviceBuffer,
+    gated: Hidden,
+}
+
+/// Keys and values of each layer.
+pub(super) type Caches<'a> = Vec<[DeviceSliceMut<'a>; 2]>;
+
+/// Where new tokens go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step<'a> {
+    pub(super) attention: &'a CachedAttention,
+    /// New tokens of each of the attention's sequences.
+    pub(super) count: usize,
+    pub(super) ids: DeviceSlice<'a>,
+    pub(super) positions: DeviceSlice<'a>,
+    pub(super) rotary: Option<Rotary<'a>>,
+}
+
+impl Hidden {
+    fn new(context: &LayerContext, dtype: DataType, (tokens, width): (usize, usize), integers: bool) -> Result<Self> {
+        let (of_integers, of_scales) = if integers { (tokens * width, tokens) } else { (0, 0) };
+        Ok(Hidden {
+            floats: DeviceBuffer::zeros(context, dtype, tokens * width)?,
+            integers: DeviceBuffer::zeros(context, DataType::I8, of_integers)?,
+            scales: DeviceBuffer::zeros(context, DataType::F32, of_scales)?,
+        })
+    }
+
+    /// The first tokens, as the layer reads them.
+    fn input(&self, layer: &CudaLinear, (tokens, width): (usize, usize)) -> Result<Input<'_>> {
+        Ok(match layer.takes_integers() {
+            true => Input::Integers(
+                self.integers.as_slice().part(0..tokens * width)?,
+                self.scales.as_slice().part(0..tokens)?,
+            ),
+            false => Input::Floats(self.floats.as_slice().part(0..tokens * width)?),
+        })
+    }
+}
+
+/// The first elements of a buffer.
+fn first(buffer: &mut DeviceBuffer, len: usize) -> Result<DeviceSliceMut<'_>> {
+    Ok(buffer.as_slice_mut().split_at(len)?.0)
+}
+
+impl Work {
+    /// Tensors for up to `tokens` tokens.
+    pub(super) fn new(model: &CudaInference, tokens: usize) -> Result<Self> {
+        let (config, context, dtype) = (&model.config, &model.context, model.dtype);
+        let zeros = |width: usize| DeviceBuffer::zeros(context, dtype, tokens * width);
+        let quantizes = |of: fn(&super::CudaLayer) -> &CudaLinear| model.layers.iter().any(|l| of(l).takes_integers());
+        let h = quantizes(|l| &l.qkv) || quantizes(|l| &l.up) || model.head.takes_integers();
+        Ok(Work {
+            tokens,
+            x: DeviceBuffer::zeros(context, DataType::F32, tokens * config.width)?,
+            h: Hidden::new(context, dtype, (tokens, config.width), h)?,
+            qkv: zeros(config.qkv_width())?,
+            o: zeros(config.query_width())?,
+            delta: zeros(config.width)?,
+            up: zeros(config.up_width())?,
+            gated: Hidden::new(context, dtype, (tokens, config.feed_forward), quantizes(|l| &l.down))?,
+        })
+    }
+
+    /// How many tokens fit.
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Launches new tokens' way through all layers; what is left is [`Work::head`]. Launches of a step of one token: norm, GEMM, attention, GEMM, norm, GEMM, gate, GEMM.
+    pub(super) fn run(&mut self, model: &CudaInference, step: Step<'_>, caches: Caches<'_>) -> Result<()> {
+        let (config, context) = (&model.config, &model.context);
+        let batch = step.attention.shape().batch;
+        let (tokens, width) = (batch * step.count, config.width);
+        let embedding = TokenEmbedding {
+            batch,
+            count: step.count,
+            vocabulary: config.vocabulary,
+            width,
+            context: if model.learned.is_some() { config.context } else { 0 },
+        };
+        let table = model.embedding.as_ref().or_else(|| model.head.dense_values());
+        let table = table.ok_or_else(|| Error::Unsupported {
+            engine: "CUDA inference",
+            what: "a head that is the embedding and not dense".into(),
+            remedy: "keep the embedding dense",
+        })?;
+        let tables = (table.as_slice(), model.learned.as_ref().map(DeviceBuffer::as_slice));
+        embed_tokens(context, embedding, (step.ids, step.positions), tables, first(&mut self.x, tokens * width)?)?;
+        for (index, (layer, [keys, values])) in model.layers.iter().zip(caches).enumerate() {
+            self.normalize(model, &layer.attention_norm, &layer.qkv, (tokens, 1), index > 0)?;
+            let input = self.h.input(&layer.qkv, (tokens, width))?;
+            layer.qkv.forward(context, input, tokens, first(&mut self.qkv, tokens * config.qkv_width())?)?;
+            let norms = layer.head_norms.as_ref().map(|[query, key]| HeadNorms {
+                query: query.as_slice(),
+                key: key.as_slice(),
+                epsilon: config.epsilon,
+            });
+            let out_len = tokens * config.query_width();
+            let attended = CachedTokens {
+                qkv: self.qkv.as_slice().part(0..tokens * config.qkv_width())?,
+                positions: step.positions,
+                rotary: step.rotary,
+                norms,
+                window: config.window(index),
+                keys,
+                values,
+                out: first(&mut self.o, out_len)?,
+            };
+            step.attention.run(step.count, attended)?;
+            self.output(context, &layer.out, (tokens, width))?;
+            self.normalize(model, &layer.feed_forward_norm, &layer.up, (tokens, 1), true)?;
+            let input = self.h.input(&layer.up, (tokens, width))?;
+            layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
+            self.activate(model, &layer.down, tokens)?;
+            let input = self.gated.input(&layer.down, (tokens, config.feed_forward))?;
+            layer.down.forward(context, input, tokens, first(&mut self.delta, tokens * width)?)?;
+        }
+        Ok(())
+    }
+
+    /// Launches the output projection of attention. An int8 layer quantizes its input itself.
+    fn output(&mut self, context: &LayerContext, out: &CudaLinear, (tokens, width): (usize, usize)) -> Result<()> {
+        let o = self.o.as_slice().part(0..tokens * (self.o.len() / self.tokens))?;
+        out.forward(context, Input::Floats(o), tokens, first(&mut self.delta, tokens * width)?)
+    }
+
+    /// Launches the addition of the last block's output and the norm in front of a layer, for the last of every `every` tokens.
+    fn normalize(
+        &mut self,
+        model: &CudaInference,
+        norm: &CudaNorm,
+        before: &CudaLinear,
+        (tokens, every): (usize, usize),
+        adds: bool,
+    ) -> Result<()> {
+        let (width, dtype) = (model.config.width, model.dtype);
+        let rows = tokens / every.max(1);
+        let kind = model.norm_kind();
+        let shape = TokenNorm { kind, tokens, width, epsilon: model.config.epsilon, every };
+        let delta = match adds {
+            true => Some(self.delta.as_slice().part(0..tokens * width)?),
+            false => None,
+        };
+        let to = match before.takes_integers() {
+            true => Normalized::Integers {
+                values: first(&mut self.h.integers, rows * width)?,
+                scales: first(&mut self.h.scales, rows)?,
+                rounded: dtype,
+            },
+            false => Normalized::Floats(first(&mut self.h.floats, rows * width)?),
+        };
+        let tensors = TokenNormTensors {
+            x: first(&mut self.x, tokens * width)?,
+            delta,
+            gain: norm.gain.as_slice(),
+            bias: norm.bias.as_ref().map(DeviceBuffer::as_slice),
+            to,
+        };
+        Ok(normalize_tokens(&model.context, shape, tensors)?)
+    }
+
+    /// Launches the function of the hidden layer.
+    fn activate(&mut self, model: &CudaInference, down: &CudaLinear, tokens: usize) -> Result<()> {
+        let (config, context) = (&model.config, &model.context);
+        let hidden = config.feed_forward;
+        let x = self.up.as_slice().part(0..tokens * config.up_width())?;
+        if !config.gated {
+            let function = match config.activation {
+                Nonlinearity::Relu => ElementFunction::Activation(twofour_cuda::Activation::Relu),
+                Nonlinearity::Gelu => ElementFunction::Activation(twofour_cuda::Activation::Gelu),
+                Nonlinearity::Silu => ElementFunction::Activation(twofour_cuda::Activation::Silu),
+                Nonlinearity::TanhGelu => ElementFunction::TanhGelu,
+                Nonlinearity::SquaredRelu => ElementFunction::SquaredRelu,
+            };
+            return Ok(activation_forward(context, function, x, first(&mut self.gated.floats, tokens * hidden)?)?);
+        }
+        let gate = match config.activation {
+            Nonlinearity::Silu => Gate::Silu,
+            Nonlinearity::Gelu => Gate::Gelu,
+            Nonlinearity::TanhGelu => Gate::TanhGelu,
+            Nonlinearity::Relu => Gate::Relu,
+            Nonlinearity::SquaredRelu => {
+                let (engine, what) = ("CUDA inference", "squared ReLU with a gate".into());
+                return Err(Error::Unsupported { engine, what, remedy: "run the model on the CPU (--device cpu)" });
+            }
+        };
+        if down.takes_integers() {
+            let to = (first(&mut self.gated.integers, tokens * hidden)?, first(&mut self.gated.scales, tokens)?);
+            return Ok(gate_to_i8(context, gate, (tokens, hidden), x, to)?);
+        }
+        Ok(gated_forward(context, gate, (tokens, hidden), x, first(&mut self.gated.floats, tokens * hidden)?)?)
+    }
+
+    /// Launches the last norm and the head for the last of every `every` tokens: logits `[tokens / every, vocabulary]`.
+    pub(super) fn head(
+        &mut self,
+        model: &CudaInference,
+        (tokens, every): (usize, usize),
+        logits: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        self.normalize(model, &model.norm, &model.head, (tokens, every), true)?;
+        let rows = tokens / every.max(1);
+        model.head.forward(&model.context, self.h.input(&model.head, (rows, model.config.width))?, rows, logits)
+    }
+
+    /// Launches the last norm for all tokens, before [`Work::scores`].
+    pub(super) fn finish(&mut self, model: &CudaInference, tokens: usize) -> Result<()> {
+        self.normalize(model, &model.norm, &model.head, (tokens, 1), true)
+    }
+
+    /// Launches the head for some of the tokens that [`Work::finish`] normalized.
+    pub(super) fn scores(
+        &self,
+        model: &CudaInference,
+        rows: std::ops::Range<usize>,
+        logits: DeviceSliceMut<'_>,
+    ) -> Result<()> {
+        let width = model.config.width;
+        let elements = rows.start * width..rows.end * width;
+        let input = match model.head.takes_integers() {
+            true => Input::Integers(
+                self.h.integers.as_slice().part(elements)?,
+                self.h.scales.as_slice().part(rows.clone())?,
+            ),
+            false => Input::Floats(self.h.floats.as_slice().part(elements)?),
+        };
+        model.head.forward(&model.context, input, rows.len(), logits)
+    }
+}

@@ -1,0 +1,155 @@
+//! A model on disk that training can start from.
+
+use std::path::{Path, PathBuf};
+
+use twofour::{Axis, DataType, MatrixRef, Pattern, file::Reader, verify::conformance};
+
+use super::{Checkpoint, DecoderConfig, Gpt, Tokenizer, VOCABULARY, file, language::dtype_of};
+use crate::{Error, Result, engine::Engine};
+
+/// A model on disk whose configuration and headers were read and checked: a checkpoint of transformers, or a file that [`Gpt::save`] wrote.
+#[derive(Debug)]
+pub struct SavedModel {
+    source: Source,
+    config: DecoderConfig,
+}
+
+#[derive(Debug)]
+enum Source {
+    Checkpoint(Box<Checkpoint>),
+    File(Box<Reader>),
+}
+
+impl SavedModel {
+    /// The directory that a training run leaves a model in that transformers can load.
+    pub const DIRECTORY: &'static str = "model";
+
+    /// The files that a quickstart and a training run leave a model in, where transformers has none of its kind.
+    pub const FILES: [&'static str; 2] = ["sparse.safetensors", "model.safetensors"];
+
+    /// The model that a path means: itself, or, of the folder of a training run or a quickstart, the model in it.
+    pub fn locate(path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        let inside = path.join(Self::DIRECTORY);
+        if Checkpoint::is_at(path) || !path.is_dir() {
+            path.to_owned()
+        } else if Checkpoint::is_at(&inside) {
+            inside
+        } else {
+            let files = Self::FILES.into_iter().map(|name| path.join(name));
+            files.into_iter().find(|file| file.exists()).unwrap_or_else(|| path.to_owned())
+        }
+    }
+
+    /// Opens what [`SavedModel::locate`] finds.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`] and of [`Reader::open`]; a file that has no description of a model in its metadata.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = Self::locate(path);
+        if Checkpoint::is_at(&path) {
+            let checkpoint = Checkpoint::open(&path)?;
+            let config = checkpoint.config().clone();
+            return Ok(SavedModel { source: Source::Checkpoint(Box::new(checkpoint)), config });
+        }
+        let reader = Reader::open(&path)?;
+        let config = file::config_of(&reader)?;
+        Ok(SavedModel { source: Source::File(Box::new(reader)), config })
+    }
+
+    /// The model's description.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The checkpoint, unless the model is a file of [`Gpt::save`].
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => Some(checkpoint),
+            Source::File(_) => None,
+        }
+    }
+
+    /// The files of weights.
+    pub fn reader(&self) -> &Reader {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.reader(),
+            Source::File(reader) => reader,
+        }
+    }
+
+    /// The type of the weights, as [`Checkpoint::dtype`].
+    pub fn dtype(&self) -> DataType {
+        dtype_of(self.reader())
+    }
+
+    /// The tokenizer: of a file, bytes.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::tokenizer`]; a file of a model over other tokens than bytes.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.tokenizer(),
+            Source::File(_) if self.config.vocabulary == VOCABULARY => Ok(Tokenizer::Bytes),
+            Source::File(_) => Err(Error::Setting {
+                what: "tokens of the model",
+                found: self.config.vocabulary.to_string(),
+                expected: "256, as of a model over bytes; the file has no tokenizer",
+            }),
+        }
+    }
+
+    /// Reads the weights into a model that trains on sequences of up to `context` tokens; compressed ones are decompressed.
+    ///
+    /// # Errors
+    /// A context that is longer than the model's; those of [`Checkpoint::model`] and [`Gpt::from_reader`].
+    pub fn model<E: Engine>(&self, engine: &E, context: usize) -> Result<Gpt<E>> {
+        if context > self.config.context {
+            let found = format!("{context} for a model of {}", self.config.context);
+            return Err(Error::Setting { what: "context", found, expected: "at most the model's own" });
+        }
+        let config = DecoderConfig { context, ..self.config.clone() };
+        Gpt::build(engine, &config, |name, shape| self.values(name, shape))
+    }
+
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.parts().values(name),
+            Source::File(reader) => file::values(reader, name, shape),
+        }
+    }
+
+    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the stored weight; none where the weight is 2:4 along
+    /// the input features. -0.0 counts as zero.
+    ///
+    /// # Errors
+    /// A layer that the model does not have; those of reading.
+    pub fn violation(&self, layer: &str) -> Result<Option<String>> {
+        let linears = self.config.linear_layers();
+        let Some((_, out_features, in_features)) = linears.into_iter().find(|(name, ..)| name == layer) else {
+            let layers = self.config.linear_layers().into_iter().map(|(name, ..)| name).collect();
+            return Err(Error::NoSuchLayer { pattern: layer.to_owned(), layers });
+        };
+        let stored = match &self.source {
+            Source::Checkpoint(checkpoint) => checkpoint.stored(layer).map(|(names, _)| names).unwrap_or_default(),
+            Source::File(_) => vec![format!("{layer}.weight")],
+        };
+        if stored.iter().all(|name| file::is_compressed(self.reader(), name)) {
+            return Ok(None);
+        }
+        let values = self.values(&format!("{layer}.weight"), &[out_features, in_features])?;
+        let matrix = MatrixRef::new(out_features, in_features, &values)?;
+        let found = conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 1);
+        Ok(found.violations.first().map(|violation| {
+            format!(
+                "{}: row {} has {} nonzeros in group {}, and {} of {} groups have more than two",
+                stored.join(", "),
+                violation.line,
+                violation.kept,
+                violation.group,
+                found.violation_count,
+                found.groups
+            )
+        }))
+    }
+}

@@ -1,0 +1,104 @@
+//! Finding answers on the CPU.
+
+use std::path::Path;
+
+use twofour::{file::StoredElement, kernel::KernelElement};
+
+use super::{QuestionFile, QuestionsError, Window, WindowSettings, Windows};
+use crate::{
+    Result,
+    model::{Encoder, EncoderCheckpoint, EncoderInput, Tokenizer},
+};
+
+/// An encoder with the head that scores each token as the first and as the last one of an answer.
+#[derive(Debug)]
+pub struct AnswerFinder<T: KernelElement> {
+    encoder: Encoder<T>,
+    tokenizer: Tokenizer,
+    /// `[2, width]`.
+    weight: Vec<f32>,
+    bias: [f32; 2],
+}
+
+/// The most tokens of an answer, as in BERT's evaluation on SQuAD.
+const LONGEST: usize = 30;
+
+/// Windows that go through the model together.
+const AT_ONCE: usize = 16;
+
+impl<T: KernelElement + StoredElement> AnswerFinder<T> {
+    /// Reads an encoder's directory with a head for answers.
+    ///
+    /// # Errors
+    /// [`QuestionsError::NoHead`]; those of [`EncoderCheckpoint::open`], of reading and packing.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
+        let checkpoint = EncoderCheckpoint::open(directory.as_ref())?;
+        let Some((weight, bias)) = checkpoint.answer_head()? else {
+            return Err(QuestionsError::NoHead { path: directory.as_ref().to_owned() }.into());
+        };
+        let (encoder, tokenizer) = (checkpoint.inference()?, checkpoint.tokenizer()?);
+        Ok(AnswerFinder { encoder, tokenizer, weight, bias })
+    }
+}
+
+impl<T: KernelElement> AnswerFinder<T> {
+    /// The encoder.
+    pub fn encoder(&self) -> &Encoder<T> {
+        &self.encoder
+    }
+
+    /// The answer to each question of a file: the stretch of at most 30 tokens with the highest sum of scores, over all windows of the question's text. `length` is the
+    /// most tokens of a window. `progress(done, of)` is called as questions are answered.
+    ///
+    /// # Errors
+    /// Those of [`Windows::new`] and of the model.
+    pub fn answers(
+        &self,
+        file: &QuestionFile,
+        length: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<String>> {
+        let windows = Windows::new(file, &self.tokenizer, WindowSettings::of_length(length))?;
+        let all: Vec<Window> = (0..file.questions.len()).flat_map(|question| windows.of(file, question)).collect();
+        let mut best: Vec<Option<(f32, std::ops::Range<usize>)>> = vec![None; file.questions.len()];
+        for windows in all.chunks(AT_ONCE) {
+            let inputs: Vec<_> =
+                windows.iter().map(|w| EncoderInput { tokens: &w.tokens, types: Some(&w.types) }).collect();
+            for (window, hidden) in windows.iter().zip(self.encoder.forward(&inputs)?) {
+                let found = self.best(window, &hidden);
+                let best = &mut best[window.question];
+                if let Some((score, bytes)) = found
+                    && best.as_ref().is_none_or(|(other, _)| score > *other)
+                {
+                    *best = Some((score, bytes));
+                }
+                progress(window.question + 1, file.questions.len());
+            }
+        }
+        let text = |(question, bytes): (usize, Option<(f32, std::ops::Range<usize>)>)| {
+            let context = &file.contexts[file.questions[question].context];
+            bytes.map_or(String::new(), |(_, bytes)| context[bytes].to_owned())
+        };
+        Ok(best.into_iter().enumerate().map(text).collect())
+    }
+
+    /// The best stretch of a window's text, with its score.
+    fn best(&self, window: &Window, hidden: &[f32]) -> Option<(f32, std::ops::Range<usize>)> {
+        let width = self.encoder.config().width;
+        let [begin, end] = [0, 1].map(|which| {
+            let weight = &self.weight[which * width..][..width];
+            let score = |row: &[f32]| row.iter().zip(weight).map(|(x, w)| x * w).sum::<f32>() + self.bias[which];
+            let rows = hidden.chunks_exact(width).skip(window.text.start).take(window.text.len());
+            rows.map(score).collect::<Vec<f32>>()
+        });
+        let pairs = (0..begin.len()).flat_map(|first| {
+            let last = (first + LONGEST).min(end.len());
+            (first..last).map(move |last| (first, last))
+        });
+        let scored = pairs.map(|(first, last)| (begin[first] + end[last], first, last));
+        // Of equal scores the earlier stretch.
+        let best = scored.reduce(|best, other| if other.0 > best.0 { other } else { best })?;
+        let (score, first, last) = best;
+        Some((score, window.bytes[first].start..window.bytes[last].end))
+    }
+}

@@ -1,0 +1,228 @@
+//! On a device: inference on the GPU against inference on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+#![cfg(feature = "cuda")]
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use half::{bf16, f16};
+use twofour::{
+    DataType,
+    file::{self, Overwrite, Quantization, QuantizeOptions, Reader},
+    int4::Granularity,
+    layer::SparseLinearSettings,
+};
+use twofour_cuda::Device;
+use twofour_nn::{
+    Error,
+    engine::{Nonlinearity, cpu::CpuEngine},
+    model::{
+        CudaInference, Decoder, DecoderBiases, DecoderConfig, Gpt, GptConfig, Inference, NormKind, Sampling, Windows,
+    },
+};
+
+const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
+
+/// The first device, or a message why the test is skipped.
+fn device() -> Option<Device> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A LLaMA of grouped queries, and a GPT with biases, layer normalization and GELU.
+fn configs() -> [(&'static str, DecoderConfig); 2] {
+    let gpt = DecoderConfig::from(&GptConfig { layers: 2, width: 128, heads: 4, context: 96, feed_forward: 256 });
+    let llama = DecoderConfig {
+        kv_heads: 2,
+        norm: NormKind::RootMeanSquare,
+        activation: Nonlinearity::Silu,
+        gated: true,
+        biases: DecoderBiases { qkv: true, out: false, feed_forward: false },
+        ..gpt.clone()
+    };
+    [("llama", llama), ("gpt", gpt)]
+}
+
+/// Writes a model, dense or with 2:4 blocks, in f32.
+fn saved(directory: &Path, name: &str, config: &DecoderConfig, is_sparse: bool) -> PathBuf {
+    let mut model = Gpt::new(&CpuEngine, config.clone(), 3).unwrap();
+    if is_sparse {
+        for linear in model.linears_mut().filter(|linear| linear.name() != "head") {
+            linear.make_sparse(&CpuEngine, SparseLinearSettings::default(), 0).unwrap();
+        }
+    }
+    let path = directory.join(format!("{name}-{is_sparse}.safetensors"));
+    model.save(&CpuEngine, &path, Overwrite::No, DataType::F32).unwrap();
+    path
+}
+
+/// The same 2:4 weights in integers.
+fn quantized(path: &Path, to: Quantization) -> PathBuf {
+    let output = path.with_extension(match to {
+        Quantization::Int8(_) => "int8.safetensors",
+        _ => "int4.safetensors",
+    });
+    let options = QuantizeOptions {
+        which: &|name, _, _| name.starts_with("blocks."),
+        to,
+        dense: &|_, _, _| false,
+        rule: twofour::quantization::ScaleRule::MaxAbs,
+    };
+    file::quantize(path, &output, Overwrite::No, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    output
+}
+
+fn text(len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * 37 + i * i * 11) % 256).collect()
+}
+
+/// The CPU's scores after a text, and how large they are.
+fn expected(path: &Path, dtype: DataType, tokens: &[u32]) -> (Vec<f32>, f32) {
+    let scores = match dtype {
+        DataType::F32 => Inference::<f32>::load(path).unwrap().session().feed(tokens).unwrap(),
+        DataType::F16 => Inference::<f16>::load(path).unwrap().session().feed(tokens).unwrap(),
+        _ => Inference::<bf16>::load(path).unwrap().session().feed(tokens).unwrap(),
+    };
+    let size = scores.iter().fold(0f32, |most, score| most.max(score.abs()));
+    (scores, size)
+}
+
+fn greedy(model: &dyn Decoder, prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = vec![];
+    let push = &mut |token| {
+        tokens.push(token);
+        ControlFlow::Continue(())
+    };
+    model.generate(prompt, count, GREEDY, push).unwrap();
+    tokens
+}
+
+/// Checks scores after a prefill and after decoding tokens one by one.
+fn check(device: &Device, path: &Path, dtype: DataType, tolerance: f32) {
+    let what = format!("{} in {dtype}", path.file_name().unwrap().to_string_lossy());
+    let model = CudaInference::from_reader(device, &Reader::open(path).unwrap(), dtype).unwrap();
+    let tokens = text(70);
+    let (expected, size) = expected(path, dtype, &tokens);
+    for first in [70, 69, 1] {
+        let mut session = model.session(2, 96).unwrap();
+        session.prefill(1, &tokens[..first]).unwrap();
+        for token in &tokens[first..] {
+            session.prefill(1, &[*token]).unwrap();
+        }
+        let found = session.scores(1).unwrap();
+        let d = found
+            .iter()
+            .zip(&expected)
+            .fold(0f32, |most, (a, b)| if a.is_nan() { f32::NAN } else { most.max((a - b).abs()) });
+        assert!(d <= tolerance * size, "{what}, a prefill of {first}: scores up to {size} differ by {d}");
+    }
+}
+
+#[test]
+fn scores_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (name, config) in configs() {
+        let dense = saved(directory.path(), name, &config, false);
+        let sparse = saved(directory.path(), name, &config, true);
+        check(&device, &dense, DataType::F32, 1e-4);
+        for path in [&dense, &sparse] {
+            check(&device, path, DataType::F16, 1e-2);
+            check(&device, path, DataType::BF16, 6e-2);
+        }
+        // The CPU quantizes the inputs of both, the GPU those of int8.
+        check(&device, &quantized(&sparse, Quantization::Int8(Granularity::Row)), DataType::F16, 4e-2);
+        check(&device, &quantized(&sparse, Quantization::Int4(Granularity::Group)), DataType::F16, 4e-2);
+    }
+}
+
+#[test]
+fn greedy_texts_in_f32_and_perplexity_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (name, config) in configs() {
+        let path = saved(directory.path(), name, &config, false);
+        let reader = Reader::open(&path).unwrap();
+        let (cpu, gpu) = (
+            Inference::<f32>::load(&path).unwrap(),
+            CudaInference::from_reader(&device, &reader, DataType::F32).unwrap(),
+        );
+        // Within the context, to its end, and beyond it.
+        for (prompt, count) in [(1, 20), (40, 56), (90, 60), (200, 5)] {
+            let prompt = text(prompt);
+            assert_eq!(greedy(&gpu, &prompt, count), greedy(&cpu, &prompt, count), "{name} after {}", prompt.len());
+        }
+        let (tokens, windows) = (text(300), Windows { window: 64, stride: 40 });
+        let [cpu, gpu]: [&dyn Decoder; 2] = [&cpu, &gpu];
+        let [cpu, gpu] = [cpu, gpu].map(|model| model.perplexity(&tokens, windows, &mut |_, _| {}).unwrap());
+        assert_eq!(cpu.tokens, gpu.tokens);
+        assert!((cpu.perplexity / gpu.perplexity - 1.0).abs() < 1e-3, "{name}: {cpu:?}, {gpu:?}");
+    }
+}
+
+#[test]
+fn a_replayed_graph_has_the_bits_of_launched_calls_and_a_full_cache_is_an_error() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (name, config) = &configs()[0];
+    let sparse = saved(directory.path(), name, config, true);
+    for path in [sparse.clone(), quantized(&sparse, Quantization::Int8(Granularity::Row))] {
+        let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::BF16).unwrap();
+        let run = |launched: bool| {
+            let mut session = model.session(3, 96).unwrap();
+            for sequence in 0..3 {
+                session.prefill(sequence, &text(10 + 7 * sequence)).unwrap();
+            }
+            session.choose().unwrap();
+            let mut all = vec![];
+            for _ in 0..72 {
+                if launched {
+                    session.decode_launched().unwrap()
+                } else {
+                    session.decode().unwrap()
+                }
+                all.push((session.chosen().unwrap(), session.scores(2).unwrap()));
+            }
+            let error = session.decode().unwrap_err();
+            assert!(matches!(error, Error::Setting { .. }), "{error}");
+            all
+        };
+        assert!(run(true) == run(false));
+    }
+}
+
+#[test]
+fn sequences_of_a_batch_are_those_alone() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (name, config) = &configs()[0];
+    let path = saved(directory.path(), name, config, false);
+    let model = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap();
+    let prompts = [text(5), text(33), text(12), text(64)];
+    let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+    let texts = model.generate_batch(&prompts, 30).unwrap();
+    for (prompt, found) in prompts.iter().zip(texts) {
+        assert_eq!(found, greedy(&model, prompt, 30), "after {}", prompt.len());
+    }
+}
+
+#[test]
+fn models_that_kernels_do_not_have_are_refused() {
+    let Some(device) = device() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (name, config) = &configs()[0];
+    let sparse = saved(directory.path(), name, config, true);
+    let error = CudaInference::from_reader(&device, &Reader::open(&sparse).unwrap(), DataType::F32).unwrap_err();
+    assert!(error.to_string().contains("2:4 weights in f32"), "{error}");
+    let narrow = DecoderConfig { head_dim: 16, heads: 8, kv_heads: 8, ..config.clone() };
+    let path = saved(directory.path(), "narrow", &narrow, false);
+    let error = CudaInference::from_reader(&device, &Reader::open(&path).unwrap(), DataType::F32).unwrap_err();
+    assert!(error.to_string().contains("heads of 16 elements"), "{error}");
+}

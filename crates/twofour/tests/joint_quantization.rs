@@ -1,0 +1,107 @@
+//! Pruning and quantization in one pass, from the solver to the file.
+
+use std::{collections::BTreeMap, ops::ControlFlow};
+
+use twofour::{
+    Compressed, Error, MatrixRef, Pattern, Result,
+    calibration::Hessian,
+    file::{
+        Overwrite, PlannedTensor, PruneOutcome, Quantization, QuantizedWeight, Reader, StoredDType, TensorInfo, Writer,
+        prune_and_quantize_with,
+    },
+    int4::{Granularity, Int4},
+    select::Sparsity,
+    solve::{Bits, Grid, GridScales, ScaleScope, SparseGpt, sparsegpt},
+};
+
+fn weight() -> Vec<f32> {
+    (0..8 * 132u32).map(|i| ((i * 7919 + 31) % 1009) as f32 / 500.0 - 1.0).collect()
+}
+
+fn hessian() -> Hessian {
+    let mut hessian = Hessian::new(132).unwrap();
+    let x: Vec<f32> = (0..300 * 132u32).map(|i| ((i * 104_729 + 7) % 997) as f32 / 500.0 - 1.0).collect();
+    hessian.add(&x).unwrap();
+    hessian
+}
+
+fn solved(bits: Bits, scope: ScaleScope) -> QuantizedWeight {
+    let hessian = hessian();
+    let grid = Some(to(bits, scope).grid());
+    assert_eq!(grid, Some(Grid { bits, scope, scales: GridScales::Solved }));
+    let settings = SparseGpt { grid, ..SparseGpt::new(Sparsity::Groups(Pattern::TWO_FOUR)) };
+    let found = sparsegpt(MatrixRef::new(8, 132, &weight()).unwrap(), &hessian, &settings).unwrap();
+    QuantizedWeight::of_solved(&found, to(bits, scope)).unwrap()
+}
+
+fn to(bits: Bits, scope: ScaleScope) -> Quantization {
+    let granularity = if scope == ScaleScope::Row { Granularity::Row } else { Granularity::Group };
+    match bits {
+        Bits::Int8 => Quantization::Int8(granularity),
+        Bits::Int4 => Quantization::Int4(granularity),
+    }
+}
+
+/// `‖(W - Ŵ)·X‖²`.
+fn error(of: &[f32], hessian: &Hessian) -> f64 {
+    let change: Vec<f32> = weight().iter().zip(of).map(|(w, q)| w - q).collect();
+    hessian.squared_outputs(MatrixRef::new(8, 132, &change).unwrap()).unwrap()
+}
+
+#[test]
+fn rounding_in_the_pass_is_better_than_rounding_after_it() {
+    let hessian = hessian();
+    let floats = SparseGpt::new(Sparsity::Groups(Pattern::TWO_FOUR));
+    let floats = sparsegpt(MatrixRef::new(8, 132, &weight()).unwrap(), &hessian, &floats).unwrap();
+    let sparse = Compressed::from_masked(MatrixRef::new(8, 132, &floats.weight).unwrap(), &floats.mask);
+    let after = Int4::quantize(&sparse.unwrap(), Granularity::Group).unwrap().dequantize().to_dense();
+    let within = solved(Bits::Int4, ScaleScope::Group(128)).dequantize().to_dense();
+    let [floats, after, within] = [&floats.weight, &after, &within].map(|of| error(of, &hessian));
+    assert!(floats < within && within < after, "{floats} {within} {after}");
+}
+
+#[test]
+fn what_was_solved_is_what_a_reader_finds() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let plan = ["up.weight", "norm.weight"].map(|name| PlannedTensor::new(name, StoredDType::F32, [8, 132]));
+    let mut writer = Writer::create(at("in.safetensors"), Overwrite::No, plan.to_vec(), BTreeMap::new()).unwrap();
+    for name in ["up.weight", "norm.weight"] {
+        writer.write_elements(name, &weight()).unwrap();
+    }
+    writer.finish().unwrap();
+    for (bits, scope) in [
+        (Bits::Int8, ScaleScope::Row),
+        (Bits::Int8, ScaleScope::Group(128)),
+        (Bits::Int4, ScaleScope::Row),
+        (Bits::Int4, ScaleScope::Group(128)),
+    ] {
+        let expected = solved(bits, scope);
+        let convert = |to, solve: &mut dyn FnMut(&TensorInfo) -> Result<QuantizedWeight>| {
+            prune_and_quantize_with(
+                at("in.safetensors"),
+                at("out.safetensors"),
+                Overwrite::Yes,
+                to,
+                &mut |tensor| tensor.name == "up.weight",
+                solve,
+                &mut |_| ControlFlow::Continue(()),
+            )
+        };
+        let report = convert(to(bits, scope), &mut |_| Ok(expected.clone())).unwrap();
+        assert!(report.tensors.iter().any(|tensor| tensor.outcome == PruneOutcome::NotChosen));
+        let reader = Reader::open(at("out.safetensors")).unwrap();
+        let found = match bits {
+            Bits::Int8 => reader.int8("up.weight").unwrap().dequantize(),
+            Bits::Int4 => reader.int4("up.weight").unwrap().dequantize(),
+        };
+        assert_eq!(found.to_dense(), expected.dequantize().to_dense());
+        assert_eq!(reader.tensor("norm.weight").unwrap().to_vec::<f32>().unwrap(), weight());
+        // Other integers than planned leave the output as it was.
+        let other = to(if bits == Bits::Int8 { Bits::Int4 } else { Bits::Int8 }, scope);
+        assert!(matches!(convert(other, &mut |_| Ok(expected.clone())), Err(Error::NotPlanned { .. })));
+        let missing = |tensor: &TensorInfo| Err(Error::NoParameter { name: tensor.name.clone() });
+        assert!(matches!(convert(to(bits, scope), &mut { missing }), Err(Error::NoParameter { .. })));
+        assert_eq!(Reader::open(at("out.safetensors")).unwrap().tensors().count(), reader.tensors().count());
+    }
+}
