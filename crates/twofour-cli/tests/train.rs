@@ -422,6 +422,11 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
     train(&[]).good();
     let report: Value = serde_json::from_slice(&fs::read(directory.path().join("run/report.json")).unwrap()).unwrap();
     assert!(report["val_accuracy"].as_f64().unwrap() > 0.9, "{report}");
+    // The images are two, with labels: any features tell them apart.
+    assert_eq!(report["linear_probe"]["validation_accuracy"], 1.0, "{report}");
+    assert_eq!((&report["data_bytes"], &report["data_tokens"]), (&Value::from(60 * 64), &Value::from(60 * 5)));
+    assert_eq!(report["model"]["two_of_four"], 2, "{report}");
+    assert!(directory.path().join("run/model.safetensors").exists());
     assert!(lines(&directory.path().join("run")).last().unwrap()["val_accuracy"].is_number());
     fs::write(directory.path().join("short"), &images[..1000]).unwrap();
     for (set, word) in [
@@ -431,8 +436,9 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
         ("model.classes=1", "there are 1 classes"),
         ("model.image=12", "8 x 8"),
         ("model.patch=3", "divisor"),
-        ("model.context=9", "unknown key"),
-        ("data.text=images", "unknown key"),
+        ("model.context=9", "image and patch decide"),
+        ("data.text=images", "give data.images"),
+        ("model.kind=gpt", "only a \"vit\" has it"),
     ] {
         let message = train(&[set]).bad(2);
         assert!(message.contains(word), "{set}: {message}");

@@ -1,7 +1,11 @@
 //! Settings of a recipe against each other.
 
 use super::{
-    Mistakes, ModelKind, Place, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections, start,
+    Mistakes, ModelKind, Place, Recipe, ScheduleKind,
+    check_sparsity::check_sparsity,
+    layers,
+    parse::{Sections, VISION_KEYS},
+    start,
 };
 use crate::model::VitConfig;
 
@@ -92,7 +96,7 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
 fn check_vision(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let (model, s) = (&recipe.model, &sections.model);
     if model.kind != ModelKind::Vit {
-        for key in ["image", "patch", "channels", "classes", "pooling"] {
+        for key in VISION_KEYS {
             if s.place(key) != Place::Absent {
                 m.add(s.place(key), format!("model.{key}"), "only a \"vit\" has it");
             }

@@ -14,6 +14,9 @@ use crate::model::SavedModel;
 /// The largest size of a model: a bound before anything is allocated.
 pub(super) const LARGEST: u64 = 1 << 20;
 
+/// The keys of a model that only a vision transformer has.
+pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
+
 /// The most steps.
 const MOST_STEPS: u64 = 1 << 40;
 
@@ -105,6 +108,9 @@ impl ParsedRecipe {
 fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
     let kind: ModelKind = s.choice("kind", m).unwrap_or_default();
     let is_vit = kind == ModelKind::Vit;
+    if is_vit {
+        refuse(s, "model", &["context"], "a \"vit\" has none: image and patch decide the number of its tokens", m);
+    }
     let mut size = |key, what: Option<&str>| {
         let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
         match what.filter(|_| from.is_none()) {
@@ -132,6 +138,15 @@ fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> M
     }
 }
 
+/// Notes keys that the recipe's kind of model does not have.
+fn refuse(s: &mut Section<'_>, section: &str, keys: &[&'static str], why: &str, m: &mut Mistakes) {
+    for key in keys {
+        if s.skip(key) {
+            m.add(s.place(key), format!("{section}.{key}"), why);
+        }
+    }
+}
+
 /// The images of a vision transformer.
 fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSettings {
     let mut file = |key, what| {
@@ -141,6 +156,12 @@ fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSett
     };
     let images = file("images", "an IDX file of images to train on");
     let labels = file("labels", "an IDX file with their classes");
+    let why = "a \"vit\" learns from images: give data.images and data.labels";
+    refuse(s, "data", &["text"], why, m);
+    // The default is in every recipe that is written.
+    if let Some((_, place)) = s.text("tokenizer", m).filter(|(name, _)| name != "bytes") {
+        m.add(place, "data.tokenizer", why);
+    }
     let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
     DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }
 }
@@ -152,6 +173,7 @@ fn read_text(
     saved: Option<&SavedModel>,
     m: &mut Mistakes,
 ) -> (DataSettings, Vec<Place>) {
+    refuse(s, "data", &["images", "labels"], "only a \"vit\" has it", m);
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
     let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();

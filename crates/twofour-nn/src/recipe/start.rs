@@ -9,7 +9,7 @@ use std::{
 use super::{
     DataSettings, Method, Mistakes, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
     near::suggestion,
-    parse::{LARGEST, Sections},
+    parse::{LARGEST, Sections, VISION_KEYS},
     reader::{Section, name_of},
 };
 use crate::{
@@ -117,6 +117,10 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
             let problem = format!("found {given}, but {} has {own}; leave the key out", from.display());
             m.add(s.place(key), format!("model.{key}"), problem);
         }
+    }
+    // Only a vision transformer has them, as the check of all settings says.
+    for key in VISION_KEYS {
+        s.skip(key);
     }
     let context = s.integer("context", 1, LARGEST, m).map_or(config.context.min(CONTEXT), |given| given as usize);
     if context > config.context {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufReader, Read},
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -92,29 +92,48 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads images: `[images, rows, columns]`, or `[images, rows, columns, channels]`.
+    /// Reads a file of images: `[images, rows, columns]`, or `[images, rows, columns, channels]`, as it is or in gzip.
     ///
     /// # Errors
-    /// A file that cannot be read, is no such file, or is truncated.
+    /// A file that cannot be read, is no such file, or has another length than its sizes require.
     pub fn images(path: &Path) -> Result<Self, IdxError> {
-        Self::read(path, ("images", "00 00 08 03 or 00 00 08 04"), &[3, 4])
+        Self::images_from(open(path)?, path)
     }
 
-    /// Reads labels: `[images]`.
+    /// Reads a file of labels: `[images]`, as it is or in gzip.
     ///
     /// # Errors
     /// Those of [`Idx::images`].
     pub fn labels(path: &Path) -> Result<Self, IdxError> {
-        Self::read(path, ("labels", "00 00 08 01"), &[1])
+        Self::labels_from(open(path)?, path)
     }
 
-    fn read(path: &Path, kind: (&'static str, &'static str), dimensions: &[u8]) -> Result<Self, IdxError> {
-        let io = |source| IdxError::Io { path: path.to_owned(), source };
-        let mut file = BufReader::new(File::open(path).map_err(io)?);
-        let is_gzip = std::io::BufRead::fill_buf(&mut file).map_err(io)?.starts_with(&[0x1F, 0x8B]);
-        match is_gzip {
-            true => Self::parse(path, MultiGzDecoder::new(file), kind, dimensions),
-            false => Self::parse(path, file, kind, dimensions),
+    /// [`Idx::images`], from the contents of a file; `path` is for errors.
+    ///
+    /// # Errors
+    /// Those of [`Idx::images`].
+    pub fn images_from(contents: impl BufRead, path: &Path) -> Result<Self, IdxError> {
+        Self::read(contents, path, ("images", "00 00 08 03 or 00 00 08 04"), &[3, 4])
+    }
+
+    /// [`Idx::labels`], from the contents of a file; `path` is for errors.
+    ///
+    /// # Errors
+    /// Those of [`Idx::images`].
+    pub fn labels_from(contents: impl BufRead, path: &Path) -> Result<Self, IdxError> {
+        Self::read(contents, path, ("labels", "00 00 08 01"), &[1])
+    }
+
+    fn read(
+        mut contents: impl BufRead,
+        path: &Path,
+        kind: (&'static str, &'static str),
+        dimensions: &[u8],
+    ) -> Result<Self, IdxError> {
+        let start = contents.fill_buf().map_err(|source| IdxError::Io { path: path.to_owned(), source })?;
+        match start.starts_with(&[0x1F, 0x8B]) {
+            true => Self::parse(path, MultiGzDecoder::new(contents), kind, dimensions),
+            false => Self::parse(path, contents, kind, dimensions),
         }
     }
 
@@ -151,6 +170,10 @@ impl Idx {
         }
         Ok(Idx { sizes: sizes.into_iter().map(|size| size as usize).collect(), values })
     }
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, IdxError> {
+    File::open(path).map(BufReader::new).map_err(|source| IdxError::Io { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -169,6 +169,24 @@ fn every_method_trains_it_and_a_resumed_run_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn regression_on_features_tells_what_training_has_taught() {
+    let images = Arc::new(images(200));
+    let mut trainer = trainer(Method::Ste, 80, &images);
+    (0..80).for_each(|_| drop(trainer.step().unwrap()));
+    let (engine, model) = trainer.engine_and_model();
+    let [all, few] = [200, 7].map(|batch| model.probe(engine, &images, batch).unwrap());
+    assert!(all.validation_accuracy > 0.8 && all.training_accuracy > 0.95, "{all:?}");
+    // Batches of another size may round otherwise in a GEMM, and no image is near a boundary by chance.
+    assert!((all.validation_accuracy - few.validation_accuracy).abs() < 0.05, "{all:?}, {few:?}");
+    // The features are those of the images whose classes they are judged by.
+    let shuffled: Vec<u8> = images.labels().iter().rev().copied().collect();
+    let pixels: Vec<u8> = images.images().flatten().copied().collect();
+    let wrong = ImageSet::new([6, 6, 2], pixels, shuffled, 0.25).unwrap();
+    let wrong = model.probe(engine, &wrong, 50).unwrap();
+    assert!(wrong.validation_accuracy < 0.6, "{wrong:?}");
+}
+
+#[test]
 fn a_saved_model_has_the_scores_of_the_trained_one() {
     let images = Arc::new(images(40));
     let mut trainer = trainer(Method::Ste, 10, &images);

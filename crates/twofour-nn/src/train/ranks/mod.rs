@@ -112,6 +112,9 @@ impl<E: Engine> Seat<E> {
     }
 }
 
+/// What makes a rank's trainer with its engine.
+pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + Sync;
+
 /// Trains with several engines at once. `make` makes each rank's trainer, the same but for the engine, where it begins: new, or resumed from the same
 /// checkpoint. `lead` makes that of rank 0 itself, takes the seat with [`Trainer::take`], and trains; the other ranks follow in threads of their own until its trainer is dropped.
 ///
@@ -137,7 +140,7 @@ impl<E: Engine> Seat<E> {
 /// No members; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
 pub fn train_together<E, D, R, X, Y>(
     members: Vec<(E, Box<dyn GradientReduction<E>>)>,
-    make: Arc<dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + Sync>,
+    make: Arc<MakeTrainer<E, D, X>>,
     lead: impl FnOnce(E, Seat<E>) -> Result<R, Y>,
 ) -> Result<R, Y>
 where

@@ -114,7 +114,7 @@ fn second_moments_of_step_are_frozen_until_its_own_end() {
             let form = trainer.plan.form_at(step, true);
             match step {
                 0..2 => assert!(moves, "dense, step {step}"),
-                5..9 => assert!(!moves && form == LayerForm::TwoOfFour, "2:4, step {step}"),
+                6..9 => assert!(!moves && form == LayerForm::TwoOfFour, "2:4, step {step}"),
                 9.. => assert!(moves && form == LayerForm::Dense, "dense again, step {step}"),
                 // It switches in one of these.
                 _ => {}
