@@ -62,7 +62,7 @@ def parser(description: str, recipe: str, methods: list) -> argparse.ArgumentPar
     found.add_argument("--seeds", type=int, default=3)
     found.add_argument("--only", nargs="+", choices=methods, default=methods)
     found.add_argument("--jobs", type=int, default=4)
-    found.add_argument("--limit", type=float, default=1e9, help="seconds, after which no run goes on")
+    found.add_argument("--limit", type=float, default=1e6, help="seconds, after which no run goes on")
     found.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every run's recipe")
     return found
 

@@ -44,4 +44,6 @@ def table(folder):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not list(pathlib.Path(sys.argv[1]).glob("*.json")):
+        sys.exit("usage: vision_tables.py FOLDER, with the JSON files that vision_study.py left")
     print(table(pathlib.Path(sys.argv[1]).resolve()), end="")
