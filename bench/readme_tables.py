@@ -20,6 +20,7 @@ import decoder_tables
 import generate_tables
 import grid_tables
 import python_tables
+import vision_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -402,6 +403,7 @@ DOCUMENTS = {
     },
     "docs/training.md": {
         "accuracy-table": ("accuracy/dense-0.json", lambda path: accuracy_tables.table(path.parent)),
+        "vision-table": ("vision/dense-0.json", lambda path: vision_tables.table(path.parent)),
     },
     "docs/pruning.md": {
         "decoder-table": ("decoder-study.json", decoder_tables.table),

@@ -19,7 +19,7 @@ use twofour_nn::{
 fn trainer() -> Trainer<CpuEngine> {
     let kind = ModelKind::Gpt;
     let model =
-        ModelSettings { kind, layers: 1, width: 8, heads: 1, context: 4, feed_forward: Some(8), kv_heads: None };
+        ModelSettings { kind, layers: 1, width: 8, heads: 1, context: 4, feed_forward: Some(8), ..Default::default() };
     let training = TrainingSettings { batch: 1, steps: 1 << 40, warm_up: 1, ..Default::default() };
     let layers = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"].map(|part| format!("blocks.0.{part}")).to_vec();
     let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);

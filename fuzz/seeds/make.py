@@ -1,5 +1,6 @@
 """Makes the fuzzers' first inputs: `python3 seeds/make.py`, with no package but the standard library."""
 
+import gzip
 import json
 import pathlib
 import struct
@@ -38,6 +39,31 @@ warm_up = 2
 [sparsity]
 method = "%s"
 """
+
+RECIPE_OF_IMAGES = b"""[model]
+kind = "vit"
+layers = 1
+width = 8
+heads = 1
+image = 8
+patch = 4
+classes = 3
+pooling = "mean"
+[data]
+images = "images"
+labels = "labels.gz"
+[training]
+steps = 10
+warm_up = 2
+linear_probe = true
+[sparsity]
+method = "ste"
+"""
+
+
+def idx(sizes, values):
+    return bytes([0, 0, 8, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes) + bytes(values)
+
 
 SEEDS = {
     "reader/empty": safetensors([], {}),
@@ -118,6 +144,12 @@ SEEDS = {
     "recipe/step": RECIPE % b"step" + b"mask = 'optimal'\n",
     "recipe/override": b"# training.schedule=wsd\n" + RECIPE % b"dense",
     "recipe/mistakes": b"# sparsity.nask={a=[1]}\n[model]\nlayers = -1\n[modle]\nx.y = 1979-05-27\n[data]\ntext = 0x5\n",
+    "recipe/vit": RECIPE_OF_IMAGES,
+    "idx/images": idx([2, 2, 3], range(12)),
+    "idx/colors": idx([1, 1, 2, 3], range(6)),
+    "idx/labels": idx([5], [0, 1, 2, 1, 0]),
+    "idx/gzip": gzip.compress(idx([2, 2, 3], range(12)), mtime=0),
+    "idx/truncated": idx([1 << 10, 1 << 10, 1 << 10], range(6)),
     "compressed/large": bytes([2, 0]) + struct.pack("<2Q", 1 << 60, 0),
 }
 

@@ -60,6 +60,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_nn::model::Encoder,
         twofour_nn::model::LanguageModel,
         twofour_nn::model::SavedModel,
+        twofour_nn::model::Vit,
         twofour_nn::questions,
         twofour_nn::recipe,
         twofour_nn::train,

@@ -278,7 +278,7 @@ fn another_recipe_and_foreign_folders_are_refused() {
     // The same recipe on other text.
     fs::write(directory.path().join("other.txt"), "two of every four ".repeat(100)).unwrap();
     let other = train(directory.path(), "ste", "run", &["data.text=['other.txt']"]).bad(1);
-    assert!(other.contains("run") && other.contains("text"), "{other}");
+    assert!(other.contains("run") && other.contains("other data"), "{other}");
 
     fs::create_dir(directory.path().join("home")).unwrap();
     fs::write(directory.path().join("home/thesis.tex"), "precious").unwrap();
@@ -395,4 +395,52 @@ fn a_folder_that_cannot_be_written_to_is_an_error_that_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let message = train(directory.path(), "ste", "/proc/twofour-run", &[]).bad(1);
     assert!(message.contains("/proc/twofour-run"), "{message}");
+}
+
+/// An IDX file of bytes.
+fn idx(sizes: &[u32], values: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let sizes_there = sizes.iter().flat_map(|size| size.to_be_bytes());
+    [0, 0, 8, sizes.len() as u8].into_iter().chain(sizes_there).chain(values).collect()
+}
+
+#[test]
+fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let pixel = |at: u32| if at % 64 / 32 == at / 64 % 2 { 200 } else { 20 };
+    let images = idx(&[60, 8, 8], (0..60 * 64).map(pixel));
+    fs::write(directory.path().join("images"), &images).unwrap();
+    fs::write(directory.path().join("labels"), idx(&[60], (0..60).map(|i| i % 2))).unwrap();
+    let train = |more: &[&str]| {
+        let mut arguments = vec!["train".to_owned(), recipe("vit"), "-o".to_owned(), "run".to_owned()];
+        let tiny = ["model.layers=1", "model.width=16", "model.heads=2", "model.image=8", "model.classes=2"];
+        let data = ["data.images=images", "data.labels=labels", "training.batch=8", "training.warm_up=4"];
+        for set in tiny.iter().chain(&data).chain(&["training.steps=40"]).chain(more) {
+            arguments.extend(["--set".to_owned(), (*set).to_owned()]);
+        }
+        run(directory.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    train(&[]).good();
+    let report: Value = serde_json::from_slice(&fs::read(directory.path().join("run/report.json")).unwrap()).unwrap();
+    assert!(report["val_accuracy"].as_f64().unwrap() > 0.9, "{report}");
+    // The images are two, with labels: any features tell them apart.
+    assert_eq!(report["linear_probe"]["validation_accuracy"], 1.0, "{report}");
+    assert_eq!((&report["data_bytes"], &report["data_tokens"]), (&Value::from(60 * 64), &Value::from(60 * 5)));
+    assert_eq!(report["model"]["two_of_four"], 2, "{report}");
+    assert!(directory.path().join("run/model.safetensors").exists());
+    assert!(lines(&directory.path().join("run")).last().unwrap()["val_accuracy"].is_number());
+    fs::write(directory.path().join("short"), &images[..1000]).unwrap();
+    for (set, word) in [
+        ("data.images=short", "truncated"),
+        ("data.images=labels", "images begin with"),
+        ("data.images=absent", "absent"),
+        ("model.classes=1", "there are 1 classes"),
+        ("model.image=12", "8 x 8"),
+        ("model.patch=3", "divisor"),
+        ("model.context=9", "image and patch decide"),
+        ("data.text=images", "give data.images"),
+        ("model.kind=gpt", "only a \"vit\" has it"),
+    ] {
+        let message = train(&[set]).bad(2);
+        assert!(message.contains(word), "{set}: {message}");
+    }
 }

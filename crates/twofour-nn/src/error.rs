@@ -14,6 +14,9 @@ pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] crate::model::CheckpointError),
 
+    /// Images or labels that cannot be used.
+    #[error(transparent)]
+    Idx(#[from] crate::train::IdxError),
     /// A file of questions that cannot be used, or a model that cannot answer them.
     #[error(transparent)]
     Questions(#[from] crate::questions::QuestionsError),

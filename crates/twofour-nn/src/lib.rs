@@ -9,6 +9,7 @@
 //! | [`engine`] | memory and operations of a device; the CPU's |
 //! | [`cpu`] | the CPU's operations over slices |
 //! | [`parameter`], [`linear`], [`block`], [`model`] | what models are made of; the models, their files, and inference |
+//! | [`logistic`] | logistic regression, by which features are judged |
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
 //! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
 //! | [`random`] | counter-based random numbers |
@@ -19,6 +20,7 @@ pub mod cpu;
 pub mod engine;
 mod error;
 pub mod linear;
+pub mod logistic;
 pub mod model;
 pub mod optim;
 pub mod parameter;

@@ -34,7 +34,6 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
 
 fn model() -> ModelSettings {
     ModelSettings {
-        from: None,
         kind: ModelKind::Gpt,
         layers: 2,
         width: 128,
@@ -42,6 +41,7 @@ fn model() -> ModelSettings {
         kv_heads: None,
         context: 64,
         feed_forward: Some(256),
+        ..Default::default()
     }
 }
 

@@ -20,7 +20,6 @@ const FOLDER: &str = "TWOFOUR_NN_KILLED_RUN";
 
 fn trainer<E: Engine>(engine: E) -> Trainer<E> {
     let model = ModelSettings {
-        from: None,
         kind: ModelKind::Gpt,
         layers: 1,
         width: 32,
@@ -28,6 +27,7 @@ fn trainer<E: Engine>(engine: E) -> Trainer<E> {
         kv_heads: None,
         context: 16,
         feed_forward: Some(64),
+        ..Default::default()
     };
     let training = TrainingSettings { batch: 4, steps: 150, warm_up: 4, seed: 3, ..Default::default() };
     let layers = ["up", "down"].map(|part| format!("blocks.0.mlp.{part}")).to_vec();

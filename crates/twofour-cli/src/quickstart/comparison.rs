@@ -93,7 +93,7 @@ pub(crate) fn compare<E: Engine>(
         config: plan.clone(),
         steps: training.steps_done(),
         seconds: training.spent().as_secs_f64(),
-        validation_bytes: sequences.min(training.dense.corpus().validation_sequences(plan.model.context))
+        validation_bytes: sequences.min(training.dense.data().validation_sequences(plan.model.context))
             * plan.model.context,
         text_bytes: text.len(),
         prompt: PROMPT.to_owned(),

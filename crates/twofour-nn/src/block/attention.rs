@@ -14,7 +14,7 @@ use crate::{
 
 /// `x + out(attention(qkv(norm(x))))` for `x: [batch, positions, width]`.
 ///
-/// Attention is causal; queries and keys are rotated by their position.
+/// In a decoder's block attention is causal, and queries and keys are rotated by their position; in that of [`AttentionBlock::full`] every position attends to all.
 #[derive(Debug)]
 pub struct AttentionBlock<E: Engine> {
     /// The norm in front.
@@ -24,7 +24,8 @@ pub struct AttentionBlock<E: Engine> {
     /// `[width, heads head_dim]`.
     pub out: Linear<E>,
     heads: BlockHeads,
-    rotary: Arc<E::Rotary>,
+    /// None where attention is full.
+    rotary: Option<Arc<E::Rotary>>,
 }
 
 /// The heads of an [`AttentionBlock`].
@@ -62,6 +63,24 @@ impl<E: Engine> AttentionBlock<E> {
         heads: BlockHeads,
         rotary: Arc<E::Rotary>,
     ) -> Result<Self> {
+        Self::with_rotary(norm, qkv, out, heads, Some(rotary))
+    }
+
+    /// A block of these heads whose positions attend to all positions, without rotation: an encoder's.
+    ///
+    /// # Errors
+    /// Those of [`AttentionBlock::new`].
+    pub fn full(norm: Norm<E>, qkv: Linear<E>, out: Linear<E>, heads: BlockHeads) -> Result<Self> {
+        Self::with_rotary(norm, qkv, out, heads, None)
+    }
+
+    fn with_rotary(
+        norm: Norm<E>,
+        qkv: Linear<E>,
+        out: Linear<E>,
+        heads: BlockHeads,
+        rotary: Option<Arc<E::Rotary>>,
+    ) -> Result<Self> {
         let BlockHeads { heads: queries, kv_heads, head_dim } = heads;
         if kv_heads == 0 || !queries.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
             let found = format!("{queries} with {kv_heads} key-value heads of {head_dim} elements");
@@ -86,7 +105,7 @@ impl<E: Engine> AttentionBlock<E> {
 
     fn shape(&self, BatchShape { batch, positions }: BatchShape) -> AttentionShape {
         let BlockHeads { heads, kv_heads, head_dim } = self.heads;
-        AttentionShape { batch, positions, heads, kv_heads, head_dim, causal: true }
+        AttentionShape { batch, positions, heads, kv_heads, head_dim, causal: self.rotary.is_some() }
     }
 
     /// The block's output, and what its backward pass needs.
@@ -105,7 +124,7 @@ impl<E: Engine> AttentionBlock<E> {
         let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         self.qkv.forward(engine, &normalized, tokens, &mut qkv)?;
         let mut merged = workspace.compute(engine, tokens * own.width())?;
-        let state = engine.attention(own, &qkv, Some(&self.rotary), &mut merged)?;
+        let state = engine.attention(own, &qkv, self.rotary.as_deref(), &mut merged)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         self.out.forward(engine, &merged, tokens, &mut y)?;
         engine.add(&x, &mut y)?;
@@ -137,7 +156,7 @@ impl<E: Engine> AttentionBlock<E> {
         self.out.input_gradient(engine, &dy, tokens, &mut d_merged)?;
         let mut d_qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         let saved = (state, &qkv, &merged);
-        engine.attention_gradient(own, saved, Some(&self.rotary), &d_merged, &mut d_qkv)?;
+        engine.attention_gradient(own, saved, self.rotary.as_deref(), &d_merged, &mut d_qkv)?;
         self.qkv.parameter_gradients(engine, &d_qkv, &normalized, tokens, accumulate)?;
         // Of the merged heads' size, which is most often the width.
         workspace.give([d_merged]);

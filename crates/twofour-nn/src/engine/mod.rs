@@ -48,7 +48,7 @@ pub use sparse::SparseLayer;
 /// Memory and operations of a device.
 ///
 /// An engine whose compute type is f32 accepts a [`Kind::Wide`] buffer wherever [`Kind::Compute`] is required, so that parameters need no copies.
-pub trait Engine: Debug + Send + Sync + Sized {
+pub trait Engine: Debug + Send + Sync + Sized + 'static {
     /// Memory.
     type Buffer: Buffer;
     /// What the backward pass of attention reads beside its operands.

@@ -17,6 +17,7 @@ use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
     linear::Linear,
+    parameter::Parameter,
 };
 
 /// The metadata key that holds a byte-level GPT's [`GptConfig`] as JSON.
@@ -32,45 +33,15 @@ impl<E: Engine> Gpt<E> {
     /// # Errors
     /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.
     pub fn save(&self, engine: &E, path: impl AsRef<Path>, overwrite: Overwrite, dtype: DataType) -> Result<()> {
-        match dtype {
-            DataType::F32 => self.save_as::<f32>(engine, path.as_ref(), overwrite),
-            DataType::BF16 => self.save_as::<bf16>(engine, path.as_ref(), overwrite),
-            DataType::F16 => self.save_as::<f16>(engine, path.as_ref(), overwrite),
-            other => {
-                let found = other.to_string();
-                Err(Error::Setting { what: "dtype of the model's file", found, expected: "f32, bf16 or f16" })
-            }
-        }
-    }
-
-    fn save_as<T: Arithmetic + StoredElement>(&self, engine: &E, path: &Path, overwrite: Overwrite) -> Result<()> {
-        // A 2:4 layer's weight is written compressed, so its master is not among the plain tensors.
-        let sparse: Vec<_> = self.linears().filter(|linear| linear.sparse().is_some()).collect();
-        let is_plain = |name: &str| sparse.iter().all(|linear| linear.weight().name() != name);
-        let plain: Vec<_> = self.parameters().into_iter().filter(|parameter| is_plain(parameter.name())).collect();
-        let mut plan = Plan::new();
-        for parameter in &plain {
-            plan.tensor(PlannedTensor::new(parameter.name(), T::DTYPE, parameter.shape()));
-        }
-        for linear in &sparse {
-            let (name, rows, cols) = (linear.weight().name(), linear.out_features(), linear.in_features());
-            plan.compressed(CompressedInfo::new(name, T::DTYPE, rows, cols)?);
-        }
+        let path = path.as_ref();
         let (key, config) = match GptConfig::of(self.config()) {
             Some(config) => (GPT_KEY, serde_json::to_string(&config)),
             None => (DECODER_KEY, serde_json::to_string(self.config())),
         };
         let config = config.map_err(|error| Error::State { path: path.to_owned(), reason: error.to_string() })?;
         let metadata = BTreeMap::from([(key.to_owned(), config)]);
-        let mut writer = Writer::create(path, overwrite, plan, metadata)?;
-        for parameter in &plain {
-            let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
-            writer.write_elements(parameter.name(), &values)?;
-        }
-        for linear in &sparse {
-            writer.write_compressed(linear.weight().name(), &compressed::<T, E>(engine, linear)?)?;
-        }
-        Ok(writer.finish()?)
+        SavedParts { linears: self.linears().collect(), parameters: self.parameters(), metadata }
+            .write(engine, path, overwrite, dtype)
     }
 
     /// Reads a model that [`Gpt::save`] wrote, or that `twofour compress` made of one, as a dense model: compressed weights
@@ -89,6 +60,55 @@ impl<E: Engine> Gpt<E> {
     pub fn from_reader(engine: &E, reader: &Reader) -> Result<Self> {
         let config = config_of(reader)?;
         Gpt::build(engine, &config, |name, shape| values(reader, name, shape))
+    }
+}
+
+/// What the file of a model holds.
+pub(super) struct SavedParts<'a, E: Engine> {
+    /// The linear layers.
+    pub(super) linears: Vec<&'a Linear<E>>,
+    /// All parameters, those of the linear layers among them.
+    pub(super) parameters: Vec<&'a Parameter<E>>,
+    /// The model's description by its key.
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+impl<E: Engine> SavedParts<'_, E> {
+    /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their present mask, everything else dense.
+    pub(super) fn write(self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {
+        match dtype {
+            DataType::F32 => self.write_as::<f32>(engine, path, overwrite),
+            DataType::BF16 => self.write_as::<bf16>(engine, path, overwrite),
+            DataType::F16 => self.write_as::<f16>(engine, path, overwrite),
+            other => {
+                let found = other.to_string();
+                Err(Error::Setting { what: "dtype of the model's file", found, expected: "f32, bf16 or f16" })
+            }
+        }
+    }
+
+    fn write_as<T: Arithmetic + StoredElement>(self, engine: &E, path: &Path, overwrite: Overwrite) -> Result<()> {
+        // A 2:4 layer's weight is written compressed, so its master is not among the plain tensors.
+        let sparse: Vec<_> = self.linears.into_iter().filter(|linear| linear.sparse().is_some()).collect();
+        let is_plain = |name: &str| sparse.iter().all(|linear| linear.weight().name() != name);
+        let plain: Vec<_> = self.parameters.into_iter().filter(|parameter| is_plain(parameter.name())).collect();
+        let mut plan = Plan::new();
+        for parameter in &plain {
+            plan.tensor(PlannedTensor::new(parameter.name(), T::DTYPE, parameter.shape()));
+        }
+        for linear in &sparse {
+            let (name, rows, cols) = (linear.weight().name(), linear.out_features(), linear.in_features());
+            plan.compressed(CompressedInfo::new(name, T::DTYPE, rows, cols)?);
+        }
+        let mut writer = Writer::create(path, overwrite, plan, self.metadata)?;
+        for parameter in &plain {
+            let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
+            writer.write_elements(parameter.name(), &values)?;
+        }
+        for linear in &sparse {
+            writer.write_compressed(linear.weight().name(), &compressed::<T, E>(engine, linear)?)?;
+        }
+        Ok(writer.finish()?)
     }
 }
 

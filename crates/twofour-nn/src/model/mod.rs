@@ -15,6 +15,8 @@ mod saved;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+mod trained;
+mod vit;
 
 pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
@@ -31,3 +33,5 @@ pub use language::{Decoder, LanguageModel};
 pub use sampling::Sampling;
 pub use saved::SavedModel;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
+pub use trained::TrainedModel;
+pub use vit::{LinearProbe, Vit, VitConfig};

@@ -147,7 +147,6 @@ fn files_keep_the_model() {
 fn llama(tied: bool) -> DecoderConfig {
     use crate::recipe::{ModelKind, ModelSettings};
     let settings = ModelSettings {
-        from: None,
         kind: ModelKind::Llama,
         layers: 2,
         width: 32,
@@ -155,6 +154,7 @@ fn llama(tied: bool) -> DecoderConfig {
         kv_heads: Some(2),
         context: 24,
         feed_forward: Some(48),
+        ..Default::default()
     };
     DecoderConfig { tied, ..DecoderConfig::from(&settings) }
 }

@@ -1,8 +1,13 @@
 //! Settings of a recipe against each other.
 
 use super::{
-    Mistakes, ModelKind, Recipe, ScheduleKind, check_sparsity::check_sparsity, layers, parse::Sections, start,
+    Mistakes, ModelKind, Place, Recipe, ScheduleKind,
+    check_sparsity::check_sparsity,
+    layers,
+    parse::{Sections, VISION_KEYS},
+    start,
 };
+use crate::model::VitConfig;
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -30,15 +35,26 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
     if m.has("model.from") {
         return false;
     }
-    if ["layers", "width", "heads", "kv_heads", "context", "feed_forward"]
-        .iter()
-        .any(|key| m.has(&format!("model.{key}")))
-    {
+    let sizes = [
+        "kind",
+        "layers",
+        "width",
+        "heads",
+        "kv_heads",
+        "context",
+        "feed_forward",
+        "image",
+        "patch",
+        "channels",
+        "classes",
+    ];
+    if sizes.iter().any(|key| m.has(&format!("model.{key}"))) {
         return false;
     }
+    check_vision(recipe, sections, m);
     // The sizes of a model that training starts from fit each other.
     if model.from.is_some() {
-        return true;
+        return m.len() == faults;
     }
     if !model.width.is_multiple_of(2 * model.heads) {
         let problem = format!(
@@ -48,7 +64,7 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
         m.add(s.place("heads"), "model.heads", problem);
     }
     if let Some(kv_heads) = model.kv_heads {
-        if model.kind == ModelKind::Gpt {
+        if model.kind != ModelKind::Llama {
             let problem = format!("found {kv_heads}, expected no such key: only a \"llama\" has heads that share keys");
             m.add(s.place("kv_heads"), "model.kv_heads", problem);
         } else if !model.heads.is_multiple_of(kv_heads) {
@@ -76,8 +92,34 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
     m.len() == faults
 }
 
+/// The keys that only a vision transformer has, and those of images against each other.
+fn check_vision(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
+    let (model, s) = (&recipe.model, &sections.model);
+    if model.kind != ModelKind::Vit {
+        for key in VISION_KEYS {
+            if s.place(key) != Place::Absent {
+                m.add(s.place(key), format!("model.{key}"), "only a \"vit\" has it");
+            }
+        }
+        return;
+    }
+    let (image, patch) = (model.image.unwrap_or(0), model.patch.unwrap_or(0));
+    if patch == 0 || !image.is_multiple_of(patch) {
+        let problem = format!("found {patch}, expected a divisor of the image's {image} pixels");
+        m.add(s.place("patch"), "model.patch", problem);
+    } else if VitConfig::from(model).validate().is_err() && model.width.is_multiple_of(2 * model.heads) {
+        let problem =
+            format!("found {patch} for images of {image}, expected at most 2^20 values of a patch, and 2^20 patches");
+        m.add(s.place("patch"), "model.patch", problem);
+    }
+    if model.classes.is_some_and(|classes| classes > 256) {
+        let problem = format!("found {}, expected at most 256: labels are bytes", model.classes.unwrap_or(0));
+        m.add(s.place("classes"), "model.classes", problem);
+    }
+}
+
 fn check_data(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
-    if recipe.data.text.is_empty() && !m.has("data.text") {
+    if recipe.model.kind != ModelKind::Vit && recipe.data.text.is_empty() && !m.has("data.text") {
         m.add(sections.data.place("text"), "data.text", "found an empty list, expected at least one file");
     }
 }
@@ -98,6 +140,10 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             training.final_learning_rate, training.learning_rate
         );
         m.add(s.place("final_learning_rate"), "training.final_learning_rate", problem);
+    }
+    if training.linear_probe && recipe.model.kind != ModelKind::Vit {
+        let problem = "only a \"vit\" has features of images, and the model is of another kind";
+        m.add(s.place("linear_probe"), "training.linear_probe", problem);
     }
     let within_run = sound(m, &["steps", "warm_up", "decay_steps", "schedule"]);
     if within_run && training.warm_up > training.steps {

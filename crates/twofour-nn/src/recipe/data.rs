@@ -47,12 +47,19 @@ impl From<Tokenizer> for String {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
-    /// Text files, joined in this order; relative to the recipe.
+    /// Text files, joined in this order; relative to the recipe. Empty for a `vit`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub text: Vec<PathBuf>,
+    /// The images of a `vit`: an IDX file, as it is or in gzip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<PathBuf>,
+    /// Their classes: an IDX file, as it is or in gzip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<PathBuf>,
     /// How text becomes tokens.
     #[serde(default)]
     pub tokenizer: Tokenizer,
-    /// The share of the text, at its end, that is kept for validation.
+    /// The share that is kept for validation: of the text, at its end; of images, by chance but always the same.
     #[serde(default = "tenth")]
     pub validation: f64,
 }

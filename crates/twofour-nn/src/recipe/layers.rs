@@ -76,7 +76,7 @@ impl Recipe {
             };
             LayerPlan { name, out_features, in_features, sparse, transposable, reason }
         };
-        self.decoder().linear_layers().into_iter().map(plan).collect()
+        self.model_config().linear_layers().into_iter().map(plan).collect()
     }
 }
 
@@ -99,7 +99,7 @@ fn padding(out_features: usize, in_features: usize, transposable: bool) -> Strin
 /// Notes patterns that are malformed or match no linear layer, with the closest names, and layers that are in two overrides.
 pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     let settings = &recipe.sparsity;
-    let names: Vec<String> = recipe.decoder().linear_layers().into_iter().map(|(name, ..)| name).collect();
+    let names: Vec<String> = recipe.model_config().linear_layers().into_iter().map(|(name, ..)| name).collect();
     if let Some(patterns) = settings.layers.as_ref().filter(|_| !m.has("sparsity.layers")) {
         let place = sections.sparsity.place("layers");
         if patterns.is_empty() {

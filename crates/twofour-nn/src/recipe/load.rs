@@ -1,12 +1,14 @@
-//! A recipe's file and the text that it names.
+//! A recipe's file and the data that it names.
 
 use std::{
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use super::{Mistakes, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
+use super::{Mistakes, ModelKind, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
+use crate::train::ImageSet;
 
 /// A recipe's file is not larger: what is, is not a recipe.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -42,21 +44,40 @@ pub enum RecipeError {
     },
 }
 
-/// A recipe and the text that it names.
+/// A recipe and the data that it names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedRecipe {
     /// The settings.
     pub recipe: Recipe,
+    /// What the model is trained on.
+    pub data: LoadedData,
+}
+
+/// What a recipe's model is trained on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LoadedData {
     /// The files of `data.text`, joined.
-    pub text: Vec<u8>,
+    Text(Vec<u8>),
+    /// The images of a `vit`.
+    Images(Arc<ImageSet>),
+}
+
+impl LoadedData {
+    /// Bytes of the text, or of the images' pixels.
+    pub fn bytes(&self) -> usize {
+        match self {
+            LoadedData::Text(text) => text.len(),
+            LoadedData::Images(images) => images.labels().len() * images.shape().iter().product::<usize>(),
+        }
+    }
 }
 
 impl LoadedRecipe {
-    /// Reads a recipe's file, applies the overrides, and reads the text.
+    /// Reads a recipe's file, applies the overrides, and reads the text or the images.
     ///
     /// # Errors
     /// A file that cannot be read, and every mistake of the recipe: those of [`Recipe::parse`], and text that is absent, empty or shorter than
-    /// the context.
+    /// the context, images or labels that are absent, damaged, or do not fit the model.
     pub fn read(path: &Path, overrides: &[Override]) -> Result<LoadedRecipe, RecipeError> {
         let io = |source| RecipeError::Io { path: path.to_owned(), source };
         let not = |reason: String| RecipeError::NotARecipe { path: path.to_owned(), reason };
@@ -70,9 +91,15 @@ impl LoadedRecipe {
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         let ParsedRecipe { recipe, mut mistakes, text_places } = ParsedRecipe::new(&source, folder, overrides);
-        let text = recipe.gather_text(&text_places, &mut mistakes);
-        let text = mistakes.or(text).map_err(|mistakes| RecipeError::Mistakes { path: path.to_owned(), mistakes })?;
-        Ok(LoadedRecipe { recipe, text })
+        let data = match recipe.model.kind {
+            ModelKind::Vit => recipe.gather_images(&mut mistakes).map(|images| LoadedData::Images(Arc::new(images))),
+            _ => Some(LoadedData::Text(recipe.gather_text(&text_places, &mut mistakes))),
+        };
+        match (data, mistakes.or(())) {
+            (Some(data), Ok(())) => Ok(LoadedRecipe { recipe, data }),
+            (_, Err(mistakes)) => Err(RecipeError::Mistakes { path: path.to_owned(), mistakes }),
+            (None, Ok(())) => Err(not("it names no images".to_owned())),
+        }
     }
 }
 
@@ -85,6 +112,35 @@ impl Recipe {
         let mut mistakes = Mistakes::default();
         let text = self.gather_text(&[], &mut mistakes);
         mistakes.or(text)
+    }
+
+    /// The images, where the recipe names them without mistakes and they can be read.
+    fn gather_images(&self, mistakes: &mut Mistakes) -> Option<ImageSet> {
+        let (Some(images), Some(labels)) = (&self.data.images, &self.data.labels) else { return None };
+        let classes = self.model.classes.filter(|_| mistakes.is_empty())?;
+        let found = match ImageSet::read(images, labels, classes, self.data.validation) {
+            Ok(found) => found,
+            Err(error) => {
+                mistakes.add(Place::Absent, "data", error.to_string());
+                return None;
+            }
+        };
+        let expected = [self.model.image.unwrap_or(0); 2];
+        let [rows, columns, channels] = found.shape();
+        if [rows, columns] != expected || channels != self.model.channels.unwrap_or(1) {
+            let problem = format!(
+                "{}: images of {rows} x {columns} pixels of {channels} values, and the model's are of {} x {} of {}",
+                images.display(),
+                expected[0],
+                expected[1],
+                self.model.channels.unwrap_or(1)
+            );
+            mistakes.add(Place::Absent, "data.images", problem);
+        }
+        if let Err(error) = found.expect_both_parts() {
+            mistakes.add(Place::Absent, "data.images", error.to_string());
+        }
+        Some(found)
     }
 
     /// The text that can be read; places are those of the paths, in their order.

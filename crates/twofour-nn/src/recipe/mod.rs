@@ -5,7 +5,7 @@
 //! | [`Recipe::parse`], [`LoadedRecipe::read`] | from a file to settings; every mistake is reported at once, with its line |
 //! | [`Override`] | a value that replaces one of the recipe's |
 //! | [`Recipe::sparsity_plan`] | what a method means: mask, gradients, decay, and when layers are 2:4 |
-//! | [`Recipe::decoder`], [`Recipe::saved_model`] | the model: its description, and that which training starts from |
+//! | [`Recipe::model_config`], [`Recipe::saved_model`] | the model: its description, and that which training starts from |
 //! | [`Recipe::layers`] | which linear layers become 2:4, and why the others do not |
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
@@ -33,9 +33,9 @@ use serde::{Deserialize, Serialize};
 
 pub use data::{DataSettings, Tokenizer};
 pub use layers::LayerPlan;
-pub use load::{LoadedRecipe, RecipeError};
+pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
-pub use model::{ModelKind, ModelSettings};
+pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
 pub use sparsity::{

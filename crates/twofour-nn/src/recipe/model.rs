@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::reader::Named;
+use super::{Recipe, reader::Named};
+use crate::model::{DecoderConfig, VitConfig};
 
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -16,14 +17,32 @@ pub enum ModelKind {
     Gpt,
     /// A decoder as LLaMA's: root-mean-square norms, rotary positions, grouped queries and a SwiGLU feed-forward block, without biases.
     Llama,
+    /// A vision transformer: classes of images.
+    Vit,
 }
 
 impl Named for ModelKind {
-    const ALL: &'static [(&'static str, Self)] = &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama)];
+    const ALL: &'static [(&'static str, Self)] =
+        &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit)];
+}
+
+/// What the head of a vision transformer reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pooling {
+    /// The class token, which is before the patches.
+    #[default]
+    Class,
+    /// The mean over the patches; there is no class token.
+    Mean,
+}
+
+impl Named for Pooling {
+    const ALL: &'static [(&'static str, Self)] = &[("class", Pooling::Class), ("mean", Pooling::Mean)];
 }
 
 /// The sizes of a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
     /// The model that training starts from ([`SavedModel`](crate::model::SavedModel)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
@@ -42,15 +61,80 @@ pub struct ModelSettings {
     /// Heads of keys and values of a `llama`, which groups of heads share; as many as heads if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<usize>,
-    /// The longest sequence, in tokens.
+    /// The longest sequence, in tokens; 0 for a `vit`, whose images decide it.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub context: usize,
     /// Width of the feed-forward block's hidden layer; four times the width if absent.
     pub feed_forward: Option<usize>,
+    /// Height and width of the images of a `vit`, in pixels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<usize>,
+    /// Height and width of a patch of a `vit`, in pixels; a divisor of `image`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patch: Option<usize>,
+    /// Values of a pixel for a `vit`; 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<usize>,
+    /// Number of classes of a `vit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<usize>,
+    /// What the head of a `vit` reads; the class token if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+}
+
+fn is_zero(size: &usize) -> bool {
+    *size == 0
 }
 
 impl ModelSettings {
     /// Width of the feed-forward block's hidden layer.
     pub fn feed_forward(&self) -> usize {
         self.feed_forward.unwrap_or(4 * self.width)
+    }
+}
+
+/// The description of a recipe's model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ModelConfig {
+    /// A decoder of text.
+    Decoder(DecoderConfig),
+    /// A vision transformer.
+    Vit(VitConfig),
+}
+
+impl ModelConfig {
+    /// Tokens of a sample: the context, or the tokens of an image.
+    pub fn positions(&self) -> usize {
+        match self {
+            ModelConfig::Decoder(config) => config.context,
+            ModelConfig::Vit(config) => config.tokens(),
+        }
+    }
+
+    /// Output and input features of every linear layer with its name, in the order of computation.
+    pub fn linear_layers(&self) -> Vec<(String, usize, usize)> {
+        match self {
+            ModelConfig::Decoder(config) => config.linear_layers(),
+            ModelConfig::Vit(config) => config.linear_layers(),
+        }
+    }
+
+    /// Number of trainable parameters.
+    pub fn parameters(&self) -> usize {
+        match self {
+            ModelConfig::Decoder(config) => config.parameters(),
+            ModelConfig::Vit(config) => config.parameters(),
+        }
+    }
+}
+
+impl Recipe {
+    /// The model's description.
+    pub fn model_config(&self) -> ModelConfig {
+        match self.model.kind {
+            ModelKind::Vit => ModelConfig::Vit(VitConfig::from(&self.model)),
+            ModelKind::Gpt | ModelKind::Llama => ModelConfig::Decoder(self.decoder()),
+        }
     }
 }

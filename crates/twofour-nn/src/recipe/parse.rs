@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelSettings, Override, Place, Recipe, Searched,
-    SparsitySettings, TrainingSettings, check,
+    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Searched,
+    SparsitySettings, Tokenizer, TrainingSettings, check,
     data::tenth,
     reader::{Range, Section},
     start, tree,
@@ -13,6 +13,9 @@ use crate::model::SavedModel;
 
 /// The largest size of a model: a bound before anything is allocated.
 pub(super) const LARGEST: u64 = 1 << 20;
+
+/// The keys of a model that only a vision transformer has.
+pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
 
 /// The most steps.
 const MOST_STEPS: u64 = 1 << 40;
@@ -82,10 +85,13 @@ impl ParsedRecipe {
         let overrides = sparsity.tables("override", "sparsity.override", m);
         let mut sections = Sections { model, data, training, sparsity, overrides };
         let (from, saved) = start::open(&mut sections.model, folder, m);
-        let (data, text_places) = read_data(&mut sections.data, folder, saved.as_ref(), m);
         let model = match (&saved, &from) {
             (Some(saved), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
             _ => read_model(&mut sections.model, from, m),
+        };
+        let (data, text_places) = match model.kind {
+            ModelKind::Vit => (read_images(&mut sections.data, folder, m), vec![]),
+            ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, saved.as_ref(), m),
         };
         let training = read_training(&mut sections.training, m);
         let sparsity = read_sparsity(&mut sections.sparsity, &mut sections.overrides, m);
@@ -100,7 +106,11 @@ impl ParsedRecipe {
 
 /// The model of a recipe. One that starts from a model which cannot be opened takes its sizes from there.
 fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
-    let kind = s.choice("kind", m).unwrap_or_default();
+    let kind: ModelKind = s.choice("kind", m).unwrap_or_default();
+    let is_vit = kind == ModelKind::Vit;
+    if is_vit {
+        refuse(s, "model", &["context"], "a \"vit\" has none: image and patch decide the number of its tokens", m);
+    }
     let mut size = |key, what: Option<&str>| {
         let value = s.integer(key, 1, LARGEST, m).map(|value| value as usize);
         match what.filter(|_| from.is_none()) {
@@ -114,23 +124,63 @@ fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> M
         width: size("width", Some("width of the residual stream")).unwrap_or(1),
         heads: size("heads", Some("heads of attention")).unwrap_or(1),
         kv_heads: size("kv_heads", None),
-        context: size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
+        context: match kind {
+            ModelKind::Vit => 0,
+            _ => size("context", Some("the longest sequence, in tokens")).unwrap_or(1),
+        },
         feed_forward: size("feed_forward", None),
+        image: size("image", is_vit.then_some("height and width of the images, in pixels")).filter(|_| is_vit),
+        patch: size("patch", is_vit.then_some("height and width of a patch, in pixels")).filter(|_| is_vit),
+        channels: size("channels", None).filter(|_| is_vit),
+        classes: size("classes", is_vit.then_some("number of classes")).filter(|_| is_vit),
+        pooling: s.choice("pooling", m).filter(|_| is_vit),
         from,
     }
 }
 
-fn read_data(
+/// Notes keys that the recipe's kind of model does not have.
+fn refuse(s: &mut Section<'_>, section: &str, keys: &[&'static str], why: &str, m: &mut Mistakes) {
+    for key in keys {
+        if s.skip(key) {
+            m.add(s.place(key), format!("{section}.{key}"), why);
+        }
+    }
+}
+
+/// The images of a vision transformer.
+fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSettings {
+    let mut file = |key, what| {
+        let file = s.text(key, m);
+        let (file, place) = s.required(key, what, file.map(Some), None, m)?;
+        Some(start::path_of(&file, &place, folder))
+    };
+    let images = file("images", "an IDX file of images to train on");
+    let labels = file("labels", "an IDX file with their classes");
+    let why = "a \"vit\" learns from images: give data.images and data.labels";
+    refuse(s, "data", &["text"], why, m);
+    // The default is in every recipe that is written.
+    if let Some((_, place)) = s.text("tokenizer", m).filter(|(name, _)| name != "bytes") {
+        m.add(place, "data.tokenizer", why);
+    }
+    let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
+    DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }
+}
+
+/// The text of a decoder, with the place of each file.
+fn read_text(
     s: &mut Section<'_>,
     folder: &Path,
     saved: Option<&SavedModel>,
     m: &mut Mistakes,
 ) -> (DataSettings, Vec<Place>) {
+    refuse(s, "data", &["images", "labels"], "only a \"vit\" has it", m);
     let texts = s.texts("text", m);
     let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
     let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
     let settings = DataSettings {
         text: texts.iter().zip(&places).map(|(text, place)| start::path_of(text, place, folder)).collect(),
+        images: None,
+        labels: None,
         tokenizer: start::tokenizer(s, folder, saved, m),
         validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
     };
@@ -163,6 +213,7 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
             .map_or(d.validation_sequences, |n| n as usize),
         checkpoint_every: s.integer("checkpoint_every", 0, MOST_STEPS, m).unwrap_or(d.checkpoint_every),
         keep_checkpoints: s.integer("keep_checkpoints", 1, 1000, m).map_or(d.keep_checkpoints, |n| n as usize),
+        linear_probe: s.boolean("linear_probe", m).unwrap_or(d.linear_probe),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use twofour::DataType;
 
-use super::{LayerPlan, Method, Mistakes, OptimizerKind, Place, Precision, Recipe};
+use super::{LayerPlan, Method, Mistakes, ModelConfig, OptimizerKind, Place, Precision, Recipe};
 use crate::train::{SparseBegin, SparsityPlan};
 
 /// Where a recipe is run.
@@ -56,10 +56,15 @@ pub struct RecipePlan {
     /// The model that training starts from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
-    /// How text becomes tokens.
-    pub tokenizer: String,
-    /// Number of tokens of the model.
-    pub vocabulary: usize,
+    /// How text becomes tokens; absent for a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// Number of tokens of the model; absent for a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// Number of classes of a `vit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<usize>,
     /// Trainable parameters.
     pub parameters: usize,
     /// Those of layers that are 2:4, biases not counted.
@@ -147,17 +152,22 @@ impl Recipe {
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
-        let decoder = self.decoder();
-        let parameters = decoder.parameters();
-        let step_tokens = self.training.batch as u64 * self.model.context as u64;
+        let config = self.model_config();
+        let (vocabulary, classes) = match &config {
+            ModelConfig::Decoder(config) => (Some(config.vocabulary), None),
+            ModelConfig::Vit(config) => (None, Some(config.classes)),
+        };
+        let parameters = config.parameters();
+        let step_tokens = self.training.batch as u64 * config.positions() as u64;
         RecipePlan {
             device,
             devices,
             precision: precision.name(),
             method: self.sparsity.method.name(),
             from: self.model.from.clone(),
-            tokenizer: self.data.tokenizer.clone().into(),
-            vocabulary: decoder.vocabulary,
+            tokenizer: vocabulary.map(|_| self.data.tokenizer.clone().into()),
+            vocabulary,
+            classes,
             parameters,
             sparse_weights,
             steps: self.training.steps,
@@ -197,13 +207,16 @@ impl Recipe {
     /// Elements that a forward pass keeps for each token: of a block its input twice (one for each residual branch), both norms, queries, keys
     /// and values, probabilities of attention, merged heads, pre-activation and activation; and the logits.
     fn activations(&self, element: u64, devices: usize) -> u64 {
-        let model = self.decoder();
-        let [width, context, heads, hidden, vocabulary] =
-            [model.width, model.context, model.heads, model.feed_forward, model.vocabulary].map(|size| size as u64);
+        let config = self.model_config();
+        let [layers, width, context, heads, hidden, outputs] = match &config {
+            ModelConfig::Decoder(c) => [c.layers, c.width, c.context, c.heads, c.feed_forward, c.vocabulary],
+            ModelConfig::Vit(c) => [c.layers, c.width, c.tokens(), c.heads, c.feed_forward, c.classes],
+        }
+        .map(|size| size as u64);
         let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));
         let tokens = sequences as u64 * context;
         let block = 8 * width + heads * context + 2 * hidden;
-        let elements = (model.layers as u64).saturating_mul(block) + 2 * width + vocabulary;
+        let elements = layers.saturating_mul(block) + 2 * width + outputs;
         tokens.saturating_mul(elements).saturating_mul(element)
     }
 }

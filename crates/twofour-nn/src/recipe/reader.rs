@@ -216,6 +216,11 @@ impl<'a> Section<'a> {
         Some(texts)
     }
 
+    /// Whether there is such a key, which then counts as known.
+    pub(super) fn skip(&mut self, key: &'static str) -> bool {
+        self.take(key).is_some()
+    }
+
     /// One text with its place.
     pub(super) fn text(&mut self, key: &'static str, m: &mut Mistakes) -> Option<(String, Place)> {
         let node = self.take(key)?;

@@ -60,7 +60,7 @@ impl Recipe {
     /// # Errors
     /// Those of [`SparsityPlan::new`]; none for a recipe that [`Recipe::parse`] accepted.
     pub fn sparsity_plan(&self) -> Result<SparsityPlan> {
-        let names: Vec<String> = self.decoder().linear_layers().into_iter().map(|(name, ..)| name).collect();
+        let names: Vec<String> = self.model_config().linear_layers().into_iter().map(|(name, ..)| name).collect();
         SparsityPlan::new(&self.sparsity_of_layers(), self.training.steps, &names)
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use super::{
     DataSettings, Method, Mistakes, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
     near::suggestion,
-    parse::{LARGEST, Sections},
+    parse::{LARGEST, Sections, VISION_KEYS},
     reader::{Section, name_of},
 };
 use crate::{
@@ -31,7 +31,7 @@ pub struct ModelSource {
 const CONTEXT: usize = 1024;
 
 impl Recipe {
-    /// The model's description.
+    /// The description of a decoder.
     pub fn decoder(&self) -> DecoderConfig {
         self.source.as_ref().map_or_else(|| DecoderConfig::from(&self.model), |source| source.config.clone())
     }
@@ -118,6 +118,10 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
             m.add(s.place(key), format!("model.{key}"), problem);
         }
     }
+    // Only a vision transformer has them, as the check of all settings says.
+    for key in VISION_KEYS {
+        s.skip(key);
+    }
     let context = s.integer("context", 1, LARGEST, m).map_or(config.context.min(CONTEXT), |given| given as usize);
     if context > config.context {
         let problem = format!("found {context}, but that of {} is {}", from.display(), config.context);
@@ -132,6 +136,7 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
         kv_heads: (kind == ModelKind::Llama).then_some(kv_heads),
         context,
         feed_forward: Some(feed_forward),
+        ..Default::default()
     }
 }
 

@@ -118,6 +118,9 @@ pub struct TrainingSettings {
     pub checkpoint_every: u64,
     /// Checkpoints to keep beside the best one.
     pub keep_checkpoints: usize,
+    /// Whether a run of a `vit` ends with logistic regression on its features ([`Vit::probe`](crate::model::Vit::probe)).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub linear_probe: bool,
 }
 
 impl TrainingSettings {
@@ -159,6 +162,7 @@ impl Default for TrainingSettings {
             validation_sequences: 64,
             checkpoint_every: 100,
             keep_checkpoints: 1,
+            linear_probe: false,
         }
     }
 }

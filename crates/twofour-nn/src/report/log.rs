@@ -117,6 +117,7 @@ mod tests {
             observed_flip_rate: None,
             decay: None,
             val_loss: step.is_multiple_of(2).then_some(4.0),
+            val_accuracy: None,
             layers: Default::default(),
             tokens_per_s: 10.0,
         }

@@ -31,6 +31,9 @@ pub struct StepMetrics {
     /// The loss on the validation part after the update, where it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
+    /// The share of validation images that are classified rightly, where it was evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
     /// Of each 2:4 layer: at steps where the validation loss was evaluated, and at those that chose masks where these are rare.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, LayerMetrics>,

@@ -14,11 +14,11 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{SparsityPlan, Trainer};
+use super::{SparsityPlan, Trainer, TrainingData};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
-    model::DecoderConfig,
+    model::TrainedModel,
     optim::LossScale,
     recipe::TrainingSettings,
 };
@@ -30,8 +30,8 @@ const STATE_KEY: &str = "twofour.checkpoint";
 
 /// What a checkpoint says about itself.
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
-    model: DecoderConfig,
+struct State<C> {
+    model: C,
     training: TrainingSettings,
     plan: SparsityPlan,
     corpus: u64,
@@ -62,8 +62,8 @@ struct SavedLayer {
 }
 
 /// Everything of a checkpoint, read and checked.
-struct Loaded {
-    state: State,
+struct Loaded<C> {
+    state: State<C>,
     /// Values and moments of each parameter, in the model's order.
     parameters: Vec<(Vec<f32>, Vec<Vec<f32>>)>,
     masks: Vec<Mask>,
@@ -71,8 +71,11 @@ struct Loaded {
 
 const MOMENTS: [&str; 2] = ["first_moment", "second_moment"];
 
-impl<E: Engine> Trainer<E> {
-    fn state(&self) -> Result<State> {
+/// The description of the model that learns from `D`.
+type Config<E, D> = <<D as TrainingData>::Model<E> as TrainedModel<E>>::Config;
+
+impl<E: Engine, D: TrainingData> Trainer<E, D> {
+    fn state(&self) -> Result<State<Config<E, D>>> {
         let sparse_layers = self
             .model
             .linears()
@@ -87,7 +90,7 @@ impl<E: Engine> Trainer<E> {
             model: self.model.config().clone(),
             training: self.settings.clone(),
             plan: self.plan.clone(),
-            corpus: self.corpus.fingerprint(),
+            corpus: self.data.fingerprint(),
             step: progress.step,
             updates: progress.updates,
             skipped: progress.skipped,
@@ -144,7 +147,7 @@ impl<E: Engine> Trainer<E> {
     }
 
     /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made as
-    /// the one that saved it was: same sizes, settings, plan and text; the engine may be another. Training then goes on as if it
+    /// the one that saved it was: same sizes, settings, plan and data; the engine may be another. Training then goes on as if it
     /// had never stopped, on the same engine bit for bit.
     ///
     /// # Errors
@@ -203,18 +206,18 @@ impl<E: Engine> Trainer<E> {
     }
 
     /// Reads a checkpoint and checks that it belongs to this run.
-    fn load(&self, reader: &Reader) -> Result<Loaded> {
+    fn load(&self, reader: &Reader) -> Result<Loaded<Config<E, D>>> {
         let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
         let Some(text) = reader.metadata().get(STATE_KEY) else {
             return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
         };
-        let state: State =
+        let state: State<Config<E, D>> =
             serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))?;
         let differing = [
             ("sizes of the model", state.model == *self.model.config()),
             ("training settings", trajectory(&state.training) == trajectory(&self.settings)),
             ("sparsity", state.plan == self.plan),
-            ("text", state.corpus == self.corpus.fingerprint()),
+            ("data", state.corpus == self.data.fingerprint()),
         ];
         if let Some((what, _)) = differing.iter().find(|(_, same)| !same) {
             return Err(fault(format!("it was saved with other {what}; use another folder for this run")));

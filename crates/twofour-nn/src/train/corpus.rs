@@ -1,6 +1,7 @@
 //! The text that a model is trained on.
 
-use crate::{Error, Result, random::Stream};
+use super::{Batch, TrainingData};
+use crate::{Error, Result, block::BatchShape, engine::Engine, model::Gpt, random::Stream};
 
 /// A text as tokens, cut into a training part and, at its end, a validation part.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,33 +69,6 @@ impl Corpus {
         Ok(())
     }
 
-    /// The batch of a step: `sequences` stretches of the training part, each at a random place, and the same moved by one.
-    /// Both are `[sequences, context]`.
-    pub(super) fn batch(&self, seed: u64, step: u64, sequences: usize, context: usize) -> Batch {
-        let stream = Stream::new(seed, "batches");
-        let places = (self.training.len() - context) as u64;
-        let start =
-            |sequence: usize| stream.below(step.wrapping_mul(sequences as u64) + sequence as u64, places) as usize;
-        stretches(&self.training, (0..sequences).map(start), context)
-    }
-
-    /// Batches that cover the validation part evenly, the same at every call: at most `limit` sequences in batches of
-    /// `sequences`.
-    pub(super) fn validation_batches(
-        &self,
-        sequences: usize,
-        limit: usize,
-        context: usize,
-    ) -> impl Iterator<Item = Batch> + '_ {
-        // The last start, from which a stretch and the token after it just fit.
-        let last = self.validation.len() - 1 - context;
-        let count = limit.clamp(1, self.validation_sequences(context).max(1));
-        // At least a context apart, so that no token is predicted twice.
-        let starts: Vec<usize> = (0..count).map(|i| i * last / (count - 1).max(1)).collect();
-        let batches: Vec<Vec<usize>> = starts.chunks(sequences).map(<[usize]>::to_vec).collect();
-        batches.into_iter().map(move |starts| stretches(&self.validation, starts.into_iter(), context))
-    }
-
     /// A number that tells this text from others (FNV-1a over both parts and their lengths).
     pub fn fingerprint(&self) -> u64 {
         let lengths = [self.training.len(), self.validation.len()].map(|n| (n as u64).to_le_bytes());
@@ -104,11 +78,34 @@ impl Corpus {
     }
 }
 
-/// Inputs and targets, `[sequences, context]` each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Batch {
-    pub(super) inputs: Vec<u32>,
-    pub(super) targets: Vec<u32>,
+/// A sample is a stretch of the text, at a random place in the training part; its targets are the stretch that begins one token later.
+impl TrainingData for Corpus {
+    type Model<E: Engine> = Gpt<E>;
+
+    fn batch(&self, BatchShape { batch, positions }: BatchShape, seed: u64, step: u64) -> Batch {
+        let stream = Stream::new(seed, "batches");
+        let places = (self.training.len() - positions) as u64;
+        let start = |sequence: usize| stream.below(step.wrapping_mul(batch as u64) + sequence as u64, places) as usize;
+        stretches(&self.training, (0..batch).map(start), positions)
+    }
+
+    fn validation_batches(
+        &self,
+        BatchShape { batch, positions }: BatchShape,
+        limit: usize,
+    ) -> impl Iterator<Item = Batch> {
+        // The last start, from which a stretch and the token after it just fit.
+        let last = self.validation.len() - 1 - positions;
+        let count = limit.clamp(1, self.validation_sequences(positions).max(1));
+        // At least a context apart, so that no token is predicted twice.
+        let starts: Vec<usize> = (0..count).map(|i| i * last / (count - 1).max(1)).collect();
+        let batches: Vec<Vec<usize>> = starts.chunks(batch).map(<[usize]>::to_vec).collect();
+        batches.into_iter().map(move |starts| stretches(&self.validation, starts.into_iter(), positions))
+    }
+
+    fn fingerprint(&self) -> u64 {
+        Corpus::fingerprint(self)
+    }
 }
 
 /// The stretches of `context` tokens that begin at `starts`, and those that begin one later.
@@ -126,6 +123,8 @@ fn stretches(text: &[u32], starts: impl Iterator<Item = usize>, context: usize) 
 mod tests {
     use super::*;
 
+    const SHAPE: BatchShape = BatchShape { batch: 3, positions: 16 };
+
     fn corpus(len: usize) -> Corpus {
         Corpus::new((0..len).map(|i| (i % 251) as u8).collect(), 0.1).unwrap()
     }
@@ -134,14 +133,14 @@ mod tests {
     fn targets_are_the_inputs_one_later_and_batches_follow_seed_and_step() {
         let corpus = corpus(5000);
         assert_eq!((corpus.training().len(), corpus.validation().len()), (4500, 500));
-        let batch = corpus.batch(1, 7, 3, 16);
+        let batch = corpus.batch(SHAPE, 1, 7);
         assert_eq!((batch.inputs.len(), batch.targets.len()), (48, 48));
         for (inputs, targets) in batch.inputs.chunks(16).zip(batch.targets.chunks(16)) {
             assert_eq!(inputs[1..], targets[..15]);
         }
-        assert_eq!(corpus.batch(1, 7, 3, 16), batch);
-        assert_ne!(corpus.batch(1, 8, 3, 16), batch);
-        assert_ne!(corpus.batch(2, 7, 3, 16), batch);
+        assert_eq!(corpus.batch(SHAPE, 1, 7), batch);
+        assert_ne!(corpus.batch(SHAPE, 1, 8), batch);
+        assert_ne!(corpus.batch(SHAPE, 2, 7), batch);
     }
 
     #[test]
@@ -150,7 +149,8 @@ mod tests {
             [(5000, 16, 5, 5), (5000, 16, 1000, 31), (400, 39, 9, 1), (400, 20, 1, 1)]
         {
             let corpus = corpus(len);
-            let all = || corpus.validation_batches(4, limit, context).collect::<Vec<_>>();
+            let all =
+                || corpus.validation_batches(BatchShape { batch: 4, positions: context }, limit).collect::<Vec<_>>();
             let found: usize = all().iter().map(|batch| batch.inputs.len()).sum();
             assert_eq!(found, expected * context, "{len} {context} {limit}");
             assert_eq!(all(), all());

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Corpus, SparseBegin, SparsityPlan, Trainer};
+use super::{ConfigOf, SparseBegin, SparsityPlan, Trainer, TrainingData};
 use crate::{
     Result,
     engine::Engine,
-    model::DecoderConfig,
     recipe::{Recipe, TrainingSettings},
 };
 
@@ -79,15 +78,16 @@ impl DecaySearch {
     ///
     /// # Errors
     /// Those of [`Trainer::new`] and [`Trainer::step`].
-    pub fn run<E: Engine>(
+    pub fn run<E: Engine, D: TrainingData>(
         &self,
         engine: E,
-        (model, training): (&DecoderConfig, &TrainingSettings),
+        (model, training): (&ConfigOf<D, E>, &TrainingSettings),
         plan: &SparsityPlan,
-        corpus: &Arc<Corpus>,
+        data: &Arc<D>,
         strength: Option<f64>,
     ) -> Result<(E, DecayTrial)> {
-        let mut trainer = Trainer::new(engine, model.clone(), training, self.plan(plan, strength), corpus.clone())?;
+        let plan = self.plan(plan, strength);
+        let mut trainer = Trainer::new(engine, model.clone(), training, plan, data.clone())?;
         let begin = self.steps / 2;
         let mut rates = vec![];
         for step in 0..self.steps {

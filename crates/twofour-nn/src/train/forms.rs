@@ -2,8 +2,8 @@
 
 use twofour::layer::MaskRule;
 
-use super::{LayerForm, SparsityPlan, Trainer};
-use crate::{Result, engine::Engine, linear::Linear, model::Gpt, random::Stream};
+use super::{LayerForm, SparsityPlan, Trainer, TrainingData};
+use crate::{Result, engine::Engine, linear::Linear, model::TrainedModel as _, random::Stream};
 
 /// What a layer's weight gets after an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) enum Refresh {
     SelectsMask,
 }
 
-impl<E: Engine> Trainer<E> {
+impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// The part of the plan that a layer belongs to.
     pub(super) fn part_of(&self, layer: &str) -> Option<&SparsityPlan> {
         self.parts.get(layer).and_then(|&index| self.plan.parts().nth(index))
@@ -40,7 +40,7 @@ impl<E: Engine> Trainer<E> {
 
     /// The layers whose flips are read after a step: of each linear layer the mask that was selected, then the one that is observed.
     pub(super) fn flipping<'a>(
-        model: &'a Gpt<E>,
+        model: &'a D::Model<E>,
         refreshes: &'a [Refresh],
     ) -> impl Iterator<Item = &'a E::SparseLinear> {
         model.linears().zip(refreshes).flat_map(|(linear, refresh)| {

@@ -1,8 +1,9 @@
-//! Training a [`Gpt`](crate::model::Gpt) on bytes, dense or 2:4.
+//! Training a [`Gpt`](crate::model::Gpt) on text or a [`Vit`](crate::model::Vit) on images, dense or 2:4.
 //!
 //! | item | |
 //! |---|---|
 //! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
+//! | [`ImageSet`] | the images, the same |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
@@ -17,8 +18,11 @@
 
 mod checkpoint;
 mod corpus;
+mod data;
 mod decay_search;
 mod forms;
+mod idx;
+mod images;
 mod progress;
 pub mod ranks;
 mod report;
@@ -32,8 +36,11 @@ mod trainer;
 
 pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
+pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
+pub use idx::{Idx, IdxError};
+pub use images::ImageSet;
 pub use ranks::GradientReduction;
-pub use report::StepReport;
+pub use report::{Evaluation, StepReport};
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

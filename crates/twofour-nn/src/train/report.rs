@@ -1,4 +1,4 @@
-//! What a training step did.
+//! What a training step did, and what a validation found.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct StepReport {
     /// The step, counted from 0.
     pub step: u64,
-    /// The batch's mean loss before the update, in nats a token.
+    /// The batch's mean loss before the update, in nats a target.
     pub loss: f64,
     /// The learning rate of the update.
     pub learning_rate: f64,
@@ -25,8 +25,17 @@ pub struct StepReport {
     pub skipped: bool,
     /// Updates skipped so far.
     pub skipped_so_far: u64,
-    /// Tokens predicted.
-    pub tokens: usize,
+    /// Targets predicted: tokens, or images.
+    pub targets: usize,
     /// Seconds that the step took.
     pub seconds: f64,
+}
+
+/// What a model does on the validation part.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// The mean loss, in nats a target.
+    pub loss: f64,
+    /// The share of targets that were the model's first choice, of a classifier.
+    pub accuracy: Option<f64>,
 }

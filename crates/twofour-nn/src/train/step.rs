@@ -8,7 +8,7 @@ use std::{
 
 use twofour::{adamw_step::PhaseSwitch, layer::Accumulate};
 
-use super::{Decay, LayerForm, Trainer, forms::Refresh, ranks::Seat};
+use super::{Decay, LayerForm, Trainer, TrainingData, forms::Refresh, ranks::Seat};
 use crate::{
     Error, Result,
     block::BatchShape,
@@ -16,7 +16,7 @@ use crate::{
         AdamWStep, Buffer as _, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings,
         StepLimits, StepPhase,
     },
-    model::Gpt,
+    model::TrainedModel,
     parameter::Parameter,
     recipe::{OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings},
 };
@@ -38,12 +38,12 @@ fn is_not_finite(error: &Error) -> bool {
     }
 }
 
-impl<E: Engine> Trainer<E> {
-    /// Sequences of a micro-batch.
+impl<E: Engine, D: TrainingData> Trainer<E, D> {
+    /// Samples of a micro-batch.
     fn micro_batch(&self) -> BatchShape {
         let TrainingSettings { batch, micro_batch, .. } = self.settings;
         let share = batch / self.ranks();
-        BatchShape { batch: micro_batch.unwrap_or(share).min(share), positions: self.model.config().context }
+        BatchShape { batch: micro_batch.unwrap_or(share).min(share), positions: self.model.positions() }
     }
 
     /// Trainers that divide each batch.
@@ -51,16 +51,19 @@ impl<E: Engine> Trainer<E> {
         self.seat.as_ref().map_or(1, |seat| seat.rank().count())
     }
 
-    /// Brings this rank's share of the batch of a step to the engine; returns the tokens of the whole batch.
+    /// Brings this rank's share of the batch of a step to the engine; returns the number of targets of the whole batch.
     pub(super) fn upload(&mut self, step: u64) -> Result<usize> {
         let shape = self.micro_batch();
-        let index = self.seat.as_ref().map_or(0, |seat| seat.rank().index());
-        let share = self.settings.batch / self.ranks() * shape.positions;
-        let own = index * share..(index + 1) * share;
-        let Trainer { engine, corpus, settings, micro_batches, .. } = self;
-        let batch = corpus.batch(settings.seed, step, settings.batch, shape.positions);
-        let (inputs, targets) = (&batch.inputs[own.clone()], &batch.targets[own]);
-        let parts = inputs.chunks(shape.tokens()).zip(targets.chunks(shape.tokens()));
+        let (index, ranks) = (self.seat.as_ref().map_or(0, |seat| seat.rank().index()), self.ranks());
+        let Trainer { engine, data, settings, micro_batches, .. } = self;
+        let whole = BatchShape { batch: settings.batch, ..shape };
+        let batch = data.batch(whole, settings.seed, step);
+        let share = |all: &'_ [u32]| {
+            let share = all.len() / ranks;
+            (index * share..(index + 1) * share, all.len() / whole.batch * shape.batch)
+        };
+        let ((inputs, inputs_at_once), (targets, targets_at_once)) = (share(&batch.inputs), share(&batch.targets));
+        let parts = batch.inputs[inputs].chunks(inputs_at_once).zip(batch.targets[targets].chunks(targets_at_once));
         for (index, (inputs, targets)) in parts.enumerate() {
             if index == micro_batches.len() {
                 micro_batches
@@ -70,7 +73,7 @@ impl<E: Engine> Trainer<E> {
             engine.write_ids(to_inputs, inputs)?;
             engine.write_ids(to_targets, targets)?;
         }
-        Ok(batch.inputs.len())
+        Ok(batch.targets.len())
     }
 
     /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard decides whether the update happens, where the
@@ -195,9 +198,9 @@ struct Steps {
 }
 
 /// The work of a step over the parts of a trainer.
-struct StepLaunch<'a, E: Engine> {
+struct StepLaunch<'a, E: Engine, M> {
     engine: &'a E,
-    model: &'a mut Gpt<E>,
+    model: &'a mut M,
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
     micro_batches: &'a [[E::Buffer; 2]],
@@ -212,7 +215,7 @@ struct StepLaunch<'a, E: Engine> {
     seat: Option<&'a mut Seat<E>>,
 }
 
-impl<E: Engine> StepLaunch<'_, E> {
+impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
     fn run(&mut self) -> Result<()> {
         match self.passes() {
             Err(error) if is_not_finite(&error) => {
@@ -241,8 +244,8 @@ impl<E: Engine> StepLaunch<'_, E> {
     fn passes(&mut self) -> Result<()> {
         let StepLaunch { engine, model, loss, micro_batches, shape, limits, seat, .. } = self;
         let ranks = seat.as_ref().map_or(1, |seat| seat.rank().count());
-        let tokens = ranks * micro_batches.iter().map(|[inputs, _]| inputs.len()).sum::<usize>();
-        let scale = limits.loss_scale / tokens as f32;
+        let count = ranks * micro_batches.iter().map(|[_, targets]| targets.len()).sum::<usize>();
+        let scale = limits.loss_scale / count as f32;
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
         let last = micro_batches.len().saturating_sub(1);
@@ -252,8 +255,8 @@ impl<E: Engine> StepLaunch<'_, E> {
                 Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
                 _ => Ok(()),
             };
-            let tokens = (inputs, targets);
-            let outcome = model.gradients_of(engine, tokens, *shape, (scale, accumulate), loss, &mut ready);
+            let batch = (inputs, targets);
+            let outcome = model.gradients_of(engine, batch, *shape, (scale, accumulate), loss, &mut ready);
             match (outcome, &mut *seat) {
                 (Err(error), Some(Seat { reduction, rank })) if is_not_finite(&error) => {
                     reduction.refuse(rank)?;

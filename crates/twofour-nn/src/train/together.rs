@@ -1,19 +1,20 @@
 //! A trainer among others that train the same model.
 
 use super::{
-    Trainer,
+    Trainer, TrainingData,
     ranks::{Post, Seat},
 };
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
+    model::TrainedModel as _,
     parameter::Parameter,
 };
 
 /// Steps between two comparisons of the ranks' masks.
 const COMPARED_EVERY: u64 = 100;
 
-impl<E: Engine> Trainer<E> {
+impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// The trainer as one of several ranks: it computes its share of each batch, and its updates are those of the whole batch. Losses, norms and masks are the same
     /// on all ranks. Waits until every rank has come here, and compares their masks and weights.
     ///

@@ -5,27 +5,27 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 use twofour::adamw_step::{ChangeMean, PhaseSwitch};
 
 use super::{
-    Corpus, LayerForm, SparseBegin, SparsityPlan, StepReport, forms::Flips, progress::Progress, ranks::Seat,
-    settings::check,
+    ConfigOf, Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Flips,
+    progress::Progress, ranks::Seat, settings::check,
 };
 use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    model::{DecoderConfig, Gpt},
+    model::TrainedModel as _,
     optim::{LossScale, Schedule},
     parameter::Parameter,
     recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
 };
 
-/// Trains a [`Gpt`] on a [`Corpus`] with an [`Engine`].
+/// Trains a model with an [`Engine`]: on a [`Corpus`] a [`Gpt`](crate::model::Gpt), on other data the model that learns from them.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer}};
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { from: None, kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
+/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
 /// let training = TrainingSettings { steps: 30, batch: 4, warm_up: 3, ..Default::default() };
 /// let layers = vec!["blocks.0.mlp.up".to_owned(), "blocks.0.mlp.down".to_owned()];
 /// let plan = SparsityPlan::of_method(Method::Ste, layers, training.steps);
@@ -38,12 +38,12 @@ use crate::{
 /// # Ok::<(), twofour_nn::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Trainer<E: Engine> {
+pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     /// Its place among other ranks. First, so that sums of gradients end before their memory is freed.
     pub(super) seat: Option<Seat<E>>,
     pub(super) engine: E,
-    pub(super) model: Gpt<E>,
-    pub(super) corpus: Arc<Corpus>,
+    pub(super) model: D::Model<E>,
+    pub(super) data: Arc<D>,
     pub(super) settings: TrainingSettings,
     pub(super) plan: SparsityPlan,
     pub(super) progress: Progress,
@@ -60,21 +60,21 @@ pub struct Trainer<E: Engine> {
 /// Consecutive skipped steps after which training stops.
 const MOST_SKIPPED: u64 = 30;
 
-impl<E: Engine> Trainer<E> {
+impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// A trainer of a new model at step 0.
     ///
     /// # Errors
-    /// Settings out of range, too little text for the model's context, layers that cannot be 2:4, not enough memory.
+    /// Settings out of range, data that do not fit the model, layers that cannot be 2:4, not enough memory.
     pub fn new(
         engine: E,
-        model: impl Into<DecoderConfig>,
+        model: impl Into<ConfigOf<D, E>>,
         training: &TrainingSettings,
         plan: SparsityPlan,
-        corpus: Arc<Corpus>,
+        data: Arc<D>,
     ) -> Result<Self> {
         check(training)?;
-        let model = Gpt::new(&engine, model, training.seed)?;
-        Self::with_model(engine, model, training, plan, corpus)
+        let model = D::Model::from_config(&engine, &model.into(), training.seed)?;
+        Self::with_model(engine, model, training, plan, data)
     }
 
     /// A trainer of an existing model, at step 0: for fine-tuning.
@@ -83,24 +83,20 @@ impl<E: Engine> Trainer<E> {
     /// Those of [`Trainer::new`].
     pub fn with_model(
         engine: E,
-        mut model: Gpt<E>,
+        mut model: D::Model<E>,
         training: &TrainingSettings,
         plan: SparsityPlan,
-        corpus: Arc<Corpus>,
+        data: Arc<D>,
     ) -> Result<Self> {
         check(training)?;
         plan.check()?;
-        corpus.expect_sequences_of(model.config().context)?;
+        model.prepare(&engine, &data)?;
         let names: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
         if let Some(pattern) = plan.parts().flat_map(|part| &part.layers).find(|name| !names.contains(name)) {
             return Err(Error::NoSuchLayer { pattern: pattern.clone(), layers: names });
         }
-        if model.config().tied
-            && plan.parts().any(|part| part.method != Method::Dense && part.layers.iter().any(|layer| layer == "head"))
-        {
-            let (first, second) = ("a head that is the embedding".to_owned(), "2:4 of the layer `head`".to_owned());
-            return Err(Error::Conflict { first, second, reason: "an embedding is read dense" });
-        }
+        let sparse = plan.parts().filter(|part| part.method != Method::Dense).flat_map(|part| &part.layers);
+        sparse.into_iter().try_for_each(|layer| model.expect_sparse(layer))?;
         if plan.parts().any(|part| part.method == Method::Activation) {
             model.use_squared_relu()?;
         }
@@ -145,7 +141,7 @@ impl<E: Engine> Trainer<E> {
             seat,
             engine,
             model,
-            corpus,
+            data,
             settings,
             plan,
             progress,
@@ -170,12 +166,12 @@ impl<E: Engine> Trainer<E> {
     }
 
     /// The model as it is now.
-    pub fn model(&self) -> &Gpt<E> {
+    pub fn model(&self) -> &D::Model<E> {
         &self.model
     }
 
     /// Engine and model, for running the model.
-    pub fn engine_and_model(&mut self) -> (&E, &mut Gpt<E>) {
+    pub fn engine_and_model(&mut self) -> (&E, &mut D::Model<E>) {
         (&self.engine, &mut self.model)
     }
 
@@ -184,9 +180,9 @@ impl<E: Engine> Trainer<E> {
         self.engine.take_note()
     }
 
-    /// The text that it is trained on.
-    pub fn corpus(&self) -> &Corpus {
-        &self.corpus
+    /// What it is trained on.
+    pub fn data(&self) -> &Arc<D> {
+        &self.data
     }
 
     /// The settings of the loop.
@@ -250,7 +246,7 @@ impl<E: Engine> Trainer<E> {
         let step = self.progress.step;
         let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
         let refreshes = self.refreshes();
-        let tokens = self.upload(step)?;
+        let targets = self.upload(step)?;
         let launched = self.launch(learning_rate, &refreshes)?;
         let found = self.findings(&launched, &refreshes)?;
         // Sums that were aborted are worth nothing.
@@ -274,7 +270,7 @@ impl<E: Engine> Trainer<E> {
         self.compare_if_due(!changed.is_empty())?;
         Ok(StepReport {
             step,
-            loss: found.loss / tokens as f64,
+            loss: found.loss / targets as f64,
             learning_rate,
             gradient_norm: found.norm,
             flip_rate: flips.overall,
@@ -283,32 +279,43 @@ impl<E: Engine> Trainer<E> {
             is_sparse,
             skipped,
             skipped_so_far: self.progress.skipped,
-            tokens,
+            targets,
             seconds: begin.elapsed().as_secs_f64(),
         })
     }
 
-    /// The mean loss, in nats a token, over at most `limit` sequences that cover the validation part evenly: the same ones at every call. It is computed
+    /// The mean loss, in nats a target, over at most `limit` samples that cover the validation part evenly: the same ones at every call. It is computed
     /// with the weights of the next step, and changes nothing.
     ///
     /// # Errors
     /// Those of the forward pass.
     pub fn validate(&mut self, limit: usize) -> Result<f64> {
-        E::scope(|| self.validate_in_scope(limit))
+        Ok(self.evaluate(limit)?.loss)
     }
 
-    fn validate_in_scope(&mut self, limit: usize) -> Result<f64> {
-        let Trainer { engine, model, corpus, settings, loss, .. } = self;
-        let context = model.config().context;
-        let sequences = settings.micro_batch.unwrap_or(settings.batch);
-        let (mut total, mut tokens) = (0f64, 0usize);
-        for batch in corpus.validation_batches(sequences, limit, context) {
-            let shape = BatchShape { batch: batch.inputs.len() / context, positions: context };
+    /// [`Trainer::validate`], with the accuracy of a classifier.
+    ///
+    /// # Errors
+    /// Those of the forward pass.
+    pub fn evaluate(&mut self, limit: usize) -> Result<Evaluation> {
+        E::scope(|| self.evaluate_in_scope(limit))
+    }
+
+    fn evaluate_in_scope(&mut self, limit: usize) -> Result<Evaluation> {
+        let Trainer { engine, model, data, settings, loss, .. } = self;
+        let positions = model.positions();
+        let shape = BatchShape { batch: settings.micro_batch.unwrap_or(settings.batch), positions };
+        let (mut total, mut targets, mut correct) = (0f64, 0usize, None);
+        for batch in data.validation_batches(shape, limit) {
+            let shape = BatchShape { batch: batch.inputs.len() / positions, positions };
             engine.clear(loss)?;
-            model.loss(engine, (&batch.inputs, &batch.targets), shape, loss)?;
+            if let Some(found) = model.evaluate(engine, (&batch.inputs, &batch.targets), shape, loss)? {
+                correct = Some(correct.unwrap_or(0) + found);
+            }
             total += engine.read(loss)?.iter().map(|&sum| f64::from(sum)).sum::<f64>();
-            tokens += batch.inputs.len();
+            targets += batch.targets.len();
         }
-        Ok(total / tokens as f64)
+        let share = |correct: usize| correct as f64 / targets as f64;
+        Ok(Evaluation { loss: total / targets as f64, accuracy: correct.map(share) })
     }
 }

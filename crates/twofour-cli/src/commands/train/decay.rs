@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use twofour_nn::{
     engine::Engine,
+    model::TrainedModel as _,
     recipe::Recipe,
-    train::{Corpus, DecayChoice, DecaySearch, DecayTrial, SparsityPlan},
+    train::{DecayChoice, DecaySearch, DecayTrial, SparsityPlan, TrainingData},
 };
 
 use super::folder::Folder;
@@ -37,16 +38,16 @@ struct DecayFile {
 ///
 /// # Errors
 /// Those of a trial; [`interrupt::Interrupted`], after which the same command goes on.
-pub(super) fn search<E: Engine>(
+pub(super) fn search<E: Engine, D: TrainingData>(
     mut engine: E,
     recipe: &Recipe,
     plan: &SparsityPlan,
-    corpus: &Arc<Corpus>,
+    data: &Arc<D>,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<(E, Option<DecayChoice>)> {
     let Some(search) = recipe.decay_search() else { return Ok((engine, None)) };
-    let mut file = read(folder, search, corpus.fingerprint())?;
+    let mut file = read(folder, search, data.fingerprint())?;
     if file.choice.is_none() {
         screen.line(format!(
             "Searching the decay of pruned weights: {} trials of {} steps",
@@ -60,8 +61,8 @@ pub(super) fn search<E: Engine>(
             if interrupt::requested() {
                 return Err(interrupt::Interrupted.into());
             }
-            let settings = (&recipe.decoder(), &recipe.training);
-            let (back, trial) = file.search.run(engine, settings, plan, corpus, strength)?;
+            let model = D::Model::<E>::config_of(recipe);
+            let (back, trial) = file.search.run(engine, (&model, &recipe.training), plan, data, strength)?;
             engine = back;
             file.trials.push(trial);
             folder.write_json(FILE, &file)?;

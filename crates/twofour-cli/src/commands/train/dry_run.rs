@@ -31,7 +31,12 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         row("starts from", from.display().to_string());
     }
     row("method", plan.method.to_owned());
-    row("tokens of the model", format!("{}, by {}", units::count(plan.vocabulary), plan.tokenizer));
+    if let (Some(vocabulary), Some(tokenizer)) = (plan.vocabulary, &plan.tokenizer) {
+        row("tokens of the model", format!("{}, by {tokenizer}", units::count(vocabulary)));
+    }
+    if let Some(classes) = plan.classes {
+        row("classes", units::count(classes));
+    }
     row("parameters", units::count(plan.parameters));
     let share = plan.sparse_weights as f64 / plan.parameters as f64;
     row("weights of 2:4 layers", format!("{}, {}", units::count(plan.sparse_weights), units::percent(share)));

@@ -149,18 +149,22 @@ fn absolute(recipe: &Recipe) -> Result<Recipe> {
         Tokenizer::File(path) => Some(path),
         _ => None,
     };
-    for path in recipe.data.text.iter_mut().chain(tokenizer).chain(&mut recipe.model.from) {
+    let images = recipe.data.images.iter_mut().chain(&mut recipe.data.labels);
+    for path in recipe.data.text.iter_mut().chain(images).chain(tokenizer).chain(&mut recipe.model.from) {
         *path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
     }
     Ok(recipe)
 }
 
-/// The keys in which two recipes differ, with both values. Text is not compared by its paths but by its bytes, which the checkpoint knows.
+/// The keys of a recipe's data.
+const DATA_FILES: [&str; 3] = ["data.text", "data.images", "data.labels"];
+
+/// The keys in which two recipes differ, with both values. Text and images are not compared by their paths but by their bytes, which the checkpoint knows.
 fn differences(own: &Recipe, given: &Recipe) -> Result<Vec<String>> {
     let [own, given] = [own, given].map(|recipe| -> Result<BTreeMap<String, Value>> {
         let mut flat = BTreeMap::new();
         flatten(String::new(), serde_json::to_value(recipe).context("comparing recipes")?, &mut flat);
-        flat.retain(|key, value| !key.starts_with("data.text") && !value.is_null());
+        flat.retain(|key, value| !DATA_FILES.iter().any(|name| key.starts_with(name)) && !value.is_null());
         Ok(flat)
     });
     let (own, given) = (own?, given?);

@@ -12,6 +12,7 @@
 //! | `view` | the run while it goes on |
 //! | `report`, `picture` | `report.json`, `report.svg` |
 
+mod data;
 mod decay;
 mod device;
 mod dry_run;
@@ -33,15 +34,15 @@ use clap::Args;
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
-    recipe::{LoadedRecipe, Override, RecipeError, RecipePlan},
+    recipe::{LoadedData, LoadedRecipe, Override, RecipeError, RecipePlan},
     train::{
-        GradientReduction,
+        Corpus, GradientReduction,
         ranks::{NcclReduction, train_together},
     },
 };
 
 pub(crate) use self::device::TrainDevice;
-use self::{folder::Folder, report::Report, run::Beginning};
+use self::{data::RunData, folder::Folder, report::Report, run::Beginning};
 use crate::{
     exit::{Usage, Verdict},
     interrupt::{self, Interrupted},
@@ -54,7 +55,7 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
+/// A recipe is a TOML file with the model, its text or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
@@ -149,7 +150,15 @@ fn train_in<E: Engine + 'static>(
     let folder = Folder::open(output)?;
     folder.adopt(&loaded.recipe)?;
     let _guard = interrupt::guard();
-    let report = train_with(engines, loaded, plan, &folder, screen).inspect_err(|error| {
+    let trained = match &loaded.data {
+        LoadedData::Text(text) => {
+            let tokens = tokens::of(&loaded.recipe, text, &folder, screen)?;
+            let corpus = Corpus::of_tokens(tokens, loaded.recipe.data.validation)?;
+            train_with(engines, Arc::new(corpus), loaded, plan, &folder, screen)
+        }
+        LoadedData::Images(images) => train_with(engines, images.clone(), loaded, plan, &folder, screen),
+    };
+    let report = trained.inspect_err(|error| {
         if error.is::<Interrupted>() {
             screen.warn("stopped; run the same command again to go on");
         }
@@ -158,14 +167,15 @@ fn train_in<E: Engine + 'static>(
 }
 
 /// Trains with one engine, or with several together.
-fn train_with<E: Engine + 'static>(
+fn train_with<E: Engine + 'static, D: RunData>(
     engines: Engines<E>,
+    data: Arc<D>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut beginning = Beginning::new(loaded, folder, screen)?;
+    let mut beginning = Beginning::new(loaded, data, folder)?;
     let mut members = match engines {
         Engines::One(engine) => {
             let engine = beginning.decide_decay(engine, 1, folder, screen)?;
@@ -192,7 +202,14 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
     let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
-    row("validation loss, nats a token", loss(report.val_loss));
+    let target = if report.val_accuracy.is_some() { "an image" } else { "a token" };
+    row(&format!("validation loss, nats {target}"), loss(report.val_loss));
+    if let Some(accuracy) = report.val_accuracy {
+        row("validation accuracy", units::percent(accuracy));
+    }
+    if let Some(probe) = &report.linear_probe {
+        row("accuracy of logistic regression on features", units::percent(probe.validation_accuracy));
+    }
     if let Some(steps) = report.best_steps.filter(|steps| *steps != report.steps) {
         row(&format!("lowest, after {steps} steps"), loss(report.best_val_loss));
     }

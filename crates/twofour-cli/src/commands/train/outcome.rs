@@ -4,10 +4,13 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use twofour::{DataType, file::Overwrite};
+use twofour::{
+    DataType,
+    file::{Overwrite, Reader},
+};
 use twofour_nn::{
     engine::Engine,
-    model::{Gpt, SavedModel, is_llama, save_llama},
+    model::{Gpt, SavedModel, TrainedModel as _, Vit, is_llama, save_llama},
     recipe::Recipe,
 };
 
@@ -74,6 +77,23 @@ pub(super) fn write<E: Engine>(folder: &Folder, recipe: &Recipe, (engine, model)
     }
     let path = if is_checkpoint { SavedModel::DIRECTORY } else { MODEL };
     Ok(Outcome { path, dtype: dtype.to_string(), is_checkpoint, two_of_four })
+}
+
+/// Writes a vision transformer: a file of this program's own kind, which is read again, and whose layers that are 2:4 in the trainer must be compressed there.
+///
+/// # Errors
+/// Those of writing and of the engine; a layer that is not compressed in what was written.
+pub(super) fn write_vit<E: Engine>(folder: &Folder, (engine, model): (&E, &Vit<E>)) -> Result<Outcome> {
+    let path = folder.file(MODEL);
+    model.save(engine, &path, Overwrite::Yes, DataType::BF16)?;
+    let written = Reader::open(&path).context("reading the model that was written")?;
+    let mut two_of_four = 0;
+    for linear in model.linears().filter(|linear| linear.sparse().is_some()) {
+        let name = linear.weight().name();
+        written.compressed_info(name).with_context(|| format!("\"{name}\" was written and is not 2:4"))?;
+        two_of_four += 1;
+    }
+    Ok(Outcome { path: MODEL, dtype: DataType::BF16.to_string(), is_checkpoint: false, two_of_four })
 }
 
 /// Checks the layers that are 2:4 in the trainer; returns their number.

@@ -176,6 +176,7 @@ mod tests {
             observed_flip_rate: None,
             decay: None,
             val_loss: step.is_multiple_of(5).then_some(4.0),
+            val_accuracy: None,
             layers: BTreeMap::from([("a".to_owned(), layer), ("b".to_owned(), layer)]),
             tokens_per_s: 1.0,
         }

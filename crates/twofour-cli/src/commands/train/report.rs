@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use twofour_nn::{
+    model::LinearProbe,
     recipe::{LoadedRecipe, Recipe, RecipePlan},
     report::{LayerMetrics, StepMetrics},
     train::DecayChoice,
@@ -18,9 +19,15 @@ const LAST_STEPS: usize = 20;
 /// The results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
-    /// Loss on the validation part at the end, in nats a token.
+    /// Loss on the validation part at the end, in nats a token, or an image.
     pub(super) val_loss: Option<f64>,
-    /// The lowest one, and the number of steps after which it was measured.
+    /// The share of the validation images that are classified rightly at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) val_accuracy: Option<f64>,
+    /// Logistic regression on the features of the images at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) linear_probe: Option<LinearProbe>,
+    /// The lowest validation loss, and the number of steps after which it was measured.
     pub(super) best_val_loss: Option<f64>,
     pub(super) best_steps: Option<u64>,
     /// Mean training loss of the last steps.
@@ -35,10 +42,10 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// Tokens a second, over all steps.
     pub(super) tokens_per_s: f64,
-    /// Bytes of text, training and validation together.
-    pub(super) text_bytes: usize,
-    /// Tokens of it.
-    pub(super) text_tokens: usize,
+    /// Bytes of text, or of pixels, training and validation together.
+    pub(super) data_bytes: usize,
+    /// Tokens of all samples.
+    pub(super) data_tokens: usize,
     /// The model that the run left.
     pub(super) model: Outcome,
     /// Masks when they were last measured.
@@ -58,11 +65,11 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(
-        (loaded, text_tokens): (&LoadedRecipe, usize),
+        (loaded, data_tokens): (&LoadedRecipe, usize),
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
-        (decay, model): (Option<DecayChoice>, Outcome),
+        (decay, linear_probe, model): (Option<DecayChoice>, Option<LinearProbe>, Outcome),
         machine: Machine,
     ) -> Self {
         let validated = steps.iter().filter_map(|step| Some((step.val_loss?, step.step + 1)));
@@ -77,6 +84,8 @@ impl Report {
         let masks = steps.iter().rev().find(|step| step.layers.values().any(|layer| layer.kept.is_some()));
         Report {
             val_loss: last.val_loss,
+            val_accuracy: last.val_accuracy,
+            linear_probe,
             best_val_loss: best.map(|(loss, _)| loss),
             best_steps: best.map(|(_, step)| step),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
@@ -85,8 +94,8 @@ impl Report {
             tokens,
             seconds,
             tokens_per_s: tokens as f64 / seconds.max(1e-9),
-            text_bytes: loaded.text.len(),
-            text_tokens,
+            data_bytes: loaded.data.bytes(),
+            data_tokens,
             model,
             masks: masks.map(|step| step.layers.clone()).unwrap_or_default(),
             decay,

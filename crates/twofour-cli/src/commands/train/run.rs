@@ -6,12 +6,13 @@ use anyhow::{Context, Result, bail};
 use twofour::MatrixRef;
 use twofour_nn::{
     engine::{Engine, SparseLayer as _},
+    model::TrainedModel as _,
     recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, Corpus, DecayChoice, SparsityPlan, StepReport, Trainer},
+    train::{CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData},
 };
 
-use super::{decay, folder::Folder, outcome, picture, report::Report, tokens, view::View};
+use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
     interrupt, measure,
     present::{Screen, units},
@@ -24,8 +25,8 @@ const LAST: &str = "last";
 const BEST: &str = "best";
 
 /// A run in progress.
-struct Run<'a, E: Engine> {
-    trainer: Trainer<E>,
+struct Run<'a, E: Engine, D: RunData> {
+    trainer: Trainer<E, D>,
     folder: &'a Folder,
     log: MetricsLog,
     /// Every step so far.
@@ -36,28 +37,29 @@ struct Run<'a, E: Engine> {
     decay: Option<DecayChoice>,
     /// Steps that the checkpoint in `last` has.
     saved: Option<u64>,
+    /// Tokens of a step.
+    step_tokens: u64,
 }
 
 /// Where a run begins: new, or at the folder's checkpoint.
-pub(super) struct Beginning {
+pub(super) struct Beginning<D> {
     recipe: Recipe,
     plan: SparsityPlan,
-    corpus: Arc<Corpus>,
+    data: Arc<D>,
     /// The choice of the decay's strength, where trial runs made it.
     decay: Option<DecayChoice>,
     folder: PathBuf,
     last: PathBuf,
 }
 
-impl Beginning {
-    /// The beginning of a run in a folder.
-    pub(super) fn new(loaded: &LoadedRecipe, folder: &Folder, screen: &mut Screen) -> Result<Self> {
+impl<D: TrainingData> Beginning<D> {
+    /// The beginning of a run on these data in a folder.
+    pub(super) fn new(loaded: &LoadedRecipe, data: Arc<D>, folder: &Folder) -> Result<Self> {
         let recipe = &loaded.recipe;
-        let tokens = tokens::of(loaded, folder, screen)?;
         Ok(Beginning {
             recipe: recipe.clone(),
             plan: recipe.sparsity_plan()?,
-            corpus: Arc::new(Corpus::of_tokens(tokens, recipe.data.validation)?),
+            data,
             decay: None,
             folder: folder.path().to_owned(),
             last: folder.file(LAST),
@@ -73,13 +75,13 @@ impl Beginning {
         folder: &Folder,
         screen: &mut Screen,
     ) -> Result<E> {
-        let Beginning { recipe, plan, corpus, .. } = &*self;
+        let Beginning { recipe, plan, data, .. } = &*self;
         let mut training = recipe.training.clone();
         if devices > 1 {
             training.micro_batch = Some(training.micro_batch().min(training.batch / devices));
         }
         let trials = Recipe { training, ..recipe.clone() };
-        let (engine, choice) = decay::search(engine, &trials, plan, corpus, folder, screen)?;
+        let (engine, choice) = decay::search(engine, &trials, plan, data, folder, screen)?;
         if let Some(choice) = &choice {
             self.plan.set_decay(choice.strength);
         }
@@ -93,16 +95,10 @@ impl Beginning {
     }
 
     /// The trainer with an engine.
-    pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E>> {
-        let Beginning { recipe, plan, corpus, folder, last, .. } = self;
-        let (training, plan, corpus) = (&recipe.training, plan.clone(), corpus.clone());
-        let mut trainer = match recipe.saved_model()? {
-            None => Trainer::new(engine, recipe.decoder(), training, plan, corpus)?,
-            Some(saved) => {
-                let model = saved.model(&engine, recipe.model.context)?;
-                Trainer::with_model(engine, model, training, plan, corpus)?
-            }
-        };
+    pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E, D>> {
+        let Beginning { recipe, plan, data, folder, last, .. } = self;
+        let model = D::Model::from_recipe(&engine, recipe)?;
+        let mut trainer = Trainer::with_model(engine, model, &recipe.training, plan.clone(), data.clone())?;
         if last.join(CHECKPOINT_FILE).exists() {
             let path = folder.display();
             trainer
@@ -114,21 +110,21 @@ impl Beginning {
 }
 
 /// Trains from where a trainer is to the end, and reports.
-pub(super) fn train<E: Engine>(
-    trainer: Trainer<E>,
+pub(super) fn train<E: Engine, D: RunData>(
+    trainer: Trainer<E, D>,
     decay: Option<DecayChoice>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
-    let mut run = Run::open(trainer, decay, folder)?;
+    let mut run = Run::open(trainer, decay, plan.step_tokens, folder)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
         plan.method,
         plan.steps,
-        units::bytes(loaded.text.len() as u64)
+        units::bytes(loaded.data.bytes() as u64)
     ))?;
     let is_float8 = |part: &SparsityPlan| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty();
     if run.trainer.engine().name() == "cpu" && run.trainer.plan().parts().any(is_float8) {
@@ -156,12 +152,13 @@ pub(super) fn train<E: Engine>(
     run.finish(loaded, plan)
 }
 
-impl<'a, E: Engine> Run<'a, E> {
-    fn open(trainer: Trainer<E>, decay: Option<DecayChoice>, folder: &'a Folder) -> Result<Self> {
+impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
+    fn open(trainer: Trainer<E, D>, decay: Option<DecayChoice>, step_tokens: u64, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
-        Ok(Run { trainer, folder, log, steps, best, decay, saved: (done > 0).then_some(done) })
+        let saved = (done > 0).then_some(done);
+        Ok(Run { trainer, folder, log, steps, best, decay, saved, step_tokens })
     }
 
     /// One step, its validation and its checkpoint.
@@ -178,7 +175,7 @@ impl<'a, E: Engine> Run<'a, E> {
         let training = &loaded.recipe.training;
         let is_due = |every: u64| every > 0 && done.is_multiple_of(every);
         let validates = is_due(training.validate_every) || self.trainer.is_finished();
-        let val_loss = if validates { Some(self.trainer.validate(training.validation_sequences)?) } else { None };
+        let found = if validates { Some(self.trainer.evaluate(training.validation_sequences)?) } else { None };
         let layers = self.layers(&report, validates)?;
         let finite = |value: f64| value.is_finite().then_some(value);
         self.steps.push(StepMetrics {
@@ -190,9 +187,10 @@ impl<'a, E: Engine> Run<'a, E> {
             flip_rate: report.flip_rate,
             observed_flip_rate: report.observed_flip_rate,
             decay: self.decay.as_ref().map(|choice| choice.strength),
-            val_loss: val_loss.and_then(finite),
+            val_loss: found.and_then(|found| finite(found.loss)),
+            val_accuracy: found.and_then(|found| found.accuracy),
             layers,
-            tokens_per_s: report.tokens as f64 / report.seconds.max(1e-9),
+            tokens_per_s: self.step_tokens as f64 / report.seconds.max(1e-9),
         });
         let metrics = self.steps.last().context("a step has metrics")?;
         // At once, so that a program that follows the file sees the line.
@@ -281,12 +279,17 @@ impl<'a, E: Engine> Run<'a, E> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        let (engine, model) = self.trainer.engine_and_model();
-        let model = outcome::write(self.folder, &loaded.recipe, (engine, &*model))?;
-        let corpus = self.trainer.corpus();
-        let tokens = corpus.training().len() + corpus.validation().len();
-        let report = Report::new((loaded, tokens), plan, &self.steps, last, (self.decay, model), measure::machine()?);
-        let title = format!("{}, {:.3} nats a token on unseen text", plan.method, report.val_loss.unwrap_or(f64::NAN));
+        let tokens = self.trainer.data().tokens(self.trainer.model().positions());
+        let data = self.trainer.data().clone();
+        let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;
+        let model = D::leave(self.folder, &loaded.recipe, (self.trainer.engine(), self.trainer.model()))?;
+        let report =
+            Report::new((loaded, tokens), plan, &self.steps, last, (self.decay, probe, model), measure::machine()?);
+        let loss = report.val_loss.unwrap_or(f64::NAN);
+        let title = match report.val_accuracy {
+            Some(accuracy) => format!("{}, {:.2} % of unseen images, {loss:.3} nats", plan.method, 100.0 * accuracy),
+            None => format!("{}, {loss:.3} nats a token on unseen text", plan.method),
+        };
         let layers: Vec<&str> =
             plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();
         self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result};
 use twofour::file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer};
-use twofour_nn::{model::Tokenizer, recipe::LoadedRecipe};
+use twofour_nn::{model::Tokenizer, recipe::Recipe};
 
 use super::folder::Folder;
 use crate::present::{Screen, units};
@@ -23,22 +23,22 @@ const KEY: &str = "twofour.tokens";
 ///
 /// # Errors
 /// A tokenizer or a folder that cannot be read or written.
-pub(super) fn of(loaded: &LoadedRecipe, folder: &Folder, screen: &mut Screen) -> Result<Vec<u32>> {
-    let tokenizer = loaded.recipe.text_tokenizer()?;
+pub(super) fn of(recipe: &Recipe, text: &[u8], folder: &Folder, screen: &mut Screen) -> Result<Vec<u32>> {
+    let tokenizer = recipe.text_tokenizer()?;
     let Tokenizer::File(file) = &tokenizer else {
-        return Ok(loaded.text.iter().map(|byte| u32::from(*byte)).collect());
+        return Ok(text.iter().map(|byte| u32::from(*byte)).collect());
     };
     let path = folder.file(FILE);
     let own = fs::read(file.path()).with_context(|| file.path().display().to_string())?;
-    let key = format!("{:016x}-{:016x}", hash(&own), hash(&loaded.text));
+    let key = format!("{:016x}-{:016x}", hash(&own), hash(text));
     if path.exists() {
         let reader = Reader::open(&path)?;
         if reader.metadata().get(KEY) == Some(&key) {
             return Ok(reader.tensor(TENSOR)?.to_vec::<u32>()?);
         }
     }
-    screen.line(format!("Encoding {} of text", units::bytes(loaded.text.len() as u64)))?;
-    let text = str::from_utf8(&loaded.text).context("the text is not UTF-8")?;
+    screen.line(format!("Encoding {} of text", units::bytes(text.len() as u64)))?;
+    let text = str::from_utf8(text).context("the text is not UTF-8")?;
     let tokens = tokenizer.encode(text)?;
     let planned = vec![PlannedTensor::new(TENSOR, StoredDType::U32, [tokens.len()])];
     let mut writer = Writer::create(&path, Overwrite::Yes, planned, BTreeMap::from([(KEY.to_owned(), key)]))?;

@@ -272,7 +272,7 @@ mod tests {
         let corpus = Arc::new(corpus().unwrap());
         let mut trainer = Trainer::with_model(CpuEngine, model, &settings(), SparsityPlan::dense(), corpus).unwrap();
         let report = trainer.step().unwrap();
-        assert_eq!((report.skipped, report.tokens), (false, BATCH * 16));
+        assert_eq!((report.skipped, report.targets), (false, BATCH * 16));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod build;
 mod perplexity;
+mod trained;
 
 pub(crate) use build::expect_trainable;
 
@@ -13,7 +14,7 @@ use crate::{
     block::{
         AttentionBlock, BatchShape, FeedForwardBlock, Norm, NormStatistics, SavedAttention, SavedFeedForward, Workspace,
     },
-    engine::{Engine, Kind, Nonlinearity, OptimizerStep, StepPhase},
+    engine::{Engine, Kind, Nonlinearity, StepPhase},
     linear::Linear,
     parameter::Parameter,
 };
@@ -133,40 +134,6 @@ impl<E: Engine> Gpt<E> {
     /// Not enough memory.
     pub fn begin_training(&mut self, engine: &E) -> Result<()> {
         self.parameters_mut().into_iter().try_for_each(|parameter| parameter.begin_training(engine))
-    }
-
-    /// An optimizer step of all parameters, by what `step(parameter)` says of each. The second argument of `step` is the linear layer's name where the
-    /// parameter is its weight. Returns the sum of the changes of watched second moments.
-    ///
-    /// # Errors
-    /// Those of [`Engine::adamw`].
-    pub(crate) fn update(
-        &mut self,
-        engine: &E,
-        step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
-        guard: &E::StepGuard,
-    ) -> Result<f64> {
-        let mut changes = 0.0;
-        if let Some(embedding) = &mut self.embedding {
-            let own = step(embedding, None);
-            changes += embedding.update(engine, &own, None, guard)?;
-        }
-        let norms = self.layers.iter_mut().flat_map(|Layer { attention, feed_forward }| {
-            attention.norm.parameters_mut().chain(feed_forward.norm.parameters_mut())
-        });
-        for parameter in norms.chain(self.norm.parameters_mut()) {
-            let own = step(parameter, None);
-            parameter.update(engine, &own, None, guard)?;
-        }
-        for linear in self.linears_mut() {
-            let own = step(linear.weight(), Some(linear.name()));
-            changes += linear.update_weight(engine, &own, guard)?;
-            if let Some(bias) = linear.bias() {
-                let own = step(bias, None);
-                linear.update_bias(engine, &own, guard)?;
-            }
-        }
-        Ok(changes)
     }
 
     /// Scores of the next byte after each token, `[tokens, 256]`, and what was saved.

@@ -1,6 +1,7 @@
 //! Recipes, right and wrong.
 
 mod sparsity;
+mod vision;
 
 use std::path::Path;
 

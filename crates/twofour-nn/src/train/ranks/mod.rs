@@ -30,7 +30,7 @@ pub use host::HostReduction;
 pub use nccl::NcclReduction;
 pub use reduction::GradientReduction;
 
-use super::Trainer;
+use super::{Trainer, TrainingData};
 use crate::{Error, Result, engine::Engine};
 
 /// How long the end of a run waits for the threads of the other ranks.
@@ -112,6 +112,9 @@ impl<E: Engine> Seat<E> {
     }
 }
 
+/// What makes a rank's trainer with its engine.
+pub type MakeTrainer<E, D, X> = dyn Fn(E) -> Result<Trainer<E, D>, X> + Send + Sync;
+
 /// Trains with several engines at once. `make` makes each rank's trainer, the same but for the engine, where it begins: new, or resumed from the same
 /// checkpoint. `lead` makes that of rank 0 itself, takes the seat with [`Trainer::take`], and trains; the other ranks follow in threads of their own until its trainer is dropped.
 ///
@@ -120,7 +123,7 @@ impl<E: Engine> Seat<E> {
 /// use twofour_nn::{engine::cpu::CpuEngine, recipe::*, train::{Corpus, SparsityPlan, Trainer, ranks::*}};
 /// let corpus = Arc::new(Corpus::new(b"two of every four ".repeat(100), 0.1)?);
 /// let kind = ModelKind::Gpt;
-/// let model = ModelSettings { from: None, kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32) };
+/// let model = ModelSettings { kind, layers: 1, width: 16, heads: 2, kv_heads: None, context: 16, feed_forward: Some(32), ..Default::default() };
 /// let training = TrainingSettings { steps: 5, batch: 4, warm_up: 1, ..Default::default() };
 /// let make = Arc::new(move |engine| Trainer::new(engine, &model, &training, SparsityPlan::dense(), corpus.clone()));
 /// let members = (0..2).map(|_| Ok((CpuEngine, Box::new(HostReduction::new(1)?) as _))).collect::<twofour_nn::Result<_>>()?;
@@ -135,13 +138,14 @@ impl<E: Engine> Seat<E> {
 ///
 /// # Errors
 /// No members; what `lead` returns otherwise, [`Error::Rank`] among it for a failure of another rank.
-pub fn train_together<E, R, X, Y>(
+pub fn train_together<E, D, R, X, Y>(
     members: Vec<(E, Box<dyn GradientReduction<E>>)>,
-    make: Arc<dyn Fn(E) -> Result<Trainer<E>, X> + Send + Sync>,
+    make: Arc<MakeTrainer<E, D, X>>,
     lead: impl FnOnce(E, Seat<E>) -> Result<R, Y>,
 ) -> Result<R, Y>
 where
     E: Engine + 'static,
+    D: TrainingData + 'static,
     X: Display + From<Error> + 'static,
     Y: From<Error>,
 {
@@ -167,7 +171,11 @@ where
 }
 
 /// A rank other than 0, from its trainer to the end.
-fn follow<E: Engine, X: Display + From<Error>>(engine: E, seat: Seat<E>, make: &dyn Fn(E) -> Result<Trainer<E>, X>) {
+fn follow<E: Engine, D: TrainingData, X: Display + From<Error>>(
+    engine: E,
+    seat: Seat<E>,
+    make: &dyn Fn(E) -> Result<Trainer<E, D>, X>,
+) {
     match make(engine) {
         // The trainer has told the others of its own failures.
         Ok(trainer) => drop(trainer.take(seat).and_then(|mut trainer| trainer.follow())),

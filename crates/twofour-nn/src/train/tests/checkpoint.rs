@@ -82,7 +82,7 @@ fn checkpoints_of_another_run_are_refused() {
     let dense_plan = SparsityPlan::dense;
     refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
     let other = Arc::new(Corpus::new(vec![b'x'; 2000], 0.1).unwrap());
-    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "text");
+    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "other data");
     let wider = ModelSettings { width: 64, ..model() };
     refused(Trainer::new(CpuEngine, &wider, &training(), dense_plan(), corpus()).unwrap(), "sizes");
     // What does not decide the numbers may differ.

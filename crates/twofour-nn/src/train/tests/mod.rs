@@ -23,7 +23,6 @@ use crate::{
 
 fn model() -> ModelSettings {
     ModelSettings {
-        from: None,
         kind: ModelKind::Gpt,
         layers: 2,
         width: 32,
@@ -31,6 +30,7 @@ fn model() -> ModelSettings {
         kv_heads: None,
         context: 16,
         feed_forward: Some(64),
+        ..Default::default()
     }
 }
 
@@ -171,7 +171,7 @@ fn every_method_learns() {
         let reports = steps(&mut trainer, 60);
         let after = trainer.validate(100).unwrap();
         assert!(after < 2.8, "{name}: {before} before, {after} after");
-        assert!(trainer.is_finished() && reports.iter().all(|r| r.tokens == 64 && r.gradient_norm > 0.0));
+        assert!(trainer.is_finished() && reports.iter().all(|r| r.targets == 64 && r.gradient_norm > 0.0));
         assert_eq!(trainer.validate(100).unwrap(), after, "{name}: validation changes nothing");
         let flips = reports.iter().filter(|report| report.flip_rate > 0.0).count();
         assert_eq!(

@@ -68,7 +68,7 @@ fn ranks_do_what_micro_batches_do() {
                 assert!((a.loss - b.loss).abs() < within, "{name}, {ranks}, step {}: {} {}", a.step, a.loss, b.loss);
                 let norm = (a.gradient_norm - b.gradient_norm).abs() / b.gradient_norm;
                 assert!(norm < 10.0 * within, "{name}, {ranks}: {} and {}", a.gradient_norm, b.gradient_norm);
-                assert_eq!((a.tokens, a.is_sparse, a.step), (b.tokens, b.is_sparse, b.step), "{name}");
+                assert_eq!((a.targets, a.is_sparse, a.step), (b.targets, b.is_sparse, b.step), "{name}");
             }
         }
     }

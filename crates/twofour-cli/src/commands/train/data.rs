@@ -1,0 +1,64 @@
+//! What a run learns from, and what it leaves of it.
+
+use anyhow::Result;
+use twofour_nn::{
+    engine::Engine,
+    model::LinearProbe,
+    recipe::Recipe,
+    train::{Corpus, ImageSet, TrainingData},
+};
+
+use super::{
+    folder::Folder,
+    outcome::{self, Outcome},
+};
+
+/// What the command requires of a run's data beyond what the trainer does.
+pub(super) trait RunData: TrainingData + Sized + 'static {
+    /// Tokens of all samples for a model with so many inputs a sample.
+    fn tokens(&self, positions: usize) -> usize;
+
+    /// Writes the model at the end of a run.
+    ///
+    /// # Errors
+    /// Those of writing and of the engine; a layer that is not 2:4 in what was written.
+    fn leave<E: Engine>(folder: &Folder, recipe: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome>;
+
+    /// Logistic regression on the model's features, where the recipe asks for it.
+    ///
+    /// # Errors
+    /// Those of the forward pass; features that are NaN or infinite.
+    fn probe<E: Engine>(&self, recipe: &Recipe, trained: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>>;
+}
+
+impl RunData for Corpus {
+    fn tokens(&self, _: usize) -> usize {
+        self.training().len() + self.validation().len()
+    }
+
+    fn leave<E: Engine>(folder: &Folder, recipe: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome> {
+        outcome::write(folder, recipe, trained)
+    }
+
+    fn probe<E: Engine>(&self, _: &Recipe, _: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>> {
+        Ok(None)
+    }
+}
+
+impl RunData for ImageSet {
+    fn tokens(&self, positions: usize) -> usize {
+        self.labels().len() * positions
+    }
+
+    fn leave<E: Engine>(folder: &Folder, _: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome> {
+        outcome::write_vit(folder, trained)
+    }
+
+    fn probe<E: Engine>(&self, recipe: &Recipe, trained: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>> {
+        let (engine, model) = trained;
+        if !recipe.training.linear_probe {
+            return Ok(None);
+        }
+        Ok(Some(model.probe(engine, self, recipe.training.micro_batch())?))
+    }
+}

@@ -1,0 +1,32 @@
+//! What a trainer takes its batches from.
+
+use std::fmt::Debug;
+
+use crate::{block::BatchShape, engine::Engine, model::TrainedModel};
+
+/// Samples that a model is trained on, in a training part and a validation part: texts ([`Corpus`](super::Corpus)) or images ([`ImageSet`](super::ImageSet)).
+pub trait TrainingData: Debug + Send + Sync {
+    /// The model that learns from them.
+    type Model<E: Engine>: TrainedModel<E, Data = Self>;
+
+    /// The batch of a step: `shape.batch` samples of the training part with `shape.positions` inputs each, the same for the same seed and step.
+    fn batch(&self, shape: BatchShape, seed: u64, step: u64) -> Batch;
+
+    /// Batches of at most `shape.batch` samples that cover the validation part evenly, with at most `limit` samples together; the same at every call.
+    fn validation_batches(&self, shape: BatchShape, limit: usize) -> impl Iterator<Item = Batch>;
+
+    /// A number that tells these samples from others.
+    fn fingerprint(&self) -> u64;
+}
+
+/// The description of the model that learns from samples `D` on an engine `E`.
+pub type ConfigOf<D, E> = <<D as TrainingData>::Model<E> as TrainedModel<E>>::Config;
+
+/// Inputs and targets of samples, one sample after the other, each with as many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The inputs: tokens, or the numbers of patches.
+    pub inputs: Vec<u32>,
+    /// The targets: the tokens that come next, or classes.
+    pub targets: Vec<u32>,
+}

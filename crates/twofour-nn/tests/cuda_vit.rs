@@ -1,0 +1,118 @@
+//! On a device: a vision transformer on the GPU against the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+#![cfg(feature = "cuda")]
+
+use std::sync::Arc;
+
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::{
+    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
+    model::TrainedModel as _,
+    random::Stream,
+    recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
+    train::{ImageSet, SparsityPlan, Trainer},
+};
+
+/// An engine on the first device, or a message why the test is skipped.
+fn engine(compute: DataType) -> Option<CudaEngine> {
+    match Device::open(0) {
+        Ok(device) => Some(CudaEngine::new(&device, compute).unwrap()),
+        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Images whose classes are told by where they are bright.
+fn images() -> Arc<ImageSet> {
+    let stream = Stream::new(1, "images");
+    let labels: Vec<u8> = (0..200).map(|i| stream.below(i, 4) as u8).collect();
+    let value = |at: usize| {
+        let bright = if usize::from(labels[at / 256]) == at % 256 / 64 { 150 } else { 0 };
+        bright + stream.below(1000 + at as u64, 100) as u8
+    };
+    Arc::new(ImageSet::new([16, 16, 1], (0..200 * 256).map(value).collect(), labels.clone(), 0.2).unwrap())
+}
+
+fn trainer<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
+    let model = ModelSettings {
+        kind: ModelKind::Vit,
+        layers: 2,
+        width: 128,
+        heads: 4,
+        feed_forward: Some(256),
+        image: Some(16),
+        patch: Some(4),
+        classes: Some(4),
+        pooling: Some(pooling),
+        ..Default::default()
+    };
+    let training =
+        TrainingSettings { batch: 16, micro_batch: Some(8), steps: 60, warm_up: 4, seed: 9, ..Default::default() };
+    let layers = (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect();
+    Trainer::new(engine, &model, &training, SparsityPlan::of_method(method, layers, 60), images()).unwrap()
+}
+
+const METHODS: [Method; 6] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte, Method::Step];
+
+#[test]
+fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
+    for pooling in [Pooling::Class, Pooling::Mean] {
+        let Some(cuda) = engine(DataType::F32) else { return };
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, Method::Dense, pooling), trainer(cuda, Method::Dense, pooling));
+        for step in 0..10 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{pooling:?}, step {step}: {a:?}, {b:?}");
+            assert!(
+                (a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm,
+                "{pooling:?}, {step}: {a:?}, {b:?}"
+            );
+        }
+        // The gradients of the last step, parameter by parameter.
+        for (a, b) in cpu.model().parameters().into_iter().zip(cuda.model().parameters()) {
+            let (x, y) =
+                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
+            let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+            let (size, apart) = (norm(&mut x.iter().copied()), norm(&mut x.iter().zip(&y).map(|(x, y)| x - y)));
+            assert!(apart < 0.02 * size + 1e-6, "{pooling:?}, {}: {apart} of {size}", a.name());
+        }
+        let (a, b) = (cpu.evaluate(40).unwrap(), cuda.evaluate(40).unwrap());
+        assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{a:?}, {b:?}");
+    }
+}
+
+#[test]
+fn losses_of_every_method_are_those_of_the_cpu_within_two_percent_and_steps_are_replayed() {
+    for method in METHODS {
+        let Some(cuda) = engine(DataType::BF16) else { return };
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, method, Pooling::Mean), trainer(cuda, method, Pooling::Mean));
+        for step in 0..20 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 0.02 * a.loss.max(0.5), "{method:?}, step {step}: {a:?}, {b:?}");
+        }
+        assert_eq!(cuda.take_note(), None, "{method:?}");
+        assert!(cuda.engine().replayed_steps() > 0 || method == Method::Step, "{method:?}");
+    }
+}
+
+#[test]
+fn captured_steps_have_the_bits_of_launched_ones() {
+    for method in METHODS {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let (mut captured, mut launched) =
+            (trainer(one, method, Pooling::Class), trainer(other, method, Pooling::Class));
+        for step in 0..12 {
+            let [a, b] = [&mut captured, &mut launched].map(|trainer| {
+                if step == 6 {
+                    trainer.evaluate(40).unwrap();
+                }
+                let report = trainer.step().unwrap();
+                (report.loss.to_bits(), report.gradient_norm.to_bits(), report.layer_flip_rates)
+            });
+            assert_eq!(a, b, "{method:?}, step {step}");
+        }
+    }
+}
