@@ -1,10 +1,10 @@
 """A training step of ViT-L while another kernel holds some of the SMs, as NCCL's do under DistributedDataParallel: dense, and 2:4 with either tile scheduler.
 
-    python bench/python/busy_device.py [-o FILE] [--rounds N] [--held 0 16 24]
+    python bench/python/busy_device.py [-o FILE] [--rounds N] [--held 0 16 24] [--eager]
 
 A kernel with one thread block for each held SM, whose shared memory leaves no room for another block, runs on a stream of its own from before the backward
 pass begins until the optimizer's step. Contenders are interleaved; a figure is the median of the rounds, in milliseconds of forward pass, backward pass and optimizer. Model and sizes
-are those of ``vit_step.py``, eager.
+are those of ``vit_step.py``, with torch.compile.
 """
 
 import argparse
@@ -55,8 +55,8 @@ class Busy:
 
 
 class Contender:
-    def __init__(self, sparse: bool, scheduler: str, batch: int, tokens: int):
-        self.step_of = vit_step.Contender(sparse, False, SIZE, batch, tokens, "cuda")
+    def __init__(self, step_of: vit_step.Contender, scheduler: str):
+        self.step_of = step_of
         self.scheduler = scheduler
 
     def timed(self, busy: Busy) -> float:
@@ -82,14 +82,16 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--held", type=int, nargs="+", default=[0, 16, 24])
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
+    dense, sparse = (vit_step.Contender(is_sparse, not arguments.eager, SIZE, 32, 257, "cuda") for is_sparse in (False, True))
     contenders = {
-        "dense": Contender(False, "persistent", 32, 257),
-        "2:4, persistent": Contender(True, "persistent", 32, 257),
-        "2:4, hardware": Contender(True, "hardware", 32, 257),
+        "dense": Contender(dense, "persistent"),
+        "2:4, persistent": Contender(sparse, "persistent"),
+        "2:4, hardware": Contender(sparse, "hardware"),
     }
-    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
+    record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "compiled": not arguments.eager, "results": {}}
     for held in arguments.held:
         busy = Busy(held)
         times = {name: [] for name in contenders}

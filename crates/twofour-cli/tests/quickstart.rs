@@ -200,7 +200,7 @@ fn damaged_files_and_other_runs_are_named_with_the_way_out() {
     fs::write(q.join("text"), [&text[..], b"more"].concat()).unwrap();
     let ran = run(dir.path(), &["quickstart", "--out", "q"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
-    assert!(ran.stderr.contains("other text") && ran.stderr.contains("--force"), "{ran:?}");
+    assert!(ran.stderr.contains("other data") && ran.stderr.contains("--force"), "{ran:?}");
     fs::write(q.join("text"), text).unwrap();
     run(dir.path(), &["quickstart", "--out", "q"]).good();
 }

@@ -80,11 +80,14 @@ fn passes<E: Engine>(engine: &E, task: EncoderTask, sparse: bool) -> (f64, Vec<(
     (f64::from(engine.read(&loss).unwrap()[0]), model.parameters().into_iter().map(gradient).collect())
 }
 
-/// The largest difference over the largest magnitude.
-fn distance(found: &[f32], expected: &[f32]) -> f32 {
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0f32, |most, x| most.max(x.abs()))
+}
+
+/// The largest difference over the largest magnitude, or over `least` where that is more.
+fn distance(found: &[f32], expected: &[f32], least: f32) -> f32 {
     assert_eq!(found.len(), expected.len());
-    let most = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
-    found.iter().zip(expected).fold(0f32, |d, (a, b)| d.max((a - b).abs())) / most.max(1e-20)
+    found.iter().zip(expected).fold(0f32, |d, (a, b)| d.max((a - b).abs())) / largest(expected).max(least)
 }
 
 #[test]
@@ -101,9 +104,11 @@ fn losses_and_gradients_of_every_parameter_are_those_of_the_cpu() {
             let (loss, found) = passes(&engine, task, sparse);
             let off = (loss / expected_loss - 1.0).abs();
             assert!(off < f64::from(tolerance) / 4.0, "{compute} {task:?} {sparse}: {loss} and {expected_loss}");
+            // Some gradients are zero but for rounding: that of the last norm's bias, because the gradients of answers' scores add up to zero over positions.
+            let least = 1e-3 * expected.iter().fold(0f32, |most, (_, gradient)| most.max(largest(gradient)));
             for ((name, found), (other, expected)) in found.iter().zip(&expected) {
                 assert_eq!(name, other);
-                let d = distance(found, expected);
+                let d = distance(found, expected, least);
                 // The gradient of the keys' bias is zero but for rounding, and lies within that of the whole bias.
                 assert!(d < tolerance, "{compute} {task:?}, 2:4 {sparse}, {name}: off by {d} of the largest element");
             }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use cudarc::driver::{
-    CudaGraph,
+    CudaGraph, CudaStream, result,
     sys::{CUgraphInstantiate_flags, CUstreamCaptureMode},
 };
 
@@ -58,6 +58,18 @@ impl fmt::Debug for CapturedWork {
     }
 }
 
+/// Ends the capture of a stream where that has failed before it reached the driver, so that later calls on the stream are launched.
+fn abandon(stream: &CudaStream) {
+    // SAFETY: the stream is valid for as long as it is borrowed.
+    unsafe {
+        if let Ok(graph) = result::stream::end_capture(stream.cu_stream())
+            && !graph.is_null()
+        {
+            let _ = result::graph::destroy(graph);
+        }
+    }
+}
+
 impl CapturedWork {
     /// Captures what `work` launches on the context's stream; nothing runs. `work` must launch nothing on other streams, must not wait, and must have run before, so
     /// that plans, kernels and memory are there.
@@ -71,6 +83,9 @@ impl CapturedWork {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed)?;
         let worked = work();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(failed);
+        if graph.is_err() {
+            abandon(stream);
+        }
         worked?;
         Ok(Self { graph: graph?, context: context.clone(), freed })
     }

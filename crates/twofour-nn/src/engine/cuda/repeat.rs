@@ -9,11 +9,14 @@ use crate::{Error, Result};
 /// Kinds of steps that are remembered; a run has two or three.
 const MOST: usize = 16;
 
+/// Failed captures after which a kind of step is launched call by call. Calls of other threads, such as the loading of kernels, can spoil one.
+const MOST_FAILURES: u32 = 3;
+
 /// What is known of a kind of step.
 #[derive(Debug)]
 enum Kind {
-    /// It has run once: plans, kernels and memory are there.
-    Ran,
+    /// It has run: plans, kernels and memory are there. So many captures of it have failed.
+    Ran { failures: u32 },
     /// It is replayed.
     Captured(CapturedWork),
     /// It cannot be captured.
@@ -56,11 +59,11 @@ impl Repeats {
         }
         match self.kinds.get_mut(&key) {
             None => {
-                self.kinds.insert(key, Kind::Ran);
+                self.kinds.insert(key, Kind::Ran { failures: 0 });
                 Ok(Next::Launch)
             }
             Some(Kind::Refused) => Ok(Next::Launch),
-            Some(Kind::Ran) => Ok(Next::Capture),
+            Some(Kind::Ran { .. }) => Ok(Next::Capture),
             Some(Kind::Captured(work)) => match work.replay()? {
                 true => {
                     self.replays += 1;
@@ -68,14 +71,14 @@ impl Repeats {
                 }
                 // Memory was freed since. The step runs once with the memory that there is now.
                 false => {
-                    self.kinds.insert(key, Kind::Ran);
+                    self.kinds.insert(key, Kind::Ran { failures: 0 });
                     Ok(Next::Launch)
                 }
             },
         }
     }
 
-    /// Captures a step and launches its graph. Returns whether it did; otherwise nothing ran, and the step is to be launched, now and later.
+    /// Captures a step and launches its graph. Returns whether it did; otherwise nothing ran, and the step is to be launched.
     pub(super) fn capture(
         &mut self,
         context: &LayerContext,
@@ -89,9 +92,17 @@ impl Repeats {
                 Ok(launched)
             }
             Err(Failed(error)) => {
-                self.kinds.insert(key, Kind::Refused);
-                let why = format!("steps are launched call by call, because a CUDA graph cannot capture them: {error}");
-                self.note = Some(why);
+                let failures = match self.kinds.get(&key) {
+                    Some(Kind::Ran { failures }) => failures + 1,
+                    _ => MOST_FAILURES,
+                };
+                if failures < MOST_FAILURES {
+                    self.kinds.insert(key, Kind::Ran { failures });
+                } else {
+                    self.kinds.insert(key, Kind::Refused);
+                    let what = "steps are launched call by call, because a CUDA graph cannot capture them";
+                    self.note = Some(format!("{what}: {error}"));
+                }
                 // What the failed capture left behind in the driver's state is told above.
                 context.device().context().check_err().ok();
                 Ok(false)
