@@ -85,7 +85,9 @@ def register_torch(libtorch_cpu: str, libtorch_cuda: str | None = None) -> list[
     """
 
 def set_tile_scheduler(scheduler: str) -> None:
-    """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and for all devices."""
+    """Sets how the tiles of large GEMMs are assigned to a GPU's thread blocks, `"persistent"` or `"hardware"`, from the next call on and
+    for all devices.
+    """
 
 def verify(
     matrix: npt.NDArray[np.uint8],

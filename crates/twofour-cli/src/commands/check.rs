@@ -41,7 +41,7 @@ Examples:
 
 Without --include the selected tensors are those that `prune` would prune. Found patterns have groups of 2, 4, 8, 16 or 32.")]
 pub(crate) struct Check {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     file: PathBuf,
 
     #[command(flatten)]

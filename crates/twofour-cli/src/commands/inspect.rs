@@ -27,7 +27,7 @@ Examples:
   twofour inspect model.safetensors
   twofour inspect --json model/ | jq '.tensors[].name'")]
 pub(crate) struct Inspect {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     file: PathBuf,
 }
 

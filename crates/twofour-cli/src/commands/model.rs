@@ -14,7 +14,7 @@ use crate::{dtype::computing, exit::Usage, hub, present::Screen};
 /// Which model, and how it computes.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, a file of these, or OWNER/NAME[@REVISION] on the Hugging Face hub; dense, pruned or compressed
+    /// A checkpoint's directory (config.json, safetensors, tokenizer.json), the folder of `train` or of `quickstart`, a file of these, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub; dense, pruned or compressed
     model: PathBuf,
 
     /// What to compute in: f32, bf16 or f16 [default: the type of the weights]

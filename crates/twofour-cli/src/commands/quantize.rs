@@ -39,7 +39,7 @@ Examples:
 
 The error of a weight is ‖W - Q‖ / ‖W‖ in the Frobenius norm. The format is specified in docs/format.md; `decompress` writes the weights dense again.")]
 pub(crate) struct Quantize {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]

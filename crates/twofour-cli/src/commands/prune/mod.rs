@@ -48,7 +48,7 @@ Examples:
 
 A weight that is not finite is an error that names the element; nothing is written then.")]
 pub(crate) struct Prune {
-    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME[@REVISION] on the Hugging Face hub
+    /// The model: a .safetensors file, an index, a directory, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub
     input: PathBuf,
 
     #[command(flatten)]
