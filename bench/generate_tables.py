@@ -1,4 +1,5 @@
-"""The tables of whole-model generation on a CPU, from `bench/results/*/cpu-generate-*.json`: what `twofour bench generate -o` writes."""
+"""The tables of whole-model generation: on a CPU from `bench/results/*/cpu-generate-*.json`, what `twofour bench generate -o` writes, and on a GPU from `bench/results/*/generate.json`, what
+`twofour bench cuda --suite generate -o` writes."""
 
 import json
 import statistics
@@ -73,3 +74,21 @@ def lines(result, raw):
 
 def table(path, raw):
     return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"
+
+
+def gpu_table(path, raw):
+    """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedup over the dense form of the same type and batch size."""
+    result = json.loads(path.read_text())
+    rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
+    lines = [
+        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.",
+        "",
+        "| model | batch | weights | step | tokens/s | over dense bf16 | over dense int8 | GB/s | memory |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (model, batch, weights), row in rows.items():
+        over = [rows.get((model, batch, base)) for base in ("dense-bf16", "dense-int8")]
+        over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
+        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["memory_bytes"])]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The tables of docs/python.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,vit_step,ddp_step,gpt_study}.py` and the tutorial's
+"""The tables of docs/python.md, from `bench/results/*/python-*.json`: what `bench/python/{host,linear,int4,vit_step,ddp_step,gpt_study}.py` and the tutorial's
 example wrote."""
 
 import json
@@ -28,6 +28,22 @@ def host_table(folder):
         if "operator" not in name
     ]
     return f"**{found['machine']}**, torch {found['torch']}\n\n" + rows(["call, 8 tokens of 64 features", "least", "median"], body)
+
+
+def int4_table(folder):
+    """Linear layers of a decoding step with int4 weights."""
+    found = read(folder, "int4")
+    if found is None:
+        return ""
+    names = list(found["rows"][0]["times"])
+    dense, ours = "dense int4 (torch)", "2:4 int4 (twofour)"
+    body = []
+    for row in found["rows"]:
+        us = {name: row["times"][name]["us"] for name in names}
+        body.append([f"{row['layer']} {row['shape']}", row["tokens"], *(f"{us[name]:.1f} µs" for name in names), f"{us[dense] / us[ours]:.2f}x"])
+    for tokens, ms in found["linear_ms_per_step"].items():
+        body.append(["all of a step", tokens, *(f"{ms[name]:.2f} ms" for name in names), f"{ms[dense] / ms[ours]:.2f}x"])
+    return f"**{found['device']}**, torch {found['torch']}, groups of {found['group']}\n\n" + rows(["layer", "tokens", *names, "2:4 over dense int4"], body)
 
 
 CASE = re.compile(r"(?P<layer>.*) \[(?P<rows>\d+), (?P<cols>\d+)\], (?P<tokens>\d+) tokens, torch\.(?P<dtype>\w+), (?P<way>\w+)")

@@ -386,6 +386,7 @@ DOCUMENTS = {
         "grid-table": ("grid.json", grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
+        "gpu-generate-table": ("generate.json", lambda path: generate_tables.gpu_table(path, link(path))),
         "layer-table": ("layer.json", layer_table),
         "attention-table": ("attention.json", attention_table),
         "block-table": ("block.json", step_table),
@@ -397,6 +398,7 @@ DOCUMENTS = {
     "docs/python.md": {
         "python-host-table": ("python-host.json", python_tables.tables(python_tables.host_table)),
         "python-linear-table": ("python-linear.json", python_tables.tables(python_tables.linear_table)),
+        "python-int4-table": ("python-int4.json", python_tables.tables(python_tables.int4_table)),
         "python-model-table": ("python-vit_step.json", python_tables.tables(python_tables.model_table)),
         "python-parallel-table": ("python-ddp_step.json", python_tables.tables(python_tables.parallel_table)),
         "python-study-table": ("python-gpt_study.json", python_tables.tables(python_tables.study_table)),
