@@ -9,6 +9,7 @@ mod head;
 mod inputs;
 #[cfg(test)]
 mod tests;
+mod trained;
 
 use twofour::layer::Accumulate;
 
