@@ -253,3 +253,19 @@ fn a_dry_run_of_an_encoder_shows_its_layers() {
     assert_eq!((layers.len(), &layers[8]["name"], &layers[8]["sparse"]), (9, &"answers".into(), &false.into()));
     assert_eq!(layers.iter().filter(|layer| layer["sparse"] == true).count(), 4);
 }
+
+#[test]
+fn the_repositorys_recipes_of_encoders_train() {
+    let directory = folder();
+    let at = directory.path();
+    for (name, data) in [("questions", "data.questions=train.json"), ("masked-tokens", "data.text=text.txt")] {
+        let recipe = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{name}.toml"));
+        let recipe = recipe.display().to_string();
+        let mut arguments = vec!["train", &recipe, "-o", name];
+        for set in ["model.from=bert", "model.context=36", "training.steps=3", "training.warm_up=1", data] {
+            arguments.extend(["--set", set]);
+        }
+        run(at, &arguments).good();
+        assert!(at.join(name).join("model/config.json").is_file());
+    }
+}
