@@ -39,7 +39,7 @@ class Tutorial:
             print(f"{step} ...", file=sys.stderr, flush=True)
             begun = time.monotonic()
             try:
-                done = subprocess.run([str(word) for word in command], cwd=self.out, stdout=subprocess.PIPE, text=True, timeout=left)
+                done = subprocess.run([str(word) for word in command], cwd=self.out, stdout=subprocess.PIPE, text=True, timeout=None if left == float("inf") else left)
             except subprocess.TimeoutExpired:
                 raise SystemExit(f"stopped in {step}: the time is up; the same command goes on") from None
             if done.returncode:

@@ -165,7 +165,7 @@ fn by_name(name: &str) -> Result<(), Skipped> {
     if parts.iter().any(|p| norm(p)) {
         return Err(Skipped::Norm);
     }
-    const HEADS: [&str; 8] =
+    const HEADS: [&str; 9] =
         ["head", "lm_head", "output", "output_projection", "classifier", "qa_outputs", "score", "proj_out", "logits"];
     let repeated = parts.iter().any(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
     match parts.last() {

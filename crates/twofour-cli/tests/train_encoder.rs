@@ -64,7 +64,10 @@ fn folder() -> tempfile::TempDir {
     let vocabulary = model["vocab"].as_object_mut().unwrap();
     let last = vocabulary.remove("ow").unwrap();
     vocabulary.insert("[MASK]".to_owned(), last.clone());
-    tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({"id": last, "content": "[MASK]", "single_word": false,
+    tokenizer["added_tokens"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"id": last, "content": "[MASK]", "single_word": false,
         "lstrip": false, "rstrip": false, "normalized": false, "special": true}));
     fs::write(at.join("bert/tokenizer.json"), tokenizer.to_string()).unwrap();
     let start = CONTEXT.find("which two").unwrap();
@@ -117,9 +120,15 @@ fn an_encoder_is_fine_tuned_pruned_fine_tuned_again_and_compressed() {
     run(at, &["prune", "dense/model", "-o", "pruned"]).good();
     let ran = train(at, "tuned", &["model.from=pruned", "sparsity.method=fixed"]).good();
     let report = read_json(at.join("tuned/report.json"));
-    assert_eq!((&report["model"]["two_of_four"], &report["target"]), (&8.into(), &"an end of an answer".into()), "{ran:?}");
+    assert_eq!(
+        (&report["model"]["two_of_four"], &report["target"]),
+        (&8.into(), &"an end of an answer".into()),
+        "{ran:?}"
+    );
     run(at, &["check", "tuned/model"]).good();
-    let of = |folder: &str, name: &str| Reader::open(at.join(folder)).unwrap().tensor(name).unwrap().to_vec::<f32>().unwrap();
+    let of = |folder: &str, name: &str| {
+        Reader::open(at.join(folder)).unwrap().tensor(name).unwrap().to_vec::<f32>().unwrap()
+    };
     let name = "bert.encoder.layer.1.attention.self.key.weight";
     let (before, after) = (of("pruned", name), of("tuned/model", name));
     assert!(before.iter().zip(&after).all(|(before, after)| *before != 0.0 || *after == 0.0), "its zeros stay");
@@ -139,7 +148,9 @@ fn an_encoder_is_fine_tuned_pruned_fine_tuned_again_and_compressed() {
         assert_eq!((found["rows"].as_array().unwrap().len(), &found["length"]), (2, &20.into()));
         assert!(found["sparse_weight_bytes"].as_u64() < found["dense_weight_bytes"].as_u64(), "{found}");
         let row = &found["rows"][1];
-        assert!(row["batch"] == 3 && row["dense_s"].as_array().unwrap().len() == 2 && row["speedup"].as_f64() > Some(0.0));
+        assert!(
+            row["batch"] == 3 && row["dense_s"].as_array().unwrap().len() == 2 && row["speedup"].as_f64() > Some(0.0)
+        );
     }
     assert!(run(at, &["bench", "encoder", "dense"]).bad(2).contains("nothing to compare"));
     assert!(run(at, &["bench", "encoder", "pruned", "--length", "64"]).bad(2).contains("40 tokens"));
@@ -235,7 +246,11 @@ fn mistakes_of_an_encoders_recipe_are_told_at_once() {
     assert!(bad(&[]).contains("model.from: is missing"));
     fs::write(at.join("recipe.toml"), RECIPE.replace("task = 'answers'\n", "")).unwrap();
     assert!(bad(&[]).contains("model.task: is missing"));
-    fs::write(at.join("gpt.toml"), "[model]\nlayers = 1\nwidth = 8\nheads = 2\ncontext = 8\n[data]\ntext = 'text.txt'\n").unwrap();
+    fs::write(
+        at.join("gpt.toml"),
+        "[model]\nlayers = 1\nwidth = 8\nheads = 2\ncontext = 8\n[data]\ntext = 'text.txt'\n",
+    )
+    .unwrap();
     for set in ["model.task=answers", "data.questions=train.json"] {
         let message = run(at, &["train", "gpt.toml", "-o", "run", "--set", set]).bad(2);
         assert!(message.contains("only a \"bert\""), "{set}: {message}");
@@ -248,7 +263,10 @@ fn a_dry_run_of_an_encoder_shows_its_layers() {
     let directory = folder();
     let at = directory.path();
     let plan = run(at, &["train", "recipe.toml", "--dry-run", "--set", "sparsity.method=ste", "--json"]).good().json();
-    assert_eq!((&plan["step_tokens"], &plan["vocabulary"], &plan["tokenizer"]), (&144.into(), &80.into(), &"checkpoint".into()));
+    assert_eq!(
+        (&plan["step_tokens"], &plan["vocabulary"], &plan["tokenizer"]),
+        (&144.into(), &80.into(), &"checkpoint".into())
+    );
     let layers = plan["layers"].as_array().unwrap();
     assert_eq!((layers.len(), &layers[8]["name"], &layers[8]["sparse"]), (9, &"answers".into(), &false.into()));
     assert_eq!(layers.iter().filter(|layer| layer["sparse"] == true).count(), 4);

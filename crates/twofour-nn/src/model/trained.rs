@@ -110,13 +110,7 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     ///
     /// # Errors
     /// Those of [`TrainedModel::upload`]; a batch of another shape.
-    fn overwrite(
-        &self,
-        engine: &E,
-        batch: (&[u32], &[u32]),
-        shape: BatchShape,
-        to: &mut Self::Uploaded,
-    ) -> Result<()>;
+    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), shape: BatchShape, to: &mut Self::Uploaded) -> Result<()>;
 
     /// A forward and a backward pass over a batch in the engine's memory, whose inputs and targets are known to exist: adds the sum of the losses to `loss`, and writes or
     /// adds the gradients, times `scale`, of all parameters. `ready` receives gradients as they are complete: those of all parameters, each once, in an order that

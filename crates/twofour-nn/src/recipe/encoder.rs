@@ -94,7 +94,8 @@ fn refuse_others(s: &mut Section<'_>, m: &mut Mistakes) {
 
 /// The model of a recipe whose start is absent or cannot be opened.
 pub(super) fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
-    let what = "the directory of the checkpoint that a \"bert\" starts from, with config.json, safetensors and tokenizer.json";
+    let what =
+        "the directory of the checkpoint that a \"bert\" starts from, with config.json, safetensors and tokenizer.json";
     if from.is_none() && !m.has("model.from") {
         m.add(s.place("kind"), "model.from", format!("is missing: {what}"));
     }
@@ -194,8 +195,7 @@ pub(super) fn source(
     m: &mut Mistakes,
 ) -> Option<ModelSource> {
     let place = || sections.model.place("from");
-    let config =
-        BertConfig { encoder: saved.config().clone(), task: model.task?, positions: model.context };
+    let config = BertConfig { encoder: saved.config().clone(), task: model.task?, positions: model.context };
     if ["model.context", "model.task"].iter().any(|key| m.has(key)) {
         return None;
     }

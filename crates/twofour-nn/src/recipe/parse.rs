@@ -187,7 +187,7 @@ fn read_text(
     refuse(s, "data", &["questions"], "only a \"bert\" that learns answers has it", m);
     let (text, places) = read_files(s, "text", "text files to train on", folder, m);
     let saved = match start {
-        Some(Start::Decoder(saved)) => Some(saved),
+        Some(Start::Decoder(saved)) => Some(saved.as_ref()),
         _ => None,
     };
     let settings = DataSettings {

@@ -3,12 +3,7 @@
 use std::sync::Arc;
 
 use super::{Batch, MaskedSample, MaskedText, QuestionSet, TrainingData, passes::drawn};
-use crate::{
-    block::BatchShape,
-    engine::Engine,
-    model::Bert,
-    questions::Window,
-};
+use crate::{block::BatchShape, engine::Engine, model::Bert, questions::Window};
 
 /// The samples of an encoder, by its [task](crate::model::EncoderTask).
 ///

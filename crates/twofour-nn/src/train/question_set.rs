@@ -35,7 +35,8 @@ impl QuestionSet {
         let held = (contexts.len() as f64 * validation_share).ceil() as usize;
         let first = contexts.len().checked_sub(held).and_then(|first| contexts.get(first)).copied();
         let first = first.unwrap_or(usize::MAX);
-        let bytes = file.contexts.iter().chain(file.questions.iter().map(|question| &question.text)).map(String::len).sum();
+        let bytes =
+            file.contexts.iter().chain(file.questions.iter().map(|question| &question.text)).map(String::len).sum();
         let (mut training, mut validation) = (vec![], vec![]);
         for (index, question) in file.questions.iter().enumerate() {
             let part = if question.context < first { &mut training } else { &mut validation };

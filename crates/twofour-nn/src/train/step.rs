@@ -13,8 +13,7 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::{
-        AdamWStep, Buffer as _, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings,
-        StepLimits, StepPhase,
+        AdamWStep, Engine, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings, StepLimits, StepPhase,
     },
     model::TrainedModel,
     parameter::Parameter,

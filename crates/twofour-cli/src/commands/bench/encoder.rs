@@ -125,7 +125,9 @@ impl Encoder {
         let [dense_weight_bytes, sparse_weight_bytes] = [0, 1].map(|which: usize| models[which].weight_bytes());
         if dense_weight_bytes <= sparse_weight_bytes {
             let model = self.model.display();
-            bail!(Usage(format!("{model}: no linear layer is 2:4, so there is nothing to compare; prune it first: twofour prune")));
+            bail!(Usage(format!(
+                "{model}: no linear layer is 2:4, so there is nothing to compare; prune it first: twofour prune"
+            )));
         }
         let length = self.length as usize;
         let mut answer = Answer {

@@ -283,8 +283,14 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         let data = self.trainer.data().clone();
         let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;
         let model = D::leave(self.folder, &loaded.recipe, (self.trainer.engine(), self.trainer.model()))?;
-        let report =
-            Report::new((loaded, tokens, data.targets()[0]), plan, &self.steps, last, (self.decay, probe, model), measure::machine()?);
+        let report = Report::new(
+            (loaded, tokens, data.targets()[0]),
+            plan,
+            &self.steps,
+            last,
+            (self.decay, probe, model),
+            measure::machine()?,
+        );
         let loss = report.val_loss.unwrap_or(f64::NAN);
         let [target, kind] = data.targets();
         let title = match report.val_accuracy {

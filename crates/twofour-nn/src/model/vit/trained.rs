@@ -193,13 +193,7 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         IndexBatch::new(engine, batch)
     }
 
-    fn overwrite(
-        &self,
-        engine: &E,
-        batch: (&[u32], &[u32]),
-        _: BatchShape,
-        to: &mut IndexBatch<E>,
-    ) -> Result<()> {
+    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut IndexBatch<E>) -> Result<()> {
         to.write(engine, batch)
     }
 

@@ -122,5 +122,7 @@ fn data_and_layers_that_do_not_fit_the_encoder_are_refused() {
     assert!(refused(few, plan(Method::Dense), answers).contains("vocabulary has 20"));
     let embedding = SparsityPlan::of_method(Method::Ste, vec!["embedding".to_owned()], 60);
     assert!(refused(config(masked), embedding, masked).contains("read dense"));
-    assert!(refused(config(masked), SparsityPlan::of_method(Method::Activation, vec![], 60), masked).contains("squared"));
+    assert!(
+        refused(config(masked), SparsityPlan::of_method(Method::Activation, vec![], 60), masked).contains("squared")
+    );
 }
