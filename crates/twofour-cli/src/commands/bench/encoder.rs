@@ -1,23 +1,27 @@
 //! `twofour bench encoder`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use half::{bf16, f16};
 use serde::Serialize;
-use twofour::{DataType, file::StoredElement, kernel::KernelElement};
-use twofour_nn::model::{Encoder as Model, EncoderCheckpoint, EncoderInput, SavedModel};
+use twofour::DataType;
+use twofour_cuda::Device;
+use twofour_nn::model::{EncoderCheckpoint, SavedModel};
 
-use super::{answer::warn_if_busy, output::Output};
+use super::{super::train::TrainDevice, answer::warn_if_busy, output::Output};
 use crate::{
     dtype::computing,
     exit::{Usage, Verdict},
     interrupt,
-    measure::{self, Machine, median, random::Random},
+    measure::{
+        self, Machine,
+        cuda::{self, CudaEncoderPair, Gpu},
+        encoder::{CpuEncoderPair, EncoderPair},
+        median,
+        random::Random,
+    },
     present::{
         Screen,
         style::{self, paint},
@@ -26,17 +30,20 @@ use crate::{
     },
 };
 
-/// Measure the latency of an encoder (BERT) on the CPU: its 2:4 layers against the same layers dense
+/// Measure the latency of an encoder (BERT): its 2:4 layers against the same layers dense
 ///
 /// The model is a pruned or compressed one. It is packed twice: as it is, its 2:4 layers for the 2:4 kernels, and with every layer for the dense kernels. Both hold the same values.
 /// They take turns in shuffled order with batches of random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
 /// rounds, and the median of the rounds' ratios.
+///
+/// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay in its memory.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   twofour bench encoder pruned/
   twofour bench encoder pruned/ --batch 4,16,64,256 --length 384 -o latency.json
   twofour bench encoder int8/ --dtype bf16
+  twofour bench encoder pruned/ --length 384 --device cuda -o latency.json
 
 Integers of a quantized model are compared with dense layers in the type to compute in.")]
 pub(super) struct Encoder {
@@ -59,14 +66,26 @@ pub(super) struct Encoder {
     #[arg(long, default_value_t = 7, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
+    /// Where to compute: cpu, cuda, or cuda:NUMBER
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: TrainDevice,
+
     #[command(flatten)]
     output: Output,
 }
 
-/// The answer.
+/// What was measured.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Measured {
+    Cpu(Machine),
+    Gpu(Gpu),
+}
+
+/// The answer; `bench/tutorial.py` reads its JSON.
 #[derive(Debug, Serialize)]
 struct Answer {
-    machine: Machine,
+    machine: Measured,
     command: String,
     model: String,
     dtype: String,
@@ -104,11 +123,36 @@ impl Encoder {
         }
         self.output.expect_writable()?;
         let _guard = interrupt::guard();
-        let answer = match self.dtype.unwrap_or_else(|| checkpoint.dtype()) {
-            DataType::F32 => self.measured::<f32>(&checkpoint, screen)?,
-            DataType::BF16 => self.measured::<bf16>(&checkpoint, screen)?,
-            DataType::F16 => self.measured::<f16>(&checkpoint, screen)?,
-            other => bail!(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported"))),
+        let stored = self.dtype.unwrap_or_else(|| checkpoint.dtype());
+        let answer = match &self.device {
+            TrainDevice::Cuda(numbers) => {
+                let [number] = numbers[..] else {
+                    bail!(Usage("latency is measured on one device; name one GPU, as in --device cuda:0".to_owned()))
+                };
+                // 2:4 layers on a GPU are 16-bit.
+                let dtype = if stored == DataType::F32 && self.dtype.is_none() { DataType::BF16 } else { stored };
+                if dtype == DataType::F32 {
+                    bail!(Usage("--dtype f32: 2:4 layers on a GPU require bf16 or f16".to_owned()));
+                }
+                let device = Device::open(number)?;
+                let mut pair = CudaEncoderPair::new(&device, &checkpoint, dtype, length)?;
+                self.measured(&mut pair, Measured::Gpu(cuda::gpu(&device)?), dtype, screen)?
+            }
+            TrainDevice::Cpu => {
+                let machine = Measured::Cpu(measure::machine()?);
+                match stored {
+                    DataType::F32 => {
+                        self.measured(&mut CpuEncoderPair::<f32>::new(&checkpoint, length)?, machine, stored, screen)?
+                    }
+                    DataType::BF16 => {
+                        self.measured(&mut CpuEncoderPair::<bf16>::new(&checkpoint, length)?, machine, stored, screen)?
+                    }
+                    DataType::F16 => {
+                        self.measured(&mut CpuEncoderPair::<f16>::new(&checkpoint, length)?, machine, stored, screen)?
+                    }
+                    other => bail!(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported"))),
+                }
+            }
         };
         answer.tell(screen)?;
         screen.json(&answer)?;
@@ -116,63 +160,57 @@ impl Encoder {
         Ok(Verdict::Yes)
     }
 
-    fn measured<T: KernelElement + StoredElement>(
+    fn measured(
         &self,
-        checkpoint: &EncoderCheckpoint,
+        pair: &mut dyn EncoderPair,
+        machine: Measured,
+        dtype: DataType,
         screen: &Screen,
     ) -> Result<Answer> {
-        let models = [checkpoint.dense_inference::<T>()?, checkpoint.inference::<T>()?];
-        let [dense_weight_bytes, sparse_weight_bytes] = [0, 1].map(|which: usize| models[which].weight_bytes());
+        let [dense_weight_bytes, sparse_weight_bytes] = pair.weight_bytes();
         if dense_weight_bytes <= sparse_weight_bytes {
-            let model = self.model.display();
             bail!(Usage(format!(
-                "{model}: no linear layer is 2:4, so there is nothing to compare; prune it first: twofour prune"
+                "{}: no linear layer is 2:4, so there is nothing to compare; prune it first: twofour prune",
+                self.model.display()
             )));
         }
-        let length = self.length as usize;
         let mut answer = Answer {
-            machine: measure::machine()?,
+            machine,
             command: self.told(),
             model: self.shown_model(),
-            dtype: T::DTYPE.to_string(),
-            length,
+            dtype: dtype.to_string(),
+            length: self.length as usize,
             dense_weight_bytes,
             sparse_weight_bytes,
             load_average: vec![],
             rows: vec![],
         };
         let mut progress = screen.progress();
-        let steps = self.batch.len() as u64 * u64::from(self.rounds + 1);
-        for (index, batch) in self.batch.iter().enumerate() {
+        let rounds = u64::from(self.rounds) + 1;
+        for (index, &batch) in self.batch.iter().enumerate() {
             answer.load_average.push(measure::load_average());
-            let tokens = tokens(*batch as usize * length, checkpoint.config().vocabulary);
-            let inputs: Vec<_> = tokens.chunks(length).map(|tokens| EncoderInput { tokens, types: None }).collect();
+            pair.begin(batch as usize)?;
             let mut seconds = [vec![], vec![]];
+            // The same orders in every run.
             let mut random = Random::new();
             // The round before the first warms up.
-            for round in 0..=self.rounds {
-                let done = index as u64 * u64::from(self.rounds + 1) + u64::from(round);
-                progress.steps(&format!("batch {batch}"), done, steps);
+            for round in 0..rounds {
+                progress.steps(
+                    &format!("batch {batch}"),
+                    index as u64 * rounds + round,
+                    self.batch.len() as u64 * rounds,
+                );
                 let mut order = [0, 1];
                 random.shuffle(&mut order);
                 for which in order {
                     interrupt::check()?;
-                    let found = timed(&models[which], &inputs)?;
+                    let found = pair.seconds(which)?;
                     if round > 0 {
                         seconds[which].push(found);
                     }
                 }
             }
-            let [dense_s, sparse_s] = seconds;
-            let ratios = dense_s.iter().zip(&sparse_s).map(|(dense, sparse)| dense / sparse);
-            answer.rows.push(Row {
-                batch: *batch as usize,
-                dense_ms: 1e3 * median(&mut dense_s.clone()),
-                sparse_ms: 1e3 * median(&mut sparse_s.clone()),
-                speedup: median(&mut ratios.collect::<Vec<_>>()),
-                dense_s,
-                sparse_s,
-            });
+            answer.rows.push(row(batch as usize, seconds));
         }
         Ok(answer)
     }
@@ -187,8 +225,9 @@ impl Encoder {
     fn told(&self) -> String {
         let batches: Vec<String> = self.batch.iter().map(u32::to_string).collect();
         let dtype = self.dtype.map_or(String::new(), |dtype| format!(" --dtype {dtype}"));
+        let device = if self.device == TrainDevice::Cpu { String::new() } else { format!(" --device {}", self.device) };
         format!(
-            "twofour bench encoder {} --batch {} --length {} --rounds {}{dtype}",
+            "twofour bench encoder {} --batch {} --length {} --rounds {}{dtype}{device}",
             self.shown_model(),
             batches.join(","),
             self.length,
@@ -197,23 +236,26 @@ impl Encoder {
     }
 }
 
-/// Seconds of a forward pass.
-fn timed<T: KernelElement>(model: &Model<T>, inputs: &[EncoderInput<'_>]) -> Result<f64> {
-    let begun = Instant::now();
-    std::hint::black_box(model.forward(inputs)?);
-    Ok(begun.elapsed().as_secs_f64())
-}
-
-/// Random tokens, the same in every run.
-fn tokens(count: usize, vocabulary: usize) -> Vec<u32> {
-    let mut random = Random::new();
-    (0..count).map(|_| random.below(vocabulary) as u32).collect()
+fn row(batch: usize, [dense_s, sparse_s]: [Vec<f64>; 2]) -> Row {
+    let ratios = dense_s.iter().zip(&sparse_s).map(|(dense, sparse)| dense / sparse);
+    Row {
+        batch,
+        dense_ms: 1e3 * median(&mut dense_s.clone()),
+        sparse_ms: 1e3 * median(&mut sparse_s.clone()),
+        speedup: median(&mut ratios.collect::<Vec<_>>()),
+        dense_s,
+        sparse_s,
+    }
 }
 
 impl Answer {
     fn tell(&self, screen: &mut Screen) -> Result<()> {
-        let Machine { cpu, engine, threads, .. } = &self.machine;
-        screen.line(format!("{cpu}, engine {engine}, {}", units::plural(*threads, "thread")))?;
+        screen.line(match &self.machine {
+            Measured::Cpu(Machine { cpu, engine, threads, .. }) => {
+                format!("{cpu}, engine {engine}, {}", units::plural(*threads, "thread"))
+            }
+            Measured::Gpu(Gpu { gpu, architecture, .. }) => format!("{gpu}, {architecture}"),
+        })?;
         screen.line(format!(
             "{}: {}, sequences of {} tokens; linear layers of {} dense, {} 2:4",
             Path::new(&self.model).display(),
@@ -222,7 +264,9 @@ impl Answer {
             units::bytes(self.dense_weight_bytes as u64),
             units::bytes(self.sparse_weight_bytes as u64)
         ))?;
-        warn_if_busy(screen, self.load_average.first().copied().flatten(), &self.machine)?;
+        if let Measured::Cpu(machine) = &self.machine {
+            warn_if_busy(screen, self.load_average.first().copied().flatten(), machine)?;
+        }
         screen.line("")?;
         let mut table = Table::new([
             ("batch", Align::Right),

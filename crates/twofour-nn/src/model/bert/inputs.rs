@@ -76,8 +76,11 @@ impl<E: Engine> BertBatch<E> {
             .try_for_each(|(to, ids)| engine.write_ids(to, &ids))
     }
 
-    /// Sequences without targets.
-    pub(super) fn of_sequences(
+    /// Sequences without targets, as [`Bert::encode`](super::Bert::encode) takes them.
+    ///
+    /// # Errors
+    /// Tokens or types that do not fit the shape or do not exist; not enough memory.
+    pub fn of_sequences(
         engine: &E,
         config: &BertConfig,
         (tokens, types): (&[u32], &[u32]),

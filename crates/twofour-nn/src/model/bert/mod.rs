@@ -5,6 +5,7 @@
 mod build;
 mod config;
 mod embeddings;
+mod encode;
 mod head;
 mod inputs;
 #[cfg(test)]
