@@ -59,9 +59,9 @@ class Tutorial:
     def twofour(self, step, *words):
         return self.run(step, [self.options.twofour, *words, "--json"])
 
-    def questions(self, step, text, name):
+    def questions(self, step, text, name, *more):
         script = HERE / "python" / "wikitext_questions.py"
-        return self.run(step, [sys.executable, script, text, "-o", name, "--each", "50"], answers=False)
+        return self.run(step, [sys.executable, script, text, "-o", name, "--each", "50", *more], answers=False)
 
     def train(self, step, start, steps, rate, *more):
         o = self.options
@@ -76,7 +76,7 @@ class Tutorial:
     def all(self):
         o = self.options
         self.questions("questions-train", o.train.resolve(), "train.json")
-        self.questions("questions-held-out", o.held_out.resolve(), "held-out.json")
+        self.questions("questions-held-out", o.held_out.resolve(), "held-out.json", "--most", o.most)
         self.train("dense", o.model.resolve(), o.steps, o.rate)
         self.eval("dense-eval", "dense")
         for method in o.methods:
@@ -137,6 +137,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=["magnitude"])
+    parser.add_argument("--most", type=int, default=0, help="most questions that are asked; 0 for all")
     parser.add_argument("--control", action="store_true", help="also train the dense model as long as the pruned one")
     parser.add_argument("--lengths", type=lambda text: text.split(","), default=["128"], help="tokens of a sequence when latency is measured")
     parser.add_argument("--batches", default="4,16,64,256")
