@@ -8,6 +8,7 @@ import unittest
 import generate_tables
 import grid_tables
 import readme_tables
+import vision_tables
 
 MACHINE = {"gpu": "a GPU", "architecture": "sm_90a", "multiprocessors": 132, "driver": "13.0", "nvrtc": None}
 
@@ -62,6 +63,28 @@ class Generation(unittest.TestCase):
             ("prefill, 2:4-int8 over llama.cpp Q4_0, llama.cpp's fastest", 1.0),
         ])
         self.assertEqual([medians for _, _, medians, *_ in found], [2.5, 2.0, 2.0])
+
+
+class Vision(unittest.TestCase):
+    def test_a_row_has_mean_and_range_of_both_accuracies_and_the_best_head_is_first(self):
+        recipe = {
+            "model": {"layers": 2, "width": 64, "image": 28, "patch": 4}, "data": {"images": "digits.gz", "validation": 0.2},
+            "training": {"steps": 10, "batch": 8},
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            for method, seed, head, probe in [("sr-ste", 0, 0.5, 0.75), ("dense", 0, 0.9, 0.8), ("dense", 1, 0.8, 0.7)]:
+                report = {
+                    "method": method, "seed": seed, "device": "cpu", "val_accuracy": head, "linear_probe": {"validation_accuracy": probe},
+                    "data_tokens": 50 * 1000, "recipe": recipe,
+                }
+                (folder / f"{method}-{seed}.json").write_text(json.dumps(report))
+            lines = vision_tables.table(folder).splitlines()
+        self.assertIn("800 to train on, 200 to judge by; f32 on a CPU", lines[0])
+        self.assertEqual(lines[-2:], [
+            "| dense | 2 | 85.00 % | 80.00 to 90.00 | 75.00 % | 70.00 to 80.00 |",
+            "| sr-ste | 1 | 50.00 % | 50.00 to 50.00 | 75.00 % | 75.00 to 75.00 |",
+        ])
 
 
 class Groups(unittest.TestCase):

@@ -410,8 +410,8 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
     let images = idx(&[60, 8, 8], (0..60 * 64).map(pixel));
     fs::write(directory.path().join("images"), &images).unwrap();
     fs::write(directory.path().join("labels"), idx(&[60], (0..60).map(|i| i % 2))).unwrap();
-    let train = |more: &[&str]| {
-        let mut arguments = vec!["train".to_owned(), recipe("vit"), "-o".to_owned(), "run".to_owned()];
+    let train_from = |name: &str, folder: &str, more: &[&str]| {
+        let mut arguments = vec!["train".to_owned(), recipe(name), "-o".to_owned(), folder.to_owned()];
         let tiny = ["model.layers=1", "model.width=16", "model.heads=2", "model.image=8", "model.classes=2"];
         let data = ["data.images=images", "data.labels=labels", "training.batch=8", "training.warm_up=4"];
         for set in tiny.iter().chain(&data).chain(&["training.steps=40"]).chain(more) {
@@ -419,7 +419,9 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
         }
         run(directory.path(), &arguments.iter().map(String::as_str).collect::<Vec<_>>())
     };
+    let train = |more: &[&str]| train_from("vit", "run", more);
     train(&[]).good();
+    train_from("study-vit", "study", &["sparsity.method=fst"]).good();
     let report: Value = serde_json::from_slice(&fs::read(directory.path().join("run/report.json")).unwrap()).unwrap();
     assert!(report["val_accuracy"].as_f64().unwrap() > 0.9, "{report}");
     // The images are two, with labels: any features tell them apart.

@@ -12,7 +12,7 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{DecoderConfig, Gpt, GptConfig};
+use super::{DecoderConfig, Gpt, GptConfig, vit::VIT_KEY};
 use crate::{
     Error, Result,
     engine::{Engine, SparseLayer as _},
@@ -142,6 +142,9 @@ pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {
                 serde_json::from_str(text).map_err(|e| fault(format!("metadata `{DECODER_KEY}`: {e}")))?;
             config.validate()?;
             (DECODER_KEY, config)
+        }
+        (None, None) if reader.metadata().contains_key(VIT_KEY) => {
+            return Err(fault("it is a vision transformer, and a decoder of text is required".to_owned()).into());
         }
         (None, None) => {
             let reason = format!(

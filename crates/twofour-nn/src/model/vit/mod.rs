@@ -23,6 +23,7 @@ use crate::{
 
 pub use config::VitConfig;
 pub use probe::LinearProbe;
+pub(super) use trained::VIT_KEY;
 
 /// A vision transformer for classification (Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021), pre-norm as DINOv2's: patches go through a linear layer,
 /// learned positions are added, and after layers of full attention and GELU feed-forward blocks the head reads the norm of the class token, or the mean over the

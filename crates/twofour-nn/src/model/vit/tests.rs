@@ -12,7 +12,7 @@ use crate::{
         Engine, Kind,
         cpu::{CpuBuffer, CpuEngine},
     },
-    model::TrainedModel,
+    model::{Gpt, TrainedModel},
     random::Stream,
     recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
     train::{ImageSet, SparsityPlan, Trainer},
@@ -191,9 +191,27 @@ fn a_saved_model_has_the_scores_of_the_trained_one() {
     let images = Arc::new(images(40));
     let mut trainer = trainer(Method::Ste, 10, &images);
     (0..10).for_each(|_| drop(trainer.step().unwrap()));
-    let path = tempfile::tempdir().unwrap().keep().join("vit.safetensors");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vit.safetensors");
     let (engine, model) = trainer.engine_and_model();
     TrainedModel::save(model, engine, &path, Overwrite::No, DataType::F32).unwrap();
+    let error = Gpt::load(engine, &path).unwrap_err().to_string();
+    assert!(error.contains("vision transformer"), "{error}");
+    let bytes = std::fs::read(&path).unwrap();
+    for (name, damaged) in [("truncated", &bytes[..bytes.len() - 5]), ("header", &bytes[..100]), ("empty", &[])] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, damaged).unwrap();
+        let error = Vit::load(engine, &path).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    // The class token and four patches are five positions; another patch is another number of them.
+    let text = String::from_utf8_lossy(&bytes[8..]).into_owned();
+    let at = 8 + text.find("patch\\\":3").unwrap() + "patch\\\":".len();
+    let mut other = bytes.clone();
+    other[at] = b'6';
+    std::fs::write(directory.path().join("other"), other).unwrap();
+    let error = Vit::load(engine, directory.path().join("other")).unwrap_err().to_string();
+    assert!(error.contains("positions.weight") || error.contains("patches.weight"), "{error}");
     let mut loaded = Vit::load(engine, &path).unwrap();
     loaded.prepare(engine, &images).unwrap();
     let shape = BatchShape { batch: 3, positions: model.positions() };

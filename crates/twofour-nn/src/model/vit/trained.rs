@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The metadata key that holds a vision transformer's [`VitConfig`] as JSON.
-const VIT_KEY: &str = "twofour.vit";
+pub(in crate::model) const VIT_KEY: &str = "twofour.vit";
 
 /// The most tokens of all images: batches name them by 32-bit numbers.
 const MOST_TOKENS: usize = i32::MAX as usize;
