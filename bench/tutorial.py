@@ -110,7 +110,16 @@ class Tutorial:
             for step, entry in self.results.items()
             if step.startswith("latency-")
         }
-        return {"evaluations": evaluations, "latency": latency, "steps": self.results}
+        steps = {step: {**entry, "result": self.plain(entry["result"])} for step, entry in self.results.items()}
+        return {"evaluations": evaluations, "latency": latency, "steps": steps}
+
+    @staticmethod
+    def plain(result):
+        """A result without lists of tensors and paths of this machine; OUT/steps has all of it."""
+        if not isinstance(result, dict):
+            return str(result).replace(str(HERE.parent), "")
+        keep = lambda key, value: key in ("machine", "rows") or not isinstance(value, (dict, list)) and "/" not in str(value)
+        return {key: value for key, value in result.items() if keep(key, value)}
 
 
 def show(summary):
