@@ -7,7 +7,7 @@
 //! |---|---|
 //! | embedding | contains `embed`, or is `wte`, `wpe` or `shared` |
 //! | norm | contains `norm`, is `ln` or `bn`, or begins with `ln_` or `bn_` |
-//! | output head | is the last before `weight`, one of `head`, `lm_head`, `output`, `output_projection`, `classifier`, `score`, `proj_out`, `logits`; and no part is a number, so that it is not inside a repeated layer |
+//! | output head | is the last before `weight`, one of `head`, `lm_head`, `output`, `output_projection`, `classifier`, `qa_outputs`, `score`, `proj_out`, `logits`; and no part is a number, so that it is not inside a repeated layer |
 //!
 //! `--include` replaces these rules of names; `--exclude` removes tensors from either. A `*` matches dots too.
 
@@ -165,8 +165,8 @@ fn by_name(name: &str) -> Result<(), Skipped> {
     if parts.iter().any(|p| norm(p)) {
         return Err(Skipped::Norm);
     }
-    const HEADS: [&str; 8] =
-        ["head", "lm_head", "output", "output_projection", "classifier", "score", "proj_out", "logits"];
+    const HEADS: [&str; 9] =
+        ["head", "lm_head", "output", "output_projection", "classifier", "qa_outputs", "score", "proj_out", "logits"];
     let repeated = parts.iter().any(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
     match parts.last() {
         Some(last) if HEADS.contains(last) && !repeated => Err(Skipped::Head),
@@ -204,6 +204,7 @@ mod tests {
             ("shared.weight", Err(Embedding)),
             ("blocks.2.mlp.up.weight", Ok(())),
             ("head.weight", Err(Head)),
+            ("qa_outputs.weight", Err(Head)),
             ("weight", Ok(())),
             ("weights", Err(NoWeight)),
         ] {

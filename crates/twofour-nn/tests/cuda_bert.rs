@@ -1,6 +1,9 @@
 //! On a device: the encoder on the GPU against the encoder on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+use std::sync::Arc;
+
+use serde_json::{Value, json};
 use twofour::{
     DataType,
     layer::{Accumulate, SparseLinearSettings},
@@ -8,8 +11,11 @@ use twofour::{
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine, cuda::CudaEngine},
-    model::{Bert, BertConfig, BertSamples, EncoderConfig, EncoderTask},
+    model::{Bert, BertConfig, BertSamples, EncoderConfig, EncoderTask, Tokenizer},
+    questions::QuestionFile,
     random::Stream,
+    recipe::{Method, TrainingSettings},
+    train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, SpecialTokens, Trainer},
 };
 
 /// An engine on the first device, or a message why the test is skipped.
@@ -124,6 +130,97 @@ fn passes_repeat_bit_for_bit() {
         assert_eq!(first.0.to_bits(), second.0.to_bits(), "{task:?}");
         for ((name, a), (_, b)) in first.1.iter().zip(&second.1) {
             assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{task:?} {name}");
+        }
+    }
+}
+
+/// Texts of the fixture's words, with a question each.
+fn questions() -> QuestionSet {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tokenizer: Value = serde_json::from_str(include_str!("fixtures/checkpoints/bert/tokenizer.json")).unwrap();
+    let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    tokenizer["post_processor"]["single"] = json!([special("<begin>"), text, special("<end>")]);
+    let token = |name: &str, id: u32| json!({"id": name, "ids": [id], "tokens": [name]});
+    tokenizer["post_processor"]["special_tokens"] = json!({"<begin>": token("<begin>", 1), "<end>": token("<end>", 0)});
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let paragraph = |index: usize| {
+        let context =
+            format!("{} a mask says which two weights of four are kept", "two of every four ".repeat(index % 3));
+        let start = context.find("which two").unwrap();
+        json!({"context": context, "qas": [{"id": index.to_string(), "question": "a mask says what",
+        "answers": [{"text": "which two", "answer_start": start}]}]})
+    };
+    let file = json!({"data": [{"paragraphs": (0..60).map(paragraph).collect::<Vec<_>>()}]});
+    std::fs::write(path("questions.json"), file.to_string()).unwrap();
+    let (file, tokenizer) = (QuestionFile::read(path("questions.json")), Tokenizer::read(&path("tokenizer.json")));
+    QuestionSet::new(&file.unwrap(), &tokenizer.unwrap(), 37, 0.2).unwrap()
+}
+
+fn trainer<E: Engine>(engine: E, task: EncoderTask, method: Method) -> Trainer<E, EncoderData> {
+    let data = match task {
+        EncoderTask::Answers => EncoderData::Questions(Arc::new(questions())),
+        EncoderTask::MaskedTokens => {
+            let corpus = Corpus::of_tokens((0..4000).map(|i| 10 + i % 90).collect(), 0.1).unwrap();
+            let special = SpecialTokens { framing: [vec![1], vec![2]], mask: 3 };
+            EncoderData::MaskedText(MaskedText::new(corpus, special, 211).unwrap())
+        }
+    };
+    let training =
+        TrainingSettings { batch: 16, micro_batch: Some(8), steps: 60, warm_up: 4, seed: 9, ..Default::default() };
+    let layers = (0..2)
+        .flat_map(|layer| ["attn.qkv", "attn.out", "mlp.up", "mlp.down"].map(|part| format!("blocks.{layer}.{part}")));
+    let plan = SparsityPlan::of_method(method, layers.collect(), 60);
+    Trainer::new(engine, config(task), &training, plan, Arc::new(data)).unwrap()
+}
+
+const METHODS: [Method; 5] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte];
+
+#[test]
+fn training_in_f32_on_the_gpu_is_that_on_the_cpu_but_for_rounding() {
+    for task in TASKS {
+        let Some(cuda) = engine(DataType::F32) else { return };
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, task, Method::Dense), trainer(cuda, task, Method::Dense));
+        for step in 0..10 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{task:?}, step {step}: {a:?}, {b:?}");
+            assert!((a.gradient_norm - b.gradient_norm).abs() < 1e-2 * a.gradient_norm, "{task:?}: {a:?}, {b:?}");
+        }
+        let (a, b) = (cpu.evaluate(12).unwrap(), cuda.evaluate(12).unwrap());
+        assert!((a.loss - b.loss).abs() < 1e-3 * a.loss, "{task:?}: {a:?}, {b:?}");
+    }
+}
+
+#[test]
+fn losses_of_every_method_are_those_of_the_cpu_within_four_percent_and_steps_are_replayed() {
+    for (task, method) in TASKS.into_iter().flat_map(|task| METHODS.map(|method| (task, method))) {
+        let Some(cuda) = engine(DataType::BF16) else { return };
+        let (mut cpu, mut cuda) = (trainer(CpuEngine, task, method), trainer(cuda, task, method));
+        for step in 0..15 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            assert!((a.loss - b.loss).abs() < 0.04 * a.loss.max(0.5), "{task:?} {method:?}, {step}: {a:?}, {b:?}");
+        }
+        assert_eq!(cuda.take_note(), None, "{task:?} {method:?}");
+        assert!(cuda.engine().replayed_steps() > 0, "{task:?} {method:?}");
+    }
+}
+
+#[test]
+fn captured_steps_have_the_bits_of_launched_ones() {
+    for (task, method) in TASKS.into_iter().flat_map(|task| METHODS.map(|method| (task, method))) {
+        let (Some(one), Some(other)) = (engine(DataType::BF16), engine(DataType::BF16)) else { return };
+        other.capture_steps(false);
+        let (mut captured, mut launched) = (trainer(one, task, method), trainer(other, task, method));
+        for step in 0..12 {
+            let [a, b] = [&mut captured, &mut launched].map(|trainer| {
+                if step == 6 {
+                    trainer.evaluate(12).unwrap();
+                }
+                let report = trainer.step().unwrap();
+                (report.loss.to_bits(), report.gradient_norm.to_bits(), report.layer_flip_rates)
+            });
+            assert_eq!(a, b, "{task:?} {method:?}, step {step}");
         }
     }
 }

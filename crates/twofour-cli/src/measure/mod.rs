@@ -3,6 +3,7 @@
 mod alternate;
 mod contender;
 pub(crate) mod cuda;
+pub(crate) mod encoder;
 pub(crate) mod generation;
 mod latency;
 mod machine;

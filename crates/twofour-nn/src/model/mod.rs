@@ -1,5 +1,6 @@
 //! Whole models over an [`Engine`](crate::engine::Engine), their files, and inference.
 
+mod batch;
 mod bert;
 mod calibration;
 mod checkpoint;
@@ -18,6 +19,7 @@ mod tokenizer;
 mod trained;
 mod vit;
 
+pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
 pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, save_llama};

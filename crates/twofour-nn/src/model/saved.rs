@@ -134,22 +134,33 @@ impl SavedModel {
             Source::Checkpoint(checkpoint) => checkpoint.stored(layer).map(|(names, _)| names).unwrap_or_default(),
             Source::File(_) => vec![format!("{layer}.weight")],
         };
-        if stored.iter().all(|name| file::is_compressed(self.reader(), name)) {
-            return Ok(None);
-        }
-        let values = self.values(&format!("{layer}.weight"), &[out_features, in_features])?;
-        let matrix = MatrixRef::new(out_features, in_features, &values)?;
-        let found = conformance(matrix, Pattern::TWO_FOUR, Axis::Row, 1);
-        Ok(found.violations.first().map(|violation| {
-            format!(
-                "{}: row {} has {} nonzeros in group {}, and {} of {} groups have more than two",
-                stored.join(", "),
-                violation.line,
-                violation.kept,
-                violation.group,
-                found.violation_count,
-                found.groups
-            )
-        }))
+        violation(self.reader(), &stored, (out_features, in_features), || {
+            self.values(&format!("{layer}.weight"), &[out_features, in_features])
+        })
     }
+}
+
+/// The first group with more than two nonzeros of a linear layer that is stored as these weights, of `(outputs, inputs)` together.
+pub(super) fn violation(
+    reader: &Reader,
+    stored: &[String],
+    (outputs, inputs): (usize, usize),
+    values: impl FnOnce() -> Result<Vec<f32>>,
+) -> Result<Option<String>> {
+    if stored.iter().all(|name| file::is_compressed(reader, name)) {
+        return Ok(None);
+    }
+    let values = values()?;
+    let found = conformance(MatrixRef::new(outputs, inputs, &values)?, Pattern::TWO_FOUR, Axis::Row, 1);
+    Ok(found.violations.first().map(|violation| {
+        format!(
+            "{}: row {} has {} nonzeros in group {}, and {} of {} groups have more than two",
+            stored.join(", "),
+            violation.line,
+            violation.kept,
+            violation.group,
+            found.violation_count,
+            found.groups
+        )
+    }))
 }

@@ -68,6 +68,14 @@ impl Tokenizer {
         }
     }
 
+    /// The token of a name, such as BERT's `[MASK]`; bytes have no names.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes => None,
+            Tokenizer::File(file) => file.inner.token_to_id(name),
+        }
+    }
+
     /// The tokens of a text without those that frame it, and for each the bytes of the text that it stands for.
     ///
     /// # Errors

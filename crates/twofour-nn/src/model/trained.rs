@@ -17,10 +17,14 @@ use crate::{
 /// A model that a [`Trainer`](crate::train::Trainer) trains: it computes losses and gradients of samples that are given by indices, its inputs, and their targets.
 ///
 /// A sample of a decoder is a text, whose inputs are its tokens and whose targets are the tokens after them; a sample of a vision transformer is an image, whose
-/// inputs are its patches and whose only target is its class.
+/// inputs are its patches and whose only target is its class. What the inputs of an encoder are depends on its task
+/// ([`EncoderData`](crate::train::EncoderData)).
 pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// What it is trained on.
     type Data;
+
+    /// A batch in the engine's memory.
+    type Uploaded: Debug + Send;
 
     /// Its description, which a checkpoint holds.
     type Config: Debug + Clone + PartialEq + Send + Serialize + DeserializeOwned;
@@ -96,7 +100,19 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
         loss: &mut E::Buffer,
     ) -> Result<Option<usize>>;
 
-    /// A forward and a backward pass over inputs and targets in the engine's memory, which are known to exist: adds the sum of the losses to `loss`, and writes or
+    /// Brings a batch to the engine's memory: inputs and targets of `shape.batch` samples.
+    ///
+    /// # Errors
+    /// Inputs or targets that do not fit the shape; not enough memory.
+    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), shape: BatchShape) -> Result<Self::Uploaded>;
+
+    /// Overwrites a batch in the engine's memory by another one of the same shape.
+    ///
+    /// # Errors
+    /// Those of [`TrainedModel::upload`]; a batch of another shape.
+    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), shape: BatchShape, to: &mut Self::Uploaded) -> Result<()>;
+
+    /// A forward and a backward pass over a batch in the engine's memory, whose inputs and targets are known to exist: adds the sum of the losses to `loss`, and writes or
     /// adds the gradients, times `scale`, of all parameters. `ready` receives gradients as they are complete: those of all parameters, each once, in an order that
     /// depends on the configuration alone.
     ///
@@ -105,7 +121,7 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     fn gradients_of(
         &mut self,
         engine: &E,
-        batch: (&E::Buffer, &E::Buffer),
+        batch: &Self::Uploaded,
         shape: BatchShape,
         scaling: (f32, Accumulate),
         loss: &mut E::Buffer,

@@ -36,8 +36,8 @@ pub enum QuestionsError {
         reason: String,
     },
 
-    /// A tokenizer without places in the text, or that frames texts as no encoder does.
-    #[error("the model's tokenizer cannot ask questions: {reason}")]
+    /// A tokenizer without places in the text, without a mask token, or that frames texts as no encoder does.
+    #[error("the model's tokenizer is no encoder's: {reason}")]
     Tokenizer {
         /// What is wrong.
         reason: String,

@@ -94,6 +94,18 @@ impl QuestionFile {
         Self::of(document, path)
     }
 
+    /// The texts and questions of several files, in this order.
+    pub fn joined(files: impl IntoIterator<Item = QuestionFile>) -> Self {
+        let mut all = QuestionFile { contexts: vec![], questions: vec![] };
+        for QuestionFile { contexts, questions } in files {
+            let first = all.contexts.len();
+            let moved = questions.into_iter().map(|own| Question { context: first + own.context, ..own });
+            all.questions.extend(moved);
+            all.contexts.extend(contexts);
+        }
+        all
+    }
+
     fn of(document: Document, path: &Path) -> Result<Self> {
         let (mut contexts, mut questions) = (vec![], vec![]);
         for Paragraph { context, qas } in document.data.into_iter().flat_map(|article| article.paragraphs) {

@@ -12,7 +12,7 @@ mod error;
 mod file;
 pub mod score;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod windows;
 
 pub use answer::AnswerFinder;

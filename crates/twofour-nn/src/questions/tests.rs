@@ -45,7 +45,7 @@ fn places_of_answers_are_characters_and_wrong_ones_are_errors() {
 }
 
 /// The fixture's tokenizer, framed as BERT's.
-fn tokenizer(folder: &Path) -> Tokenizer {
+pub(crate) fn tokenizer(folder: &Path) -> Tokenizer {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints/bert/tokenizer.json");
     let mut value: Value = serde_json::from_slice(&fs::read(fixture).unwrap()).unwrap();
     let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
@@ -105,4 +105,36 @@ fn scores_are_those_of_the_official_evaluation() {
     assert!((score::f1("big red dog", "red dog barks") - 2.0 / 3.0).abs() < 1e-12);
     let none = score::scores([]);
     assert_eq!((none.exact_match, none.f1), (0.0, 0.0));
+}
+
+/// A file of as many texts with a question each.
+pub(crate) fn asked(count: usize) -> QuestionFile {
+    let start = CONTEXT.find("which two").unwrap();
+    let paragraph = |id: usize| {
+        json!({"context": CONTEXT, "qas": [{"id": id.to_string(), "question": "a mask says what",
+        "answers": [{"text": "which two", "answer_start": start}]}]})
+    };
+    file(&json!({"data": [{"paragraphs": (0..count).map(paragraph).collect::<Vec<_>>()}]})).unwrap()
+}
+
+#[test]
+fn windows_to_train_on_have_one_length_and_two_parts() {
+    use crate::train::QuestionSet;
+    let folder = tempfile::tempdir().unwrap();
+    let (tokenizer, file) = (tokenizer(folder.path()), asked(5));
+    let set = QuestionSet::new(&file, &tokenizer, 60, 0.2).unwrap();
+    let all = || set.training().iter().chain(set.validation());
+    assert!(all().all(|window| window.tokens.len() == 60 && window.types.len() == 60));
+    assert!(set.training().iter().all(|window| window.question < 4));
+    assert!(set.validation().iter().all(|window| window.question == 4));
+    assert!(all().any(|window| window.target != [0, 0]));
+    assert!(set.validation_samples(1).count() == 1 && set.validation_samples(100).count() == set.validation().len());
+    assert_ne!(set.fingerprint(), QuestionSet::new(&file, &tokenizer, 61, 0.2).unwrap().fingerprint());
+    for (file, length, share) in [(&file, 60, 0.9), (&file, 60, 0.0), (&asked(1), 60, 0.1), (&file, 5, 0.2)] {
+        assert!(QuestionSet::new(file, &tokenizer, length, share).is_err(), "{length}, {share}");
+    }
+    // Two files are one after the other.
+    let joined = QuestionFile::joined([asked(2), asked(3)]);
+    assert_eq!((joined.contexts, joined.questions.len()), (file.contexts.clone(), 5));
+    assert!(joined.questions.iter().map(|question| question.context).eq(0..5));
 }

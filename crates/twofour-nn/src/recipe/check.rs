@@ -7,7 +7,7 @@ use super::{
     parse::{Sections, VISION_KEYS},
     start,
 };
-use crate::model::VitConfig;
+use crate::model::{EncoderTask, VitConfig};
 
 /// The largest rotary tables: positions times half a head's elements.
 const MOST_ANGLES: usize = 1 << 25;
@@ -37,6 +37,7 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
     }
     let sizes = [
         "kind",
+        "task",
         "layers",
         "width",
         "heads",
@@ -52,6 +53,9 @@ fn check_model(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) -> bo
         return false;
     }
     check_vision(recipe, sections, m);
+    if model.kind != ModelKind::Bert && s.place("task") != Place::Absent {
+        m.add(s.place("task"), "model.task", "only a \"bert\" has it");
+    }
     // The sizes of a model that training starts from fit each other.
     if model.from.is_some() {
         return m.len() == faults;
@@ -119,8 +123,13 @@ fn check_vision(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
 }
 
 fn check_data(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
-    if recipe.model.kind != ModelKind::Vit && recipe.data.text.is_empty() && !m.has("data.text") {
-        m.add(sections.data.place("text"), "data.text", "found an empty list, expected at least one file");
+    let (key, files) = match (recipe.model.kind, recipe.model.task) {
+        (ModelKind::Vit, _) | (ModelKind::Bert, None) => return,
+        (ModelKind::Bert, Some(EncoderTask::Answers)) => ("questions", &recipe.data.questions),
+        _ => ("text", &recipe.data.text),
+    };
+    if files.is_empty() && !m.has(&format!("data.{key}")) {
+        m.add(sections.data.place(key), format!("data.{key}"), "found an empty list, expected at least one file");
     }
 }
 

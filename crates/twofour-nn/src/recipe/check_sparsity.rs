@@ -34,8 +34,14 @@ pub(super) fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut M
             Checked { settings, section, name: "sparsity.override", steps }.check(m);
         }
     }
-    if recipe.model.kind == ModelKind::Llama {
-        let problem = "found \"activation\", whose squared ReLU takes the place of an activation without a gate; a \"llama\" has gates";
+    let reason = match recipe.model.kind {
+        ModelKind::Llama => Some(
+            "found \"activation\", whose squared ReLU takes the place of an activation without a gate; a \"llama\" has gates",
+        ),
+        ModelKind::Bert => Some("found \"activation\", whose squared ReLU a \"bert\" does not have"),
+        _ => None,
+    };
+    if let Some(problem) = reason {
         if settings.method == Method::Activation {
             m.add(sections.sparsity.place("method"), "sparsity.method", problem);
         }

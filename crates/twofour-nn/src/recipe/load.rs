@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{Mistakes, ModelKind, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
-use crate::train::ImageSet;
+use crate::{
+    model::EncoderTask,
+    train::{ImageSet, QuestionSet},
+};
 
 /// A recipe's file is not larger: what is, is not a recipe.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -60,24 +63,27 @@ pub enum LoadedData {
     Text(Vec<u8>),
     /// The images of a `vit`.
     Images(Arc<ImageSet>),
+    /// The questions of a `bert`.
+    Questions(Arc<QuestionSet>),
 }
 
 impl LoadedData {
-    /// Bytes of the text, or of the images' pixels.
+    /// Bytes of the text, of texts and questions, or of the images' pixels.
     pub fn bytes(&self) -> usize {
         match self {
             LoadedData::Text(text) => text.len(),
+            LoadedData::Questions(questions) => questions.bytes(),
             LoadedData::Images(images) => images.labels().len() * images.shape().iter().product::<usize>(),
         }
     }
 }
 
 impl LoadedRecipe {
-    /// Reads a recipe's file, applies the overrides, and reads the text or the images.
+    /// Reads a recipe's file, applies the overrides, and reads the text, the questions or the images.
     ///
     /// # Errors
     /// A file that cannot be read, and every mistake of the recipe: those of [`Recipe::parse`], and text that is absent, empty or shorter than
-    /// the context, images or labels that are absent, damaged, or do not fit the model.
+    /// the context, questions whose answers are not where they are said to be, images or labels that are absent, damaged, or do not fit the model.
     pub fn read(path: &Path, overrides: &[Override]) -> Result<LoadedRecipe, RecipeError> {
         let io = |source| RecipeError::Io { path: path.to_owned(), source };
         let not = |reason: String| RecipeError::NotARecipe { path: path.to_owned(), reason };
@@ -93,12 +99,15 @@ impl LoadedRecipe {
         let ParsedRecipe { recipe, mut mistakes, text_places } = ParsedRecipe::new(&source, folder, overrides);
         let data = match recipe.model.kind {
             ModelKind::Vit => recipe.gather_images(&mut mistakes).map(|images| LoadedData::Images(Arc::new(images))),
+            ModelKind::Bert if recipe.model.task != Some(EncoderTask::MaskedTokens) => recipe
+                .gather_questions(&text_places, &mut mistakes)
+                .map(|questions| LoadedData::Questions(Arc::new(questions))),
             _ => Some(LoadedData::Text(recipe.gather_text(&text_places, &mut mistakes))),
         };
         match (data, mistakes.or(())) {
             (Some(data), Ok(())) => Ok(LoadedRecipe { recipe, data }),
             (_, Err(mistakes)) => Err(RecipeError::Mistakes { path: path.to_owned(), mistakes }),
-            (None, Ok(())) => Err(not("it names no images".to_owned())),
+            (None, Ok(())) => Err(not("it names nothing to train on".to_owned())),
         }
     }
 }

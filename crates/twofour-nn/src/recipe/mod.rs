@@ -12,6 +12,7 @@
 mod check;
 mod check_sparsity;
 mod data;
+mod encoder;
 mod layers;
 mod load;
 mod mistake;

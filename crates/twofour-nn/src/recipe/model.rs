@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, reader::Named};
-use crate::model::{DecoderConfig, VitConfig};
+use crate::model::{BertConfig, DecoderConfig, EncoderTask, VitConfig};
 
 /// The architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -19,11 +19,18 @@ pub enum ModelKind {
     Llama,
     /// A vision transformer: classes of images.
     Vit,
+    /// An encoder, of a checkpoint that training starts from: answers to questions, or masked tokens.
+    Bert,
+}
+
+impl Named for EncoderTask {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("answers", EncoderTask::Answers), ("masked-tokens", EncoderTask::MaskedTokens)];
 }
 
 impl Named for ModelKind {
     const ALL: &'static [(&'static str, Self)] =
-        &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit)];
+        &[("gpt", ModelKind::Gpt), ("llama", ModelKind::Llama), ("vit", ModelKind::Vit), ("bert", ModelKind::Bert)];
 }
 
 /// What the head of a vision transformer reads.
@@ -45,7 +52,7 @@ impl Named for Pooling {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
-    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
+    /// The model that training starts from ([`SavedModel`](crate::model::SavedModel), [`EncoderCheckpoint`](crate::model::EncoderCheckpoint)): its path, and its weights instead of random ones; relative to the recipe. The sizes are
     /// then the model's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
@@ -61,7 +68,10 @@ pub struct ModelSettings {
     /// Heads of keys and values of a `llama`, which groups of heads share; as many as heads if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<usize>,
-    /// The longest sequence, in tokens; 0 for a `vit`, whose images decide it.
+    /// What a `bert` learns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<EncoderTask>,
+    /// The longest sequence, in tokens, and of a `bert` every sequence; 0 for a `vit`, whose images decide it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub context: usize,
     /// Width of the feed-forward block's hidden layer; four times the width if absent.
@@ -101,6 +111,8 @@ pub enum ModelConfig {
     Decoder(DecoderConfig),
     /// A vision transformer.
     Vit(VitConfig),
+    /// An encoder.
+    Bert(BertConfig),
 }
 
 impl ModelConfig {
@@ -109,6 +121,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Decoder(config) => config.context,
             ModelConfig::Vit(config) => config.tokens(),
+            ModelConfig::Bert(config) => config.positions,
         }
     }
 
@@ -117,6 +130,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Decoder(config) => config.linear_layers(),
             ModelConfig::Vit(config) => config.linear_layers(),
+            ModelConfig::Bert(config) => config.linear_layers(),
         }
     }
 
@@ -125,6 +139,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Decoder(config) => config.parameters(),
             ModelConfig::Vit(config) => config.parameters(),
+            ModelConfig::Bert(config) => config.parameters(),
         }
     }
 }
@@ -134,6 +149,7 @@ impl Recipe {
     pub fn model_config(&self) -> ModelConfig {
         match self.model.kind {
             ModelKind::Vit => ModelConfig::Vit(VitConfig::from(&self.model)),
+            ModelKind::Bert => ModelConfig::Bert(self.encoder()),
             ModelKind::Gpt | ModelKind::Llama => ModelConfig::Decoder(self.decoder()),
         }
     }

@@ -6,11 +6,11 @@ use super::{
     DataSettings, DecayStrength, LayerOverride, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Searched,
     SparsitySettings, Tokenizer, TrainingSettings, check,
     data::tenth,
+    encoder,
     reader::{Range, Section},
-    start, tree,
+    start::{self, Start},
+    tree,
 };
-use crate::model::SavedModel;
-
 /// The largest size of a model: a bound before anything is allocated.
 pub(super) const LARGEST: u64 = 1 << 20;
 
@@ -65,7 +65,7 @@ impl Recipe {
 pub(super) struct ParsedRecipe {
     pub(super) recipe: Recipe,
     pub(super) mistakes: Mistakes,
-    /// Of each path of `data.text`.
+    /// Of each path of `data.text`, or of `data.questions`.
     pub(super) text_places: Vec<Place>,
 }
 
@@ -84,18 +84,24 @@ impl ParsedRecipe {
         let mut sparsity = sparsity;
         let overrides = sparsity.tables("override", "sparsity.override", m);
         let mut sections = Sections { model, data, training, sparsity, overrides };
-        let (from, saved) = start::open(&mut sections.model, folder, m);
-        let model = match (&saved, &from) {
-            (Some(saved), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
+        let (from, start) = start::open(&mut sections.model, folder, m);
+        let model = match (&start, &from) {
+            (Some(Start::Decoder(saved)), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
+            (Some(Start::Encoder(saved)), Some(from)) => encoder::sizes(saved, from, &mut sections.model, m),
             _ => read_model(&mut sections.model, from, m),
         };
         let (data, text_places) = match model.kind {
             ModelKind::Vit => (read_images(&mut sections.data, folder, m), vec![]),
-            ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, saved.as_ref(), m),
+            ModelKind::Bert => encoder::read_data(&mut sections.data, &model, folder, m),
+            ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, start.as_ref(), m),
         };
         let training = read_training(&mut sections.training, m);
         let sparsity = read_sparsity(&mut sections.sparsity, &mut sections.overrides, m);
-        let source = start::source((&model, &data, &sparsity), saved.as_ref(), &sections, m);
+        let source = match &start {
+            Some(Start::Encoder(saved)) => encoder::source(saved, &model, &sparsity, &sections, m),
+            Some(Start::Decoder(saved)) => start::source((&model, &data, &sparsity), Some(saved), &sections, m),
+            None => start::source((&model, &data, &sparsity), None, &sections, m),
+        };
         let recipe = Recipe { model, data, training, sparsity, source };
         check::check(&recipe, &sections, m);
         let Sections { model, data, training, sparsity, overrides } = sections;
@@ -108,6 +114,9 @@ impl ParsedRecipe {
 fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> ModelSettings {
     let kind: ModelKind = s.choice("kind", m).unwrap_or_default();
     let is_vit = kind == ModelKind::Vit;
+    if kind == ModelKind::Bert {
+        return encoder::read_model(s, from, m);
+    }
     if is_vit {
         refuse(s, "model", &["context"], "a \"vit\" has none: image and patch decide the number of its tokens", m);
     }
@@ -134,12 +143,13 @@ fn read_model(s: &mut Section<'_>, from: Option<PathBuf>, m: &mut Mistakes) -> M
         channels: size("channels", None).filter(|_| is_vit),
         classes: size("classes", is_vit.then_some("number of classes")).filter(|_| is_vit),
         pooling: s.choice("pooling", m).filter(|_| is_vit),
+        task: None,
         from,
     }
 }
 
 /// Notes keys that the recipe's kind of model does not have.
-fn refuse(s: &mut Section<'_>, section: &str, keys: &[&'static str], why: &str, m: &mut Mistakes) {
+pub(super) fn refuse(s: &mut Section<'_>, section: &str, keys: &[&'static str], why: &str, m: &mut Mistakes) {
     for key in keys {
         if s.skip(key) {
             m.add(s.place(key), format!("{section}.{key}"), why);
@@ -157,34 +167,56 @@ fn read_images(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> DataSett
     let images = file("images", "an IDX file of images to train on");
     let labels = file("labels", "an IDX file with their classes");
     let why = "a \"vit\" learns from images: give data.images and data.labels";
-    refuse(s, "data", &["text"], why, m);
+    refuse(s, "data", &["text", "questions"], why, m);
     // The default is in every recipe that is written.
     if let Some((_, place)) = s.text("tokenizer", m).filter(|(name, _)| name != "bytes") {
         m.add(place, "data.tokenizer", why);
     }
-    let validation = s.number("validation", VALIDATION, m).unwrap_or_else(tenth);
-    DataSettings { text: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }
+    let validation = read_validation(s, m);
+    DataSettings { text: vec![], questions: vec![], images, labels, tokenizer: Tokenizer::Bytes, validation }
 }
 
 /// The text of a decoder, with the place of each file.
 fn read_text(
     s: &mut Section<'_>,
     folder: &Path,
-    saved: Option<&SavedModel>,
+    start: Option<&Start>,
     m: &mut Mistakes,
 ) -> (DataSettings, Vec<Place>) {
     refuse(s, "data", &["images", "labels"], "only a \"vit\" has it", m);
-    let texts = s.texts("text", m);
-    let texts = s.required("text", "text files to train on", texts, Vec::new(), m);
-    let (texts, places): (Vec<String>, Vec<Place>) = texts.into_iter().unzip();
+    refuse(s, "data", &["questions"], "only a \"bert\" that learns answers has it", m);
+    let (text, places) = read_files(s, "text", "text files to train on", folder, m);
+    let saved = match start {
+        Some(Start::Decoder(saved)) => Some(saved.as_ref()),
+        _ => None,
+    };
     let settings = DataSettings {
-        text: texts.iter().zip(&places).map(|(text, place)| start::path_of(text, place, folder)).collect(),
+        text,
+        questions: vec![],
         images: None,
         labels: None,
         tokenizer: start::tokenizer(s, folder, saved, m),
-        validation: s.number("validation", VALIDATION, m).unwrap_or_else(tenth),
+        validation: read_validation(s, m),
     };
     (settings, places)
+}
+
+/// A list of files that must be there, with the place of each.
+pub(super) fn read_files(
+    s: &mut Section<'_>,
+    key: &'static str,
+    what: &str,
+    folder: &Path,
+    m: &mut Mistakes,
+) -> (Vec<PathBuf>, Vec<Place>) {
+    let files = s.texts(key, m);
+    let files = s.required(key, what, files, Vec::new(), m);
+    files.into_iter().map(|(file, place)| (start::path_of(&file, &place, folder), place)).unzip()
+}
+
+/// The share for validation.
+pub(super) fn read_validation(s: &mut Section<'_>, m: &mut Mistakes) -> f64 {
+    s.number("validation", VALIDATION, m).unwrap_or_else(tenth)
 }
 
 fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {

@@ -6,7 +6,10 @@ use serde::Serialize;
 use twofour::DataType;
 
 use super::{LayerPlan, Method, Mistakes, ModelConfig, OptimizerKind, Place, Precision, Recipe};
-use crate::train::{SparseBegin, SparsityPlan};
+use crate::{
+    model::EncoderTask,
+    train::{SparseBegin, SparsityPlan},
+};
 
 /// Where a recipe is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -156,6 +159,7 @@ impl Recipe {
         let (vocabulary, classes) = match &config {
             ModelConfig::Decoder(config) => (Some(config.vocabulary), None),
             ModelConfig::Vit(config) => (None, Some(config.classes)),
+            ModelConfig::Bert(config) => (Some(config.encoder.vocabulary), None),
         };
         let parameters = config.parameters();
         let step_tokens = self.training.batch as u64 * config.positions() as u64;
@@ -211,6 +215,15 @@ impl Recipe {
         let [layers, width, context, heads, hidden, outputs] = match &config {
             ModelConfig::Decoder(c) => [c.layers, c.width, c.context, c.heads, c.feed_forward, c.vocabulary],
             ModelConfig::Vit(c) => [c.layers, c.width, c.tokens(), c.heads, c.feed_forward, c.classes],
+            ModelConfig::Bert(c) => {
+                let e = &c.encoder;
+                // Scores are only of tokens that are masked, or two of each token.
+                let scores = match c.task {
+                    EncoderTask::MaskedTokens => e.vocabulary * c.targets() / c.positions.max(1),
+                    EncoderTask::Answers => 4,
+                };
+                [e.layers, e.width, c.positions, e.heads, e.feed_forward, scores]
+            }
         }
         .map(|size| size as u64);
         let sequences = self.training.micro_batch().min(self.training.batch / devices.max(1));

@@ -7,21 +7,21 @@ use std::{
 };
 
 use super::{
-    DataSettings, Method, Mistakes, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
+    DataSettings, Method, Mistakes, ModelConfig, ModelKind, ModelSettings, Place, Recipe, SparsitySettings, Tokenizer,
     near::suggestion,
     parse::{LARGEST, Sections, VISION_KEYS},
     reader::{Section, name_of},
 };
 use crate::{
     Result,
-    model::{self, DecoderConfig, SavedModel, expect_trainable},
+    model::{self, DecoderConfig, EncoderCheckpoint, SavedModel, expect_trainable},
 };
 
 /// What the files say that a recipe names for its model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSource {
     /// The model, with the recipe's context.
-    pub config: DecoderConfig,
+    pub config: ModelConfig,
     /// The linear layers of the model that training starts from whose weights are not 2:4, with the first group that is not. Looked up only where the method `fixed`
     /// keeps zeros.
     pub violations: BTreeMap<String, String>,
@@ -33,22 +33,28 @@ const CONTEXT: usize = 1024;
 impl Recipe {
     /// The description of a decoder.
     pub fn decoder(&self) -> DecoderConfig {
-        self.source.as_ref().map_or_else(|| DecoderConfig::from(&self.model), |source| source.config.clone())
+        match self.source.as_ref().map(|source| &source.config) {
+            Some(ModelConfig::Decoder(config)) => config.clone(),
+            _ => DecoderConfig::from(&self.model),
+        }
     }
 
-    /// Opens the model that training starts from, where there is one.
+    /// Opens the decoder that training starts from, where there is one.
     ///
     /// # Errors
     /// Those of [`SavedModel::open`].
     pub fn saved_model(&self) -> Result<Option<SavedModel>> {
-        self.model.from.as_ref().map(SavedModel::open).transpose()
+        self.model.from.as_ref().filter(|_| self.model.kind != ModelKind::Bert).map(SavedModel::open).transpose()
     }
 
     /// Reads the tokenizer.
     ///
     /// # Errors
-    /// Those of [`model::Tokenizer::read`] and [`SavedModel::open`].
+    /// Those of [`model::Tokenizer::read`], [`SavedModel::open`] and [`EncoderCheckpoint::open`].
     pub fn text_tokenizer(&self) -> Result<model::Tokenizer> {
+        if let Some(saved) = self.saved_encoder()? {
+            return saved.tokenizer();
+        }
         match (&self.data.tokenizer, self.saved_model()?) {
             (Tokenizer::File(path), _) => model::Tokenizer::read(path),
             (Tokenizer::Checkpoint, Some(saved)) => saved.tokenizer(),
@@ -83,12 +89,27 @@ pub(super) fn path_of(text: &str, place: &Place, folder: &Path) -> PathBuf {
     }
 }
 
+/// A model that training starts from.
+pub(super) enum Start {
+    Decoder(Box<SavedModel>),
+    Encoder(Box<EncoderCheckpoint>),
+}
+
+impl Start {
+    fn open(path: &Path) -> Result<Self> {
+        if EncoderCheckpoint::is_at(SavedModel::locate(path)) {
+            return Ok(Start::Encoder(Box::new(EncoderCheckpoint::open(SavedModel::locate(path))?)));
+        }
+        Ok(Start::Decoder(Box::new(SavedModel::open(path)?)))
+    }
+}
+
 /// The model that training starts from, if one is named and can be opened.
-pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Option<PathBuf>, Option<SavedModel>) {
+pub(super) fn open(s: &mut Section<'_>, folder: &Path, m: &mut Mistakes) -> (Option<PathBuf>, Option<Start>) {
     let Some((text, place)) = s.text("from", m) else { return (None, None) };
     let path = path_of(&text, &place, folder);
-    match SavedModel::open(&path) {
-        Ok(saved) => (Some(path), Some(saved)),
+    match Start::open(&path) {
+        Ok(start) => (Some(path), Some(start)),
         Err(error) => {
             m.add(place, "model.from", error.to_string());
             (Some(path), None)
@@ -118,8 +139,8 @@ pub(super) fn sizes(saved: &SavedModel, from: &Path, s: &mut Section<'_>, m: &mu
             m.add(s.place(key), format!("model.{key}"), problem);
         }
     }
-    // Only a vision transformer has them, as the check of all settings says.
-    for key in VISION_KEYS {
+    // Only a vision transformer or an encoder has them, as the check of all settings says.
+    for key in VISION_KEYS.into_iter().chain(["task"]) {
         s.skip(key);
     }
     let context = s.integer("context", 1, LARGEST, m).map_or(config.context.min(CONTEXT), |given| given as usize);
@@ -174,7 +195,7 @@ pub(super) fn source(
     let vocabulary = vocabulary(model, data, saved, sections, m);
     let Some(saved) = saved else {
         let config = DecoderConfig { vocabulary: vocabulary?, ..DecoderConfig::from(model) };
-        return Some(ModelSource { config, violations: BTreeMap::new() });
+        return Some(ModelSource { config: ModelConfig::Decoder(config), violations: BTreeMap::new() });
     };
     let config = DecoderConfig { context: model.context, ..saved.config().clone() };
     let place = || sections.model.place("from");
@@ -194,7 +215,7 @@ pub(super) fn source(
             violations.insert("head".to_owned(), "it is the embedding, too, which is read dense".to_owned());
         }
     }
-    Some(ModelSource { config, violations })
+    Some(ModelSource { config: ModelConfig::Decoder(config), violations })
 }
 
 /// The number of tokens of the recipe's tokenizer, where the model's follows from it.

@@ -110,13 +110,14 @@ impl TrainingData for Corpus {
 
 /// The stretches of `context` tokens that begin at `starts`, and those that begin one later.
 fn stretches(text: &[u32], starts: impl Iterator<Item = usize>, context: usize) -> Batch {
-    let (mut inputs, mut targets) = (vec![], vec![]);
+    let (mut samples, mut inputs, mut targets) = (0, vec![], vec![]);
     for start in starts {
+        samples += 1;
         let stretch = &text[start..=start + context];
         inputs.extend_from_slice(&stretch[..context]);
         targets.extend_from_slice(&stretch[1..]);
     }
-    Batch { inputs, targets }
+    Batch { samples, inputs, targets }
 }
 
 #[cfg(test)]

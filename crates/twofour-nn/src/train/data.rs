@@ -4,7 +4,8 @@ use std::fmt::Debug;
 
 use crate::{block::BatchShape, engine::Engine, model::TrainedModel};
 
-/// Samples that a model is trained on, in a training part and a validation part: texts ([`Corpus`](super::Corpus)) or images ([`ImageSet`](super::ImageSet)).
+/// Samples that a model is trained on, in a training part and a validation part: texts ([`Corpus`](super::Corpus)), images
+/// ([`ImageSet`](super::ImageSet)), or texts and questions of an encoder ([`EncoderData`](super::EncoderData)).
 pub trait TrainingData: Debug + Send + Sync {
     /// The model that learns from them.
     type Model<E: Engine>: TrainedModel<E, Data = Self>;
@@ -25,8 +26,10 @@ pub type ConfigOf<D, E> = <<D as TrainingData>::Model<E> as TrainedModel<E>>::Co
 /// Inputs and targets of samples, one sample after the other, each with as many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The inputs: tokens, or the numbers of patches.
+    /// Number of samples.
+    pub samples: usize,
+    /// The inputs: tokens, the numbers of patches, or what [`EncoderData`](super::EncoderData) says.
     pub inputs: Vec<u32>,
-    /// The targets: the tokens that come next, or classes.
+    /// The targets: the tokens that come next, classes, masked tokens, or the ends of answers.
     pub targets: Vec<u32>,
 }

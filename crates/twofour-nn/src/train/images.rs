@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{
     Batch, TrainingData,
     idx::{Idx, IdxError},
+    passes::drawn,
 };
 use crate::{Error, Result, block::BatchShape, engine::Engine, model::Vit, random::Stream};
 
@@ -113,7 +114,7 @@ impl ImageSet {
             inputs.extend((0..tokens as u32).map(|token| image * tokens as u32 + token));
             targets.push(self.labels[image as usize].into());
         }
-        Batch { inputs, targets }
+        Batch { samples: targets.len(), inputs, targets }
     }
 }
 
@@ -122,19 +123,7 @@ impl TrainingData for ImageSet {
     type Model<E: Engine> = Vit<E>;
 
     fn batch(&self, BatchShape { batch, positions }: BatchShape, seed: u64, step: u64) -> Batch {
-        let count = self.training.len() as u64;
-        let first = step.wrapping_mul(batch as u64);
-        let mut pass = None;
-        let images = (0..batch as u64).map(|sample| {
-            let at = first.wrapping_add(sample);
-            let number = at / count;
-            let order = match &mut pass {
-                Some((known, order)) if *known == number => order,
-                pass => &mut pass.insert((number, shuffled(&self.training, seed, number))).1,
-            };
-            order[(at % count) as usize]
-        });
-        self.batch_of(images.collect::<Vec<_>>(), positions)
+        self.batch_of(drawn(&self.training, batch, seed, step), positions)
     }
 
     fn validation_batches(
@@ -154,16 +143,6 @@ impl TrainingData for ImageSet {
         let all = sizes.as_flattened().iter().chain(&self.pixels).chain(&self.labels);
         all.fold(0xCBF2_9CE4_8422_2325, |hash: u64, &b| (hash ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
     }
-}
-
-/// The order of a pass over some images (Fisher and Yates).
-fn shuffled(images: &[u32], seed: u64, pass: u64) -> Vec<u32> {
-    let stream = Stream::new(seed, &format!("pass {pass}"));
-    let mut order = images.to_vec();
-    for at in (1..order.len()).rev() {
-        order.swap(at, stream.below(at as u64, at as u64 + 1) as usize);
-    }
-    order
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Training a [`Gpt`](crate::model::Gpt) on text or a [`Vit`](crate::model::Vit) on images, dense or 2:4.
+//! Training a [`Gpt`](crate::model::Gpt) on text, a [`Bert`](crate::model::Bert) on questions or masked text, or a [`Vit`](crate::model::Vit) on images, dense or 2:4.
 //!
 //! | item | |
 //! |---|---|
 //! | [`Corpus`] | the text, split into training and validation parts, and the batches drawn from it |
+//! | [`EncoderData`]: [`QuestionSet`], [`MaskedText`] | questions and their texts, or text with masked tokens, the same |
 //! | [`ImageSet`] | the images, the same |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
@@ -20,10 +21,14 @@ mod checkpoint;
 mod corpus;
 mod data;
 mod decay_search;
+mod encoder_data;
 mod forms;
 mod idx;
 mod images;
+mod masked_text;
+mod passes;
 mod progress;
+mod question_set;
 pub mod ranks;
 mod report;
 mod settings;
@@ -38,8 +43,11 @@ pub use checkpoint::CHECKPOINT_FILE;
 pub use corpus::Corpus;
 pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};
+pub use encoder_data::EncoderData;
 pub use idx::{Idx, IdxError};
 pub use images::ImageSet;
+pub use masked_text::{MaskedSample, MaskedText, SpecialTokens};
+pub use question_set::QuestionSet;
 pub use ranks::GradientReduction;
 pub use report::{Evaluation, StepReport};
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};

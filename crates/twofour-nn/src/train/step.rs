@@ -13,8 +13,7 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::{
-        AdamWStep, Buffer as _, Engine, Kind, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings,
-        StepLimits, StepPhase,
+        AdamWStep, Engine, OptimizerStep, PrunedDecay, SecondMoment, SgdStep, StepFindings, StepLimits, StepPhase,
     },
     model::TrainedModel,
     parameter::Parameter,
@@ -55,7 +54,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     pub(super) fn upload(&mut self, step: u64) -> Result<usize> {
         let shape = self.micro_batch();
         let (index, ranks) = (self.seat.as_ref().map_or(0, |seat| seat.rank().index()), self.ranks());
-        let Trainer { engine, data, settings, micro_batches, .. } = self;
+        let Trainer { engine, model, data, settings, micro_batches, .. } = self;
         let whole = BatchShape { batch: settings.batch, ..shape };
         let batch = data.batch(whole, settings.seed, step);
         let share = |all: &'_ [u32]| {
@@ -65,27 +64,24 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let ((inputs, inputs_at_once), (targets, targets_at_once)) = (share(&batch.inputs), share(&batch.targets));
         let parts = batch.inputs[inputs].chunks(inputs_at_once).zip(batch.targets[targets].chunks(targets_at_once));
         for (index, (inputs, targets)) in parts.enumerate() {
-            if index == micro_batches.len() {
-                micro_batches
-                    .push([engine.zeros(Kind::Index, inputs.len())?, engine.zeros(Kind::Index, targets.len())?]);
+            match micro_batches.get_mut(index) {
+                Some(uploaded) => model.overwrite(engine, (inputs, targets), shape, uploaded)?,
+                None => micro_batches.push(model.upload(engine, (inputs, targets), shape)?),
             }
-            let [to_inputs, to_targets] = &mut micro_batches[index];
-            engine.write_ids(to_inputs, inputs)?;
-            engine.write_ids(to_targets, targets)?;
         }
         Ok(batch.targets.len())
     }
 
     /// Launches all work of a step: passes, clipping, update, and the packed weights of the next step. The guard decides whether the update happens, where the
-    /// gradients are. The engine may repeat what an earlier step of the same kind launched.
-    pub(super) fn launch(&mut self, learning_rate: f64, refreshes: &[Refresh]) -> Result<Launched> {
+    /// gradients are. The engine may repeat what an earlier step of the same kind launched. `targets` are those of the whole batch.
+    pub(super) fn launch(&mut self, learning_rate: f64, refreshes: &[Refresh], targets: usize) -> Result<Launched> {
         let (shape, update) = (self.micro_batch(), self.progress.updates + 1);
         let steps = self.numbers(learning_rate, update);
         let repeats = self.can_repeat(&steps);
         let layers: Vec<_> = self.model.linears().map(|linear| (linear.form(), linear.observed().is_some())).collect();
         let Trainer { engine, model, loss, guard, micro_batches, parts, settings, progress, seat, .. } = self;
         let limits = StepLimits { clip_norm: settings.clip_norm, loss_scale: progress.loss_scale.scale() };
-        let key = key_of(&(shape, micro_batches.len(), limits, refreshes, layers), &steps);
+        let key = key_of(&(shape, micro_batches.len(), targets, limits, refreshes, layers), &steps);
         let launched = Launched::Done { changes: 0.0 };
         let mut launch = StepLaunch {
             engine,
@@ -95,6 +91,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             micro_batches,
             parts,
             shape,
+            targets,
             limits,
             steps,
             refreshes,
@@ -198,15 +195,17 @@ struct Steps {
 }
 
 /// The work of a step over the parts of a trainer.
-struct StepLaunch<'a, E: Engine, M> {
+struct StepLaunch<'a, E: Engine, M: TrainedModel<E>> {
     engine: &'a E,
     model: &'a mut M,
     loss: &'a mut E::Buffer,
     guard: &'a mut E::StepGuard,
-    micro_batches: &'a [[E::Buffer; 2]],
+    micro_batches: &'a [M::Uploaded],
     /// Of each planned layer, the part of the plan that it belongs to.
     parts: &'a HashMap<String, usize>,
     shape: BatchShape,
+    /// Of the whole batch.
+    targets: usize,
     limits: StepLimits,
     steps: Steps,
     /// For each linear layer.
@@ -242,20 +241,17 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
 
     /// The passes of all micro-batches.
     fn passes(&mut self) -> Result<()> {
-        let StepLaunch { engine, model, loss, micro_batches, shape, limits, seat, .. } = self;
-        let ranks = seat.as_ref().map_or(1, |seat| seat.rank().count());
-        let count = ranks * micro_batches.iter().map(|[_, targets]| targets.len()).sum::<usize>();
-        let scale = limits.loss_scale / count as f32;
+        let StepLaunch { engine, model, loss, micro_batches, shape, targets, limits, seat, .. } = self;
+        let scale = limits.loss_scale / *targets as f32;
         engine.clear(loss)?;
         let mut accumulate = Accumulate::Overwrite;
         let last = micro_batches.len().saturating_sub(1);
-        for (index, [inputs, targets]) in micro_batches.iter().enumerate() {
+        for (index, batch) in micro_batches.iter().enumerate() {
             engine.begin_phase(StepPhase::Forward)?;
             let mut ready = |gradients: Vec<&mut E::Buffer>| match seat {
                 Some(Seat { reduction, rank }) if index == last => reduction.ready(rank, gradients),
                 _ => Ok(()),
             };
-            let batch = (inputs, targets);
             let outcome = model.gradients_of(engine, batch, *shape, (scale, accumulate), loss, &mut ready);
             match (outcome, &mut *seat) {
                 (Err(error), Some(Seat { reduction, rank })) if is_not_finite(&error) => {

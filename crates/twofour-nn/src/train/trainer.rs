@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     block::BatchShape,
     engine::{Engine, Kind},
-    model::TrainedModel as _,
+    model::TrainedModel,
     optim::{LossScale, Schedule},
     parameter::Parameter,
     recipe::{Method, OptimizerKind, SwitchMean, TrainingSettings},
@@ -54,7 +54,7 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) loss: E::Buffer,
     pub(super) guard: E::StepGuard,
     /// Inputs and targets of each micro-batch of the step.
-    pub(super) micro_batches: Vec<[E::Buffer; 2]>,
+    pub(super) micro_batches: Vec<<D::Model<E> as TrainedModel<E>>::Uploaded>,
 }
 
 /// Consecutive skipped steps after which training stops.
@@ -247,7 +247,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let (learning_rate, is_sparse) = (self.schedule.at(step), self.is_sparse());
         let refreshes = self.refreshes();
         let targets = self.upload(step)?;
-        let launched = self.launch(learning_rate, &refreshes)?;
+        let launched = self.launch(learning_rate, &refreshes, targets)?;
         let found = self.findings(&launched, &refreshes)?;
         // Sums that were aborted are worth nothing.
         self.seat.as_ref().map_or(Ok(()), |seat| seat.rank.check())?;
@@ -307,7 +307,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let shape = BatchShape { batch: settings.micro_batch.unwrap_or(settings.batch), positions };
         let (mut total, mut targets, mut correct) = (0f64, 0usize, None);
         for batch in data.validation_batches(shape, limit) {
-            let shape = BatchShape { batch: batch.inputs.len() / positions, positions };
+            let shape = BatchShape { batch: batch.samples, positions };
             engine.clear(loss)?;
             if let Some(found) = model.evaluate(engine, (&batch.inputs, &batch.targets), shape, loss)? {
                 correct = Some(correct.unwrap_or(0) + found);

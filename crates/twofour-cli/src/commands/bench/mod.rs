@@ -5,6 +5,7 @@ mod cpu;
 mod cuda;
 mod cuda_tables;
 mod draw;
+mod encoder;
 mod generate;
 mod grid;
 mod latency;
@@ -32,6 +33,7 @@ enum What {
     Cpu(cpu::Cpu),
     Cuda(cuda::Cuda),
     Generate(generate::Generate),
+    Encoder(encoder::Encoder),
     Draw(draw::Draw),
     /// Measure the request on stdin; started by other commands
     #[command(hide = true)]
@@ -48,6 +50,7 @@ impl Bench {
             What::Cuda(cuda) => cuda.run(screen),
             What::Generate(generate) => generate.run(screen),
             What::GenerateWorker(worker) => worker.run(),
+            What::Encoder(encoder) => encoder.run(screen),
             What::Draw(draw) => draw.run(screen),
             What::Worker => {
                 measure::work(std::io::stdin().lock(), std::io::stdout().lock())?;

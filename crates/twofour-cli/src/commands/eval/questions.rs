@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use serde::Serialize;
 use twofour::{DataType, file::StoredElement, kernel::KernelElement};
 use twofour_nn::{
-    model::EncoderCheckpoint,
+    model::{EncoderCheckpoint, SavedModel},
     questions::{AnswerFinder, QuestionFile, score},
 };
 
@@ -38,7 +38,8 @@ pub(super) fn answer(
     window: Option<usize>,
 ) -> Result<Verdict> {
     let file = QuestionFile::read(questions)?;
-    let checkpoint = EncoderCheckpoint::open(model.directory())?;
+    let directory = SavedModel::locate(model.directory());
+    let checkpoint = EncoderCheckpoint::open(&directory)?;
     let context = checkpoint.config().context;
     let window = window.unwrap_or(WINDOW.min(context));
     if window > context {
@@ -47,9 +48,9 @@ pub(super) fn answer(
     let dtype = model.dtype().unwrap_or_else(|| checkpoint.dtype());
     let begin = Instant::now();
     let answers = match dtype {
-        DataType::F32 => found::<f32>(screen, model, &file, window)?,
-        DataType::BF16 => found::<bf16>(screen, model, &file, window)?,
-        DataType::F16 => found::<f16>(screen, model, &file, window)?,
+        DataType::F32 => found::<f32>(screen, &directory, &file, window)?,
+        DataType::BF16 => found::<bf16>(screen, &directory, &file, window)?,
+        DataType::F16 => found::<f16>(screen, &directory, &file, window)?,
         other => return Err(Usage(format!("--dtype {other}: f32, bf16 and f16 are supported")).into()),
     };
     let right: Vec<Vec<&str>> =
@@ -71,11 +72,11 @@ pub(super) fn answer(
 
 fn found<T: KernelElement + StoredElement>(
     screen: &mut Screen,
-    model: &ModelArguments,
+    directory: &Path,
     file: &QuestionFile,
     window: usize,
 ) -> Result<Vec<String>> {
-    let finder = AnswerFinder::<T>::load(model.directory())?;
+    let finder = AnswerFinder::<T>::load(directory)?;
     let mut progress = screen.progress();
     Ok(finder.answers(file, window, &mut |done, of| progress.steps("questions", done as u64, of as u64))?)
 }

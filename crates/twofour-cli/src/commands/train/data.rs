@@ -5,7 +5,7 @@ use twofour_nn::{
     engine::Engine,
     model::LinearProbe,
     recipe::Recipe,
-    train::{Corpus, ImageSet, TrainingData},
+    train::{Corpus, EncoderData, ImageSet, TrainingData},
 };
 
 use super::{
@@ -18,6 +18,11 @@ pub(super) trait RunData: TrainingData + Sized + 'static {
     /// Tokens of all samples for a model with so many inputs a sample.
     fn tokens(&self, positions: usize) -> usize;
 
+    /// What a loss is of, in words, and of what kind the samples are.
+    fn targets(&self) -> [&'static str; 2] {
+        ["a token", "text"]
+    }
+
     /// Writes the model at the end of a run.
     ///
     /// # Errors
@@ -28,7 +33,9 @@ pub(super) trait RunData: TrainingData + Sized + 'static {
     ///
     /// # Errors
     /// Those of the forward pass; features that are NaN or infinite.
-    fn probe<E: Engine>(&self, recipe: &Recipe, trained: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>>;
+    fn probe<E: Engine>(&self, _: &Recipe, _: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>> {
+        Ok(None)
+    }
 }
 
 impl RunData for Corpus {
@@ -39,15 +46,35 @@ impl RunData for Corpus {
     fn leave<E: Engine>(folder: &Folder, recipe: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome> {
         outcome::write(folder, recipe, trained)
     }
+}
 
-    fn probe<E: Engine>(&self, _: &Recipe, _: (&E, &mut Self::Model<E>)) -> Result<Option<LinearProbe>> {
-        Ok(None)
+impl RunData for EncoderData {
+    fn tokens(&self, positions: usize) -> usize {
+        match self {
+            EncoderData::Questions(set) => (set.training().len() + set.validation().len()) * positions,
+            EncoderData::MaskedText(text) => text.text().training().len() + text.text().validation().len(),
+        }
+    }
+
+    fn targets(&self) -> [&'static str; 2] {
+        match self {
+            EncoderData::Questions(_) => ["an end of an answer", "questions"],
+            EncoderData::MaskedText(_) => ["a masked token", "text"],
+        }
+    }
+
+    fn leave<E: Engine>(folder: &Folder, recipe: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome> {
+        outcome::write_encoder(folder, recipe, trained)
     }
 }
 
 impl RunData for ImageSet {
     fn tokens(&self, positions: usize) -> usize {
         self.labels().len() * positions
+    }
+
+    fn targets(&self) -> [&'static str; 2] {
+        ["an image", "images"]
     }
 
     fn leave<E: Engine>(folder: &Folder, _: &Recipe, trained: (&E, &Self::Model<E>)) -> Result<Outcome> {

@@ -150,16 +150,17 @@ fn absolute(recipe: &Recipe) -> Result<Recipe> {
         _ => None,
     };
     let images = recipe.data.images.iter_mut().chain(&mut recipe.data.labels);
-    for path in recipe.data.text.iter_mut().chain(images).chain(tokenizer).chain(&mut recipe.model.from) {
+    let texts = recipe.data.text.iter_mut().chain(&mut recipe.data.questions);
+    for path in texts.chain(images).chain(tokenizer).chain(&mut recipe.model.from) {
         *path = std::path::absolute(&path).with_context(|| path.display().to_string())?;
     }
     Ok(recipe)
 }
 
 /// The keys of a recipe's data.
-const DATA_FILES: [&str; 3] = ["data.text", "data.images", "data.labels"];
+const DATA_FILES: [&str; 4] = ["data.text", "data.questions", "data.images", "data.labels"];
 
-/// The keys in which two recipes differ, with both values. Text and images are not compared by their paths but by their bytes, which the checkpoint knows.
+/// The keys in which two recipes differ, with both values. Text, questions and images are not compared by their paths but by their bytes, which the checkpoint knows.
 fn differences(own: &Recipe, given: &Recipe) -> Result<Vec<String>> {
     let [own, given] = [own, given].map(|recipe| -> Result<BTreeMap<String, Value>> {
         let mut flat = BTreeMap::new();

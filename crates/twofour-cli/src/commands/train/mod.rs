@@ -34,9 +34,9 @@ use clap::Args;
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
-    recipe::{LoadedData, LoadedRecipe, Override, RecipeError, RecipePlan},
+    recipe::{LoadedData, LoadedRecipe, ModelConfig, Override, RecipeError, RecipePlan},
     train::{
-        Corpus, GradientReduction,
+        Corpus, EncoderData, GradientReduction, MaskedText,
         ranks::{NcclReduction, train_together},
     },
 };
@@ -55,11 +55,11 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
+/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
-/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral, Qwen2) or the folder of another run.
+/// Training starts from random weights, or from a model: with model.from, a checkpoint of transformers (LLaMA, Mistral, Qwen2; BERT, which always starts from one) or the folder of another run.
 ///
 /// Leaves in the folder: metrics.jsonl (a line for each step), report.json, report.svg, the model, the checkpoints last/ and best/, and the recipe with its overrides. The model is
 /// model/, as transformers loads it, where it has one of that kind; otherwise model.safetensors (bf16, 2:4 layers compressed). The same command again goes on where an interrupted or
@@ -72,6 +72,7 @@ Examples:
   twofour train recipes/ste.toml -o runs/mine --set data.text='[\"tinyshakespeare.txt\"]' --set training.steps=2000
   twofour train recipes/ste.toml -o runs/two --device cuda:0,1
   twofour train recipes/fine-tune.toml -o runs/tuned --set model.from=pruned/ --set data.text=text.txt
+  twofour train recipes/questions.toml -o runs/answers --set model.from=minilm/ --set data.questions=train.json
   twofour train recipes/ste.toml -o runs/ste-attention --set sparsity.layers='[\"blocks.*\"]'
 
 A value of --set is TOML; a word such as fst needs no quotes. Paths in a recipe are relative to it, paths in --set to the working directory.")]
@@ -152,9 +153,23 @@ fn train_in<E: Engine + 'static>(
     let _guard = interrupt::guard();
     let trained = match &loaded.data {
         LoadedData::Text(text) => {
-            let tokens = tokens::of(&loaded.recipe, text, &folder, screen)?;
-            let corpus = Corpus::of_tokens(tokens, loaded.recipe.data.validation)?;
-            train_with(engines, Arc::new(corpus), loaded, plan, &folder, screen)
+            let (recipe, share) = (&loaded.recipe, loaded.recipe.data.validation);
+            let tokens = tokens::of(recipe, text, &folder, screen)?;
+            match recipe.model_config() {
+                ModelConfig::Bert(config) => {
+                    let (tokenizer, vocabulary) = (recipe.text_tokenizer()?, config.encoder.vocabulary);
+                    let masked = MaskedText::of_tokens(&tokens, &tokenizer, share, vocabulary)?;
+                    train_with(engines, Arc::new(EncoderData::MaskedText(masked)), loaded, plan, &folder, screen)
+                }
+                _ => {
+                    let corpus = Corpus::of_tokens(tokens, share)?;
+                    train_with(engines, Arc::new(corpus), loaded, plan, &folder, screen)
+                }
+            }
+        }
+        LoadedData::Questions(questions) => {
+            let data = EncoderData::Questions(questions.clone());
+            train_with(engines, Arc::new(data), loaded, plan, &folder, screen)
         }
         LoadedData::Images(images) => train_with(engines, images.clone(), loaded, plan, &folder, screen),
     };
@@ -202,8 +217,7 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     let mut table = Table::new([("result", Align::Left), ("value", Align::Right)]);
     let loss = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
-    let target = if report.val_accuracy.is_some() { "an image" } else { "a token" };
-    row(&format!("validation loss, nats {target}"), loss(report.val_loss));
+    row(&format!("validation loss, nats {}", report.target), loss(report.val_loss));
     if let Some(accuracy) = report.val_accuracy {
         row("validation accuracy", units::percent(accuracy));
     }

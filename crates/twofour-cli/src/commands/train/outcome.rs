@@ -10,7 +10,7 @@ use twofour::{
 };
 use twofour_nn::{
     engine::Engine,
-    model::{Gpt, SavedModel, TrainedModel as _, Vit, is_llama, save_llama},
+    model::{Bert, EncoderCheckpoint, Gpt, SavedModel, TrainedModel as _, Vit, is_llama, save_llama},
     recipe::Recipe,
 };
 
@@ -71,12 +71,43 @@ pub(super) fn write<E: Engine>(folder: &Folder, recipe: &Recipe, (engine, model)
     }
     let two_of_four = verify(&path, model)?;
     if is_checkpoint {
-        let to = folder.file(SavedModel::DIRECTORY);
-        remove(&to)?;
-        fs::rename(&path, &to).with_context(|| to.display().to_string())?;
+        publish(folder)?;
     }
     let path = if is_checkpoint { SavedModel::DIRECTORY } else { MODEL };
     Ok(Outcome { path, dtype: dtype.to_string(), is_checkpoint, two_of_four })
+}
+
+/// Writes an encoder as a directory of transformers, in the type of the checkpoint that training started from. What is written is read again, and layers that are 2:4 in the
+/// trainer must be there.
+///
+/// # Errors
+/// Those of writing and of the engine; a layer that is not 2:4 in what was written.
+pub(super) fn write_encoder<E: Engine>(
+    folder: &Folder,
+    recipe: &Recipe,
+    (engine, model): (&E, &Bert<E>),
+) -> Result<Outcome> {
+    let saved = recipe.saved_encoder()?.context("the recipe names no checkpoint to start from")?;
+    let (path, dtype) = (folder.file(UNFINISHED), saved.dtype());
+    remove(&path)?;
+    saved.save((engine, model), &path, Overwrite::Yes, dtype)?;
+    let written = EncoderCheckpoint::open(&path).context("reading the model that was written")?;
+    let mut two_of_four = 0;
+    for linear in model.linears().filter(|linear| linear.sparse().is_some()) {
+        if let Some(violation) = written.violation(linear.name())? {
+            bail!("{}: \"{}\" was written and is not 2:4: {violation}", path.display(), linear.name());
+        }
+        two_of_four += 1;
+    }
+    publish(folder)?;
+    Ok(Outcome { path: SavedModel::DIRECTORY, dtype: dtype.to_string(), is_checkpoint: true, two_of_four })
+}
+
+/// Gives a directory that is finished its name.
+fn publish(folder: &Folder) -> Result<()> {
+    let to = folder.file(SavedModel::DIRECTORY);
+    remove(&to)?;
+    fs::rename(folder.file(UNFINISHED), &to).with_context(|| to.display().to_string())
 }
 
 /// Writes a vision transformer: a file of this program's own kind, which is read again, and whose layers that are 2:4 in the trainer must be compressed there.

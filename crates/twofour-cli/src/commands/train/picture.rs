@@ -63,7 +63,7 @@ fn losses(area: &Area<'_, '_>, title: &str, steps: &[StepMetrics]) -> Result<()>
         Curve { points: smooth(&of(|step| step.loss)), color: TRAINING, width: 3 },
         Curve { points: validation.clone(), color: VALIDATION, width: 3 },
     ];
-    chart(area, title, "loss, nats a token", &curves)?;
+    chart(area, title, "loss, nats", &curves)?;
     area.draw(&Rectangle::new([(360, 88), (386, 92)], TRAINING.filled())).map_err(fault)?;
     area.draw(&Text::new("training", (396, 90), text(16, INK))).map_err(fault)?;
     if let Some((_, last)) = validation.last() {

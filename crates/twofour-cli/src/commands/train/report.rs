@@ -19,7 +19,9 @@ const LAST_STEPS: usize = 20;
 /// The results of a run.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
-    /// Loss on the validation part at the end, in nats a token, or an image.
+    /// What losses are of: a token, an image.
+    pub(super) target: &'static str,
+    /// Loss on the validation part at the end, in nats a target.
     pub(super) val_loss: Option<f64>,
     /// The share of the validation images that are classified rightly at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +44,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// Tokens a second, over all steps.
     pub(super) tokens_per_s: f64,
-    /// Bytes of text, or of pixels, training and validation together.
+    /// Bytes of text and questions, or of pixels, training and validation together.
     pub(super) data_bytes: usize,
     /// Tokens of all samples.
     pub(super) data_tokens: usize,
@@ -65,7 +67,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(
-        (loaded, data_tokens): (&LoadedRecipe, usize),
+        (loaded, data_tokens, target): (&LoadedRecipe, usize, &'static str),
         plan: &RecipePlan,
         steps: &[StepMetrics],
         last: &StepMetrics,
@@ -83,6 +85,7 @@ impl Report {
         let tokens = plan.step_tokens * steps.len() as u64;
         let masks = steps.iter().rev().find(|step| step.layers.values().any(|layer| layer.kept.is_some()));
         Report {
+            target,
             val_loss: last.val_loss,
             val_accuracy: last.val_accuracy,
             linear_probe,

@@ -283,12 +283,19 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         let data = self.trainer.data().clone();
         let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;
         let model = D::leave(self.folder, &loaded.recipe, (self.trainer.engine(), self.trainer.model()))?;
-        let report =
-            Report::new((loaded, tokens), plan, &self.steps, last, (self.decay, probe, model), measure::machine()?);
+        let report = Report::new(
+            (loaded, tokens, data.targets()[0]),
+            plan,
+            &self.steps,
+            last,
+            (self.decay, probe, model),
+            measure::machine()?,
+        );
         let loss = report.val_loss.unwrap_or(f64::NAN);
+        let [target, kind] = data.targets();
         let title = match report.val_accuracy {
-            Some(accuracy) => format!("{}, {:.2} % of unseen images, {loss:.3} nats", plan.method, 100.0 * accuracy),
-            None => format!("{}, {loss:.3} nats a token on unseen text", plan.method),
+            Some(accuracy) => format!("{}, {:.2} % of unseen {kind}, {loss:.3} nats", plan.method, 100.0 * accuracy),
+            None => format!("{}, {loss:.3} nats {target} on unseen {kind}", plan.method),
         };
         let layers: Vec<&str> =
             plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();

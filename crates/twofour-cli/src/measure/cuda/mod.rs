@@ -1,6 +1,7 @@
 //! Device time of GPU kernels: contenders interleaved, between two events, with a cold L2.
 
 mod attention;
+mod encoder;
 mod gemm;
 mod generation;
 mod grid;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use twofour_cuda::{Device, compiler::Compiler};
 
 pub(crate) use attention::{ATTENTION_SHAPES, AttentionRow, attention};
+pub(crate) use encoder::CudaEncoderPair;
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
 pub(crate) use generation::{GenerationRow, WEIGHTS, generation, shape};
 pub(crate) use grid::{

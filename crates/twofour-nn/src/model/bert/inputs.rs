@@ -76,8 +76,11 @@ impl<E: Engine> BertBatch<E> {
             .try_for_each(|(to, ids)| engine.write_ids(to, &ids))
     }
 
-    /// Sequences without targets.
-    pub(super) fn of_sequences(
+    /// Sequences without targets, as [`Bert::encode`](super::Bert::encode) takes them.
+    ///
+    /// # Errors
+    /// Tokens or types that do not fit the shape or do not exist; not enough memory.
+    pub fn of_sequences(
         engine: &E,
         config: &BertConfig,
         (tokens, types): (&[u32], &[u32]),
@@ -159,7 +162,7 @@ fn check_sequences(config: &BertConfig, (tokens, types): (&[u32], &[u32]), shape
     expect_below("token types", types, config.encoder.token_types)
 }
 
-fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
+pub(super) fn expect_below(what: &'static str, ids: &[u32], bound: usize) -> Result<()> {
     match ids.iter().enumerate().find(|(_, id)| **id as usize >= bound) {
         None => Ok(()),
         Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary: bound }),

@@ -5,10 +5,12 @@
 mod build;
 mod config;
 mod embeddings;
+mod encode;
 mod head;
 mod inputs;
 #[cfg(test)]
 mod tests;
+mod trained;
 
 use twofour::layer::Accumulate;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use twofour::layer::Accumulate;
 
-use super::{Bert, BertConfig, BertSamples, EncoderTask};
+use super::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask};
 use crate::{
     block::BatchShape,
     engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine},
@@ -145,7 +145,10 @@ fn hidden_states_are_those_of_inference() {
     for task in [EncoderTask::MaskedTokens, EncoderTask::Answers] {
         let mut model = checkpoint.model(&ENGINE, task, 8, 0).unwrap();
         let shape = BatchShape { batch: 2, positions: 8 };
-        let found = model.hidden(&ENGINE, sequences.as_flattened(), types.as_flattened(), shape).unwrap();
+        let inputs = (sequences.as_flattened(), types.as_flattened());
+        let batch = BertBatch::of_sequences(&ENGINE, model.config(), inputs, shape).unwrap();
+        model.encode(&ENGINE, &batch, shape).unwrap();
+        let found = model.hidden(&ENGINE, inputs.0, inputs.1, shape).unwrap();
         assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4) && found.len() == expected.len());
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use twofour::{
     DataType,
-    file::{Reader, StoredElement},
+    file::{Overwrite, Reader, StoredElement},
     kernel::KernelElement,
 };
 
@@ -13,6 +13,7 @@ use super::{
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
+    save::{copy_beside, write_weights},
 };
 use crate::{
     Result,
@@ -22,11 +23,16 @@ use crate::{
         bert::initial,
         encoder::{Encoder, EncoderConfig},
         language::dtype_of,
+        saved::violation,
     },
 };
 
 /// The linear layer that scores each token as the first and the last one of an answer.
 pub(crate) const ANSWERS: &str = "answers";
+
+/// The layer and the norm before the scores of masked tokens.
+const TRANSFORM: &str = "cls.predictions.transform.dense";
+const MASKED_NORM: &str = "cls.predictions.transform.LayerNorm";
 
 /// What is added to the scores of masked tokens.
 const MASKED_BIAS: &str = "cls.predictions.bias";
@@ -68,6 +74,11 @@ impl EncoderCheckpoint {
         Ok(EncoderCheckpoint { directory: directory.to_owned(), config, reader, layout })
     }
 
+    /// Whether the directory has a configuration of `model_type` `bert`.
+    pub fn is_at(directory: impl AsRef<Path>) -> bool {
+        super::model_type(directory.as_ref()).is_ok_and(|found| found.as_deref() == Some("bert"))
+    }
+
     /// The encoder's description.
     pub fn config(&self) -> &EncoderConfig {
         &self.config
@@ -99,6 +110,14 @@ impl EncoderCheckpoint {
         Encoder::build(self.config.clone(), &self.parts())
     }
 
+    /// [`EncoderCheckpoint::inference`] with every linear layer for the dense kernel, in `T`: what a 2:4 encoder is compared with.
+    ///
+    /// # Errors
+    /// Those of [`EncoderCheckpoint::inference`].
+    pub fn dense_inference<T: KernelElement + StoredElement>(&self) -> Result<Encoder<T>> {
+        Encoder::build(self.config.clone(), &self.parts().dense())
+    }
+
     /// Reads the weights into a model that trains for a task on sequences of that many tokens, on any engine; compressed ones are decompressed. A head that is not
     /// stored is random and depends on the seed.
     ///
@@ -110,6 +129,52 @@ impl EncoderCheckpoint {
             true => parts.values(name),
             false => Ok(initial(seed, name, shape)),
         })
+    }
+
+    /// The first group of a linear layer's weight that has more than two nonzeros among its four, by the names of the stored weight; none where the weight is 2:4 along
+    /// the input features. -0.0 counts as zero. Of a layer that is not stored, that it is not.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn violation(&self, layer: &str) -> Result<Option<String>> {
+        let parts = self.parts();
+        let stored = parts.weights_of(layer);
+        let Some(linear) = self.layout.linears.get(layer) else {
+            return Ok(Some("it is not in the checkpoint".to_owned()));
+        };
+        let outputs = linear.parts.iter().map(|(_, outputs)| outputs).sum();
+        violation(&self.reader, &stored, (outputs, linear.inputs), || parts.values(&format!("{layer}.weight")))
+    }
+
+    /// Writes a model that [`EncoderCheckpoint::model`] made, and that may have been trained since, to a directory that transformers loads as `BertForQuestionAnswering` or
+    /// `BertForMaskedLM`: weights in one file of `dtype` (f32, bf16 or f16), dense, the pruned elements of 2:4 layers as zeros; tokenizer and other files of this directory copied,
+    /// but not weights of other formats and not hidden files. Names begin with `bert.`, as these classes have it. The configuration is this directory's with that class's name;
+    /// `quantization_config`, which describes weights that are compressed, is left out. Neither class has a pooler, and heads of other tasks are left out, too.
+    ///
+    /// # Errors
+    /// A file of weights that exists unless `overwrite` allows it, another type, those of writing and of the engine.
+    pub fn save<E: Engine>(
+        &self,
+        (engine, model): (&E, &Bert<E>),
+        directory: impl AsRef<Path>,
+        overwrite: Overwrite,
+        dtype: DataType,
+    ) -> Result<()> {
+        let BertConfig { encoder, task, .. } = model.config();
+        let mut layout = layout(encoder, "bert.", false);
+        let class = match task {
+            EncoderTask::Answers => {
+                add_answers(&mut layout, encoder);
+                "BertForQuestionAnswering"
+            }
+            EncoderTask::MaskedTokens => {
+                add_masked(&mut layout, encoder);
+                "BertForMaskedLM"
+            }
+        };
+        let directory = directory.as_ref();
+        write_weights(&layout, (engine, model), directory, overwrite, dtype)?;
+        copy_beside((&self.reader, &self.directory), directory, Some(class))
     }
 
     /// Weight, `[2, width]`, and bias of the head that scores each token as the first and as the last one of an answer; none where it is not stored.
@@ -192,23 +257,30 @@ fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool) -> Layout {
 fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl Fn(&str) -> Option<Vec<usize>>) {
     let EncoderConfig { vocabulary, width, .. } = *config;
     let is = |name: &str, shape: &[usize]| shape_of(name).is_some_and(|found| found == shape);
-    let linear = |name: &str, outputs: usize| StoredLinear {
-        parts: vec![(name.to_owned(), outputs)],
-        inputs: width,
-        has_bias: true,
-        is_transposed: false,
-    };
     if is("qa_outputs.weight", &[2, width]) && is("qa_outputs.bias", &[2]) {
-        layout.linear(ANSWERS, linear("qa_outputs", 2));
+        add_answers(layout, config);
     }
-    let (transform, norm) = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm");
-    let vectors = [format!("{transform}.bias"), format!("{norm}.weight"), format!("{norm}.bias")];
+    let vectors = [format!("{TRANSFORM}.bias"), format!("{MASKED_NORM}.weight"), format!("{MASKED_NORM}.bias")];
     let has_vectors = vectors.iter().all(|name| is(name, &[width]));
-    if is(&format!("{transform}.weight"), &[width, width]) && has_vectors && is(MASKED_BIAS, &[vocabulary]) {
-        layout.linear("head.transform", linear(transform, width));
-        for part in ["weight", "bias"] {
-            layout.tensor(format!("head.norm.{part}"), format!("{norm}.{part}"), [width]);
-        }
-        layout.tensor("embedding.bias", MASKED_BIAS, [vocabulary]);
+    if is(&format!("{TRANSFORM}.weight"), &[width, width]) && has_vectors && is(MASKED_BIAS, &[vocabulary]) {
+        add_masked(layout, config);
     }
+}
+
+fn linear_of(name: &str, outputs: usize, inputs: usize) -> StoredLinear {
+    StoredLinear { parts: vec![(name.to_owned(), outputs)], inputs, has_bias: true, is_transposed: false }
+}
+
+/// Adds the head of answers.
+fn add_answers(layout: &mut Layout, config: &EncoderConfig) {
+    layout.linear(ANSWERS, linear_of("qa_outputs", 2, config.width));
+}
+
+/// Adds the head of masked tokens, whose decoder is the embedding of tokens.
+fn add_masked(layout: &mut Layout, &EncoderConfig { vocabulary, width, .. }: &EncoderConfig) {
+    layout.linear("head.transform", linear_of(TRANSFORM, width, width));
+    for part in ["weight", "bias"] {
+        layout.tensor(format!("head.norm.{part}"), format!("{MASKED_NORM}.{part}"), [width]);
+    }
+    layout.tensor("embedding.bias", MASKED_BIAS, [vocabulary]);
 }

@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, fs, path::Path};
 use half::{bf16, f16};
 use twofour::{
     Arithmetic, DataType,
-    file::{self as files, Overwrite, PlannedTensor, StoredElement, Writer},
+    file::{self as files, Overwrite, PlannedTensor, Reader, StoredElement, Writer},
 };
 
 use super::{CONFIG_FILE, Checkpoint, CheckpointError, layout::Layout};
 use crate::{
     Error, Result,
     engine::Engine,
-    model::{Gpt, file},
+    model::{Gpt, TrainedModel, file},
 };
 
 impl Checkpoint {
@@ -31,22 +31,31 @@ impl Checkpoint {
     ) -> Result<()> {
         let directory = directory.as_ref();
         write_weights(&self.layout, (engine, model), directory, overwrite, dtype)?;
-        for relative in files::files_beside(&self.reader, directory)? {
-            let (from, to) = (self.directory.join(&relative), directory.join(&relative));
-            if relative == Path::new(CONFIG_FILE) {
-                copy_config(&from, &to)?;
-                continue;
-            }
-            let parent = to.parent().unwrap_or(directory);
-            fs::create_dir_all(parent).map_err(|source| CheckpointError::Io { path: parent.to_owned(), source })?;
-            fs::copy(&from, &to).map_err(|source| CheckpointError::Io { path: from, source })?;
-        }
-        Ok(())
+        copy_beside((&self.reader, &self.directory), directory, None)
     }
 }
 
-/// Copies a configuration without what it says of compressed weights.
-fn copy_config(from: &Path, to: &Path) -> Result<()> {
+/// Copies configuration, tokenizer and other files of a checkpoint's directory. `class` is the model's in transformers, where it is another than the checkpoint's.
+pub(super) fn copy_beside(
+    (reader, source): (&Reader, &Path),
+    directory: &Path,
+    class: Option<&'static str>,
+) -> Result<()> {
+    for relative in files::files_beside(reader, directory)? {
+        let (from, to) = (source.join(&relative), directory.join(&relative));
+        if relative == Path::new(CONFIG_FILE) {
+            copy_config(&from, &to, class)?;
+            continue;
+        }
+        let parent = to.parent().unwrap_or(directory);
+        fs::create_dir_all(parent).map_err(|source| CheckpointError::Io { path: parent.to_owned(), source })?;
+        fs::copy(&from, &to).map_err(|source| CheckpointError::Io { path: from, source })?;
+    }
+    Ok(())
+}
+
+/// Copies a configuration without what it says of compressed weights, with the name of the model's class where it is another.
+fn copy_config(from: &Path, to: &Path, class: Option<&'static str>) -> Result<()> {
     let io = |path: &Path| {
         let path = path.to_owned();
         move |source| CheckpointError::Io { path, source }
@@ -54,13 +63,16 @@ fn copy_config(from: &Path, to: &Path) -> Result<()> {
     let bytes = fs::read(from).map_err(io(from))?;
     let not = |reason: String| CheckpointError::NotAConfig { path: from.to_owned(), reason };
     let config: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| not(error.to_string()))?;
-    if config.get("quantization_config").is_none() {
+    if config.get("quantization_config").is_none() && class.is_none() {
         fs::write(to, bytes).map_err(io(to))?;
         return Ok(());
     }
     let mut config = config;
     if let Some(fields) = config.as_object_mut() {
         fields.remove("quantization_config");
+        if let Some(class) = class {
+            fields.insert("architectures".to_owned(), serde_json::json!([class]));
+        }
     }
     let text = serde_json::to_vec_pretty(&config).map_err(|error| not(error.to_string()))?;
     Ok(fs::write(to, text).map_err(io(to))?)
@@ -69,7 +81,7 @@ fn copy_config(from: &Path, to: &Path) -> Result<()> {
 /// Writes a model's weights by a layout's names to `model.safetensors` in a directory, which is made if it does not exist.
 pub(super) fn write_weights<E: Engine>(
     layout: &Layout,
-    (engine, model): (&E, &Gpt<E>),
+    (engine, model): (&E, &impl TrainedModel<E>),
     directory: &Path,
     overwrite: Overwrite,
     dtype: DataType,
@@ -77,9 +89,9 @@ pub(super) fn write_weights<E: Engine>(
     fs::create_dir_all(directory).map_err(|source| CheckpointError::Io { path: directory.to_owned(), source })?;
     let path = directory.join("model.safetensors");
     match dtype {
-        DataType::F32 => write_as::<f32, E>(layout, (engine, model), &path, overwrite),
-        DataType::BF16 => write_as::<bf16, E>(layout, (engine, model), &path, overwrite),
-        DataType::F16 => write_as::<f16, E>(layout, (engine, model), &path, overwrite),
+        DataType::F32 => write_as::<f32, E, _>(layout, (engine, model), &path, overwrite),
+        DataType::BF16 => write_as::<bf16, E, _>(layout, (engine, model), &path, overwrite),
+        DataType::F16 => write_as::<f16, E, _>(layout, (engine, model), &path, overwrite),
         other => {
             let found = other.to_string();
             Err(Error::Setting { what: "dtype of the checkpoint", found, expected: "f32, bf16 or f16" })
@@ -87,9 +99,9 @@ pub(super) fn write_weights<E: Engine>(
     }
 }
 
-fn write_as<T: Arithmetic + StoredElement, E: Engine>(
+fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
     layout: &Layout,
-    (engine, model): (&E, &Gpt<E>),
+    (engine, model): (&E, &M),
     path: &Path,
     overwrite: Overwrite,
 ) -> Result<()> {

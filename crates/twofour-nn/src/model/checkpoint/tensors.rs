@@ -33,16 +33,23 @@ pub(crate) struct StoredParts<'a> {
     layout: &'a Layout,
     tied: bool,
     replace: Option<Replace<'a>>,
+    /// Whether floats are packed for the dense kernel even where they are 2:4.
+    dense: bool,
 }
 
 impl<'a> StoredParts<'a> {
     pub(crate) fn new(reader: &'a Reader, layout: &'a Layout, tied: bool) -> Self {
-        StoredParts { reader, layout, tied, replace: None }
+        StoredParts { reader, layout, tied, replace: None, dense: false }
     }
 
     /// The same with other weights in place of those that `replace` returns.
     pub(crate) fn replacing(self, replace: Option<Replace<'a>>) -> Self {
         StoredParts { replace, ..self }
+    }
+
+    /// The same with every linear layer dense: compressed weights are decompressed.
+    pub(crate) fn dense(self) -> Self {
+        StoredParts { dense: true, ..self }
     }
 
     /// A tensor that is stored as floats, as `T`.
@@ -166,7 +173,7 @@ impl<T: KernelElement + StoredElement> Parts<T> for StoredParts<'_> {
     fn linear(&self, name: &str, _: (usize, usize)) -> Result<Linear<T>> {
         let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
         // The embedding reads the head's values where it is the same tensor.
-        let stays_dense = self.tied && name == "head";
+        let stays_dense = self.dense || self.tied && name == "head";
         let parts = linear.parts.iter().map(|part| self.part(linear, part, stays_dense));
         Linear::new(parts.collect::<Result<_>>()?)
     }

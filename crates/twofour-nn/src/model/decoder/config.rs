@@ -218,8 +218,8 @@ impl From<&ModelSettings> for DecoderConfig {
     fn from(settings: &ModelSettings) -> Self {
         let gpt = DecoderConfig::from(&GptConfig::from(settings));
         match settings.kind {
-            // A vision transformer has a description of its own.
-            ModelKind::Gpt | ModelKind::Vit => gpt,
+            // Vision transformers and encoders have descriptions of their own.
+            ModelKind::Gpt | ModelKind::Vit | ModelKind::Bert => gpt,
             ModelKind::Llama => DecoderConfig {
                 kv_heads: settings.kv_heads.unwrap_or(settings.heads),
                 norm: NormKind::RootMeanSquare,

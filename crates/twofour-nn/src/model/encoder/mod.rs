@@ -141,7 +141,7 @@ impl<T: KernelElement> Encoder<T> {
     /// # Errors
     /// A sequence that is empty or longer than the context, tokens or types that do not exist or of another number; those of the products.
     pub fn forward(&self, inputs: &[EncoderInput<'_>]) -> Result<Vec<Vec<f32>>> {
-        self.forward_observed(inputs, &mut |_| {})
+        self.run(inputs, None)
     }
 
     /// [`Encoder::forward`], showing the inputs of all linear layers but the pooler's to `observe`.
@@ -153,13 +153,23 @@ impl<T: KernelElement> Encoder<T> {
         inputs: &[EncoderInput<'_>],
         observe: &mut dyn FnMut(Observation<'_>),
     ) -> Result<Vec<Vec<f32>>> {
+        self.run(inputs, Some(observe))
+    }
+
+    fn run(
+        &self,
+        inputs: &[EncoderInput<'_>],
+        mut observe: Option<&mut dyn FnMut(Observation<'_>)>,
+    ) -> Result<Vec<Vec<f32>>> {
         let width = self.config.width;
         let mut x = self.embeddings.forward(&self.config, inputs)?;
         let lengths: Vec<usize> = inputs.iter().map(|input| input.tokens.len()).collect();
         let tokens = lengths.iter().sum();
         for (layer, stored) in self.layers.iter().zip(&self.stored) {
             layer.forward(&self.config, &mut x, &lengths, &mut |role: Role, x: &[T]| {
-                if let Some(weights) = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]) {
+                // Inputs are widened for an observer alone.
+                let weights = Role::ALL.iter().position(|own| *own == role).map(|at| &stored[at]);
+                if let (Some(weights), Some(observe)) = (weights, &mut observe) {
                     observe(Observation { weights, x: &widened(x), tokens, is_transposed: false });
                 }
             })?;

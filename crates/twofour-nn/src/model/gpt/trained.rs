@@ -10,7 +10,7 @@ use crate::{
     block::BatchShape,
     engine::Engine,
     linear::Linear,
-    model::{DecoderConfig, TrainedModel},
+    model::{DecoderConfig, IndexBatch, TrainedModel},
     parameter::Parameter,
     recipe::Recipe,
     train::Corpus,
@@ -18,6 +18,7 @@ use crate::{
 
 impl<E: Engine> TrainedModel<E> for Gpt<E> {
     type Data = Corpus;
+    type Uploaded = IndexBatch<E>;
     type Config = DecoderConfig;
 
     fn config_of(recipe: &Recipe) -> DecoderConfig {
@@ -93,16 +94,24 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         Ok(None)
     }
 
+    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape) -> Result<IndexBatch<E>> {
+        IndexBatch::new(engine, batch)
+    }
+
+    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut IndexBatch<E>) -> Result<()> {
+        to.write(engine, batch)
+    }
+
     fn gradients_of(
         &mut self,
         engine: &E,
-        batch: (&E::Buffer, &E::Buffer),
+        batch: &IndexBatch<E>,
         shape: BatchShape,
         scaling: (f32, Accumulate),
         loss: &mut E::Buffer,
         ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
     ) -> Result<()> {
-        self.gradients_of(engine, batch, shape, scaling, loss, ready)
+        self.gradients_of(engine, (&batch.inputs, &batch.targets), shape, scaling, loss, ready)
     }
 
     fn save(&self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::{
     engine::{Engine, Kind},
     linear::Linear,
     model::{
-        Layer, TrainedModel,
+        IndexBatch, Layer, TrainedModel,
         file::{SavedParts, values},
     },
     parameter::Parameter,
@@ -72,6 +72,7 @@ impl<E: Engine> Vit<E> {
 
 impl<E: Engine> TrainedModel<E> for Vit<E> {
     type Data = ImageSet;
+    type Uploaded = IndexBatch<E>;
     type Config = VitConfig;
 
     fn config_of(recipe: &Recipe) -> VitConfig {
@@ -188,16 +189,24 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         self.loss(engine, batch, shape, loss).map(Some)
     }
 
+    fn upload(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape) -> Result<IndexBatch<E>> {
+        IndexBatch::new(engine, batch)
+    }
+
+    fn overwrite(&self, engine: &E, batch: (&[u32], &[u32]), _: BatchShape, to: &mut IndexBatch<E>) -> Result<()> {
+        to.write(engine, batch)
+    }
+
     fn gradients_of(
         &mut self,
         engine: &E,
-        batch: (&E::Buffer, &E::Buffer),
+        batch: &IndexBatch<E>,
         shape: BatchShape,
         scaling: (f32, Accumulate),
         loss: &mut E::Buffer,
         ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
     ) -> Result<()> {
-        self.gradients_of(engine, batch, shape, scaling, loss, ready)
+        self.gradients_of(engine, (&batch.inputs, &batch.targets), shape, scaling, loss, ready)
     }
 
     fn save(&self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {

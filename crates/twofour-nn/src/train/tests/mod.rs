@@ -2,6 +2,7 @@
 
 mod candle;
 mod checkpoint;
+mod encoder;
 mod forms;
 mod ranks;
 
