@@ -3,8 +3,8 @@
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
 of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
-result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer.json`, `train-linear.json`, `overhead.json` and
-`prune.json` (`twofour bench cuda --suite ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
+result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer.json`, `train-linear.json`, `block.json`,
+`step*.json` (ViT-L beside `python-vit_step.json`), `overhead.json` and `prune.json` (`twofour bench cuda --suite ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
 
@@ -259,15 +259,32 @@ def attention_table(path):
     return "\n".join(lines) + "\n"
 
 
+def compiled_step(path, row):
+    """torch.compile's milliseconds for a ViT's row, dense, from `bench/python/vit_step.py`'s record beside it; None without one."""
+    beside = path.parent / "python-vit_step.json"
+    if row.get("kind") != "vit" or row["model"][0] != 24 or not beside.exists():
+        return None
+    of = json.loads(beside.read_text())["results"].get(f"ViT-L, {row['batch']}x{row['model'][3]}")
+    return of and of["dense"]["ms"]
+
+
 def step_table(path):
     result = json.loads(path.read_text())
-    lines = [where(path, result), ""]
-    lines += ["| layers | feed-forward blocks | step | 90th percentile | without a graph | tokens/s | over dense | forward | backward | optimizer | masks | memory |", "|" + "---|" * 12]
+    has_images = any(row.get("kind") == "vit" for row in result["rows"])
+    heads = ["model" if has_images else "layers", "feed-forward blocks", "step", "90th percentile", "without a graph", "tokens/s", "over dense"]
+    heads += ["of torch.compile's dense step"] * has_images + ["forward", "backward", "optimizer", "masks", "memory"]
+    lines = [where(path, result), "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in result["rows"]:
-        dense = next(r for r in result["rows"] if r["model"] == row["model"] and r["contender"] == "dense")
+        kind, (layers, _, _, tokens, _) = row.get("kind", "gpt"), row["model"]
+        dense = next(r for r in result["rows"] if (r.get("kind", "gpt"), r["model"]) == (kind, row["model"]) and r["contender"] == "dense")
         phases = {phase["phase"]: phase["ms"] for phase in row["phases"]}
-        cells = [str(row["model"][0]), row["contender"], f"{row['ms']:.2f} ms", f"{row['p90_ms']:.2f} ms", f"{row['launched_ms']:.2f} ms", f"{row['tokens_per_s']:,.0f}"]
-        cells += [f"{dense['ms'] / row['ms']:.3f}x"] + [f"{phases[phase]:.2f} ms" for phase in ("forward", "backward", "update", "masks")]
+        model = f"{'ViT' if kind == 'vit' else 'GPT'}, {plural(layers, 'layer')}, {row['batch']} x {tokens}" if has_images else str(layers)
+        cells = [model, row["contender"], f"{row['ms']:.2f} ms", f"{row['p90_ms']:.2f} ms", f"{row['launched_ms']:.2f} ms", f"{row['tokens_per_s']:,.0f}"]
+        cells.append(f"{dense['ms'] / row['ms']:.3f}x")
+        if has_images:
+            compiled = compiled_step(path, row)
+            cells.append(f"{row['ms'] / compiled:.3f} ({compiled:.2f} ms)" if compiled else "-")
+        cells += [f"{phases[phase]:.2f} ms" for phase in ("forward", "backward", "update", "masks")]
         lines.append("| " + " | ".join(cells + [f"{row['bytes'] / 1e9:.2f} GB"]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -390,7 +407,7 @@ DOCUMENTS = {
         "layer-table": ("layer.json", layer_table),
         "attention-table": ("attention.json", attention_table),
         "block-table": ("block.json", step_table),
-        "step-table": ("step.json", step_table),
+        "step-table": ("step*.json", step_table),
         "train-table": ("train-linear.json", train_table),
         "overhead-table": ("overhead.json", overhead_table),
         "prune-table": ("prune.json", prune_table),

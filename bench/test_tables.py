@@ -218,5 +218,33 @@ class Layer(unittest.TestCase):
         self.assertEqual(line, "| " + " | ".join(cells + ["200.0 µs", "1.50x", "56.0 µs"]) + " |")
 
 
+class Step(unittest.TestCase):
+    def row(self, kind, sizes, contender, ms):
+        phases = [{"phase": phase, "ms": 1.0} for phase in ("forward", "backward", "update", "masks")]
+        times = {"ms": ms, "p90_ms": ms, "launched_ms": ms, "tokens_per_s": 1e6, "bytes": 10**9, "phases": phases}
+        return {"kind": kind, "model": sizes, "batch": 32, "contender": contender} | times
+
+    def table(self, rows, compiled=None):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "step.json"
+            path.write_text(json.dumps({**result(), "rows": rows}))
+            if compiled:
+                (path.parent / "python-vit_step.json").write_text(json.dumps({"results": {"ViT-L, 32x257": {"dense": {"ms": compiled}}}}))
+            return readme_tables.step_table(path).splitlines()[2:]
+
+    def test_a_vit_is_compared_with_its_own_dense_step_and_with_torch_compile(self):
+        vit, gpt = [24, 1024, 16, 257, 4096], [36, 1280, 20, 1024, 5120]
+        rows = [self.row("gpt", gpt, "dense", 90.0), self.row("vit", vit, "dense", 44.0), self.row("vit", vit, "2:4, greedy", 40.0)]
+        heads, _, of_gpt, _, sparse = [[cell.strip() for cell in line.split("|")[1:-1]] for line in self.table(rows, 50.0)]
+        self.assertEqual(of_gpt[heads.index("of torch.compile's dense step")], "-")
+        self.assertEqual(sparse[:2], ["ViT, 24 layers, 32 x 257", "2:4, greedy"])
+        self.assertEqual([sparse[heads.index(head)] for head in ("over dense", "of torch.compile's dense step")], ["1.100x", "0.800 (50.00 ms)"])
+        self.assertIn("| - |", self.table(rows)[-1])
+
+    def test_rows_of_gpts_alone_are_named_by_their_layers(self):
+        heads, _, row = self.table([self.row("gpt", [36, 1280, 20, 1024, 5120], "dense", 90.0)])
+        self.assertTrue(heads.startswith("| layers |") and row.startswith("| 36 | dense | 90.00 ms |"))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -4,19 +4,18 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
 use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
-use twofour_nn::model::GptConfig;
 
 use super::{
-    cuda_tables::{self, product},
+    cuda_answer::{Answer, Rows, Versions},
+    cuda_tables::product,
     grid::GridOptions,
     output::Output,
 };
 use crate::{
     exit::{Usage, Verdict},
     measure::cuda::{
-        self, AttentionRow, GemmRow, GenerationRow, Gpu, Layer, Libraries, OverheadRow, PruneRow, StepRow, TrainRow,
+        self, AttentionRow, GemmRow, GenerationRow, Layer, Libraries, PruneRow, StepModel, StepRow, TrainRow,
     },
     present::{Screen, progress::Progress},
 };
@@ -29,6 +28,7 @@ use crate::{
 Examples:
   twofour bench cuda --suite prune
   twofour bench cuda --suite gemm --rounds 20 -o gemm.json
+  twofour bench cuda --suite step --model vit-l -o step-vit.json
   twofour bench cuda --suite generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5
   twofour bench cuda --suite grid --limit 240 -o grid.json       # again and again until all cells are there
 
@@ -45,9 +45,11 @@ Suites:
           and its gradient in epilogues
   attention
           attention forward and backward in bf16: kernels that keep scores in registers, and batched GEMMs with a softmax
-  step    whole training steps of a GPT in bf16 at GPT-2 774M's sizes, and at a third of its layers: dense, and with 2:4 MLPs whose masks are selected
-          in every step, transposable and along rows; with the device time of each phase, and the memory
-  block   the same for one block
+  step    whole training steps with AdamW in bf16, of a GPT at GPT-2 774M's sizes and at a third of its layers, over 8 sequences of 1024 bytes, and
+          of ViT-L over 32 images of 257 tokens and 8 of 1626: dense, and with 2:4 MLPs whose masks are selected in every step, transposable
+          and for the GPT along rows; with the device time of each phase, and the memory. --model selects: gpt2-12-layers, gpt2-774m,
+          vit-l-32x257, vit-l-8x1626, or all of gpt2 or vit-l. bench/python/gpt_step.py and vit_step.py measure PyTorch's
+  block   training steps of models of one block of these: gpt2-block, vit-l-block-32x257, vit-l-block-8x1626
   generate
           whole-model decoding with random weights of --model's shape, prompt 64, by a replayed CUDA graph, for each of --batch and --weights:
           tokens a second, bytes, bandwidth; all forms of weights are in memory at a time
@@ -80,9 +82,9 @@ pub(super) struct Cuda {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
 
-    /// The shape of the suite generate: llama-3-8b, llama-3.2-1b, llama-3.2-3b
-    #[arg(long, default_value = "llama-3-8b", value_name = "NAME")]
-    model: String,
+    /// The shape of the suite generate: llama-3-8b (the default), llama-3.2-1b, llama-3.2-3b; or the models of the suites step and block (all by default)
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
 
     /// Sequences at a time in the suite generate
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "NUMBERS", value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -119,7 +121,7 @@ enum Suite {
     Layer,
     /// Attention forward and backward
     Attention,
-    /// Training steps of a GPT
+    /// Training steps of a GPT and of a ViT
     Step,
     /// Training steps of one block
     Block,
@@ -149,36 +151,6 @@ impl Suite {
     }
 }
 
-/// The answer; `bench/readme_tables.py` reads its JSON.
-#[derive(Debug, Serialize)]
-struct Answer {
-    machine: Gpu,
-    /// Versions of the libraries that were measured too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    libraries: Option<Versions>,
-    command: String,
-    rows: Rows,
-}
-
-/// Versions of NVIDIA's libraries.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Versions {
-    pub(super) cublaslt: String,
-    pub(super) cusparselt: String,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Rows {
-    Prune(Vec<PruneRow>),
-    Gemm(Vec<GemmRow>),
-    Train(Vec<TrainRow>),
-    Attention(Vec<AttentionRow>),
-    Overhead(Vec<OverheadRow>),
-    Generation(Vec<GenerationRow>),
-    Step(Vec<StepRow>),
-}
-
 /// Measures training a layer: data type, tokens with input and output features, rounds.
 type TrainMeasure = fn(&Device, &Libraries, DataType, [usize; 3], u32) -> Result<Vec<TrainRow>>;
 
@@ -193,6 +165,16 @@ impl Cuda {
                 bail!(Usage(format!("{option} is for --suite grid, and this is {}", self.suite.name())));
             }
         }
+        let models = match self.suite {
+            Suite::Step => self.models(&cuda::STEP_MODELS)?,
+            Suite::Block => self.models(&cuda::BLOCK_MODELS)?,
+            Suite::Generate => vec![],
+            _ if self.model.is_some() => {
+                let reason = "--model is for --suite generate, step and block, and this is";
+                bail!(Usage(format!("{reason} {}", self.suite.name())));
+            }
+            _ => vec![],
+        };
         self.output.expect_writable()?;
         let device = Device::open(self.device)?;
         let mut progress = screen.progress();
@@ -200,8 +182,7 @@ impl Cuda {
             Suite::Prune => (Rows::Prune(self.prune(&device, &mut progress)?), None),
             Suite::Attention => (Rows::Attention(self.attention(&device, &mut progress)?), None),
             Suite::Generate => (Rows::Generation(self.generation(&device, &mut progress)?), None),
-            Suite::Step => (Rows::Step(self.step(&device, &mut progress, &cuda::STEP_MODELS)?), None),
-            Suite::Block => (Rows::Step(self.step(&device, &mut progress, &cuda::BLOCK_MODELS)?), None),
+            Suite::Step | Suite::Block => (Rows::Step(self.step(&device, &mut progress, &models)?), None),
             _ => {
                 let libraries = Libraries::open(&device)?;
                 let [cublaslt, cusparselt] = libraries.versions()?;
@@ -257,8 +238,9 @@ impl Cuda {
     }
 
     fn generation(&self, device: &Device, progress: &mut Progress) -> Result<Vec<GenerationRow>> {
-        let Some(config) = cuda::shape(&self.model) else {
-            bail!(Usage(format!("--model {}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b", self.model)));
+        let model = self.shape();
+        let Some(config) = cuda::shape(model) else {
+            bail!(Usage(format!("--model {model}: expected llama-3-8b, llama-3.2-1b or llama-3.2-3b")));
         };
         let mut weights = vec![];
         for name in &self.weights {
@@ -273,7 +255,7 @@ impl Cuda {
         let batches: Vec<usize> = self.batch.iter().map(|batch| *batch as usize).collect();
         let (mut done, all) = (0, weights.len() as u64 * (1 + batches.len() as u64));
         let settings = (batches.as_slice(), self.context as usize, self.rounds as usize);
-        cuda::generation(device, &self.model, &config, &weights, settings, &mut |what| {
+        cuda::generation(device, model, &config, &weights, settings, &mut |what| {
             progress.steps(what, done, all);
             done += 1;
         })
@@ -300,11 +282,30 @@ impl Cuda {
         Ok(rows)
     }
 
-    fn step(&self, device: &Device, progress: &mut Progress, models: &[GptConfig]) -> Result<Vec<StepRow>> {
+    /// The shape of the suite generate.
+    fn shape(&self) -> &str {
+        self.model.as_deref().unwrap_or("llama-3-8b")
+    }
+
+    /// The models of a suite that were asked for.
+    fn models(&self, all: &[StepModel]) -> Result<Vec<StepModel>> {
+        let Some(name) = &self.model else { return Ok(all.to_vec()) };
+        let models: Vec<_> = cuda::named(all, name).copied().collect();
+        if models.is_empty() {
+            let known: Vec<_> = all.iter().map(StepModel::name).collect();
+            let known = known.join(", ");
+            bail!(Usage(format!(
+                "--model {name}: expected {known}, or what some of these names begin with: gpt2, vit-l"
+            )));
+        }
+        Ok(models)
+    }
+
+    fn step(&self, device: &Device, progress: &mut Progress, models: &[StepModel]) -> Result<Vec<StepRow>> {
         let mut rows = Vec::new();
-        for (done, config) in models.iter().enumerate() {
-            progress.steps(&format!("a GPT of {} layers", config.layers), done as u64, models.len() as u64);
-            rows.extend(cuda::step(device, *config, self.rounds)?);
+        for (done, model) in models.iter().enumerate() {
+            progress.steps(model.name(), done as u64, models.len() as u64);
+            rows.extend(cuda::step(device, model, self.rounds)?);
         }
         Ok(rows)
     }
@@ -354,48 +355,11 @@ impl Cuda {
         if self.suite == Suite::Generate {
             let batch: Vec<String> = self.batch.iter().map(u32::to_string).collect();
             let (batch, weights) = (batch.join(","), self.weights.join(","));
-            told += &format!(" --model {} --batch {batch} --context {} --weights {weights}", self.model, self.context);
+            told +=
+                &format!(" --model {} --batch {batch} --context {} --weights {weights}", self.shape(), self.context);
+        } else if let Some(model) = &self.model {
+            told += &format!(" --model {model}");
         }
         told
-    }
-}
-
-impl Answer {
-    fn tell(&self, screen: &mut Screen) -> Result<()> {
-        let Gpu { gpu, architecture, .. } = &self.machine;
-        screen.line(format!("{gpu}, {architecture}\n"))?;
-        match &self.rows {
-            Rows::Prune(rows) => {
-                screen.line(cuda_tables::prune(rows))?;
-                screen.line("\nMedians. TB/s: of the bytes that must be read and written, whatever the kernel does.")
-            }
-            Rows::Train(rows) => {
-                screen.line(cuda_tables::train(rows))?;
-                screen.line("\nMedians.")
-            }
-            Rows::Attention(rows) => {
-                screen.line(cuda_tables::attention(rows))?;
-                screen
-                    .line("\nMedians. TFLOP/s: of the products over all scores, half of them where the mask is causal.")
-            }
-            Rows::Step(rows) => {
-                screen.line(cuda_tables::step(rows))?;
-                screen.line("\nMedians. Phases: device time of steps that were measured apart.")
-            }
-            Rows::Generation(rows) => {
-                screen.line(cuda_tables::generation(rows))?;
-                screen.line("\nMedians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.")
-            }
-            Rows::Overhead(rows) => {
-                screen.line(cuda_tables::overhead(rows))?;
-                screen.line("\nMedians of launches that nobody waits for.")
-            }
-            Rows::Gemm(rows) => {
-                screen.line(cuda_tables::gemm(rows))?;
-                screen.line(
-                    "\nMedians. TFLOP/s: of the dense product's operations. Sustained: after a second without a pause.",
-                )
-            }
-        }
     }
 }

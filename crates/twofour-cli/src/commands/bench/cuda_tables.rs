@@ -123,7 +123,7 @@ pub(super) fn train(rows: &[TrainRow]) -> Table {
 pub(super) fn step(rows: &[StepRow]) -> Table {
     let phases = ["forward", "backward", "update", "masks"];
     let mut table = Table::new([
-        ("layers", Align::Right),
+        ("model", Align::Left),
         ("contender", Align::Left),
         ("step", Align::Right),
         ("p90", Align::Right),
@@ -137,12 +137,15 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
         ("memory", Align::Right),
     ]);
     for row in rows {
-        let dense = rows.iter().find(|other| other.model == row.model).map_or(row.ms, |dense| dense.ms);
+        let dense = rows
+            .iter()
+            .find(|other| (other.kind, other.model) == (row.kind, row.model))
+            .map_or(row.ms, |dense| dense.ms);
         let of = |name| row.phases.iter().find(|phase| phase.phase == name);
         let [forward, backward, update, masks] =
             phases.map(|name| of(name).map_or_else(String::new, |phase| format!("{:.2} ms", phase.ms)));
         table.row([
-            row.model[0].to_string(),
+            step_model(row),
             row.contender.into(),
             format!("{:.2} ms", row.ms),
             format!("{:.2} ms", row.p90_ms),
@@ -157,6 +160,13 @@ pub(super) fn step(rows: &[StepRow]) -> Table {
         ]);
     }
     table
+}
+
+/// A model of training steps and its batch.
+fn step_model(row: &StepRow) -> String {
+    let [layers, _, _, tokens, _] = row.model;
+    let plural = if layers == 1 { "" } else { "s" };
+    format!("{}, {layers} layer{plural}, {} x {tokens}", row.kind, row.batch)
 }
 
 /// Returns the table of attention.

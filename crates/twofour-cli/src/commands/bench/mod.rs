@@ -3,6 +3,7 @@
 mod answer;
 mod cpu;
 mod cuda;
+mod cuda_answer;
 mod cuda_tables;
 mod draw;
 mod encoder;

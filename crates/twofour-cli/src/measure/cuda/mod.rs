@@ -26,7 +26,7 @@ pub(crate) use grid::{
 pub(crate) use layer::layer;
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};
-pub(crate) use step::{BLOCK_MODELS, STEP_MODELS, StepRow, step};
+pub(crate) use step::{BLOCK_MODELS, STEP_MODELS, StepModel, StepRow, named, step};
 pub(crate) use train::{TRAIN_SHAPES, TRAIN_TYPES, TrainRow, train_linear};
 
 /// The GPU that was measured.

@@ -29,7 +29,7 @@ use self::{
     sitting::{Sitting, Step},
 };
 use super::{
-    cuda::Versions,
+    cuda_answer::Versions,
     output::{self, Output},
 };
 use crate::{

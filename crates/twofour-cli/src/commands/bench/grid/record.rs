@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt::Write as _, fs, io::ErrorKind, path::Path};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::super::cuda::Versions;
+use super::super::cuda_answer::Versions;
 use crate::{
     exit::Usage,
     measure::cuda::{CellTimes, Fault, Gpu, GridCell, GridRow, Unsupported},

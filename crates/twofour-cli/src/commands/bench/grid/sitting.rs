@@ -106,7 +106,7 @@ mod tests {
 
     use super::{super::cells::tests::row, *};
     use crate::{
-        commands::bench::cuda::Versions,
+        commands::bench::cuda_answer::Versions,
         exit::Usage,
         measure::cuda::{Gpu, GridLayer, grid_cells},
     };
