@@ -77,6 +77,9 @@ const CONTENDERS: [ContenderForm; 3] = [
     ("2:4, magnitude", Some(MaskRule::Magnitude)),
 ];
 
+/// Makes the model that learns from samples `D`.
+type Build<D> = dyn Fn(&CudaEngine) -> twofour_nn::Result<<D as TrainingData>::Model<CudaEngine>>;
+
 /// A model to be trained, and its data.
 pub(super) struct Task<D: TrainingData> {
     pub(super) kind: &'static str,
@@ -84,7 +87,7 @@ pub(super) struct Task<D: TrainingData> {
     pub(super) sizes: [usize; 5],
     pub(super) batch: usize,
     pub(super) contenders: &'static [ContenderForm],
-    pub(super) build: Box<dyn Fn(&CudaEngine) -> twofour_nn::Result<D::Model<CudaEngine>>>,
+    pub(super) build: Box<Build<D>>,
     pub(super) data: Arc<D>,
 }
 
