@@ -5,12 +5,13 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::Duration,
 };
 
 use serde_json::Value;
-use support::{Ran, names, run, twofour};
+use support::{
+    names, read_json, run,
+    training::{expect_killed_runs_end_alike, train},
+};
 use twofour::file::Reader;
 
 fn checkpoint(family: &str) -> String {
@@ -46,15 +47,6 @@ fn folder(family: &str) -> tempfile::TempDir {
     fs::write(at.join("recipe.toml"), RECIPE).unwrap();
     run(at, &["prune", &checkpoint(family), "-o", "pruned"]).good();
     directory
-}
-
-fn train(at: &Path, out: &str, sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    run(at, &["train", "recipe.toml", "-o", out].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
-fn read_json(path: PathBuf) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Names and values of a model's tensors.
@@ -123,26 +115,8 @@ fn a_killed_fine_tuning_ends_as_if_undisturbed() {
     let directory = folder("llama");
     let at = directory.path();
     let sets = ["training.steps=300", "training.checkpoint_every=3"];
-    train(at, "whole", &sets).good();
-    let last = at.join("killed/last/checkpoint.safetensors");
-    for delay in [0, 40, 15] {
-        let arguments = ["train", "recipe.toml", "-o", "killed", "--set", sets[0], "--set", sets[1]];
-        let mut command = twofour();
-        command.args(arguments).current_dir(at).stdout(std::process::Stdio::null());
-        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
-        while !last.exists() {
-            assert!(child.try_wait().unwrap().is_none(), "ended without a checkpoint");
-            sleep(Duration::from_millis(2));
-        }
-        sleep(Duration::from_millis(delay));
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-    train(at, "killed", &sets).good();
-    for file in ["model/model.safetensors", "last/checkpoint.safetensors", "tokens.safetensors"] {
-        let read = |folder: &str| fs::read(at.join(folder).join(file)).unwrap();
-        assert!(read("whole") == read("killed"), "{file}");
-    }
+    let files = ["model/model.safetensors", "last/checkpoint.safetensors", "tokens.safetensors"];
+    expect_killed_runs_end_alike(at, &sets, &[0, 40, 15], &files);
     assert!(!names(&at.join("killed")).iter().any(|name| name.ends_with(".tmp")), "{:?}", names(&at.join("killed")));
 }
 

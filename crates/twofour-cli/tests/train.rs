@@ -4,14 +4,14 @@ mod support;
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
-use support::{Ran, names, run, twofour};
+use support::{Ran, names, read_json, run, twofour};
 
 const METHODS: [&str; 9] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"];
 
@@ -56,10 +56,6 @@ fn timeless(folder: &Path) -> Vec<Value> {
     let mut lines = lines(folder);
     lines.iter_mut().for_each(|line| assert!(line.as_object_mut().unwrap().remove("tokens_per_s").is_some()));
     lines
-}
-
-fn read_json(path: PathBuf) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 #[test]

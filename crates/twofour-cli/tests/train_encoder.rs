@@ -5,12 +5,13 @@ mod support;
 use std::{
     fs,
     path::{Path, PathBuf},
-    thread::sleep,
-    time::Duration,
 };
 
 use serde_json::{Value, json};
-use support::{Ran, names, run, twofour};
+use support::{
+    names, read_json, run,
+    training::{expect_killed_runs_end_alike, train},
+};
 use twofour::file::Reader;
 
 const RECIPE: &str = "\
@@ -75,15 +76,6 @@ fn folder() -> tempfile::TempDir {
     fs::write(at.join("text.txt"), format!("{CONTEXT}. ").repeat(40)).unwrap();
     fs::write(at.join("recipe.toml"), RECIPE).unwrap();
     directory
-}
-
-fn train(at: &Path, out: &str, sets: &[&str]) -> Ran {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    run(at, &["train", "recipe.toml", "-o", out].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
-fn read_json(path: PathBuf) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 fn losses(at: &Path, run: &str) -> Vec<f64> {
@@ -185,26 +177,8 @@ fn a_killed_run_of_an_encoder_ends_as_if_undisturbed() {
     let directory = folder();
     let at = directory.path();
     let sets = ["training.steps=200", "training.checkpoint_every=3"];
-    train(at, "whole", &sets).good();
-    let last = at.join("killed/last/checkpoint.safetensors");
-    for delay in [0, 30, 10] {
-        let arguments = ["train", "recipe.toml", "-o", "killed", "--set", sets[0], "--set", sets[1]];
-        let mut command = twofour();
-        command.args(arguments).current_dir(at).stdout(std::process::Stdio::null());
-        let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
-        while !last.exists() {
-            assert!(child.try_wait().unwrap().is_none(), "ended without a checkpoint");
-            sleep(Duration::from_millis(2));
-        }
-        sleep(Duration::from_millis(delay));
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-    train(at, "killed", &sets).good();
-    for file in ["model/model.safetensors", "last/checkpoint.safetensors"] {
-        let read = |folder: &str| fs::read(at.join(folder).join(file)).unwrap();
-        assert!(read("whole") == read("killed"), "{file}");
-    }
+    let files = ["model/model.safetensors", "last/checkpoint.safetensors"];
+    expect_killed_runs_end_alike(at, &sets, &[0, 30, 10], &files);
 }
 
 #[test]

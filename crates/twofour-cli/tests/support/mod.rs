@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs)] // Each test binary uses a part.
 
+pub mod training;
+
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -120,4 +122,10 @@ pub fn names(directory: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// A file as JSON.
+#[track_caller]
+pub fn read_json(path: impl AsRef<Path>) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
