@@ -114,7 +114,7 @@ pub(super) struct Saved {
 }
 
 impl SparseLinear {
-    /// A layer over a master weight `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
+    /// A layer over a master weight `[out, in]` and a bias `[out]`, whose storage it shares with other holders of the tensors.
     ///
     /// # Errors
     /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, not f32, bf16 or f16, or not a matrix; a bias that does not fit; a NaN

@@ -46,7 +46,7 @@ pub struct SparseActivationLinear {
 }
 
 impl SparseActivationLinear {
-    /// A layer over a weight `[out, in]` and a bias `[out]`, which it shares with whoever else holds them.
+    /// A layer over a weight `[out, in]` and a bias `[out]`, whose storage it shares with other holders of the tensors.
     ///
     /// # Errors
     /// A weight that is neither on the CPU nor, with the feature `cuda`, on a GPU, or not a matrix of f32, bf16 or f16, on a GPU of bf16 or f16; a bias that

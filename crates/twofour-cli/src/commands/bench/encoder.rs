@@ -33,7 +33,7 @@ use crate::{
 /// Measure the latency of an encoder (BERT): its 2:4 layers against the same layers dense
 ///
 /// The model is a pruned or compressed one. It is packed twice: as it is, its 2:4 layers for the 2:4 kernels, and with every layer for the dense kernels. Both hold the same values.
-/// They take turns in shuffled order with batches of random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
+/// They are interleaved in shuffled order, on batches of random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
 /// rounds, and the median of the rounds' ratios.
 ///
 /// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay in its memory.
