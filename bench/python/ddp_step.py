@@ -1,10 +1,12 @@
 """A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs, interleaved; both with torch.compile.
 
-    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside]
+    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside] [--size 257|1626 ...] [--profile]
 
 ``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of its buckets;
 ``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
-median over rounds of the slowest rank's median. After the last round the masks of all ranks are compared.
+median over rounds of the slowest rank's median. "host_ms" is the time until a step that begins on an idle device returns, which is when all of it is launched:
+where that is longer than the device takes, the host decides. After the last round the masks of all ranks are compared. ``--profile`` prints the kernels
+of a step of rank 0.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import os
 import pathlib
 import statistics
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -43,7 +46,19 @@ def distributed(model: torch.nn.Module, rank: int, where: str) -> torch.nn.Modul
     return torch.compile(wrap(model)) if where == "outside" else wrap(torch.compile(model))
 
 
-def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: str, folder: str) -> None:
+def host_ms(contender: vit_step.Contender) -> float:
+    """Milliseconds until a step that begins on an idle device is launched: the median of 10."""
+    times = []
+    for _ in range(10):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        contender.step()
+        times.append(1e3 * (time.perf_counter() - begun))
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: str, folder: str, profile: bool) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.cuda.set_device(rank)
     torch.set_float32_matmul_precision("high")
@@ -66,10 +81,18 @@ def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: 
             slowest = torch.tensor(statistics.median(contenders[name].timed(10)), device="cuda")
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             times[name].append(slowest.item())
+    hosts = {name: host_ms(contender) for name, contender in contenders.items()}
+    if profile:
+        for name, contender in contenders.items():
+            # All ranks step: gradients are reduced.
+            vit_step.print_profile(name, contender) if rank == 0 else contender.step()
     digests = [None] * ranks
     dist.all_gather_object(digests, digest(contenders["2:4"].model))
     if rank == 0:
-        result = {name: {"ms": statistics.median(all_times), "peak_bytes": contenders[name].peak} for name, all_times in times.items()}
+        result = {
+            name: {"ms": statistics.median(all_times), "host_ms": hosts[name], "peak_bytes": contenders[name].peak}
+            for name, all_times in times.items()
+        }
         result["masks_equal"] = len(set(digests)) == 1
         pathlib.Path(folder, "result.json").write_text(json.dumps(result))
     dist.destroy_process_group()
@@ -81,14 +104,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs to measure; 1 and all unless told")
     parser.add_argument("--compile", choices=("outside", "inside"), nargs="+", default=["outside", "inside"])
+    parser.add_argument("--size", type=int, choices=(257, 1626), nargs="+", default=[257, 1626], help="tokens of an image")
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark requires GPUs")
     record = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "twofour": twofour.__version__, "results": {}}
     gpus = arguments.gpus or sorted({1, torch.cuda.device_count()})
     for (batch, tokens), ranks, where in itertools.product(((32, 257), (8, 1626)), gpus, arguments.compile):
+        if tokens not in arguments.size:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, where=where, folder=folder)
+            run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, where=where, folder=folder, profile=arguments.profile)
             mp.start_processes(run, nprocs=ranks, start_method="spawn")
             found = json.loads(pathlib.Path(folder, "result.json").read_text())
         record["results"][f"ViT-L, {batch}x{tokens}, {ranks} GPUs, compiled {where}"] = found
