@@ -1,6 +1,6 @@
 """A training step of ViT-L under DistributedDataParallel on all GPUs of this machine, dense and with 2:4 MLPs, interleaved; both with torch.compile.
 
-    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside] [--size 257|1626 ...] [--profile]
+    python bench/python/ddp_step.py [-o FILE] [--rounds N] [--gpus N ...] [--compile outside|inside] [--size 257|1626 ...] [--images N] [--profile]
 
 ``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of its buckets;
 ``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, nargs="+", help="numbers of GPUs to measure; 1 and all unless told")
     parser.add_argument("--compile", choices=("outside", "inside"), nargs="+", default=["outside", "inside"])
     parser.add_argument("--size", type=int, choices=(257, 1626), nargs="+", default=[257, 1626], help="tokens of an image")
+    parser.add_argument("--images", type=int, help="images of each GPU; 32 of 257 tokens and 8 of 1626 unless told")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -114,6 +115,7 @@ def main() -> None:
     for (batch, tokens), ranks, where in itertools.product(((32, 257), (8, 1626)), gpus, arguments.compile):
         if tokens not in arguments.size:
             continue
+        batch = arguments.images or batch
         with tempfile.TemporaryDirectory() as folder:
             run = functools.partial(process, ranks=ranks, rounds=arguments.rounds, batch=batch, tokens=tokens, where=where, folder=folder, profile=arguments.profile)
             mp.start_processes(run, nprocs=ranks, start_method="spawn")
