@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, backend::BackendStorage as _,
-};
+use candle_core::{CudaStorage, DType, Shape, Tensor, backend::BackendStorage as _};
 use half::{bf16, f16};
 use twofour::{Mask, layer::SparseLinearSettings};
 use twofour_cuda::{
@@ -16,9 +14,11 @@ use twofour_cuda::{
 use super::{
     context,
     memory::{Locked, Output, data_type, matrix, read},
-    not_on_the_cpu,
 };
-use crate::Result;
+use crate::{
+    Result,
+    linear::tape::{Arguments, CudaArgument, Gradients, TapeLinear, record},
+};
 
 const MASTER: &str = "the weight";
 const INPUT: &str = "the input of a linear layer";
@@ -118,11 +118,8 @@ impl Layer {
 
     /// `y = x·Wᵀ + bias`, recorded on candle's tape. Shapes and dtypes have been checked.
     pub(crate) fn apply(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        let (x, operator) = (x.contiguous()?, LinearOperator(self.0.clone()));
-        Ok(match bias {
-            None => x.apply_op2(weight, operator)?,
-            Some(bias) => x.apply_op3(weight, &bias.contiguous()?, operator)?,
-        })
+        let (x, bias) = (x.contiguous()?, bias.map(Tensor::contiguous).transpose()?);
+        record(LinearOperator(self.0.clone()), Arguments { x: &x, weight, bias: bias.as_ref() })
     }
 }
 
@@ -141,12 +138,12 @@ fn with_master<R>(
 /// The weight and the bias are arguments so that their gradients reach them; what is multiplied is the packed weight.
 struct LinearOperator(Arc<SparseLinear>);
 
-impl LinearOperator {
-    fn forward(
+impl TapeLinear for LinearOperator {
+    const NAME: &str = "linear";
+
+    fn on_cuda(
         &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        bias: Option<(&CudaStorage, &Layout)>,
+        Arguments { x: (x, layout), bias, .. }: Arguments<CudaArgument<'_>>,
     ) -> Result<(CudaStorage, Shape)> {
         let (layer, context) = (&*self.0, self.0.context());
         let (tokens, _) = matrix(layout.shape());
@@ -165,14 +162,7 @@ impl LinearOperator {
         Ok(y.into_parts())
     }
 
-    /// The gradients of the input, the weight and the bias, each where somebody asks for it.
-    fn gradients(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        dy: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
+    fn gradients(&self, Arguments { x, weight, bias }: Arguments<&Tensor>, dy: &Tensor) -> Result<Gradients> {
         let (layer, context) = (&*self.0, self.0.context());
         let device = context::device_of(INPUT, x.device())?;
         let (tokens, _) = matrix(x.shape());
@@ -203,7 +193,7 @@ impl LinearOperator {
 
 /// The bias in the activations' dtype, where it is of another: f32.
 pub(super) fn rounded(
-    (bias, layout): (&CudaStorage, &Layout),
+    (bias, layout): CudaArgument<'_>,
     context: &twofour_cuda::layer::LayerContext,
     dtype: DType,
 ) -> Result<Option<Output>> {
@@ -225,83 +215,4 @@ pub(super) fn with_last(shape: &Shape, last: usize) -> Shape {
         *n = last;
     }
     Shape::from(dims)
-}
-
-impl CustomOp2 for LinearOperator {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("linear")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout, None)?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, _] = self.gradients(x, weight, None, dy)?;
-        Ok((dx, dw))
-    }
-}
-
-impl CustomOp3 for LinearOperator {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("linear")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-        bias: &CudaStorage,
-        bias_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout, Some((bias, bias_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, db] = self.gradients(x, weight, Some(bias), dy)?;
-        Ok((dx, dw, db))
-    }
 }

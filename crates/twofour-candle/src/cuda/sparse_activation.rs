@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, Layout, Shape, Tensor, backend::BackendStorage as _};
+use candle_core::{CudaStorage, Shape, Tensor, backend::BackendStorage as _};
 use twofour::{Mask, layer::SparseActivationSettings};
 use twofour_cuda::layer::{Accumulate, PackedActivation, SparseActivationLinear};
 
@@ -10,9 +10,11 @@ use super::{
     context,
     linear::with_last,
     memory::{Locked, Output, data_type, matrix, read},
-    not_on_the_cpu,
 };
-use crate::Result;
+use crate::{
+    Result,
+    linear::tape::{Arguments, CudaArgument, Gradients, TapeLinear, record},
+};
 
 const INPUT: &str = "the input of a linear layer";
 const GRADIENT: &str = "the gradient of a linear layer";
@@ -26,10 +28,8 @@ pub(crate) fn apply(
 ) -> Result<Tensor> {
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let operator = Operator { settings, packed: OnceLock::new() };
-    Ok(match bias {
-        None => x.apply_op2(&weight, operator)?,
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operator)?,
-    })
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    record(operator, Arguments { x: &x, weight: &weight, bias: bias.as_ref() })
 }
 
 /// The mask of `P(f(x))`, `[tokens, in]`. Waits.
@@ -52,14 +52,11 @@ struct Operator {
     packed: OnceLock<(SparseActivationLinear, PackedActivation)>,
 }
 
-impl Operator {
-    fn forward(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        (weight, weight_layout): (&CudaStorage, &Layout),
-        bias: Option<(&CudaStorage, &Layout)>,
-    ) -> Result<(CudaStorage, Shape)> {
+impl TapeLinear for Operator {
+    const NAME: &str = "sparse activation linear";
+
+    fn on_cuda(&self, arguments: Arguments<CudaArgument<'_>>) -> Result<(CudaStorage, Shape)> {
+        let Arguments { x: (x, layout), weight: (weight, weight_layout), bias } = arguments;
         let context = context::of(&x.device)?;
         let dtype = data_type(INPUT, x.dtype())?;
         let (tokens, in_features) = matrix(layout.shape());
@@ -80,14 +77,7 @@ impl Operator {
         Ok(y.into_parts())
     }
 
-    /// The gradients of the input, the weight and the bias, each where somebody asks for it.
-    fn gradients(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        dy: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
+    fn gradients(&self, Arguments { x, weight, bias }: Arguments<&Tensor>, dy: &Tensor) -> Result<Gradients> {
         let device = context::device_of(INPUT, x.device())?;
         let context = context::of(device)?;
         let Some((layer, packed)) = self.packed.get() else {
@@ -118,84 +108,5 @@ impl Operator {
             gradients[2] = Some(db.into_tensor());
         }
         Ok(gradients)
-    }
-}
-
-impl CustomOp2 for Operator {
-    fn name(&self) -> &'static str {
-        "sparse activation linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("sparse activation linear")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout, (weight, weight_layout), None)?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, _] = self.gradients(x, weight, None, dy)?;
-        Ok((dx, dw))
-    }
-}
-
-impl CustomOp3 for Operator {
-    fn name(&self) -> &'static str {
-        "sparse activation linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        not_on_the_cpu("sparse activation linear")
-    }
-
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-        bias: &CudaStorage,
-        bias_layout: &Layout,
-    ) -> candle_core::Result<(CudaStorage, Shape)> {
-        Ok(self.forward(x, layout, (weight, weight_layout), Some((bias, bias_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, db] = self.gradients(x, weight, Some(bias), dy)?;
-        Ok((dx, dw, db))
     }
 }

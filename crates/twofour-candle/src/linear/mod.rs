@@ -32,6 +32,7 @@ mod prune_on_load;
 mod sparse;
 mod sparse_activation;
 mod state;
+pub(crate) mod tape;
 mod trainable;
 mod weight;
 

@@ -1,6 +1,6 @@
 //! The linear layer as an operator on candle's tape.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType, bail};
 use twofour::kernel::{Activation, Epilogue};
 use twofour::layer::{self, Accumulate};
 use twofour_nn::cpu::dense;
@@ -8,11 +8,13 @@ use twofour_nn::cpu::dense;
 use super::{
     LinearOperand,
     float::{Float, expect_cpu, for_float, with_elements},
+    tape::{Arguments, CpuArgument, Gradients, TapeLinear, record},
     weight::Weight,
 };
 use crate::{Error, Result};
 
 const INPUT: &str = "the input of a linear layer";
+const GRADIENT: &str = "the gradient of a linear layer";
 
 /// An error unless the input of a layer has the dtype of its activations and a last dimension of as many elements as the layer has inputs.
 pub(super) fn expect_input(x: &Tensor, activations: DType, in_features: usize) -> Result<()> {
@@ -34,11 +36,10 @@ pub(super) fn apply(operand: LinearOperand, x: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (weight, bias) = (operand.weight.clone(), operand.bias.clone());
     let operator = LinearOperator(operand);
-    Ok(match (weight, bias) {
-        (None, _) => x.apply_op1(operator)?,
-        (Some(weight), None) => x.apply_op2(&weight, operator)?,
-        (Some(weight), Some(bias)) => x.apply_op3(&weight, &bias, operator)?,
-    })
+    match weight {
+        None => Ok(x.apply_op1(operator)?),
+        Some(weight) => record(operator, Arguments { x: &x, weight: &weight, bias: bias.as_ref() }),
+    }
 }
 
 /// The weight and the bias are arguments so that their gradients reach them; what is multiplied is in the operand.
@@ -46,20 +47,10 @@ struct LinearOperator(LinearOperand);
 
 impl LinearOperator {
     /// `dense` is the weight where it is dense.
-    fn run(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        dense: Option<(&CpuStorage, &Layout)>,
-    ) -> Result<(CpuStorage, Shape)> {
-        for_float!("the input of a linear layer", storage_dtype(x), T => self.run_as::<T>(x, layout, dense))
-    }
-
     fn run_as<T: Float>(
         &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        dense: Option<(&CpuStorage, &Layout)>,
+        (x, layout): CpuArgument<'_>,
+        dense: Option<CpuArgument<'_>>,
     ) -> Result<(CpuStorage, Shape)> {
         let operand = &self.0;
         let x = elements::<T>(x, layout)?;
@@ -78,120 +69,60 @@ impl LinearOperator {
         Ok((T::to_cpu_storage_owned(y), with_last(layout.dims(), operand.out_features)))
     }
 
-    /// The gradients of the input, the weight and the bias, each where somebody asks for it.
-    fn gradients(&self, x: &Tensor, dy: &Tensor, wanted: Wanted<'_>) -> Result<Gradients> {
-        for_float!("the gradient of a linear layer", x.dtype(), T => self.gradients_as::<T>(x, dy, wanted))
-    }
-
-    fn gradients_as<T: Float>(&self, x: &Tensor, dy: &Tensor, wanted: Wanted<'_>) -> Result<Gradients> {
-        let operand = &self.0;
+    /// The parameters that are not arguments have no gradient.
+    fn gradients_as<T: Float>(&self, x: &Tensor, parameters: [Option<&Tensor>; 2], dy: &Tensor) -> Result<Gradients> {
+        let (operand, [weight, bias]) = (&self.0, parameters);
         let tokens = rows(x.dims());
         let dims = (tokens, operand.out_features, operand.in_features);
-        with_elements::<T, _>("the gradient of a linear layer", dy, |dy| {
-            let mut gradients = Gradients { x: None, weight: None, bias: None };
+        with_elements::<T, _>(GRADIENT, dy, |dy| {
+            let mut gradients = [None, None, None];
             if x.track_op() {
                 let mut dx = vec![T::zero(); x.elem_count()];
                 operand.product.input_gradient(dy, dims, &mut dx)?;
-                gradients.x = Some(Tensor::from_vec(dx, x.shape(), x.device())?);
+                gradients[0] = Some(Tensor::from_vec(dx, x.shape(), x.device())?);
             }
-            if let Some(weight) = wanted.weight.filter(|w| w.track_op()) {
+            if let Some(weight) = weight.filter(|w| w.track_op()) {
                 let mut dw = vec![T::zero(); weight.elem_count()];
-                with_elements::<T, _>("the input of a linear layer", x, |x| {
-                    operand.product.weight_gradient(dy, x, dims, &mut dw)
-                })?;
-                gradients.weight = Some(Tensor::from_vec(dw, weight.shape(), weight.device())?);
+                with_elements::<T, _>(INPUT, x, |x| operand.product.weight_gradient(dy, x, dims, &mut dw))?;
+                gradients[1] = Some(Tensor::from_vec(dw, weight.shape(), weight.device())?);
             }
-            if let Some(bias) = wanted.bias.filter(|b| b.track_op()) {
+            if let Some(bias) = bias.filter(|b| b.track_op()) {
                 let mut db = vec![0f32; operand.out_features];
                 layer::bias_gradient(dy, tokens, Accumulate::Overwrite, &mut db)?;
-                gradients.bias = Some(Tensor::from_vec(db, bias.shape(), bias.device())?.to_dtype(bias.dtype())?);
+                gradients[2] = Some(Tensor::from_vec(db, bias.shape(), bias.device())?.to_dtype(bias.dtype())?);
             }
             Ok(gradients)
         })
     }
 }
 
-/// The arguments that may have a gradient, besides the input.
-#[derive(Default)]
-struct Wanted<'a> {
-    weight: Option<&'a Tensor>,
-    bias: Option<&'a Tensor>,
+impl TapeLinear for LinearOperator {
+    const NAME: &str = "linear";
+
+    fn on_cpu(&self, Arguments { x, weight, .. }: Arguments<CpuArgument<'_>>) -> Result<(CpuStorage, Shape)> {
+        for_float!(INPUT, storage_dtype(x.0), T => self.run_as::<T>(x, Some(weight)))
+    }
+
+    fn gradients(&self, Arguments { x, weight, bias }: Arguments<&Tensor>, dy: &Tensor) -> Result<Gradients> {
+        for_float!(GRADIENT, x.dtype(), T => self.gradients_as::<T>(x, [Some(weight), bias], dy))
+    }
 }
 
-struct Gradients {
-    x: Option<Tensor>,
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-}
-
+/// Where the weight is packed alone, and so not on the tape.
 impl CustomOp1 for LinearOperator {
     fn name(&self) -> &'static str {
-        "linear"
+        Self::NAME
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok(self.run(x, layout, None)?)
+        let found: Result<_> = for_float!(INPUT, storage_dtype(x), T => self.run_as::<T>((x, layout), None));
+        Ok(found?)
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(self.gradients(x, dy, Wanted::default())?.x)
-    }
-}
-
-impl CustomOp2 for LinearOperator {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok(self.run(x, layout, Some((weight, weight_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let found = self.gradients(x, dy, Wanted { weight: Some(weight), bias: None })?;
-        Ok((found.x, found.weight))
-    }
-}
-
-impl CustomOp3 for LinearOperator {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok(self.run(x, layout, Some((weight, weight_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let found = self.gradients(x, dy, Wanted { weight: Some(weight), bias: Some(bias) })?;
-        Ok((found.x, found.weight, found.bias))
+        let found: Result<Gradients> = for_float!(GRADIENT, x.dtype(), T => self.gradients_as::<T>(x, [None; 2], dy));
+        let [dx, _, _] = found?;
+        Ok(dx)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, Shape, Tensor, WithDType};
 use candle_nn::Module;
 use twofour::{
     Mask, MatrixRef,
@@ -13,6 +13,7 @@ use super::{
     float::{Float, for_float, with_elements},
     operator::{elements, expect_input, rows, storage_dtype, with_last},
     sparse::check_parameters,
+    tape::{Arguments, CpuArgument, Gradients, TapeLinear, record},
 };
 use crate::{Error, Result};
 
@@ -89,10 +90,8 @@ impl SparseActivationLinear {
         }
         let (x, weight) = (x.contiguous()?, self.weight.contiguous()?);
         let operator = Operator { layer: layer::SparseActivationLinear::new(self.settings), packed: Mutex::new(None) };
-        Ok(match &self.bias {
-            None => x.apply_op2(&weight, operator)?,
-            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, operator)?,
-        })
+        let bias = self.bias.as_ref().map(Tensor::contiguous).transpose()?;
+        record(operator, Arguments { x: &x, weight: &weight, bias: bias.as_ref() })
     }
 
     /// The mask of `P(f(x))`, `[tokens, in]`. On a GPU the call waits for it.
@@ -166,22 +165,9 @@ struct Operator {
 }
 
 impl Operator {
-    const NAME: &str = "sparse activation linear";
-
-    fn run(
-        &self,
-        x: (&CpuStorage, &Layout),
-        weight: (&CpuStorage, &Layout),
-        bias: Option<(&CpuStorage, &Layout)>,
-    ) -> Result<(CpuStorage, Shape)> {
-        for_float!(INPUT, storage_dtype(x.0), T => self.run_as::<T>(x, weight, bias))
-    }
-
     fn run_as<T: Packable>(
         &self,
-        (x, layout): (&CpuStorage, &Layout),
-        (weight, weight_layout): (&CpuStorage, &Layout),
-        bias: Option<(&CpuStorage, &Layout)>,
+        Arguments { x: (x, layout), weight: (weight, weight_layout), bias }: Arguments<CpuArgument<'_>>,
     ) -> Result<(CpuStorage, Shape)> {
         let (out_features, in_features) = weight_layout.shape().dims2()?;
         let tokens = rows(layout.dims());
@@ -199,24 +185,11 @@ impl Operator {
         Ok((T::to_cpu_storage_owned(y), with_last(layout.dims(), out_features)))
     }
 
-    /// The gradients of the input, the weight and the bias, each where somebody asks for it.
-    fn gradients(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        dy: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
-        for_float!(GRADIENT, x.dtype(), T => self.gradients_as::<T>(x, weight, bias, dy))
-    }
-
     fn gradients_as<T: Packable + WithDType>(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
+        Arguments { x, weight, bias }: Arguments<&Tensor>,
         dy: &Tensor,
-    ) -> Result<[Option<Tensor>; 3]> {
+    ) -> Result<Gradients> {
         let packed = self.packed.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(packed) = packed.as_ref().and_then(T::of) else {
             let message = format!("{}: a backward pass without a forward pass", Self::NAME);
@@ -250,59 +223,14 @@ impl Operator {
     }
 }
 
-impl CustomOp2 for Operator {
-    fn name(&self) -> &'static str {
-        Self::NAME
+impl TapeLinear for Operator {
+    const NAME: &str = "sparse activation linear";
+
+    fn on_cpu(&self, arguments: Arguments<CpuArgument<'_>>) -> Result<(CpuStorage, Shape)> {
+        for_float!(INPUT, storage_dtype(arguments.x.0), T => self.run_as::<T>(arguments))
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok(self.run((x, layout), (weight, weight_layout), None)?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, _] = self.gradients(x, weight, None, dy)?;
-        Ok((dx, dw))
-    }
-}
-
-impl CustomOp3 for Operator {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        Ok(self.run((x, layout), (weight, weight_layout), Some((bias, bias_layout)))?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        dy: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, db] = self.gradients(x, weight, Some(bias), dy)?;
-        Ok((dx, dw, db))
+    fn gradients(&self, arguments: Arguments<&Tensor>, dy: &Tensor) -> Result<Gradients> {
+        for_float!(GRADIENT, arguments.x.dtype(), T => self.gradients_as::<T>(arguments, dy))
     }
 }
