@@ -276,6 +276,11 @@ fn captured_steps_have_the_bits_of_launched_ones() {
         other.capture_steps(false);
         let (mut captured, mut launched) = (trainer(one, &plan), trainer(other, &plan));
         for step in 0..20 {
+            if step == 12 {
+                // In the form that the plan begins with; the change of watched second moments is read after each parameter.
+                let replays = captured.engine().replayed_steps();
+                assert_eq!(replays > 0, !name.starts_with("step"), "{name}: {replays} replays before step 12");
+            }
             let [a, b] = [&mut captured, &mut launched].map(|trainer| {
                 if step == 7 {
                     trainer.validate(3).unwrap();
@@ -292,9 +297,7 @@ fn captured_steps_have_the_bits_of_launched_ones() {
         assert!(masters(&captured) == masters(&launched), "{name}");
         assert_eq!(captured.take_note(), None, "{name}");
         let replays = captured.engine().replayed_steps();
-        // 8-bit operands are made of memory that each pass takes.
-        let is_repeated = plan.precision == SparsePrecision::Activations;
-        assert_eq!(replays >= 2, is_repeated, "{name}: {replays} replays");
+        assert!(replays >= 2, "{name}: {replays} replays");
         assert_eq!(launched.engine().replayed_steps(), 0, "{name}");
     }
 }

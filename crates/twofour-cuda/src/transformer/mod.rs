@@ -60,7 +60,7 @@ pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
-pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
+pub use norm::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
     AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
     adamw_in_phase, clip_gradients,

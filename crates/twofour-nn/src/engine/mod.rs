@@ -138,6 +138,24 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         statistics: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
+    /// [`Engine::add`] and [`Engine::layer_norm`] of the sum, as where a norm follows a residual addition: `sum ← sum + x`, and `y` is its norm. The bits are those
+    /// of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn add_layer_norm(
+        &self,
+        x: &Self::Buffer,
+        sum: &mut Self::Buffer,
+        parameters: [&Self::Buffer; 2],
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: [&mut Self::Buffer; 2],
+    ) -> Result<()> {
+        self.add(x, sum)?;
+        self.layer_norm(sum, parameters, epsilon, y, statistics)
+    }
+
     /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
     /// [`Engine::layer_norm`].
     ///
@@ -165,6 +183,23 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
         statistics: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// [`Engine::add`] and [`Engine::rms_norm`] of the sum: `sum ← sum + x`, and `y` is its norm. The bits are those of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn add_rms_norm(
+        &self,
+        x: &Self::Buffer,
+        sum: &mut Self::Buffer,
+        gain: &Self::Buffer,
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.add(x, sum)?;
+        self.rms_norm(sum, gain, epsilon, y, statistics)
+    }
 
     /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
     /// [`Engine::rms_norm`], which had the same `epsilon`.
@@ -240,11 +275,18 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
     fn squared_relu_gradient(&self, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
     /// `max(x, 0)²` of `x`, `[tokens, width]`, pruned by the rule to 2:4 along tokens and along features at once, and packed along both: the input of a linear
-    /// layer with a 2:4 activation (Haziza et al., 2025).
+    /// layer with a 2:4 activation (Haziza et al., 2025). `old` is a packed activation that is not needed any more: of the same shape, its memory is used again, which a
+    /// step that is repeated requires.
     ///
     /// # Errors
     /// Operands that do not fit; a NaN, where the engine looks for one; a shape or a type that no kernel of the engine supports.
-    fn pack_squared_relu(&self, rule: Transposable, x: &Self::Buffer, width: usize) -> Result<Self::PackedActivation>;
+    fn pack_squared_relu(
+        &self,
+        rule: Transposable,
+        x: &Self::Buffer,
+        width: usize,
+        old: Option<Self::PackedActivation>,
+    ) -> Result<Self::PackedActivation>;
 
     /// [`Engine::linear`] of a packed activation.
     ///

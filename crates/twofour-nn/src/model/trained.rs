@@ -88,6 +88,9 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// The parameters outside linear layers.
     fn other_parameters_mut(&mut self) -> Vec<&mut Parameter<E>>;
 
+    /// Frees what passes take again from step to step: after layers have changed what they compute with, steps take other memory.
+    fn clear_workspace(&mut self);
+
     /// Adds the sum of the losses, in nats, of all targets of a batch to `loss`. Returns how many targets were the model's first choice, where it is a classifier.
     ///
     /// # Errors

@@ -5,8 +5,7 @@
 
 struct Norm {
     const void* x;         // [rows, width]
-    const void* residual;  // added to x before, or null
-    void* sum;             // x + residual; written where there is a residual
+    void* sum;             // what x is added to before, and receives the sum; or null
     const void* gain;      // [width], f32 or ELEMENT
     const void* bias;      // the same, or null
     void* y;
@@ -41,15 +40,14 @@ template <bool CENTERED> __device__ __forceinline__ void forward(const Norm& p) 
     Raw* y = (Raw*)p.y + start;
     bool vectors = alike(x, y);
     float sum = 0.0f;
-    if (p.residual) {
-        const Raw* residual = (const Raw*)p.residual + start;
+    if (p.sum) {
         Raw* out = (Raw*)p.sum + start;
-        vectors = vectors && alike(x, residual) && alike(x, out);
+        vectors = vectors && alike(x, out);
         across((u64)x, vectors, p.width, [&](u32 at, auto n) {
             constexpr int N = decltype(n)::value;
             float a[N], b[N];
             load<N>(x + at, a);
-            load<N>(residual + at, b);
+            load<N>(out + at, b);
             unrolled<N>([&](auto i) { a[i.value] = widen<ELEMENT>(narrow<ELEMENT>(a[i.value] + b[i.value])); sum += CENTERED ? a[i.value] : a[i.value] * a[i.value]; });
             store<N>(out + at, a);
         });

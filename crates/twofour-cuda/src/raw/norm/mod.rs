@@ -37,7 +37,6 @@ pub(crate) struct Norms {
 #[repr(C)]
 pub(crate) struct NormParameters {
     pub(crate) x: DevicePtr,
-    pub(crate) residual: DevicePtr,
     pub(crate) sum: DevicePtr,
     pub(crate) gain: DevicePtr,
     pub(crate) bias: DevicePtr,
