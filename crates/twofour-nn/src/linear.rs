@@ -125,19 +125,30 @@ impl<E: Engine> Linear<E> {
         precision: SparsePrecision,
         seed: u64,
     ) -> Result<()> {
-        let mut make = || -> Result<()> {
+        // First, so that the packed weight takes the memory of the dense copy.
+        self.weight.drop_copy();
+        let make = || -> Result<E::SparseLinear> {
             let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
             let mut sparse = match precision {
                 SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
                 SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
             };
             sparse.set_seed(seed)?;
-            self.sparse = Some(sparse);
-            (self.three_of_four, self.prunes_input) = (None, None);
-            self.weight.drop_copy();
-            Ok(())
+            Ok(sparse)
         };
-        make().map_err(|error| error.in_layer(&self.name))
+        match make() {
+            Ok(sparse) => {
+                self.sparse = Some(sparse);
+                (self.three_of_four, self.prunes_input) = (None, None);
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(self.form(), LayerForm::Dense | LayerForm::TwoOfFourInput) {
+                    self.weight.add_copy(engine)?;
+                }
+                Err(error.in_layer(&self.name))
+            }
+        }
     }
 
     /// Makes the layer dense over its master weight, with pruned elements as they are.

@@ -302,6 +302,20 @@ fn captured_steps_have_the_bits_of_launched_ones() {
     }
 }
 
+/// Packed values, their metadata and the mask, as the plan of a recipe counts them: nothing is held beside.
+#[test]
+fn a_2_to_4_layer_holds_its_packed_weight_and_its_mask() {
+    for (name, plan) in plans().into_iter().filter(|(_, plan)| plan.precision == SparsePrecision::Activations) {
+        let Some(engine) = engine(DataType::BF16) else { return };
+        for linear in trainer(engine, &plan).model().linears() {
+            let Some(sparse) = linear.sparse() else { continue };
+            let elements = linear.out_features() * linear.in_features();
+            let packed = if matches!(sparse.settings().rule, MaskRule::Transposable(_)) { 18 } else { 9 };
+            assert_eq!(sparse.bytes(), elements / 8 * (packed + 1), "{name}: {}", linear.name());
+        }
+    }
+}
+
 #[test]
 fn resuming_on_the_gpu_is_exact() {
     // Resumed before the switch that is then seen, and after it.

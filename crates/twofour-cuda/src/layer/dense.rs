@@ -40,14 +40,9 @@ pub(crate) fn dense(
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
-/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
-pub(super) fn unpacked_product(
-    context: &LayerContext,
-    (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
-    (dy, tokens): (DevicePtr, usize),
-    dx: DevicePtr,
-) -> Result<()> {
-    let problem = DenseProblem {
+/// Returns the problem of [`unpacked_product`]: row-major `[tokens, cols]` is column-major `[cols, tokens]`.
+fn unpacked_problem((rows, cols): (usize, usize), dtype: DataType, tokens: usize) -> DenseProblem {
+    DenseProblem {
         element: dtype,
         output: dtype,
         rows: cols,
@@ -56,7 +51,30 @@ pub(super) fn unpacked_product(
         a_transposed: false,
         b_transposed: false,
         accumulate: false,
-    };
+    }
+}
+
+/// Plans [`unpacked_product`], and allocates its workspace.
+pub(super) fn prepare_unpacked(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    dtype: DataType,
+    tokens: usize,
+) -> Result<()> {
+    context.dense(unpacked_problem((rows, cols), dtype, tokens))?;
+    Unpacker::new(context.device(), dtype)?;
+    context.work().parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
+    Ok(())
+}
+
+/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
+pub(super) fn unpacked_product(
+    context: &LayerContext,
+    (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
+    (dy, tokens): (DevicePtr, usize),
+    dx: DevicePtr,
+) -> Result<()> {
+    let problem = unpacked_problem((rows, cols), dtype, tokens);
     if tokens == 0 || rows == 0 || cols == 0 {
         return dense(context, problem, 0, dy, dx);
     }

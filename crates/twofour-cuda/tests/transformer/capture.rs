@@ -6,9 +6,9 @@ use twofour_cuda::{
     layer::{Accumulate, DeviceBuffer},
     transformer::{
         AdamWSettings, AdamWTensors, AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape,
-        ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormInput, NormKind, StepSchedule, adamw,
-        attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient,
-        norm_forward, prepare, prepare_attention,
+        ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormInput, NormKind, StepSchedule,
+        adamw, attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward,
+        embedding_gradient, norm_forward, prepare, prepare_attention,
     },
 };
 

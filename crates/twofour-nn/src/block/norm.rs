@@ -168,13 +168,7 @@ impl<E: Engine> Normalized<E> {
     ///
     /// # Errors
     /// Those of [`Norm::forward`].
-    pub fn new(
-        engine: &E,
-        workspace: &mut Workspace<E>,
-        norm: &Norm<E>,
-        x: E::Buffer,
-        tokens: usize,
-    ) -> Result<Self> {
+    pub fn new(engine: &E, workspace: &mut Workspace<E>, norm: &Norm<E>, x: E::Buffer, tokens: usize) -> Result<Self> {
         let (y, statistics) = norm.forward(engine, workspace, &x, tokens)?;
         Ok(Normalized { x, y, statistics })
     }

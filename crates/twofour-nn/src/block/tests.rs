@@ -289,9 +289,8 @@ fn a_block_between_norms_has_the_bits_of_the_block_and_the_norms() {
     let read = |buffer: &CpuBuffer| ENGINE.read(buffer).unwrap();
     for next in [norm(8, 31), rms_norm(8, 31)] {
         let heads = BlockHeads { heads: 2, kv_heads: 2, head_dim: 4 };
-        let attention = || {
-            AttentionBlock::full(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), heads).unwrap()
-        };
+        let attention =
+            || AttentionBlock::full(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), heads).unwrap();
         let feed_forward = || {
             let function = FeedForwardFunction::Plain(Activation::Gelu);
             FeedForwardBlock::new(rms_norm(8, 7), linear("up", 16, 8, 9), linear("down", 8, 16, 11), function).unwrap()

@@ -36,8 +36,7 @@ pub(super) fn forward<E: Engine>(
     let mut stream = Normalized::new(engine, workspace, norm_of(0), x, tokens)?;
     let mut all = Vec::with_capacity(layers.len());
     for (at, Layer { attention, feed_forward }) in layers.iter().enumerate() {
-        let (between, saved) =
-            attention.forward_between(engine, workspace, stream, shape, &feed_forward.norm)?;
+        let (between, saved) = attention.forward_between(engine, workspace, stream, shape, &feed_forward.norm)?;
         let (output, saved_feed_forward) =
             feed_forward.forward_between(engine, workspace, between, tokens, norm_of(at + 1))?;
         stream = output;

@@ -27,8 +27,8 @@ pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, s
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
-pub(crate) use gpt::expect_trainable;
 pub use gpt::Gpt;
+pub(crate) use gpt::expect_trainable;
 #[cfg(feature = "cuda")]
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};

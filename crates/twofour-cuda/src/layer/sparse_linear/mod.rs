@@ -62,8 +62,6 @@ pub struct SparseLinear {
     pub(super) mask: TileMask,
     pub(super) packed: PackedBuffer,
     pub(super) transposed: Option<PackedBuffer>,
-    /// The unpacked weight, for the input gradient of masks that are 2:4 along rows only.
-    pub(super) unpacked: Option<(CudaSlice<u8>, DevicePtr)>,
     pub(super) compressor: Compressor,
     pruner: Pruner,
     unpacker: Unpacker,
@@ -72,7 +70,7 @@ pub struct SparseLinear {
     scale: Option<(CudaSlice<u8>, DevicePtr)>,
     /// The scale of a weight in 8-bit floats.
     pub(super) float8: Option<WeightScale>,
-    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the unpacked weight.
+    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the input gradient.
     pub(super) float8_rows: Option<(PackedBuffer, Compressor)>,
 }
 
@@ -140,6 +138,14 @@ impl SparseLinear {
             let address = memory.device_ptr(context.stream()).0;
             Ok((memory, address))
         };
+        // The largest piece first: where a dense copy of the weight has just been freed, it takes that place.
+        let (packed, transposed) = match keeps_transpose {
+            true => {
+                let [packed, transposed] = PackedBuffer::with_transpose(context, of, out_features, in_features)?;
+                (packed, Some(transposed))
+            }
+            false => (PackedBuffer::new(context, of, out_features, in_features)?, None),
+        };
         let mut layer = Self {
             settings,
             dtype,
@@ -147,12 +153,8 @@ impl SparseLinear {
             out_features,
             in_features,
             mask: TileMask::new(context, out_features, in_features)?,
-            packed: PackedBuffer::new(context, of, out_features, in_features)?,
-            transposed: match keeps_transpose {
-                true => Some(PackedBuffer::new(context, of, in_features, out_features)?),
-                false => None,
-            },
-            unpacked: if keeps_transpose { None } else { Some(buffer(elements * dtype.bytes())?) },
+            packed,
+            transposed,
             // The gradient of the output is compressed, too.
             compressor: Compressor::new(device, dtype, dtype)?,
             pruner: context.pruner(master.dtype(), of)?,
@@ -284,19 +286,17 @@ impl SparseLinear {
             // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
             unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
         }
-        if let Some((_, dense)) = self.unpacked {
-            let shape = self.packed.shape();
-            // SAFETY: both forms of the weight were allocated with the layer, and the stream is of their device.
-            unsafe { self.unpacker.run(context.raw(), self.packed.packed(), shape, dense) }?;
-            self.round_rows(dense)?;
-        }
-        Ok(())
+        self.round_rows()
     }
 
-    /// Launches the packing of the unpacked weight, which is 2:4, in 8-bit floats, where it is packed so.
-    fn round_rows(&self, unpacked: DevicePtr) -> Result<()> {
+    /// Launches the packing of the kept weight in 8-bit floats, where it is packed so.
+    fn round_rows(&self) -> Result<()> {
         let (Some(scale), Some((packed, compressor))) = (&self.float8, &self.float8_rows) else { return Ok(()) };
         let (context, rows, cols) = (&self.context, self.out_features, self.in_features);
+        let mut work = context.work();
+        let [unpacked] = work.parts([rows * cols * self.dtype.bytes()])?;
+        // SAFETY: the packed weight was allocated with the layer, the workspace has room for the dense one, and the stream is of their device.
+        unsafe { self.unpacker.run(context.raw(), self.packed.packed(), self.packed.shape(), unpacked) }?;
         let weight = DenseWeight { data: unpacked, rows, cols };
         scale.update(context, weight, self.dtype)?;
         let to = CompressTarget {
@@ -307,7 +307,7 @@ impl SparseLinear {
             wrong: self.status.wrong,
         };
         let rule = CompressRule::Given(self.mask.tiles());
-        // SAFETY: both forms of the weight, mask and scale were allocated with the layer, and the stream is of their device.
+        // SAFETY: the unpacked weight is in the workspace, which is held; the rest was allocated with the layer, and the stream is of their device.
         unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }
     }
 
@@ -369,13 +369,12 @@ impl SparseLinear {
         &self.context
     }
 
-    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose or unpacked weight, and mask.
+    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose where there is one, and mask.
     pub fn bytes(&self) -> usize {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
-        let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
         let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
         let scale = scale + self.float8_rows.as_ref().map_or(0, |(packed, _)| packed.bytes());
-        self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
+        self.packed.bytes() + transposed + scale + self.mask.bytes()
     }
 
     /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace. Afterwards a graph can capture them.
