@@ -402,12 +402,4 @@ impl<E: Engine> Linear<E> {
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
         self.weight.update(engine, step, self.sparse.as_ref(), guard)
     }
-
-    /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<()> {
-        match &mut self.bias {
-            Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
-            None => Ok(()),
-        }
-    }
 }

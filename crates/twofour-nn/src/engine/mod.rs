@@ -502,6 +502,20 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
 
+    /// [`Engine::adamw`] of several parameters with the same numbers: for the many vectors of a model, whose calls take longer than their bytes. The bits are those of
+    /// a call for each. Returns the sum of what they return.
+    ///
+    /// # Errors
+    /// Those of [`Engine::adamw`].
+    fn adamw_together(
+        &self,
+        step: &AdamWStep,
+        states: Vec<AdamWState<'_, Self::Buffer, Self::SparseLinear>>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<f64> {
+        states.into_iter().try_fold(0.0, |sum, state| Ok(sum + self.adamw(step, state, guard)?))
+    }
+
     /// Announces learning rate and number, counted from 1, of the next [`Engine::adamw`] calls of a [`Engine::repeat`]ed step: it has those at each repetition,
     /// whatever its calls were given when they were captured.
     ///

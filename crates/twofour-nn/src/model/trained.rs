@@ -156,18 +156,21 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
         step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
         guard: &E::StepGuard,
     ) -> Result<f64> {
+        let is_vector = |parameter: &Parameter<E>| parameter.shape().len() < 2;
         let mut changes = 0.0;
-        for parameter in self.other_parameters_mut() {
+        // Vectors are many and short: each of them alone would take longer than its bytes.
+        let mut vectors: Vec<_> = self.parameters_mut().into_iter().filter(|parameter| is_vector(parameter)).collect();
+        for alike in vectors.chunk_by_mut(|a, b| step(a, None) == step(b, None)) {
+            let own = step(alike[0], None);
+            changes += Parameter::update_together(alike, engine, &own, guard)?;
+        }
+        for parameter in self.other_parameters_mut().into_iter().filter(|parameter| !is_vector(parameter)) {
             let own = step(parameter, None);
             changes += parameter.update(engine, &own, None, guard)?;
         }
         for linear in self.linears_mut() {
             let own = step(linear.weight(), Some(linear.name()));
             changes += linear.update_weight(engine, &own, guard)?;
-            if let Some(bias) = linear.bias() {
-                let own = step(bias, None);
-                linear.update_bias(engine, &own, guard)?;
-            }
         }
         Ok(changes)
     }

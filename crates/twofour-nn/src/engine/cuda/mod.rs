@@ -22,9 +22,7 @@ use twofour_cuda::{
     Device,
     layer::{self, DeviceBuffer, LayerContext},
     measure::PhaseMarks,
-    transformer::{
-        self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, NormInput,
-    },
+    transformer::{self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, NormInput},
 };
 
 use super::{
@@ -506,6 +504,15 @@ impl Engine for CudaEngine {
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
         self.optimizer()?.step(&self.context, step, state, guard)
+    }
+
+    fn adamw_together(
+        &self,
+        step: &AdamWStep,
+        states: Vec<AdamWState<'_, CudaBuffer, CudaSparseLinear>>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        self.optimizer()?.step_together(&self.context, step, states, guard)
     }
 
     fn sgd(
