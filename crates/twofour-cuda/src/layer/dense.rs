@@ -6,7 +6,7 @@ use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
-    raw::{Packed, unpack::Unpacker},
+    raw::Packed,
 };
 
 /// Most algorithms of the library that are timed.
@@ -62,7 +62,7 @@ pub(super) fn prepare_unpacked(
     tokens: usize,
 ) -> Result<()> {
     context.dense(unpacked_problem((rows, cols), dtype, tokens))?;
-    Unpacker::new(context.device(), dtype)?;
+    context.unpacker(dtype)?;
     context.work().parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
     Ok(())
 }
@@ -78,7 +78,7 @@ pub(super) fn unpacked_product(
     if tokens == 0 || rows == 0 || cols == 0 {
         return dense(context, problem, 0, dy, dx);
     }
-    let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
+    let (plan, unpacker) = (context.dense(problem)?.plan, context.unpacker(dtype)?);
     let mut work = context.work();
     let [unpacked, workspace] = work.parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
     let stream = context.raw();

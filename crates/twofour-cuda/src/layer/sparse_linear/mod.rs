@@ -158,7 +158,7 @@ impl SparseLinear {
             // The gradient of the output is compressed, too.
             compressor: Compressor::new(device, dtype, dtype)?,
             pruner: context.pruner(master.dtype(), of)?,
-            unpacker: Unpacker::new(device, dtype)?,
+            unpacker: context.unpacker(dtype)?,
             status: Status::new(context)?,
             scale: match settings.rule {
                 MaskRule::SoftThreshold => Some(buffer(4)?),
@@ -282,7 +282,7 @@ impl SparseLinear {
                 seed: None,
                 wrong: status.wrong,
             };
-            let compressor = Compressor::new(context.device(), self.master, self.dtype)?;
+            let compressor = context.compressor(self.master, self.dtype)?;
             // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
             unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
         }
