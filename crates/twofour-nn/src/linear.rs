@@ -8,7 +8,7 @@ use twofour::{
 
 use crate::{
     Error, Result,
-    engine::{Engine, Kind, LinearShape, OptimizerStep, SparseLayer as _},
+    engine::{Engine, Kind, LayerRefresh, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
     recipe::SparsePrecision,
     train::LayerForm,
@@ -244,24 +244,23 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
-    /// [`Linear::refresh`] after an update that the guard may have skipped.
-    pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
-        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
-        let master = weight.master();
-        let refreshed = match (sparse, three_of_four) {
-            (Some(sparse), _) => engine.refresh(sparse, master, selects_mask, guard),
+    /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed weight, unless `selects_mask` is `None`, and the observed mask.
+    /// A 3:4 weight is pruned at once.
+    pub(crate) fn refreshes(
+        &mut self,
+        engine: &E,
+        selects_mask: Option<bool>,
+    ) -> Result<impl Iterator<Item = LayerRefresh<'_, E::Buffer, E::SparseLinear>>> {
+        let Linear { name, weight, sparse, three_of_four, observed, in_features, .. } = self;
+        let (name, master) = (&**name, weight.master());
+        if let (Some(_), None, Some(kept)) = (selects_mask, &sparse, three_of_four) {
             // What a skipped step left as it was is pruned to the same.
-            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
-            (None, None) => Ok(()),
-        };
-        refreshed.map_err(|error| error.in_layer(&self.name))
-    }
-
-    /// Selects the observed mask, where there is one, after an update that the guard may have skipped.
-    pub(crate) fn refresh_observed(&mut self, engine: &E, guard: &E::StepGuard) -> Result<()> {
-        let Some(observed) = &mut self.observed else { return Ok(()) };
-        let refreshed = engine.refresh(observed, self.weight.master(), true, guard);
-        refreshed.map_err(|error| error.in_layer(&self.name))
+            engine.keep_of_four(3, master, *in_features, kept).map_err(|error| error.in_layer(name))?;
+        }
+        let own = sparse.as_mut().zip(selects_mask);
+        let observed = observed.as_mut().map(|observed| (observed, true));
+        let refresh = move |(layer, selects_mask)| LayerRefresh { name, layer, master, selects_mask };
+        Ok(own.into_iter().chain(observed).map(refresh))
     }
 
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.

@@ -39,8 +39,8 @@ use crate::Result;
 
 pub use buffer::{Buffer, Kind};
 pub use operands::{
-    AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment,
-    SgdState, SgdStep, StepFindings, StepLimits,
+    AdamWState, AdamWStep, AttentionShape, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay,
+    SecondMoment, SgdState, SgdStep, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
 pub use sparse::SparseLayer;
@@ -481,6 +481,20 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         selects_mask: bool,
         guard: &Self::StepGuard,
     ) -> Result<()>;
+
+    /// [`Engine::refresh`] of several layers, with the same bits: one layer may leave a device idle at its end.
+    ///
+    /// # Errors
+    /// [`Error::InLayer`](crate::Error::InLayer) with those of [`Engine::refresh`].
+    fn refresh_together(
+        &self,
+        layers: Vec<LayerRefresh<'_, Self::Buffer, Self::SparseLinear>>,
+        guard: &Self::StepGuard,
+    ) -> Result<()> {
+        layers.into_iter().try_for_each(|LayerRefresh { name, layer, master, selects_mask }| {
+            self.refresh(layer, master, selects_mask, guard).map_err(|error| error.in_layer(name))
+        })
+    }
 
     /// The root of the sum of the squares of all elements of [`Kind::Wide`] buffers: NaN or infinite where an element is. Waits.
     ///

@@ -225,12 +225,16 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
         let changes = self.update()?;
         self.engine.begin_phase(StepPhase::Masks)?;
         let (engine, guard) = (self.engine, &*self.guard);
+        let mut layers = vec![];
         for (linear, refresh) in self.model.linears_mut().zip(self.refreshes) {
-            if *refresh != Refresh::ChangesForm {
-                linear.refresh_guarded(engine, *refresh == Refresh::SelectsMask, guard)?;
-            }
-            linear.refresh_observed(engine, guard)?;
+            let selects_mask = match refresh {
+                Refresh::ChangesForm => None,
+                Refresh::Packs => Some(false),
+                Refresh::SelectsMask => Some(true),
+            };
+            layers.extend(linear.refreshes(engine, selects_mask)?);
         }
+        engine.refresh_together(layers, guard)?;
         self.engine.begin_phase(StepPhase::Rest)?;
         self.launched = Launched::Done { changes };
         Ok(())

@@ -3,6 +3,7 @@
 mod flips;
 mod state;
 mod status;
+mod together;
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::{
@@ -13,6 +14,7 @@ use twofour::{
 
 pub use flips::flip_counts;
 use status::Status;
+pub use together::{Refresh, refresh_together};
 
 use super::{
     DeviceSlice, LayerContext, forward,
@@ -236,40 +238,50 @@ impl SparseLinear {
     }
 
     fn pack(&mut self, weight: DenseWeight, selection: Selection, skip: Option<DevicePtr>) -> Result<()> {
+        let choice = self.begin_selection(selection)?;
+        self.launch(weight, choice, skip)
+    }
+
+    /// Returns where the mask comes from, after resetting the counters of a mask that is selected.
+    fn begin_selection(&self, selection: Selection) -> Result<MaskChoice> {
         let choice = match self.settings.rule {
             MaskRule::Transposable(rule) if selection == Selection::Rule => MaskChoice::Rule(rule),
             MaskRule::Magnitude if selection == Selection::Rule => MaskChoice::Rows,
             MaskRule::SoftThreshold => MaskChoice::Rows,
             _ => MaskChoice::Given,
         };
-        let chooses = choice != MaskChoice::Given;
-        if chooses || selection == Selection::Rule {
+        if choice != MaskChoice::Given || selection == Selection::Rule {
             self.status.reset(&self.context)?;
         }
-        self.launch(weight, choice, skip)
+        Ok(choice)
     }
 
-    /// Launches a pass over the weight and the passes that depend on it. A selected mask is compared with the one before it.
+    /// Returns what the pass over the master weight writes. A selected mask is compared with the one before it.
+    fn destinations(&self, choice: MaskChoice, skip: Option<DevicePtr>) -> (BothWays, Watch) {
+        let to = BothWays {
+            packed: Some(self.packed.packed()),
+            transposed: self.transposed.as_ref().map(PackedBuffer::packed),
+            tiles: Some(self.mask.tiles()),
+            factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
+            skip,
+        };
+        let flips = (choice != MaskChoice::Given).then(|| (self.mask.tiles(), self.status.flips));
+        (to, Watch { nan: self.status.wrong, flips })
+    }
+
+    /// Launches a pass over the weight and the passes that depend on it.
     fn launch(&mut self, weight: DenseWeight, choice: MaskChoice, skip: Option<DevicePtr>) -> Result<()> {
         let (context, status) = (&self.context, &self.status);
         let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
             (MaskRule::SoftThreshold, Some((_, scale)), MaskChoice::Rows) => Some(*scale),
             _ => None,
         };
-        let to = BothWays {
-            packed: if soft.is_some() { None } else { Some(self.packed.packed()) },
-            transposed: self.transposed.as_ref().map(PackedBuffer::packed),
-            tiles: Some(self.mask.tiles()),
-            factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
-            skip,
-        };
+        let (to, watch) = self.destinations(choice, skip);
+        // The soft threshold packs other values than the weight's.
+        let to = BothWays { packed: to.packed.filter(|_| soft.is_none()), ..to };
         if let Some(scale) = self.float8.as_ref().filter(|_| self.float8_rows.is_none()) {
             scale.update(context, weight, self.master)?;
         }
-        let watch = Watch {
-            nan: status.wrong,
-            flips: (choice != MaskChoice::Given).then(|| (self.mask.tiles(), status.flips)),
-        };
         let order = self.packed.order();
         // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
         unsafe { self.pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;

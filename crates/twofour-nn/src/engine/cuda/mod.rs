@@ -26,8 +26,8 @@ use twofour_cuda::{
 };
 
 use super::{
-    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
-    SparseLayer as _, StepFindings, StepLimits, StepPhase,
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LayerRefresh, LinearShape, Nonlinearity,
+    SgdState, SgdStep, SparseLayer as _, StepFindings, StepLimits, StepPhase,
 };
 use crate::{Error, Result};
 
@@ -472,6 +472,14 @@ impl Engine for CudaEngine {
     ) -> Result<()> {
         // Packing again what a skipped step left as it was changes nothing.
         if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
+    }
+
+    fn refresh_together(
+        &self,
+        layers: Vec<LayerRefresh<'_, CudaBuffer, CudaSparseLinear>>,
+        guard: &CudaStepGuard,
+    ) -> Result<()> {
+        sparse::refresh_together(layers, guard)
     }
 
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
