@@ -121,8 +121,8 @@ __device__ __forceinline__ u32 keeping(u32 element) {
 #define SIDE 128
 #define PART 16
 
-// The square of a CTA, by its row and column among the weight's squares. 256 threads: eight warps of 16 rows by 128 columns. ANY supports every rule, shape and alignment of the weight, and writes padding: elements
-// outside the weight are zeros.
+// A CTA passes over a square, which is given by its row and column among the weight's squares. 256 threads: eight warps of 16 rows by 128 columns. ANY supports
+// every rule, shape and alignment of the weight, and writes padding: elements outside the weight are zeros.
 template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32 square_col) {
     // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither writes nor reads have bank conflicts.
     typedef typename Bits<Out>::type Value;
