@@ -54,6 +54,11 @@ fn unpacked_problem((rows, cols): (usize, usize), dtype: DataType, tokens: usize
     }
 }
 
+/// Returns the bytes of the parts of [`unpacked_product`]'s workspace: the dense weight, and the library's own.
+pub(super) fn unpacked_bytes((rows, cols): (usize, usize), dtype: DataType) -> [usize; 2] {
+    [rows * cols * dtype.bytes(), WORKSPACE_BYTES]
+}
+
 /// Plans [`unpacked_product`], and allocates its workspace.
 pub(super) fn prepare_unpacked(
     context: &LayerContext,
@@ -63,7 +68,7 @@ pub(super) fn prepare_unpacked(
 ) -> Result<()> {
     context.dense(unpacked_problem((rows, cols), dtype, tokens))?;
     context.unpacker(dtype)?;
-    context.work().parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
+    context.work().parts(unpacked_bytes((rows, cols), dtype))?;
     Ok(())
 }
 
@@ -80,7 +85,7 @@ pub(super) fn unpacked_product(
     }
     let (plan, unpacker) = (context.dense(problem)?.plan, context.unpacker(dtype)?);
     let mut work = context.work();
-    let [unpacked, workspace] = work.parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
+    let [unpacked, workspace] = work.parts(unpacked_bytes((rows, cols), dtype))?;
     let stream = context.raw();
     // SAFETY: the operands come from slices that have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
     // weight, and the stream is of their device.

@@ -17,7 +17,9 @@ use status::Status;
 pub use together::{Refresh, refresh_together};
 
 use super::{
-    DeviceSlice, LayerContext, forward,
+    DeviceSlice, LayerContext,
+    dense::unpacked_bytes,
+    forward,
     mask::{TileMask, tiles_of_nonzeros},
     quantized::WeightScale,
     weight::PackedBuffer,
@@ -140,6 +142,10 @@ impl SparseLinear {
             let address = memory.device_ptr(context.stream()).0;
             Ok((memory, address))
         };
+        if !keeps_transpose {
+            // Of the input gradient, which unpacks the weight: the workspace is then not outgrown by the first backward pass.
+            context.work().parts(unpacked_bytes((out_features, in_features), dtype))?;
+        }
         // The largest piece first: where a dense copy of the weight has just been freed, it takes that place.
         let (packed, transposed) = match keeps_transpose {
             true => {
