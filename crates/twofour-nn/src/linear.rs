@@ -8,7 +8,7 @@ use twofour::{
 
 use crate::{
     Error, Result,
-    engine::{Engine, Kind, LinearShape, OptimizerStep, SparseLayer as _},
+    engine::{Engine, Kind, LayerRefresh, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
     recipe::SparsePrecision,
     train::LayerForm,
@@ -125,19 +125,30 @@ impl<E: Engine> Linear<E> {
         precision: SparsePrecision,
         seed: u64,
     ) -> Result<()> {
-        let mut make = || -> Result<()> {
+        // First, so that the packed weight takes the memory of the dense copy.
+        self.weight.drop_copy();
+        let make = || -> Result<E::SparseLinear> {
             let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
             let mut sparse = match precision {
                 SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
                 SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
             };
             sparse.set_seed(seed)?;
-            self.sparse = Some(sparse);
-            (self.three_of_four, self.prunes_input) = (None, None);
-            self.weight.drop_copy();
-            Ok(())
+            Ok(sparse)
         };
-        make().map_err(|error| error.in_layer(&self.name))
+        match make() {
+            Ok(sparse) => {
+                self.sparse = Some(sparse);
+                (self.three_of_four, self.prunes_input) = (None, None);
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(self.form(), LayerForm::Dense | LayerForm::TwoOfFourInput) {
+                    self.weight.add_copy(engine)?;
+                }
+                Err(error.in_layer(&self.name))
+            }
+        }
     }
 
     /// Makes the layer dense over its master weight, with pruned elements as they are.
@@ -233,24 +244,23 @@ impl<E: Engine> Linear<E> {
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
-    /// [`Linear::refresh`] after an update that the guard may have skipped.
-    pub(crate) fn refresh_guarded(&mut self, engine: &E, selects_mask: bool, guard: &E::StepGuard) -> Result<()> {
-        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
-        let master = weight.master();
-        let refreshed = match (sparse, three_of_four) {
-            (Some(sparse), _) => engine.refresh(sparse, master, selects_mask, guard),
+    /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed weight, unless `selects_mask` is `None`, and the observed mask.
+    /// A 3:4 weight is pruned at once.
+    pub(crate) fn refreshes(
+        &mut self,
+        engine: &E,
+        selects_mask: Option<bool>,
+    ) -> Result<impl Iterator<Item = LayerRefresh<'_, E::Buffer, E::SparseLinear>>> {
+        let Linear { name, weight, sparse, three_of_four, observed, in_features, .. } = self;
+        let (name, master) = (&**name, weight.master());
+        if let (Some(_), None, Some(kept)) = (selects_mask, &sparse, three_of_four) {
             // What a skipped step left as it was is pruned to the same.
-            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
-            (None, None) => Ok(()),
-        };
-        refreshed.map_err(|error| error.in_layer(&self.name))
-    }
-
-    /// Selects the observed mask, where there is one, after an update that the guard may have skipped.
-    pub(crate) fn refresh_observed(&mut self, engine: &E, guard: &E::StepGuard) -> Result<()> {
-        let Some(observed) = &mut self.observed else { return Ok(()) };
-        let refreshed = engine.refresh(observed, self.weight.master(), true, guard);
-        refreshed.map_err(|error| error.in_layer(&self.name))
+            engine.keep_of_four(3, master, *in_features, kept).map_err(|error| error.in_layer(name))?;
+        }
+        let own = sparse.as_mut().zip(selects_mask);
+        let observed = observed.as_mut().map(|observed| (observed, true));
+        let refresh = move |(layer, selects_mask)| LayerRefresh { name, layer, master, selects_mask };
+        Ok(own.into_iter().chain(observed).map(refresh))
     }
 
     /// Restores mask, scale and seed of a 2:4 layer that was saved; nothing for a dense layer.
@@ -390,13 +400,5 @@ impl<E: Engine> Linear<E> {
     /// An optimizer step of the weight, with the mask if the layer is 2:4. Returns what [`Engine::adamw`] does.
     pub(crate) fn update_weight(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<f64> {
         self.weight.update(engine, step, self.sparse.as_ref(), guard)
-    }
-
-    /// An optimizer step of the bias.
-    pub(crate) fn update_bias(&mut self, engine: &E, step: &OptimizerStep, guard: &E::StepGuard) -> Result<()> {
-        match &mut self.bias {
-            Some(bias) => bias.update(engine, step, None, guard).map(|_| ()),
-            None => Ok(()),
-        }
     }
 }

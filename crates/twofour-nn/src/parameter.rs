@@ -139,6 +139,26 @@ impl<E: Engine> Parameter<E> {
         self.gradient_mut().map_or(Ok(()), |gradient| write(gradient, accumulate))
     }
 
+    /// [`Parameter::update`] of several parameters without masks, with the same numbers.
+    pub(crate) fn update_together(
+        parameters: &mut [&mut Self],
+        engine: &E,
+        step: &OptimizerStep,
+        guard: &E::StepGuard,
+    ) -> Result<f64> {
+        let OptimizerStep::AdamW(numbers) = step else {
+            let updates = parameters.iter_mut().map(|parameter| parameter.update(engine, step, None, guard));
+            return updates.sum();
+        };
+        let mut states = Vec::with_capacity(parameters.len());
+        for Parameter { master, copy, training, .. } in parameters.iter_mut().map(|parameter| &mut **parameter) {
+            let Some(Training { gradient, first, second }) = training else { continue };
+            let second = second.as_mut().ok_or_else(|| without_second_moments(engine))?;
+            states.push(AdamWState { master, gradient, first, second, copy: copy.as_mut(), sparse: None });
+        }
+        engine.adamw_together(numbers, states, Some(guard))
+    }
+
     /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`Engine::adamw`] does, and 0 for gradient descent.
     pub(crate) fn update(
         &mut self,
@@ -153,15 +173,19 @@ impl<E: Engine> Parameter<E> {
             (OptimizerStep::AdamW(step), Some(second)) => {
                 engine.adamw(step, AdamWState { master, gradient, first, second, copy, sparse }, Some(guard))
             }
-            (OptimizerStep::AdamW(_), None) => Err(Error::Unsupported {
-                engine: engine.name(),
-                what: "AdamW without second moments".to_owned(),
-                remedy: "go on with the optimizer that training began with",
-            }),
+            (OptimizerStep::AdamW(_), None) => Err(without_second_moments(engine)),
             (OptimizerStep::Sgd(step), _) => {
                 engine.sgd(step, SgdState { master, gradient, momentum: first, copy, sparse }, Some(guard))?;
                 Ok(0.0)
             }
         }
+    }
+}
+
+fn without_second_moments(engine: &impl Engine) -> Error {
+    Error::Unsupported {
+        engine: engine.name(),
+        what: "AdamW without second moments".to_owned(),
+        remedy: "go on with the optimizer that training began with",
     }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, bail};
 use twofour_cuda::{
     layer::Accumulate,
-    transformer::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward},
+    transformer::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward},
 };
 
 use super::{
@@ -71,8 +71,7 @@ impl Normalization {
             let (mut y, mut rstd) = (y.write(&context)?, rstd.write(&context)?);
             let mut mean = mean.as_mut().map(|mean| mean.write(&context)).transpose()?;
             let tensors = NormForward {
-                x: x.slice(),
-                residual: None,
+                x: NormInput::Tensor(x.slice()),
                 gain: gain.slice(),
                 bias: bias.as_ref().map(|bias| bias.slice()),
                 y: y.slice(),

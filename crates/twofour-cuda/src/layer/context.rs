@@ -34,6 +34,7 @@ use crate::{
         gemm::{Gemm, copies::Copies, int4::Int4Gemm},
         prune::Pruner,
         quantize::Quantizer,
+        unpack::Unpacker,
     },
     transformer::TransformerKernels,
 };
@@ -64,6 +65,7 @@ pub(super) struct Shared {
     pub(super) epilogues: Plans<(DenseProblem, DenseEpilogue, (DevicePtr, DevicePtr)), TimedPlan>,
     pruners: Plans<(DataType, DataType), Pruner>,
     compressors: Plans<(DataType, DataType), Compressor>,
+    unpackers: Plans<DataType, Unpacker>,
     estimators: Plans<DataType, DenseEstimator>,
     elementwise: Plans<DataType, Elementwise>,
     column_sums: Plans<DataType, ColumnSums>,
@@ -241,6 +243,7 @@ impl LayerContext {
             epilogues: Plans::default(),
             pruners: Plans::default(),
             compressors: Plans::default(),
+            unpackers: Plans::default(),
             estimators: Plans::default(),
             elementwise: Plans::default(),
             column_sums: Plans::default(),
@@ -370,6 +373,10 @@ impl LayerContext {
     pub(super) fn compressor(&self, input: DataType, output: DataType) -> Result<Compressor> {
         let load = || self.load(|device| Compressor::new(device, input, output));
         self.shared.compressors.of((input, output), load)
+    }
+
+    pub(super) fn unpacker(&self, dtype: DataType) -> Result<Unpacker> {
+        self.shared.unpackers.of(dtype, || self.load(|device| Unpacker::new(device, dtype)))
     }
 
     pub(super) fn estimator(&self, dtype: DataType) -> Result<DenseEstimator> {

@@ -6,7 +6,7 @@ use super::LayerContext;
 use crate::{
     DataType, DevicePtr, Error, Result,
     libraries::cublaslt::{CublasLtPlan, DenseProblem, WORKSPACE_BYTES},
-    raw::{Packed, unpack::Unpacker},
+    raw::Packed,
 };
 
 /// Most algorithms of the library that are timed.
@@ -40,14 +40,9 @@ pub(crate) fn dense(
     unsafe { plan.run(context.raw(), a, b, d, workspace) }
 }
 
-/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
-pub(super) fn unpacked_product(
-    context: &LayerContext,
-    (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
-    (dy, tokens): (DevicePtr, usize),
-    dx: DevicePtr,
-) -> Result<()> {
-    let problem = DenseProblem {
+/// Returns the problem of [`unpacked_product`]: row-major `[tokens, cols]` is column-major `[cols, tokens]`.
+fn unpacked_problem((rows, cols): (usize, usize), dtype: DataType, tokens: usize) -> DenseProblem {
+    DenseProblem {
         element: dtype,
         output: dtype,
         rows: cols,
@@ -56,13 +51,41 @@ pub(super) fn unpacked_product(
         a_transposed: false,
         b_transposed: false,
         accumulate: false,
-    };
+    }
+}
+
+/// Returns the bytes of the parts of [`unpacked_product`]'s workspace: the dense weight, and the library's own.
+pub(super) fn unpacked_bytes((rows, cols): (usize, usize), dtype: DataType) -> [usize; 2] {
+    [rows * cols * dtype.bytes(), WORKSPACE_BYTES]
+}
+
+/// Plans [`unpacked_product`], and allocates its workspace.
+pub(super) fn prepare_unpacked(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    dtype: DataType,
+    tokens: usize,
+) -> Result<()> {
+    context.dense(unpacked_problem((rows, cols), dtype, tokens))?;
+    context.unpacker(dtype)?;
+    context.work().parts(unpacked_bytes((rows, cols), dtype))?;
+    Ok(())
+}
+
+/// Launches `dx = dy · W` for `dy` `[tokens, rows]` as a dense GEMM with the packed weight `[rows, cols]`, unpacked into the workspace.
+pub(super) fn unpacked_product(
+    context: &LayerContext,
+    (packed, (rows, cols), dtype): (Packed, (usize, usize), DataType),
+    (dy, tokens): (DevicePtr, usize),
+    dx: DevicePtr,
+) -> Result<()> {
+    let problem = unpacked_problem((rows, cols), dtype, tokens);
     if tokens == 0 || rows == 0 || cols == 0 {
         return dense(context, problem, 0, dy, dx);
     }
-    let (plan, unpacker) = (context.dense(problem)?.plan, Unpacker::new(context.device(), dtype)?);
+    let (plan, unpacker) = (context.dense(problem)?.plan, context.unpacker(dtype)?);
     let mut work = context.work();
-    let [unpacked, workspace] = work.parts([rows * cols * dtype.bytes(), WORKSPACE_BYTES])?;
+    let [unpacked, workspace] = work.parts(unpacked_bytes((rows, cols), dtype))?;
     let stream = context.raw();
     // SAFETY: the operands come from slices that have been found to be as long as the weight and the tokens require, the workspace has been allocated for the unpacked
     // weight, and the stream is of their device.

@@ -4,7 +4,7 @@ use twofour::layer::Accumulate;
 
 use super::{
     DeviceSlice, DeviceSliceMut, LayerContext, SparseLinear,
-    dense::dense,
+    dense::{prepare_unpacked, unpacked_product},
     elements,
     gradient::zero,
     quantized::{self, quantized_linear},
@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     Activation, DataType, DevicePtr, Error, Result,
-    libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::GemmProblem,
     raw::{
         Packed,
@@ -66,7 +65,7 @@ impl SparseLinear {
     }
 
     /// Launches `dx = dy · W` with the packed weight, for the gradient `dy` `[tokens, out_features]` of the pre-activation and `dx` `[tokens, in_features]`.
-    /// The GEMM uses the packed transpose where there is one, otherwise it is dense, with the unpacked weight.
+    /// The GEMM uses the packed transpose where there is one, otherwise it is dense, with the weight unpacked to the workspace.
     ///
     /// # Errors
     /// Those of [`SparseLinear::forward`]; [`Error::NoLibrary`](crate::Error::NoLibrary) where the GEMM is dense and cuBLASLt is not installed.
@@ -77,8 +76,7 @@ impl SparseLinear {
         if let Some(transposed) = &self.transposed {
             return self.multiply(input_gradient_problem(self, tokens), transposed, dy, Epilogue::default(), dx);
         }
-        let weight = self.unpacked.as_ref().map_or(0, |(_, address)| *address);
-        dense(context, dense_input_gradient(self, tokens), weight, dy, dx)
+        unpacked_product(context, (self.packed.packed(), self.packed.shape(), dtype), (dy, tokens), dx)
     }
 
     /// Launches a GEMM with one of the packed weights, in the layer's precision.
@@ -118,20 +116,6 @@ fn input_gradient_problem(layer: &SparseLinear, tokens: usize) -> GemmProblem {
     GemmProblem { x_element: DataType::E5M2, ..problem }
 }
 
-/// Returns the problem of the dense input gradient: row-major `[tokens, in_features]` is column-major `[in_features, tokens]`.
-fn dense_input_gradient(layer: &SparseLinear, tokens: usize) -> DenseProblem {
-    DenseProblem {
-        element: layer.dtype,
-        output: layer.dtype,
-        rows: layer.in_features,
-        cols: tokens,
-        reduction: layer.out_features,
-        a_transposed: false,
-        b_transposed: false,
-        accumulate: false,
-    }
-}
-
 /// Plans the GEMMs of the forward pass and the input gradient for a number of tokens.
 pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     if tokens == 0 || layer.out_features == 0 || layer.in_features == 0 {
@@ -142,9 +126,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     if layer.float8.is_some() {
         quantized::prepare(context, forward_problem(layer, tokens), dtype)?;
         if layer.float8_rows.is_some() {
-            context.dense(dense_input_gradient(layer, tokens))?;
-            context.work().parts([WORKSPACE_BYTES])?;
-            return Ok(());
+            return prepare_unpacked(context, layer.packed.shape(), dtype, tokens);
         }
         return quantized::prepare(context, input_gradient_problem(layer, tokens), dtype);
     }
@@ -156,8 +138,7 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     if layer.transposed.is_some() {
         bytes = bytes.max(context.gemm(input_gradient_problem(layer, tokens))?.unaligned_workspace_bytes());
     } else {
-        context.dense(dense_input_gradient(layer, tokens))?;
-        bytes = bytes.max(WORKSPACE_BYTES);
+        prepare_unpacked(context, layer.packed.shape(), dtype, tokens)?;
     }
     context.work().parts([bytes])?;
     Ok(())

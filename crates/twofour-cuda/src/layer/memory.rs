@@ -248,11 +248,6 @@ impl DeviceBuffer {
         Ok(ids)
     }
 
-    /// Returns the memory, which may be longer than the elements.
-    pub(super) fn memory_mut(&mut self) -> &mut CudaSlice<u8> {
-        &mut self.memory
-    }
-
     /// Overwrites the elements with those of host memory and synchronizes the stream.
     ///
     /// # Errors

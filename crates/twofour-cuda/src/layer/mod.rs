@@ -49,7 +49,7 @@ pub use packed::PackedLinear;
 #[doc(hidden)]
 pub use random::{RandomForm, random_buffer};
 pub use sparse_activation::{PackedActivation, SparseActivationLinear};
-pub use sparse_linear::{Precision, SparseLinear, flip_counts};
+pub use sparse_linear::{Precision, Refresh, SparseLinear, flip_counts, refresh_together};
 pub use twofour::layer::{
     Accumulate, InputActivation, InputGradient, MaskRule, PrunedGradient, SparseActivationSettings,
     SparseLinearSettings, WeightGradient,

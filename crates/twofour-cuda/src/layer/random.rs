@@ -1,10 +1,10 @@
 //! Layers with random weights made on the device: to measure a model of a shape without its checkpoint.
 
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use twofour::int4::Granularity;
 
 use super::{DeviceBuffer, LayerContext, PackedLinear, int4::parts, packed::PackedWeight, weight::PackedBuffer};
-use crate::{Activation, DataType, Error, Result};
+use crate::{Activation, DataType, DevicePtr, Error, Result, raw::Packed};
 
 /// The form of a random 2:4 weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,18 +60,17 @@ impl Patterns {
     }
 }
 
-/// Fills a range of device memory with repetitions of a pattern.
-fn fill(
-    context: &LayerContext,
-    pattern: &CudaSlice<u8>,
-    to: &mut CudaSlice<u8>,
-    from: usize,
-    len: usize,
-) -> Result<()> {
+/// Fills device memory with repetitions of a pattern.
+///
+/// # Safety
+/// `len` bytes from `to` on are valid until the stream has passed this call, and nothing else writes there.
+unsafe fn fill(context: &LayerContext, pattern: &CudaSlice<u8>, to: DevicePtr, len: usize) -> Result<()> {
+    let (source, stream) = (pattern.device_ptr(context.stream()).0, context.stream().cu_stream());
+    context.device().bind()?;
     for first in (0..len).step_by(PATTERN) {
         let count = PATTERN.min(len - first);
-        let mut part = to.slice_mut(from + first..from + first + count);
-        context.stream().memcpy_dtod(&pattern.slice(..count), &mut part).map_err(failed)?;
+        // SAFETY: the pattern has PATTERN bytes, the caller's memory has `len`, and the stream is of their device.
+        unsafe { result::memcpy_dtod_async(to + first as u64, source, count, stream) }.map_err(failed)?;
     }
     Ok(())
 }
@@ -81,13 +80,14 @@ fn fill(
 /// # Errors
 /// [`Error::DataType`] for other types than f32, f16, bf16 and i8; those of allocating and launching.
 pub fn random_buffer(context: &LayerContext, dtype: DataType, len: usize) -> Result<DeviceBuffer> {
-    let mut buffer = DeviceBuffer::zeros(context, dtype, len)?;
+    let buffer = DeviceBuffer::zeros(context, dtype, len)?;
+    let at = buffer.expect("random numbers", context, dtype, len)?;
     if dtype == DataType::I8 {
         let pattern = Patterns::new(context)?;
-        fill(context, &pattern.bytes, buffer.memory_mut(), 0, len)?;
+        // SAFETY: the buffer has that many bytes.
+        unsafe { fill(context, &pattern.bytes, at, len) }?;
         return Ok(buffer);
     }
-    let at = buffer.expect("random numbers", context, dtype, len)?;
     // SAFETY: the buffer has that many elements, and the stream is of its device.
     unsafe { context.elementwise(dtype)?.fill(context.raw(), at, len) }?;
     Ok(buffer)
@@ -122,17 +122,16 @@ fn weight(
     dtype: DataType,
 ) -> Result<PackedWeight> {
     let packed = |of: DataType| -> Result<PackedBuffer> {
-        let mut buffer = PackedBuffer::new(context, of, rows, cols)?;
-        let address = buffer.packed().values;
-        let (values, meta) = buffer.memory_mut();
-        let (value_bytes, meta_bytes) = (values.len(), meta.len());
-        if of == DataType::I8 {
-            fill(context, &patterns.bytes, values, 0, value_bytes)?;
-        } else {
-            // SAFETY: the values were allocated above, and the stream is of their device.
-            unsafe { context.elementwise(of)?.fill(context.raw(), address, value_bytes / of.bytes()) }?;
+        let buffer = PackedBuffer::new(context, of, rows, cols)?;
+        let (Packed { values, meta }, (value_bytes, meta_bytes)) = (buffer.packed(), buffer.lengths());
+        // SAFETY: values and metadata were allocated above with these lengths, and the stream is of their device.
+        unsafe {
+            match of {
+                DataType::I8 => fill(context, &patterns.bytes, values, value_bytes)?,
+                _ => context.elementwise(of)?.fill(context.raw(), values, value_bytes / of.bytes())?,
+            }
+            fill(context, &patterns.codes, meta, meta_bytes)?;
         }
-        fill(context, &patterns.codes, meta, 0, meta_bytes)?;
         Ok(buffer)
     };
     Ok(match form {
@@ -144,10 +143,15 @@ fn weight(
         RandomForm::Int4 => {
             let granularity = Granularity::Group;
             let [values, meta, scales] = parts((rows, cols), granularity)?;
-            let mut bytes = DeviceBuffer::zeros(context, DataType::I8, values + meta + scales)?;
-            fill(context, &patterns.bytes, bytes.memory_mut(), 0, values)?;
-            fill(context, &patterns.codes, bytes.memory_mut(), values, meta)?;
-            fill(context, &patterns.scales, bytes.memory_mut(), values + meta, scales)?;
+            let len = values + meta + scales;
+            let bytes = DeviceBuffer::zeros(context, DataType::I8, len)?;
+            let at = bytes.expect("the weight", context, DataType::I8, len)?;
+            // SAFETY: the three parts follow one another in the memory that was allocated above.
+            unsafe {
+                fill(context, &patterns.bytes, at, values)?;
+                fill(context, &patterns.codes, at + values as u64, meta)?;
+                fill(context, &patterns.scales, at + (values + meta) as u64, scales)?;
+            }
             PackedWeight::Int4 { granularity, bytes }
         }
     })

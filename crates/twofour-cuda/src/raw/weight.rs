@@ -56,6 +56,7 @@ pub struct Packed {
 }
 
 /// The metadata of a compressed weight, in the kernels' memory layout.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct RawMeta {
     words: DevicePtr,

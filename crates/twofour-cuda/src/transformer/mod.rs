@@ -19,7 +19,7 @@
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
-//! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`] |
+//! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`], [`adamw_together`] |
 //! | gradient descent with momentum | [`sgd`] |
 //! | pruning to `N:4` | [`keep_of_four`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
@@ -60,10 +60,10 @@ pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
-pub use norm::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward};
+pub use norm::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
     AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,
-    adamw_in_phase, clip_gradients,
+    adamw_in_phase, adamw_together, clip_gradients,
 };
 pub use pointwise::{add, add_in_place, convert, copy, fill};
 pub use sgd::{SgdSettings, SgdTensors, sgd};

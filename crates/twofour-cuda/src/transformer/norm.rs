@@ -29,13 +29,20 @@ pub struct Norm {
     pub epsilon: f32,
 }
 
+/// What [`norm_forward`] normalizes, `[rows, width]`.
+#[derive(Debug)]
+pub enum NormInput<'a> {
+    /// A tensor.
+    Tensor(DeviceSlice<'a>),
+    /// The sum of two tensors, rounded to their type, which overwrites the second one: a residual addition in front of a norm.
+    Sum(DeviceSlice<'a>, DeviceSliceMut<'a>),
+}
+
 /// The tensors of [`norm_forward`].
 #[derive(Debug)]
 pub struct NormForward<'a> {
-    /// The input, `[rows, width]`.
-    pub x: DeviceSlice<'a>,
-    /// A tensor to be added to the input before, and where their sum, rounded to the activations' type, is written; the sum is what is normalized.
-    pub residual: Option<(DeviceSlice<'a>, DeviceSliceMut<'a>)>,
+    /// The input.
+    pub x: NormInput<'a>,
     /// The gain, `[width]`, of f32 or of the activations' type.
     pub gain: DeviceSlice<'a>,
     /// The bias, `[width]`, of the gain's type.
@@ -51,7 +58,7 @@ pub struct NormForward<'a> {
 /// The tensors of [`norm_backward`].
 #[derive(Debug)]
 pub struct NormBackward<'a> {
-    /// What was normalized, `[rows, width]`: the input, or its sum with the residual.
+    /// What was normalized, `[rows, width]`: the tensor, or the sum.
     pub x: DeviceSlice<'a>,
     /// The gain of the forward pass.
     pub gain: DeviceSlice<'a>,
@@ -113,16 +120,17 @@ impl Norm {
 /// [`Error::DataType`] for activations of another type than f32, f16 and bf16; [`Error::Length`], [`Error::SliceType`], [`Error::OtherDevice`] and
 /// [`Error::Pointer`] for a tensor that does not fit; [`Error::Dimension`] for a width of 0; [`Error::Driver`].
 pub fn norm_forward(context: &LayerContext, norm: Norm, tensors: NormForward<'_>) -> Result<()> {
-    let NormForward { x, residual, gain, bias, y, mean, rstd } = tensors;
+    let NormForward { x, gain, bias, y, mean, rstd } = tensors;
+    let (x, sum) = match x {
+        NormInput::Tensor(x) => (x, None),
+        NormInput::Sum(x, sum) => (x, Some(sum)),
+    };
     let (dtype, rows) = (x.dtype(), norm.rows);
     let kernels = context.norms(dtype)?;
     let (mut parameters, len) = norm.parameters(context, dtype, gain)?;
     norm.expect_mean(mean.is_some())?;
     parameters.x = x.at("the input", context, dtype, len)?;
-    if let Some((residual, sum)) = residual {
-        parameters.residual = residual.at("the residual", context, dtype, len)?;
-        parameters.sum = sum.at("the sum with the residual", context, dtype, len)?;
-    }
+    parameters.sum = at_if(sum.as_ref(), "the second addend of the input", context, dtype, len)?;
     parameters.bias = at_if(bias.as_ref(), "the bias", context, gain.dtype(), norm.width)?;
     parameters.y = y.at("the result", context, dtype, len)?;
     parameters.mean = at_if(mean.as_ref(), "the means", context, DataType::F32, rows)?;

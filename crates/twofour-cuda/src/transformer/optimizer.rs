@@ -5,7 +5,7 @@ use twofour::adamw_step::ChangeMean;
 
 use super::shape::{MOST, Memory, at_if, product};
 use crate::{
-    DataType, Error, Result,
+    DataType, DevicePtr, Error, Result,
     arguments::expect_dimension,
     layer::{DeviceSlice, DeviceSliceMut, FreeNote, LayerContext, SparseLinear},
     raw::{
@@ -289,32 +289,16 @@ pub fn adamw_in_phase(
         None => (0.0, 0.0),
     };
     let masked_decay = pruned_decay.map(|(layer, _)| MaskedDecay { tiles: layer.mask_tiles(), strength });
-    let AdamWTensors { weight, copy, gradient, first, second, gradient_scale, skip } = tensors;
-    let f32 = DataType::F32;
-    let copied = |copy: DeviceSliceMut<'_>| -> Result<AdamWCopy> {
-        let dtype = copy.dtype();
-        Ok(AdamWCopy { address: copy.at("the copy of the weight", context, dtype, len)?, dtype })
-    };
-    let state = AdamWState {
-        weight: weight.at("the weight", context, f32, len)?,
-        gradient: gradient.at("the gradient", context, gradient.dtype(), len)?,
-        first: first.at("the first moment", context, f32, len)?,
-        second: second.at("the second moment", context, f32, len)?,
-        copy: copy.map(copied).transpose()?,
-        rows,
-        cols,
-    };
-    let scale = gradient_scale.map(|scale| scale.at("the scale of the gradient", context, f32, 1)).transpose()?;
-    let skip = skip.map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1)).transpose()?;
-    let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay, gradient_scale: scale, skip };
-    let kernels = context.optimizers(gradient.dtype())?;
+    let kernels = context.optimizers(tensors.gradient.dtype())?;
+    let (state, gradient_scale, skip) = state_of(context, (rows, cols), &tensors)?;
+    let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay, gradient_scale, skip };
     // Held until everything is launched: partial sums are in the workspace.
     let mut work = None;
     let second_moment = match second_moment {
         SecondMoment::Moving => raw::SecondMoment::Moving,
         SecondMoment::Frozen { at } => raw::SecondMoment::Frozen { at },
         SecondMoment::Watched { changes, mean } => {
-            let changes = changes.at("the sum of changes", context, f32, 1)?;
+            let changes = changes.at("the sum of changes", context, DataType::F32, 1)?;
             let [partial] = work.insert(context.work()).parts([AdamW::watched_bytes(len)])?;
             raw::SecondMoment::Watched { changes, partial, mean }
         }
@@ -323,4 +307,65 @@ pub fn adamw_in_phase(
     // SAFETY: the slices have been found to be as long as the shape requires, the workspace has room for the partial sums, the schedule's memory is valid as
     // long as it is borrowed, as the mask is, and the stream is of their device.
     unsafe { kernels.step_in_phase(context.raw(), state, settings, step, phase) }
+}
+
+/// Checks a parameter's tensors, and returns what its step reads and writes, the scale of the gradient and the flag of skipped steps.
+fn state_of(
+    context: &LayerContext,
+    (rows, cols): (usize, usize),
+    tensors: &AdamWTensors<'_>,
+) -> Result<(AdamWState, Option<DevicePtr>, Option<DevicePtr>)> {
+    let AdamWTensors { weight, copy, gradient, first, second, gradient_scale, skip } = tensors;
+    let (f32, len) = (DataType::F32, product(rows, cols)?);
+    let copied = |copy: &DeviceSliceMut<'_>| -> Result<AdamWCopy> {
+        let dtype = copy.dtype();
+        Ok(AdamWCopy { address: copy.at("the copy of the weight", context, dtype, len)?, dtype })
+    };
+    let state = AdamWState {
+        weight: weight.at("the weight", context, f32, len)?,
+        gradient: gradient.at("the gradient", context, gradient.dtype(), len)?,
+        first: first.at("the first moment", context, f32, len)?,
+        second: second.at("the second moment", context, f32, len)?,
+        copy: copy.as_ref().map(copied).transpose()?,
+        rows,
+        cols,
+    };
+    let scale = gradient_scale.as_ref().map(|scale| scale.at("the scale of the gradient", context, f32, 1));
+    let skip = skip.as_ref().map(|skip| skip.at("the flag of skipped steps", context, DataType::I32, 1));
+    Ok((state, scale.transpose()?, skip.transpose()?))
+}
+
+/// Updates several parameters and their moments as [`adamw`] does without a mask, 64 in a launch: for the many vectors of a model, whose launches take longer than
+/// their bytes. The gradients have one type, and all have the first one's scale and flag.
+///
+/// # Errors
+/// Those of [`adamw`].
+pub fn adamw_together(
+    context: &LayerContext,
+    parameters: &[AdamWTensors<'_>],
+    schedule: &StepSchedule,
+    settings: AdamWSettings,
+) -> Result<()> {
+    let Some(first) = parameters.first() else { return Ok(()) };
+    let dtype = first.gradient.dtype();
+    let kernels = context.optimizers(dtype)?;
+    let mut states = Vec::with_capacity(parameters.len());
+    let (mut gradient_scale, mut skip) = (None, None);
+    for (index, tensors) in parameters.iter().enumerate() {
+        let len = tensors.weight.len();
+        expect_dimension("elements of the parameter, counted from 0,", len + 1, MOST)?;
+        if tensors.gradient.dtype() != dtype {
+            let found = tensors.gradient.dtype();
+            return Err(Error::SliceType { what: "the gradients of one launch", expected: dtype, found });
+        }
+        let (state, own_scale, own_skip) = state_of(context, (1, len), tensors)?;
+        if index == 0 {
+            (gradient_scale, skip) = (own_scale, own_skip);
+        }
+        states.push(state);
+    }
+    let step = AdamWStep { number: StepNumber::Device(schedule.raw), masked_decay: None, gradient_scale, skip };
+    // SAFETY: the slices have been found to have one length for each parameter, the schedule's memory is valid as long as it is borrowed, and the stream is of
+    // their device.
+    unsafe { kernels.step_together(context.raw(), &states, settings, step) }
 }

@@ -13,6 +13,7 @@ mod refusals;
 mod sparse_activation;
 #[path = "../support/mod.rs"]
 mod support;
+mod together;
 
 use cuda::Cuda;
 use half::{bf16, f16};

@@ -6,9 +6,9 @@ use twofour_cuda::{
     layer::{Accumulate, DeviceBuffer},
     transformer::{
         AdamWSettings, AdamWTensors, AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape,
-        ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormKind, StepSchedule, adamw,
-        attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward, embedding_gradient,
-        norm_forward, prepare, prepare_attention,
+        ClippedGradients, Embedding, GradientClip, LossFactor, Norm, NormForward, NormInput, NormKind, StepSchedule,
+        adamw, attention_backward, attention_forward, clip_gradients, cross_entropy, embedding_forward,
+        embedding_gradient, norm_forward, prepare, prepare_attention,
     },
 };
 
@@ -32,8 +32,7 @@ fn calls_are_captured_in_a_graph_after_a_run() {
         let tables = (table.as_slice(), Some(positions.as_slice()));
         embedding_forward(&context, embedding, ids.as_slice(), tables, x.as_slice_mut(), status.as_slice_mut())?;
         let forward = NormForward {
-            x: x.as_slice(),
-            residual: None,
+            x: NormInput::Tensor(x.as_slice()),
             gain: gain.as_slice(),
             bias: None,
             y: y.as_slice_mut(),

@@ -4,7 +4,7 @@ use twofour::Arithmetic;
 use twofour_cuda::{
     Error,
     layer::{Accumulate, DeviceBuffer, LayerContext},
-    transformer::{Norm, NormBackward, NormForward, NormKind, norm_backward, norm_forward},
+    transformer::{Norm, NormBackward, NormForward, NormInput, NormKind, add_in_place, norm_backward, norm_forward},
 };
 
 use crate::{
@@ -45,34 +45,36 @@ fn expected(norm: Norm, x: &[f64], gain: &[f64], bias: &[f64], dy: &[f64]) -> Ex
     all
 }
 
-/// A normalization with or without residual and with gains of f32 or the activations' type.
+/// A normalization of a tensor or of a sum, with gains of f32 or the activations' type.
 struct Case {
     kind: NormKind,
     shape: (usize, usize),
-    has_residual: bool,
+    of_sum: bool,
     wide_gain: bool,
 }
 
 impl Check for Case {
     fn run<T: Arithmetic>(&self, context: &LayerContext, tolerance: f64) {
-        let Case { kind, shape: (rows, width), has_residual, wide_gain } = *self;
-        let what = format!("{kind:?} [{rows}, {width}] {:?}, residual {has_residual}", T::DTYPE);
+        let Case { kind, shape: (rows, width), of_sum, wide_gain } = *self;
+        let what = format!("{kind:?} [{rows}, {width}] {:?}, of a sum: {of_sum}", T::DTYPE);
         let norm = Norm { kind, rows, width, epsilon: 1e-5 };
         let len = rows * width;
-        let (x, residual, dy) = (numbers::<T>(len, 1), numbers::<T>(len, 2), numbers::<T>(len, 3));
+        let (x, other, dy) = (numbers::<T>(len, 1), numbers::<T>(len, 2), numbers::<T>(len, 3));
         let (gain, bias) = (numbers::<T>(width, 4), numbers::<T>(width, 5));
         let parameter = |values: &[T]| match wide_gain {
             true => up(context, &values.iter().map(|v| v.to_f32()).collect::<Vec<f32>>()),
             false => up(context, values),
         };
         let (gain_there, bias_there) = (parameter(&gain), parameter(&bias));
-        let (x_there, residual_there, dy_there) = (up(context, &x), up(context, &residual), up(context, &dy));
-        let (mut sum, mut y) = (unwritten::<T>(context, len), unwritten::<T>(context, len));
+        let (x_there, mut sum, dy_there) = (up(context, &x), up(context, &other), up(context, &dy));
+        let mut y = unwritten::<T>(context, len);
         let (mut mean, mut rstd) = (unwritten::<f32>(context, rows), unwritten::<f32>(context, rows));
         let centered = kind == NormKind::Layer;
         let forward = NormForward {
-            x: x_there.as_slice(),
-            residual: has_residual.then(|| (residual_there.as_slice(), sum.as_slice_mut())),
+            x: match of_sum {
+                true => NormInput::Sum(x_there.as_slice(), sum.as_slice_mut()),
+                false => NormInput::Tensor(x_there.as_slice()),
+            },
             gain: gain_there.as_slice(),
             bias: Some(bias_there.as_slice()),
             y: y.as_slice_mut(),
@@ -80,11 +82,11 @@ impl Check for Case {
             rstd: rstd.as_slice_mut(),
         };
         norm_forward(context, norm, forward).unwrap();
-        let input: Vec<T> = match has_residual {
-            true => x.iter().zip(&residual).map(|(x, r)| T::from_f32(x.to_f32() + r.to_f32())).collect(),
+        let input: Vec<T> = match of_sum {
+            true => x.iter().zip(&other).map(|(x, r)| T::from_f32(x.to_f32() + r.to_f32())).collect(),
             false => x,
         };
-        if has_residual {
+        if of_sum {
             assert!(sum.to_host::<T>().unwrap() == input, "{what}: the sum");
         }
         let all = expected(norm, &wide(&input), &wide(&gain), &wide(&bias), &wide(&dy));
@@ -129,9 +131,54 @@ impl Check for Case {
 fn normalization_and_its_gradients_are_those_of_f64() {
     for kind in [NormKind::Layer, NormKind::RootMeanSquare] {
         for shape in [(1, 1), (3, 7), (70, 64), (300, 129), (5, 1000), (2, 16_384), (9, 4097)] {
-            for (has_residual, wide_gain) in [(false, true), (true, false)] {
-                for_each_type(&Case { kind, shape, has_residual, wide_gain });
+            for (of_sum, wide_gain) in [(false, true), (true, false)] {
+                for_each_type(&Case { kind, shape, of_sum, wide_gain });
             }
+        }
+    }
+}
+
+/// A sum and its normalization in one pass have the bits of two passes.
+struct Apart {
+    kind: NormKind,
+    shape: (usize, usize),
+}
+
+impl Check for Apart {
+    fn run<T: Arithmetic>(&self, context: &LayerContext, _: f64) {
+        let Apart { kind, shape: (rows, width) } = *self;
+        let norm = Norm { kind, rows, width, epsilon: 1e-6 };
+        let (x, gain) = (up(context, &numbers::<T>(rows * width, 1)), up(context, &numbers::<f32>(width, 2)));
+        let run = |together: bool| {
+            let mut sum = up(context, &numbers::<T>(rows * width, 3));
+            let mut y = unwritten::<T>(context, rows * width);
+            let (mut mean, mut rstd) = (unwritten::<f32>(context, rows), unwritten::<f32>(context, rows));
+            if !together {
+                add_in_place(context, x.as_slice(), sum.as_slice_mut()).unwrap();
+            }
+            let forward = NormForward {
+                x: match together {
+                    true => NormInput::Sum(x.as_slice(), sum.as_slice_mut()),
+                    false => NormInput::Tensor(sum.as_slice()),
+                },
+                gain: gain.as_slice(),
+                bias: None,
+                y: y.as_slice_mut(),
+                mean: (kind == NormKind::Layer).then(|| mean.as_slice_mut()),
+                rstd: rstd.as_slice_mut(),
+            };
+            norm_forward(context, norm, forward).unwrap();
+            (sum.to_host::<T>().unwrap(), y.to_host::<T>().unwrap(), rstd.to_host::<f32>().unwrap())
+        };
+        assert!(run(true) == run(false), "{kind:?} [{rows}, {width}] {:?}", T::DTYPE);
+    }
+}
+
+#[test]
+fn a_sum_and_its_normalization_have_the_bits_of_two_passes() {
+    for kind in [NormKind::Layer, NormKind::RootMeanSquare] {
+        for shape in [(1, 1), (3, 7), (70, 64), (5, 1280), (9, 4097)] {
+            for_each_type(&Apart { kind, shape });
         }
     }
 }
@@ -144,8 +191,7 @@ fn tensors_that_do_not_fit_are_named() {
     let (mut y, mut rstd) = (up(&context, &[0f32; 32]), up(&context, &[0f32; 4]));
     let mut run = |norm, x: &DeviceBuffer, gain: &DeviceBuffer| {
         let tensors = NormForward {
-            x: x.as_slice(),
-            residual: None,
+            x: NormInput::Tensor(x.as_slice()),
             gain: gain.as_slice(),
             bias: None,
             y: y.as_slice_mut(),

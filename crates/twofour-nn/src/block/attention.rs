@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use twofour::layer::Accumulate;
 
-use super::{BatchShape, Norm, NormStatistics, Workspace};
+use super::{BatchShape, Norm, Normalized, Workspace};
 use crate::{
     Error, Result,
     engine::{AttentionShape, Engine},
@@ -43,9 +43,7 @@ pub struct BlockHeads {
 #[derive(Debug)]
 pub struct SavedAttention<E: Engine> {
     shape: BatchShape,
-    x: E::Buffer,
-    statistics: NormStatistics<E>,
-    normalized: E::Buffer,
+    input: Normalized<E>,
     qkv: E::Buffer,
     merged: E::Buffer,
     state: E::AttentionState,
@@ -119,16 +117,46 @@ impl<E: Engine> AttentionBlock<E> {
         x: E::Buffer,
         shape: BatchShape,
     ) -> Result<(E::Buffer, SavedAttention<E>)> {
+        let input = Normalized::new(engine, workspace, &self.norm, x, shape.tokens())?;
+        let (mut y, saved) = self.branch(engine, workspace, input, shape)?;
+        engine.add(&saved.input.x, &mut y)?;
+        Ok((y, saved))
+    }
+
+    /// The block's output with the norm that follows it, which reads it as it is added, from an input whose norm is that of [`AttentionBlock::norm`]; and what the
+    /// backward pass needs. The bits are those of [`AttentionBlock::forward`] between both norms.
+    ///
+    /// # Errors
+    /// Those of [`AttentionBlock::forward`].
+    pub fn forward_between(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        input: Normalized<E>,
+        shape: BatchShape,
+        next: &Norm<E>,
+    ) -> Result<(Normalized<E>, SavedAttention<E>)> {
+        let (y, saved) = self.branch(engine, workspace, input, shape)?;
+        let output = Normalized::of_sum(engine, workspace, next, (&saved.input.x, y), shape.tokens())?;
+        Ok((output, saved))
+    }
+
+    /// What is added to the block's input.
+    fn branch(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        input: Normalized<E>,
+        shape: BatchShape,
+    ) -> Result<(E::Buffer, SavedAttention<E>)> {
         let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
-        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
-        self.qkv.forward(engine, &normalized, tokens, &mut qkv)?;
+        self.qkv.forward(engine, &input.y, tokens, &mut qkv)?;
         let mut merged = workspace.compute(engine, tokens * own.width())?;
         let state = engine.attention(own, &qkv, self.rotary.as_deref(), &mut merged)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         self.out.forward(engine, &merged, tokens, &mut y)?;
-        engine.add(&x, &mut y)?;
-        Ok((y, SavedAttention { shape, x, statistics, normalized, qkv, merged, state }))
+        Ok((y, SavedAttention { shape, input, qkv, merged, state }))
     }
 
     /// The parameters: those of the norm, then of the linear layers.
@@ -149,7 +177,7 @@ impl<E: Engine> AttentionBlock<E> {
         dy: E::Buffer,
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
-        let SavedAttention { shape, x, statistics, normalized, qkv, merged, state } = saved;
+        let SavedAttention { shape, input: Normalized { x, y: normalized, statistics }, qkv, merged, state } = saved;
         let (tokens, width, own) = (shape.tokens(), self.norm.width(), self.shape(shape));
         self.out.parameter_gradients(engine, &dy, &merged, tokens, accumulate)?;
         let mut d_merged = workspace.compute(engine, tokens * own.width())?;
@@ -172,7 +200,6 @@ impl<E: Engine> AttentionBlock<E> {
 impl<E: Engine> SavedAttention<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace
-            .give([self.x, self.normalized, self.qkv, self.merged].into_iter().chain(self.statistics.into_buffers()));
+        workspace.give([self.qkv, self.merged].into_iter().chain(self.input.into_buffers()));
     }
 }

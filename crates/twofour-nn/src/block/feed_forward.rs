@@ -2,10 +2,10 @@
 
 use twofour::layer::{Accumulate, Activation};
 
-use super::{Norm, NormStatistics, Workspace};
+use super::{Norm, Normalized, Workspace};
 use crate::{
     Error, Result,
-    engine::{Engine, Nonlinearity},
+    engine::{Buffer as _, Engine, Nonlinearity},
     linear::Linear,
     parameter::Parameter,
 };
@@ -44,9 +44,7 @@ enum Activated<E: Engine> {
 #[derive(Debug)]
 pub struct SavedFeedForward<E: Engine> {
     tokens: usize,
-    x: E::Buffer,
-    statistics: NormStatistics<E>,
-    normalized: E::Buffer,
+    input: Normalized<E>,
     hidden: E::Buffer,
     activated: Activated<E>,
 }
@@ -95,14 +93,46 @@ impl<E: Engine> FeedForwardBlock<E> {
         x: E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, SavedFeedForward<E>)> {
+        let input = Normalized::new(engine, workspace, &self.norm, x, tokens)?;
+        let (mut y, saved) = self.branch(engine, workspace, input, tokens)?;
+        engine.add(&saved.input.x, &mut y)?;
+        Ok((y, saved))
+    }
+
+    /// The block's output with the norm that follows it, which reads it as it is added, from an input whose norm is that of [`FeedForwardBlock::norm`]; and what the
+    /// backward pass needs. The bits are those of [`FeedForwardBlock::forward`] between both norms.
+    ///
+    /// # Errors
+    /// Those of [`FeedForwardBlock::forward`].
+    pub fn forward_between(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        input: Normalized<E>,
+        tokens: usize,
+        next: &Norm<E>,
+    ) -> Result<(Normalized<E>, SavedFeedForward<E>)> {
+        let (y, saved) = self.branch(engine, workspace, input, tokens)?;
+        let output = Normalized::of_sum(engine, workspace, next, (&saved.input.x, y), tokens)?;
+        Ok((output, saved))
+    }
+
+    /// What is added to the block's input.
+    fn branch(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        input: Normalized<E>,
+        tokens: usize,
+    ) -> Result<(E::Buffer, SavedFeedForward<E>)> {
         let (width, hidden_size) = (self.norm.width(), self.down.in_features());
-        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
         let mut hidden = workspace.compute(engine, tokens * self.up.out_features())?;
-        self.up.forward(engine, &normalized, tokens, &mut hidden)?;
+        self.up.forward(engine, &input.y, tokens, &mut hidden)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         let activated = match (self.function, self.down.prunes_input()) {
             (FeedForwardFunction::SquaredRelu, Some(rule)) => {
-                let packed = engine.pack_squared_relu(rule, &hidden, hidden_size)?;
+                let old = workspace.packed((tokens, hidden_size));
+                let packed = engine.pack_squared_relu(rule, &hidden, hidden_size, old)?;
                 self.down.forward_packed(engine, &packed, tokens, &mut y)?;
                 Activated::Packed(packed)
             }
@@ -119,8 +149,7 @@ impl<E: Engine> FeedForwardBlock<E> {
                 Activated::Dense(activated)
             }
         };
-        engine.add(&x, &mut y)?;
-        Ok((y, SavedFeedForward { tokens, x, statistics, normalized, hidden, activated }))
+        Ok((y, SavedFeedForward { tokens, input, hidden, activated }))
     }
 
     /// The parameters: those of the norm, then of the linear layers.
@@ -141,15 +170,17 @@ impl<E: Engine> FeedForwardBlock<E> {
         dy: E::Buffer,
         accumulate: Accumulate,
     ) -> Result<E::Buffer> {
-        let SavedFeedForward { tokens, x, statistics, normalized, hidden, activated } = saved;
+        let SavedFeedForward { tokens, input: Normalized { x, y: normalized, statistics }, hidden, activated } = saved;
         let mut d_activated = match activated {
             Activated::Dense(activated) => {
                 self.down.parameter_gradients(engine, &dy, &activated, tokens, accumulate)?;
                 activated
             }
             Activated::Packed(packed) => {
+                let features = self.down.in_features();
                 self.down.packed_parameter_gradients(engine, &dy, &packed, tokens, accumulate)?;
-                workspace.compute(engine, tokens * self.down.in_features())?
+                workspace.give_packed((tokens, features), packed);
+                workspace.compute(engine, tokens * features)?
             }
         };
         self.down.input_gradient(engine, &dy, tokens, &mut d_activated)?;
@@ -184,9 +215,12 @@ impl<E: Engine> FeedForwardBlock<E> {
 impl<E: Engine> SavedFeedForward<E> {
     /// Gives the buffers back where there is no backward pass.
     pub fn release(self, workspace: &mut Workspace<E>) {
-        workspace.give([self.x, self.normalized, self.hidden].into_iter().chain(self.statistics.into_buffers()));
-        if let Activated::Dense(activated) = self.activated {
-            workspace.give([activated]);
+        // Squared ReLU has as many outputs as inputs.
+        let features = self.hidden.len().checked_div(self.tokens).unwrap_or(0);
+        workspace.give([self.hidden].into_iter().chain(self.input.into_buffers()));
+        match self.activated {
+            Activated::Dense(activated) => workspace.give([activated]),
+            Activated::Packed(packed) => workspace.give_packed((self.tokens, features), packed),
         }
     }
 }

@@ -13,7 +13,7 @@ mod workspace;
 
 pub use attention::{AttentionBlock, BlockHeads, SavedAttention};
 pub use feed_forward::{FeedForwardBlock, FeedForwardFunction, SavedFeedForward};
-pub use norm::{Norm, NormStatistics};
+pub use norm::{Norm, NormStatistics, Normalized};
 pub use post_norm::{PostNormAttention, PostNormFeedForward, SavedPostNormAttention, SavedPostNormFeedForward};
 pub use workspace::Workspace;
 

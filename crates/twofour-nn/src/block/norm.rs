@@ -26,6 +26,24 @@ pub struct NormStatistics<E: Engine> {
     rstd: E::Buffer,
 }
 
+/// A tensor, its norm, and the norm's statistics: what the layers behind a norm read, and its backward pass.
+#[derive(Debug)]
+pub struct Normalized<E: Engine> {
+    /// What was normalized, `[tokens, width]`.
+    pub x: E::Buffer,
+    /// The norm's output.
+    pub y: E::Buffer,
+    /// What the backward pass needs beside `x`.
+    pub statistics: NormStatistics<E>,
+}
+
+/// What a norm is of.
+enum Input<'a, E: Engine> {
+    Tensor(&'a E::Buffer),
+    /// The sum of both, which overwrites the second one.
+    Sum(&'a E::Buffer, &'a mut E::Buffer),
+}
+
 impl<E: Engine> Norm<E> {
     /// The norm with these parameters: layer normalization where there is a bias. `epsilon` is added to the variance or to the mean square.
     ///
@@ -55,17 +73,49 @@ impl<E: Engine> Norm<E> {
         x: &E::Buffer,
         tokens: usize,
     ) -> Result<(E::Buffer, NormStatistics<E>)> {
+        self.normalize(engine, workspace, Input::Tensor(x), tokens)
+    }
+
+    /// Adds `x` `[tokens, width]` to `sum`, a residual addition, and normalizes the sum.
+    ///
+    /// # Errors
+    /// Operands that do not fit; not enough memory.
+    pub fn forward_sum(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        x: &E::Buffer,
+        sum: &mut E::Buffer,
+        tokens: usize,
+    ) -> Result<(E::Buffer, NormStatistics<E>)> {
+        self.normalize(engine, workspace, Input::Sum(x, sum), tokens)
+    }
+
+    fn normalize(
+        &self,
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        input: Input<'_, E>,
+        tokens: usize,
+    ) -> Result<(E::Buffer, NormStatistics<E>)> {
         let mut y = workspace.compute(engine, tokens * self.width)?;
         let mut rstd = workspace.take(engine, Kind::Wide, tokens)?;
+        let (gain, epsilon) = (self.gain.master(), self.epsilon);
         let mean = match &self.bias {
             Some(bias) => {
                 let mut mean = workspace.take(engine, Kind::Wide, tokens)?;
-                let parameters = [self.gain.master(), bias.master()];
-                engine.layer_norm(x, parameters, self.epsilon, &mut y, [&mut mean, &mut rstd])?;
+                let (parameters, statistics) = ([gain, bias.master()], [&mut mean, &mut rstd]);
+                match input {
+                    Input::Tensor(x) => engine.layer_norm(x, parameters, epsilon, &mut y, statistics)?,
+                    Input::Sum(x, sum) => engine.add_layer_norm(x, sum, parameters, epsilon, &mut y, statistics)?,
+                }
                 Some(mean)
             }
             None => {
-                engine.rms_norm(x, self.gain.master(), self.epsilon, &mut y, &mut rstd)?;
+                match input {
+                    Input::Tensor(x) => engine.rms_norm(x, gain, epsilon, &mut y, &mut rstd)?,
+                    Input::Sum(x, sum) => engine.add_rms_norm(x, sum, gain, epsilon, &mut y, &mut rstd)?,
+                }
                 None
             }
         };
@@ -110,6 +160,37 @@ impl<E: Engine> Norm<E> {
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<E>> {
         std::iter::once(&mut self.gain).chain(&mut self.bias)
+    }
+}
+
+impl<E: Engine> Normalized<E> {
+    /// The norm of `x` `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Those of [`Norm::forward`].
+    pub fn new(engine: &E, workspace: &mut Workspace<E>, norm: &Norm<E>, x: E::Buffer, tokens: usize) -> Result<Self> {
+        let (y, statistics) = norm.forward(engine, workspace, &x, tokens)?;
+        Ok(Normalized { x, y, statistics })
+    }
+
+    /// The norm of `x + sum`, which overwrites `sum`.
+    ///
+    /// # Errors
+    /// Those of [`Norm::forward_sum`].
+    pub fn of_sum(
+        engine: &E,
+        workspace: &mut Workspace<E>,
+        norm: &Norm<E>,
+        (x, mut sum): (&E::Buffer, E::Buffer),
+        tokens: usize,
+    ) -> Result<Self> {
+        let (y, statistics) = norm.forward_sum(engine, workspace, x, &mut sum, tokens)?;
+        Ok(Normalized { x: sum, y, statistics })
+    }
+
+    /// The buffers, to give them back.
+    pub fn into_buffers(self) -> impl Iterator<Item = E::Buffer> {
+        [self.x, self.y].into_iter().chain(self.statistics.into_buffers())
     }
 }
 

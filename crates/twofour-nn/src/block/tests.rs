@@ -6,7 +6,7 @@ use twofour::layer::{Accumulate, Activation, MaskRule, SparseLinearSettings};
 use twofour::select::Transposable;
 
 use super::{
-    AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, PostNormAttention,
+    AttentionBlock, BatchShape, BlockHeads, FeedForwardBlock, FeedForwardFunction, Norm, Normalized, PostNormAttention,
     PostNormFeedForward, Workspace,
 };
 use crate::{
@@ -278,6 +278,43 @@ fn a_block_with_a_pruned_activation_is_the_dense_one_of_what_is_kept() {
         for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             assert!(distance(found, wanted) < 1e-4, "{rule:?}, parameter {index}");
         }
+    }
+}
+
+/// A residual addition that is made with the norm behind it has the bits of a block and a norm apart, and the backward pass reads the same.
+#[test]
+fn a_block_between_norms_has_the_bits_of_the_block_and_the_norms() {
+    let tokens = SHAPE.tokens();
+    let (x, dy) = (random(tokens * 8, 21), random(tokens * 8, 22));
+    let read = |buffer: &CpuBuffer| ENGINE.read(buffer).unwrap();
+    for next in [norm(8, 31), rms_norm(8, 31)] {
+        let heads = BlockHeads { heads: 2, kv_heads: 2, head_dim: 4 };
+        let attention =
+            || AttentionBlock::full(norm(8, 1), linear("qkv", 24, 8, 3), linear("out", 8, 8, 5), heads).unwrap();
+        let feed_forward = || {
+            let function = FeedForwardFunction::Plain(Activation::Gelu);
+            FeedForwardBlock::new(rms_norm(8, 7), linear("up", 16, 8, 9), linear("down", 8, 16, 11), function).unwrap()
+        };
+        let mut workspace = Workspace::default();
+        let ws = &mut workspace;
+        macro_rules! compare {
+            ($block:expr, $shape:expr) => {{
+                let (mut apart, mut between) = ($block, $block);
+                let (y, saved) = apart.forward(&ENGINE, ws, buffer(&x), $shape).unwrap();
+                let (normalized, _) = next.forward(&ENGINE, ws, &y, tokens).unwrap();
+                let dx = apart.backward(&ENGINE, ws, saved, buffer(&dy), Accumulate::Overwrite).unwrap();
+                let input = Normalized::new(&ENGINE, ws, &between.norm, buffer(&x), tokens).unwrap();
+                let (output, saved) = between.forward_between(&ENGINE, ws, input, $shape, &next).unwrap();
+                assert!(read(&output.x) == read(&y) && read(&output.y) == read(&normalized));
+                let found = between.backward(&ENGINE, ws, saved, buffer(&dy), Accumulate::Overwrite).unwrap();
+                assert_eq!(read(&found), read(&dx));
+                for (a, b) in apart.parameters_mut().zip(between.parameters_mut()) {
+                    assert_eq!(read(a.gradient().unwrap()), read(b.gradient().unwrap()), "{}", a.name());
+                }
+            }};
+        }
+        compare!(attention(), SHAPE);
+        compare!(feed_forward(), tokens);
     }
 }
 

@@ -7,15 +7,18 @@ use crate::{
     engine::{Buffer as _, Engine, Kind},
 };
 
-/// A pool of buffers. Fresh memory costs time, and a training step takes the same buffers again.
+/// A pool of buffers and packed activations. Fresh memory costs time, a training step takes the same memory again, and a step that is repeated must
+/// ([`Engine::repeat`]).
 #[derive(Debug)]
 pub struct Workspace<E: Engine> {
     free: HashMap<(Kind, usize), Vec<E::Buffer>>,
+    /// By tokens and features.
+    packed: HashMap<(usize, usize), Vec<E::PackedActivation>>,
 }
 
 impl<E: Engine> Default for Workspace<E> {
     fn default() -> Self {
-        Workspace { free: HashMap::new() }
+        Workspace { free: HashMap::new(), packed: HashMap::new() }
     }
 }
 
@@ -37,6 +40,22 @@ impl<E: Engine> Workspace<E> {
     /// Not enough memory.
     pub fn compute(&mut self, engine: &E, len: usize) -> Result<E::Buffer> {
         self.take(engine, Kind::Compute, len)
+    }
+
+    /// A packed activation of `(tokens, features)` that was given back, for [`Engine::pack_squared_relu`].
+    pub fn packed(&mut self, shape: (usize, usize)) -> Option<E::PackedActivation> {
+        self.packed.get_mut(&shape)?.pop()
+    }
+
+    /// Takes a packed activation of `(tokens, features)` back.
+    pub fn give_packed(&mut self, shape: (usize, usize), packed: E::PackedActivation) {
+        self.packed.entry(shape).or_default().push(packed);
+    }
+
+    /// Frees everything: where layers change what they compute with, steps take other memory from then on.
+    pub fn clear(&mut self) {
+        self.free.clear();
+        self.packed.clear();
     }
 
     /// Takes buffers back.

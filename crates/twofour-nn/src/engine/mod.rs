@@ -39,8 +39,8 @@ use crate::Result;
 
 pub use buffer::{Buffer, Kind};
 pub use operands::{
-    AdamWState, AdamWStep, AttentionShape, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay, SecondMoment,
-    SgdState, SgdStep, StepFindings, StepLimits,
+    AdamWState, AdamWStep, AttentionShape, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay,
+    SecondMoment, SgdState, SgdStep, StepFindings, StepLimits,
 };
 pub use phase::StepPhase;
 pub use sparse::SparseLayer;
@@ -138,6 +138,24 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         statistics: [&mut Self::Buffer; 2],
     ) -> Result<()>;
 
+    /// [`Engine::add`] and [`Engine::layer_norm`] of the sum, as where a norm follows a residual addition: `sum ← sum + x`, and `y` is its norm. The bits are those
+    /// of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn add_layer_norm(
+        &self,
+        x: &Self::Buffer,
+        sum: &mut Self::Buffer,
+        parameters: [&Self::Buffer; 2],
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: [&mut Self::Buffer; 2],
+    ) -> Result<()> {
+        self.add(x, sum)?;
+        self.layer_norm(sum, parameters, epsilon, y, statistics)
+    }
+
     /// Adds the gradient for `x` to `dx`, and writes or adds those for gain and bias, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
     /// [`Engine::layer_norm`].
     ///
@@ -165,6 +183,23 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
         statistics: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// [`Engine::add`] and [`Engine::rms_norm`] of the sum: `sum ← sum + x`, and `y` is its norm. The bits are those of the two calls.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn add_rms_norm(
+        &self,
+        x: &Self::Buffer,
+        sum: &mut Self::Buffer,
+        gain: &Self::Buffer,
+        epsilon: f32,
+        y: &mut Self::Buffer,
+        statistics: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.add(x, sum)?;
+        self.rms_norm(sum, gain, epsilon, y, statistics)
+    }
 
     /// Adds the gradient for `x` to `dx`, and writes or adds that for the gain, of [`Kind::Wide`]. `saved` are `x`, the gain, and the statistics of
     /// [`Engine::rms_norm`], which had the same `epsilon`.
@@ -240,11 +275,18 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
     fn squared_relu_gradient(&self, x: &Self::Buffer, dy: &mut Self::Buffer) -> Result<()>;
 
     /// `max(x, 0)²` of `x`, `[tokens, width]`, pruned by the rule to 2:4 along tokens and along features at once, and packed along both: the input of a linear
-    /// layer with a 2:4 activation (Haziza et al., 2025).
+    /// layer with a 2:4 activation (Haziza et al., 2025). `old` is a packed activation that is not needed any more: of the same shape, its memory is used again, which a
+    /// step that is repeated requires.
     ///
     /// # Errors
     /// Operands that do not fit; a NaN, where the engine looks for one; a shape or a type that no kernel of the engine supports.
-    fn pack_squared_relu(&self, rule: Transposable, x: &Self::Buffer, width: usize) -> Result<Self::PackedActivation>;
+    fn pack_squared_relu(
+        &self,
+        rule: Transposable,
+        x: &Self::Buffer,
+        width: usize,
+        old: Option<Self::PackedActivation>,
+    ) -> Result<Self::PackedActivation>;
 
     /// [`Engine::linear`] of a packed activation.
     ///
@@ -440,6 +482,20 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         guard: &Self::StepGuard,
     ) -> Result<()>;
 
+    /// [`Engine::refresh`] of several layers, with the same bits: one layer may leave a device idle at its end.
+    ///
+    /// # Errors
+    /// [`Error::InLayer`](crate::Error::InLayer) with those of [`Engine::refresh`].
+    fn refresh_together(
+        &self,
+        layers: Vec<LayerRefresh<'_, Self::Buffer, Self::SparseLinear>>,
+        guard: &Self::StepGuard,
+    ) -> Result<()> {
+        layers.into_iter().try_for_each(|LayerRefresh { name, layer, master, selects_mask }| {
+            self.refresh(layer, master, selects_mask, guard).map_err(|error| error.in_layer(name))
+        })
+    }
+
     /// The root of the sum of the squares of all elements of [`Kind::Wide`] buffers: NaN or infinite where an element is. Waits.
     ///
     /// # Errors
@@ -459,6 +515,20 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
         state: AdamWState<'_, Self::Buffer, Self::SparseLinear>,
         guard: Option<&Self::StepGuard>,
     ) -> Result<f64>;
+
+    /// [`Engine::adamw`] of several parameters with the same numbers: for the many vectors of a model, whose calls take longer than their bytes. The bits are those of
+    /// a call for each. Returns the sum of what they return.
+    ///
+    /// # Errors
+    /// Those of [`Engine::adamw`].
+    fn adamw_together(
+        &self,
+        step: &AdamWStep,
+        states: Vec<AdamWState<'_, Self::Buffer, Self::SparseLinear>>,
+        guard: Option<&Self::StepGuard>,
+    ) -> Result<f64> {
+        states.into_iter().try_fold(0.0, |sum, state| Ok(sum + self.adamw(step, state, guard)?))
+    }
 
     /// Announces learning rate and number, counted from 1, of the next [`Engine::adamw`] calls of a [`Engine::repeat`]ed step: it has those at each repetition,
     /// whatever its calls were given when they were captured.

@@ -170,6 +170,19 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
     Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
 }
 
+/// A 2:4 layer after the update of its master weight, as [`Engine::refresh_together`](super::Engine::refresh_together) takes it.
+#[derive(Debug)]
+pub struct LayerRefresh<'a, B, S> {
+    /// The layer's name, for errors.
+    pub name: &'a str,
+    /// The layer.
+    pub layer: &'a mut S,
+    /// The master weight, [`Kind::Wide`](super::Kind::Wide).
+    pub master: &'a B,
+    /// Whether its mask is selected; otherwise it is packed under the mask as it is.
+    pub selects_mask: bool,
+}
+
 /// What [`Engine::judge`](super::Engine::judge) multiplies gradients by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLimits {

@@ -11,6 +11,7 @@ mod file;
 mod gpt;
 mod inference;
 mod language;
+mod layers;
 mod sampling;
 mod saved;
 #[cfg(test)]
@@ -26,12 +27,13 @@ pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, s
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
+pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
-pub use gpt::{Gpt, Layer};
 #[cfg(feature = "cuda")]
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
+pub use layers::Layer;
 pub use sampling::Sampling;
 pub use saved::SavedModel;
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};

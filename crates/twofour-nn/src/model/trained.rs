@@ -88,6 +88,9 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// The parameters outside linear layers.
     fn other_parameters_mut(&mut self) -> Vec<&mut Parameter<E>>;
 
+    /// Frees what passes take again from step to step: after layers have changed what they compute with, steps take other memory.
+    fn clear_workspace(&mut self);
+
     /// Adds the sum of the losses, in nats, of all targets of a batch to `loss`. Returns how many targets were the model's first choice, where it is a classifier.
     ///
     /// # Errors
@@ -153,18 +156,21 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
         step: impl Fn(&Parameter<E>, Option<&str>) -> OptimizerStep,
         guard: &E::StepGuard,
     ) -> Result<f64> {
+        let is_vector = |parameter: &Parameter<E>| parameter.shape().len() < 2;
         let mut changes = 0.0;
-        for parameter in self.other_parameters_mut() {
+        // Vectors are many and short: each of them alone would take longer than its bytes.
+        let mut vectors: Vec<_> = self.parameters_mut().into_iter().filter(|parameter| is_vector(parameter)).collect();
+        for alike in vectors.chunk_by_mut(|a, b| step(a, None) == step(b, None)) {
+            let own = step(alike[0], None);
+            changes += Parameter::update_together(alike, engine, &own, guard)?;
+        }
+        for parameter in self.other_parameters_mut().into_iter().filter(|parameter| !is_vector(parameter)) {
             let own = step(parameter, None);
             changes += parameter.update(engine, &own, None, guard)?;
         }
         for linear in self.linears_mut() {
             let own = step(linear.weight(), Some(linear.name()));
             changes += linear.update_weight(engine, &own, guard)?;
-            if let Some(bias) = linear.bias() {
-                let own = step(bias, None);
-                linear.update_bias(engine, &own, guard)?;
-            }
         }
         Ok(changes)
     }

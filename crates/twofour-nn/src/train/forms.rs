@@ -80,6 +80,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
             changed.push(index);
         }
+        if !changed.is_empty() {
+            model.clear_workspace();
+        }
         Ok(changed)
     }
 

@@ -17,7 +17,7 @@ use crate::{
     },
     model::TrainedModel,
     parameter::Parameter,
-    recipe::{OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings},
+    recipe::{OptimizerKind, SwitchMean, TrainingSettings},
 };
 
 /// What came of launching a step.
@@ -108,7 +108,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     }
 
     /// Whether all that a step launches can be captured and repeated. The change of a watched second moment is read while the step is launched, sums over ranks are
-    /// begun once, the numbers of gradient descent come with each launch, and 2:4 activations and 8-bit operands are made of memory that each pass takes.
+    /// begun once, and the numbers of gradient descent come with each launch.
     fn can_repeat(&self, steps: &Steps) -> bool {
         let is_repeatable = |step: &OptimizerStep| match step {
             OptimizerStep::AdamW(step) => {
@@ -116,10 +116,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
             OptimizerStep::Sgd(_) => false,
         };
-        let is_float8 = self.plan.parts().any(|part| part.precision == SparsePrecision::Fp8 && !part.layers.is_empty());
-        let packs_input = self.model.linears().any(|linear| linear.form() == LayerForm::TwoOfFourInput);
-        let has_numbers = steps.of_parts.iter().chain([&steps.other]).all(is_repeatable);
-        self.seat.is_none() && has_numbers && !is_float8 && !packs_input
+        self.seat.is_none() && steps.of_parts.iter().chain([&steps.other]).all(is_repeatable)
     }
 
     /// The numbers of the optimizer's step.
@@ -228,12 +225,16 @@ impl<E: Engine, M: TrainedModel<E>> StepLaunch<'_, E, M> {
         let changes = self.update()?;
         self.engine.begin_phase(StepPhase::Masks)?;
         let (engine, guard) = (self.engine, &*self.guard);
+        let mut layers = vec![];
         for (linear, refresh) in self.model.linears_mut().zip(self.refreshes) {
-            if *refresh != Refresh::ChangesForm {
-                linear.refresh_guarded(engine, *refresh == Refresh::SelectsMask, guard)?;
-            }
-            linear.refresh_observed(engine, guard)?;
+            let selects_mask = match refresh {
+                Refresh::ChangesForm => None,
+                Refresh::Packs => Some(false),
+                Refresh::SelectsMask => Some(true),
+            };
+            layers.extend(linear.refreshes(engine, selects_mask)?);
         }
+        engine.refresh_together(layers, guard)?;
         self.engine.begin_phase(StepPhase::Rest)?;
         self.launched = Launched::Done { changes };
         Ok(())

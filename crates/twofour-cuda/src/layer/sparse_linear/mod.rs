@@ -3,6 +3,7 @@
 mod flips;
 mod state;
 mod status;
+mod together;
 
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 use twofour::{
@@ -13,9 +14,12 @@ use twofour::{
 
 pub use flips::flip_counts;
 use status::Status;
+pub use together::{Refresh, refresh_together};
 
 use super::{
-    DeviceSlice, LayerContext, forward,
+    DeviceSlice, LayerContext,
+    dense::unpacked_bytes,
+    forward,
     mask::{TileMask, tiles_of_nonzeros},
     quantized::WeightScale,
     weight::PackedBuffer,
@@ -62,8 +66,6 @@ pub struct SparseLinear {
     pub(super) mask: TileMask,
     pub(super) packed: PackedBuffer,
     pub(super) transposed: Option<PackedBuffer>,
-    /// The unpacked weight, for the input gradient of masks that are 2:4 along rows only.
-    pub(super) unpacked: Option<(CudaSlice<u8>, DevicePtr)>,
     pub(super) compressor: Compressor,
     pruner: Pruner,
     unpacker: Unpacker,
@@ -72,7 +74,7 @@ pub struct SparseLinear {
     scale: Option<(CudaSlice<u8>, DevicePtr)>,
     /// The scale of a weight in 8-bit floats.
     pub(super) float8: Option<WeightScale>,
-    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the unpacked weight.
+    /// The weight in 8-bit floats where it is packed along rows only: `packed` is in the activations' type then, for the input gradient.
     pub(super) float8_rows: Option<(PackedBuffer, Compressor)>,
 }
 
@@ -140,6 +142,18 @@ impl SparseLinear {
             let address = memory.device_ptr(context.stream()).0;
             Ok((memory, address))
         };
+        if !keeps_transpose {
+            // Of the input gradient, which unpacks the weight: the workspace is then not outgrown by the first backward pass.
+            context.work().parts(unpacked_bytes((out_features, in_features), dtype))?;
+        }
+        // The largest piece first: where a dense copy of the weight has just been freed, it takes that place.
+        let (packed, transposed) = match keeps_transpose {
+            true => {
+                let [packed, transposed] = PackedBuffer::with_transpose(context, of, out_features, in_features)?;
+                (packed, Some(transposed))
+            }
+            false => (PackedBuffer::new(context, of, out_features, in_features)?, None),
+        };
         let mut layer = Self {
             settings,
             dtype,
@@ -147,16 +161,12 @@ impl SparseLinear {
             out_features,
             in_features,
             mask: TileMask::new(context, out_features, in_features)?,
-            packed: PackedBuffer::new(context, of, out_features, in_features)?,
-            transposed: match keeps_transpose {
-                true => Some(PackedBuffer::new(context, of, in_features, out_features)?),
-                false => None,
-            },
-            unpacked: if keeps_transpose { None } else { Some(buffer(elements * dtype.bytes())?) },
+            packed,
+            transposed,
             // The gradient of the output is compressed, too.
             compressor: Compressor::new(device, dtype, dtype)?,
             pruner: context.pruner(master.dtype(), of)?,
-            unpacker: Unpacker::new(device, dtype)?,
+            unpacker: context.unpacker(dtype)?,
             status: Status::new(context)?,
             scale: match settings.rule {
                 MaskRule::SoftThreshold => Some(buffer(4)?),
@@ -234,40 +244,50 @@ impl SparseLinear {
     }
 
     fn pack(&mut self, weight: DenseWeight, selection: Selection, skip: Option<DevicePtr>) -> Result<()> {
+        let choice = self.begin_selection(selection)?;
+        self.launch(weight, choice, skip)
+    }
+
+    /// Returns where the mask comes from, after resetting the counters of a mask that is selected.
+    fn begin_selection(&self, selection: Selection) -> Result<MaskChoice> {
         let choice = match self.settings.rule {
             MaskRule::Transposable(rule) if selection == Selection::Rule => MaskChoice::Rule(rule),
             MaskRule::Magnitude if selection == Selection::Rule => MaskChoice::Rows,
             MaskRule::SoftThreshold => MaskChoice::Rows,
             _ => MaskChoice::Given,
         };
-        let chooses = choice != MaskChoice::Given;
-        if chooses || selection == Selection::Rule {
+        if choice != MaskChoice::Given || selection == Selection::Rule {
             self.status.reset(&self.context)?;
         }
-        self.launch(weight, choice, skip)
+        Ok(choice)
     }
 
-    /// Launches a pass over the weight and the passes that depend on it. A selected mask is compared with the one before it.
+    /// Returns what the pass over the master weight writes. A selected mask is compared with the one before it.
+    fn destinations(&self, choice: MaskChoice, skip: Option<DevicePtr>) -> (BothWays, Watch) {
+        let to = BothWays {
+            packed: Some(self.packed.packed()),
+            transposed: self.transposed.as_ref().map(PackedBuffer::packed),
+            tiles: Some(self.mask.tiles()),
+            factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
+            skip,
+        };
+        let flips = (choice != MaskChoice::Given).then(|| (self.mask.tiles(), self.status.flips));
+        (to, Watch { nan: self.status.wrong, flips })
+    }
+
+    /// Launches a pass over the weight and the passes that depend on it.
     fn launch(&mut self, weight: DenseWeight, choice: MaskChoice, skip: Option<DevicePtr>) -> Result<()> {
         let (context, status) = (&self.context, &self.status);
         let soft = match (self.settings.rule, self.scale.as_ref(), choice) {
             (MaskRule::SoftThreshold, Some((_, scale)), MaskChoice::Rows) => Some(*scale),
             _ => None,
         };
-        let to = BothWays {
-            packed: if soft.is_some() { None } else { Some(self.packed.packed()) },
-            transposed: self.transposed.as_ref().map(PackedBuffer::packed),
-            tiles: Some(self.mask.tiles()),
-            factor: self.float8.as_ref().filter(|_| self.float8_rows.is_none()).map(WeightScale::inverse),
-            skip,
-        };
+        let (to, watch) = self.destinations(choice, skip);
+        // The soft threshold packs other values than the weight's.
+        let to = BothWays { packed: to.packed.filter(|_| soft.is_none()), ..to };
         if let Some(scale) = self.float8.as_ref().filter(|_| self.float8_rows.is_none()) {
             scale.update(context, weight, self.master)?;
         }
-        let watch = Watch {
-            nan: status.wrong,
-            flips: (choice != MaskChoice::Given).then(|| (self.mask.tiles(), status.flips)),
-        };
         let order = self.packed.order();
         // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
         unsafe { self.pruner.both_ways(context.raw(), weight, choice, to, order, watch) }?;
@@ -280,23 +300,21 @@ impl SparseLinear {
                 seed: None,
                 wrong: status.wrong,
             };
-            let compressor = Compressor::new(context.device(), self.master, self.dtype)?;
+            let compressor = context.compressor(self.master, self.dtype)?;
             // SAFETY: the weight is valid for its shape, the rest was allocated with the layer, and the stream is of their device.
             unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }?;
         }
-        if let Some((_, dense)) = self.unpacked {
-            let shape = self.packed.shape();
-            // SAFETY: both forms of the weight were allocated with the layer, and the stream is of their device.
-            unsafe { self.unpacker.run(context.raw(), self.packed.packed(), shape, dense) }?;
-            self.round_rows(dense)?;
-        }
-        Ok(())
+        self.round_rows()
     }
 
-    /// Launches the packing of the unpacked weight, which is 2:4, in 8-bit floats, where it is packed so.
-    fn round_rows(&self, unpacked: DevicePtr) -> Result<()> {
+    /// Launches the packing of the kept weight in 8-bit floats, where it is packed so.
+    fn round_rows(&self) -> Result<()> {
         let (Some(scale), Some((packed, compressor))) = (&self.float8, &self.float8_rows) else { return Ok(()) };
         let (context, rows, cols) = (&self.context, self.out_features, self.in_features);
+        let mut work = context.work();
+        let [unpacked] = work.parts([rows * cols * self.dtype.bytes()])?;
+        // SAFETY: the packed weight was allocated with the layer, the workspace has room for the dense one, and the stream is of their device.
+        unsafe { self.unpacker.run(context.raw(), self.packed.packed(), self.packed.shape(), unpacked) }?;
         let weight = DenseWeight { data: unpacked, rows, cols };
         scale.update(context, weight, self.dtype)?;
         let to = CompressTarget {
@@ -307,7 +325,7 @@ impl SparseLinear {
             wrong: self.status.wrong,
         };
         let rule = CompressRule::Given(self.mask.tiles());
-        // SAFETY: both forms of the weight, mask and scale were allocated with the layer, and the stream is of their device.
+        // SAFETY: the unpacked weight is in the workspace, which is held; the rest was allocated with the layer, and the stream is of their device.
         unsafe { compressor.run(context.raw(), weight, Axis::Row, rule, to) }
     }
 
@@ -369,13 +387,12 @@ impl SparseLinear {
         &self.context
     }
 
-    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose or unpacked weight, and mask.
+    /// Returns the bytes of device memory that the layer holds: packed weight, packed transpose where there is one, and mask.
     pub fn bytes(&self) -> usize {
         let transposed = self.transposed.as_ref().map_or(0, PackedBuffer::bytes);
-        let unpacked = self.unpacked.as_ref().map_or(0, |(memory, _)| memory.len());
         let scale = self.float8.as_ref().map_or(0, WeightScale::bytes);
         let scale = scale + self.float8_rows.as_ref().map_or(0, |(packed, _)| packed.bytes());
-        self.packed.bytes() + transposed + unpacked + scale + self.mask.bytes()
+        self.packed.bytes() + transposed + scale + self.mask.bytes()
     }
 
     /// Compiles and plans everything that the layer's calls need for a number of tokens, and allocates their workspace. Afterwards a graph can capture them.

@@ -33,7 +33,6 @@ impl SparseLinear {
             mask: self.mask.copy(context)?,
             packed: self.packed.copy(context)?,
             transposed: self.transposed.as_ref().map(|packed| packed.copy(context)).transpose()?,
-            unpacked: copy(&self.unpacked)?,
             compressor: self.compressor.clone(),
             pruner: self.pruner.clone(),
             unpacker: self.unpacker.clone(),

@@ -122,6 +122,30 @@ extern "C" __global__ void __launch_bounds__(256, 4) logarithm_step(const __grid
     if (threadIdx.x == 0) p.partial[blockIdx.x] = sum;
 }
 
+// Parameters without a mask that a launch updates together: a row of CTAs for each.
+constexpr u32 TENSORS = 64;
+struct Tensor {
+    float* weight;
+    const void* gradient;
+    float* first;
+    float* second;
+    u16* copy;
+    u64 count;
+    u32 copy_is_bf16, unused;
+};
+struct Together {
+    Tensor tensors[TENSORS];
+    Parameters others; // what all have in common
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4) step_together(const __grid_constant__ Together p) {
+    const Tensor& tensor = p.tensors[blockIdx.y];
+    Parameters own = p.others;
+    own.weight = tensor.weight, own.gradient = tensor.gradient, own.first = tensor.first, own.second = tensor.second;
+    own.copy = tensor.copy, own.count = tensor.count, own.copy_is_bf16 = tensor.copy_is_bf16;
+    update_four<NOTHING>(own);
+}
+
 struct Changes {
     const double* partial;
     float* sum;

@@ -4,6 +4,7 @@ use super::operands::AdamWSettings;
 use crate::DevicePtr;
 
 /// The kernel's parameters, in its memory layout.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct AdamWParameters {
     pub(super) weight: DevicePtr,
@@ -35,7 +36,7 @@ pub(super) struct AdamWParameters {
 }
 
 /// The constants of a step that depend on its number and learning rate, in the kernel's memory layout.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct AdamWNumbers {
     pub(super) decay: f32,

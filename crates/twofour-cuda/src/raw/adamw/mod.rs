@@ -8,6 +8,7 @@
 
 mod launch;
 mod operands;
+mod together;
 
 use launch::{AdamWNumbers, AdamWParameters, ChangesParameters, RawSchedule, corrected};
 pub use operands::{
@@ -33,6 +34,7 @@ pub struct AdamW {
     watched_by_logarithm: Kernel,
     sum_changes: Kernel,
     advance: Kernel,
+    together: Kernel,
 }
 
 fn source(gradient: DataType) -> Source {
@@ -69,6 +71,7 @@ impl AdamW {
             watched_by_logarithm: device.kernel(&source, "logarithm_step")?,
             sum_changes: device.kernel(&source, "sum_changes")?,
             advance: device.kernel(&source, "advance")?,
+            together: device.kernel(&source, "step_together")?,
         })
     }
 
@@ -153,46 +156,18 @@ impl AdamW {
         step: AdamWStep,
         phase: AdamWPhase,
     ) -> Result<()> {
-        let AdamWState { weight, gradient, first, second, copy, rows, cols } = parameter;
-        let too_large = Error::TooLarge { rows, cols };
-        let count = (rows as u64).checked_mul(cols as u64).filter(|_| cols <= u32::MAX as usize);
-        let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
-            return Err(too_large);
-        };
-        let (numbers, numbers_at, rate_at) = match step.number {
-            StepNumber::Host(0) => {
-                return Err(Error::Dimension { what: "number of the step", size: 0, most: usize::MAX });
-            }
-            StepNumber::Host(number) => (AdamWNumbers::of(number, settings), 0, 0),
-            StepNumber::Device(schedule) => {
-                expect_schedule(schedule)?;
-                (AdamWNumbers::default(), schedule.numbers, schedule.learning_rate)
-            }
-        };
-        let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
-        let (frozen_scale, epsilon) = match phase.second_moment {
-            SecondMoment::Frozen { at: 0 } => {
-                let what = "number of the step that the second moment is frozen at";
-                return Err(Error::Dimension { what, size: 0, most: usize::MAX });
-            }
-            SecondMoment::Frozen { at } => (Some(corrected(beta2, at)), epsilon.powf(0.75)),
-            SecondMoment::Moving | SecondMoment::Watched { .. } => (None, epsilon),
-        };
+        let mut parameters = parameters_of(parameter, settings, step, phase)?;
         let watched = match phase.second_moment {
             SecondMoment::Watched { changes, partial, mean } => {
                 expect_pointers(&[("sum of changes", changes, 4)])?;
-                if count > 0 {
+                if parameters.count > 0 {
                     expect_pointers(&[("partial sums of changes", partial, 8)])?;
                 }
                 Some((changes, partial, mean))
             }
             SecondMoment::Moving | SecondMoment::Frozen { .. } => None,
         };
-        if step.masked_decay.is_some() {
-            expect_multiple("rows of the parameter", rows, 4)?;
-            expect_multiple("columns of the parameter", cols, 4)?;
-        }
-        let blocks = count.div_ceil(4 * u64::from(BLOCK)) as u32;
+        let blocks = parameters.count.div_ceil(4 * u64::from(BLOCK)) as u32;
         let sum_changes = || match watched {
             None => Ok(()),
             Some((sum, partial, _)) => {
@@ -201,9 +176,63 @@ impl AdamW {
                 unsafe { self.sum_changes.launch(stream, Launch::simple((1, 1), BLOCK), &parameters) }
             }
         };
-        if count == 0 {
+        if parameters.count == 0 {
             return sum_changes();
         }
+        parameters.partial = watched.map_or(0, |(_, partial, _)| partial);
+        let kernel = match watched {
+            None => &self.kernel,
+            Some((.., ChangeMean::Arithmetic)) => &self.watched,
+            Some((.., ChangeMean::Geometric)) => &self.watched_by_logarithm,
+        };
+        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
+        sum_changes()
+    }
+
+    /// Returns the data type of the gradients.
+    pub fn gradient(&self) -> DataType {
+        self.gradient
+    }
+}
+
+/// Checks a parameter's step, and returns what its kernel reads, without the partial sums of a watched second moment.
+fn parameters_of(
+    parameter: AdamWState,
+    settings: AdamWSettings,
+    step: AdamWStep,
+    phase: AdamWPhase,
+) -> Result<AdamWParameters> {
+    let AdamWState { weight, gradient, first, second, copy, rows, cols } = parameter;
+    let too_large = Error::TooLarge { rows, cols };
+    let count = (rows as u64).checked_mul(cols as u64).filter(|_| cols <= u32::MAX as usize);
+    let Some(count) = count.filter(|count| count.div_ceil(4 * u64::from(BLOCK)) <= i32::MAX as u64) else {
+        return Err(too_large);
+    };
+    let (numbers, numbers_at, rate_at) = match step.number {
+        StepNumber::Host(0) => {
+            return Err(Error::Dimension { what: "number of the step", size: 0, most: usize::MAX });
+        }
+        StepNumber::Host(number) => (AdamWNumbers::of(number, settings), 0, 0),
+        StepNumber::Device(schedule) => {
+            expect_schedule(schedule)?;
+            (AdamWNumbers::default(), schedule.numbers, schedule.learning_rate)
+        }
+    };
+    let AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay } = settings;
+    let (frozen_scale, epsilon) = match phase.second_moment {
+        SecondMoment::Frozen { at: 0 } => {
+            let what = "number of the step that the second moment is frozen at";
+            return Err(Error::Dimension { what, size: 0, most: usize::MAX });
+        }
+        SecondMoment::Frozen { at } => (Some(corrected(beta2, at)), epsilon.powf(0.75)),
+        SecondMoment::Moving | SecondMoment::Watched { .. } => (None, epsilon),
+    };
+    if step.masked_decay.is_some() {
+        expect_multiple("rows of the parameter", rows, 4)?;
+        expect_multiple("columns of the parameter", cols, 4)?;
+    }
+    if count > 0 {
         expect_pointers(&[
             ("weight", weight, 16),
             ("gradient", gradient, 16),
@@ -226,47 +255,34 @@ impl AdamW {
                 return Err(Error::DataType { operation, dtype: copy.dtype, supported: "f16, bf16" });
             }
         }
-        let decays_pruned = step.masked_decay.is_some() && phase.pruned_weight_decay != 0.0;
-        let parameters = AdamWParameters {
-            weight,
-            gradient,
-            first,
-            second,
-            tiles: step.masked_decay.map_or(0, |masked| masked.tiles),
-            gradient_scale: step.gradient_scale.unwrap_or(0),
-            numbers_at,
-            copy: copy.map_or(0, |copy| copy.address),
-            skip: step.skip.unwrap_or(0),
-            rate_at,
-            partial: watched.map_or(0, |(_, partial, _)| partial),
-            count,
-            rate: learning_rate,
-            pruned_decay: weight_decay + phase.pruned_weight_decay,
-            cols: cols as u32,
-            copy_is_bf16: u32::from(copy.is_some_and(|copy| copy.dtype == DataType::BF16)),
-            is_frozen: u32::from(frozen_scale.is_some()),
-            decays_pruned: u32::from(decays_pruned),
-            masked_decay: step.masked_decay.map_or(0.0, |masked| masked.strength),
-            beta1: beta1 as f32,
-            rest1: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            rest2: (1.0 - beta2) as f32,
-            epsilon: epsilon as f32,
-            frozen_scale: frozen_scale.unwrap_or(0.0),
-            numbers,
-        };
-        let kernel = match watched {
-            None => &self.kernel,
-            Some((.., ChangeMean::Arithmetic)) => &self.watched,
-            Some((.., ChangeMean::Geometric)) => &self.watched_by_logarithm,
-        };
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { kernel.launch(stream, Launch::simple((blocks, 1), BLOCK), &parameters) }?;
-        sum_changes()
     }
-
-    /// Returns the data type of the gradients.
-    pub fn gradient(&self) -> DataType {
-        self.gradient
-    }
+    let decays_pruned = step.masked_decay.is_some() && phase.pruned_weight_decay != 0.0;
+    Ok(AdamWParameters {
+        weight,
+        gradient,
+        first,
+        second,
+        tiles: step.masked_decay.map_or(0, |masked| masked.tiles),
+        gradient_scale: step.gradient_scale.unwrap_or(0),
+        numbers_at,
+        copy: copy.map_or(0, |copy| copy.address),
+        skip: step.skip.unwrap_or(0),
+        rate_at,
+        partial: 0,
+        count,
+        rate: learning_rate,
+        pruned_decay: weight_decay + phase.pruned_weight_decay,
+        cols: cols as u32,
+        copy_is_bf16: u32::from(copy.is_some_and(|copy| copy.dtype == DataType::BF16)),
+        is_frozen: u32::from(frozen_scale.is_some()),
+        decays_pruned: u32::from(decays_pruned),
+        masked_decay: step.masked_decay.map_or(0.0, |masked| masked.strength),
+        beta1: beta1 as f32,
+        rest1: (1.0 - beta1) as f32,
+        beta2: beta2 as f32,
+        rest2: (1.0 - beta2) as f32,
+        epsilon: epsilon as f32,
+        frozen_scale: frozen_scale.unwrap_or(0.0),
+        numbers,
+    })
 }

@@ -5,8 +5,7 @@
 
 struct Norm {
     const void* x;         // [rows, width]
-    const void* residual;  // added to x before, or null
-    void* sum;             // x + residual; written where there is a residual
+    void* sum;             // what x is added to before, and receives the sum; or null
     const void* gain;      // [width], f32 or ELEMENT
     const void* bias;      // the same, or null
     void* y;
@@ -41,15 +40,14 @@ template <bool CENTERED> __device__ __forceinline__ void forward(const Norm& p) 
     Raw* y = (Raw*)p.y + start;
     bool vectors = alike(x, y);
     float sum = 0.0f;
-    if (p.residual) {
-        const Raw* residual = (const Raw*)p.residual + start;
+    if (p.sum) {
         Raw* out = (Raw*)p.sum + start;
-        vectors = vectors && alike(x, residual) && alike(x, out);
+        vectors = vectors && alike(x, out);
         across((u64)x, vectors, p.width, [&](u32 at, auto n) {
             constexpr int N = decltype(n)::value;
             float a[N], b[N];
             load<N>(x + at, a);
-            load<N>(residual + at, b);
+            load<N>(out + at, b);
             unrolled<N>([&](auto i) { a[i.value] = widen<ELEMENT>(narrow<ELEMENT>(a[i.value] + b[i.value])); sum += CENTERED ? a[i.value] : a[i.value] * a[i.value]; });
             store<N>(out + at, a);
         });
@@ -176,13 +174,20 @@ template <bool CENTERED> __device__ __forceinline__ void sum_parameters(const No
 NORM(layer, true)
 NORM(rms, false)
 
-// Adds the chunks' partial gradients: a thread for each number, in the order of the chunks.
+// Adds the chunks' partial gradients of 32 columns: each of eight warps every eighth chunk, and then the warps in order.
 extern "C" __global__ void __launch_bounds__(256) add_chunks(const __grid_constant__ Norm p) {
-    const u32 col = blockIdx.x * blockDim.x + threadIdx.x;
+    __shared__ float sums[8][32];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, col = 32 * blockIdx.x + lane;
     float* const to = blockIdx.y == 0 ? p.dgain : p.dbias;
-    if (col >= p.width || !to) return;
+    if (!to) return;
     float sum = 0.0f;
-    #pragma unroll 8
-    for (u32 chunk = 0; chunk < p.chunks; chunk++) sum += p.partial[((u64)chunk * 2 + blockIdx.y) * p.width + col];
+    if (col < p.width) {
+        #pragma unroll 8
+        for (u32 chunk = warp; chunk < p.chunks; chunk += 8) sum += p.partial[((u64)chunk * 2 + blockIdx.y) * p.width + col];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0 || col >= p.width) return;
+    for (u32 w = 1; w < 8; w++) sum += sums[w][lane];
     to[col] = p.adds_parameters ? to[col] + sum : sum;
 }

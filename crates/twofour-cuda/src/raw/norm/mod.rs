@@ -10,6 +10,9 @@ use crate::{
     source::{File, Source},
 };
 
+/// Columns whose chunks a CTA adds.
+const COLUMNS_OF_CHUNKS: u32 = 32;
+
 /// The fewest rows of a chunk.
 const LEAST_CHUNK: usize = 64;
 
@@ -37,7 +40,6 @@ pub(crate) struct Norms {
 #[repr(C)]
 pub(crate) struct NormParameters {
     pub(crate) x: DevicePtr,
-    pub(crate) residual: DevicePtr,
     pub(crate) sum: DevicePtr,
     pub(crate) gain: DevicePtr,
     pub(crate) bias: DevicePtr,
@@ -147,7 +149,7 @@ impl Norms {
             // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
             unsafe { self.kernels(centered).parameters.launch(stream, launch, &parameters) }?;
         }
-        let launch = Launch::simple((parameters.width.div_ceil(BLOCK), 2), BLOCK);
+        let launch = Launch::simple((parameters.width.div_ceil(COLUMNS_OF_CHUNKS), 2), BLOCK);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { self.add_chunks.launch(stream, launch, &parameters) }
     }

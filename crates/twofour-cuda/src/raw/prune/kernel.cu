@@ -121,9 +121,9 @@ __device__ __forceinline__ u32 keeping(u32 element) {
 #define SIDE 128
 #define PART 16
 
-// 256 threads: eight warps of 16 rows by 128 columns. ANY supports every rule, shape and alignment of the weight, and writes padding: elements
-// outside the weight are zeros.
-template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p) {
+// A CTA passes over a square, which is given by its row and column among the weight's squares. 256 threads: eight warps of 16 rows by 128 columns. ANY supports
+// every rule, shape and alignment of the weight, and writes padding: elements outside the weight are zeros.
+template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(const BothWays& p, u32 square_row, u32 square_col) {
     // Values of the transpose, [column, 64 of its row], in pieces of four tiles that are swizzled so that neither writes nor reads have bank conflicts.
     typedef typename Bits<Out>::type Value;
     constexpr int BYTES = sizeof(Value);
@@ -137,7 +137,7 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
 
     if (p.skip && *p.skip) return;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 first_row = blockIdx.y * SIDE, first_col = blockIdx.x * SIDE;
+    const u32 first_row = square_row * SIDE, first_col = square_col * SIDE;
     const u32 row0 = first_row + warp * PART, col0 = first_col + 4 * lane;
     const u32 tile_cols = RULE == ANY ? (p.cols + 3) / 4 : p.cols / 4;
     const bool column_inside = col0 < p.cols;
@@ -299,8 +299,19 @@ template <int In, int Out, int RULE> __device__ __forceinline__ void both_ways(c
     }
 }
 
-#define BOTH_WAYS(name, RULE, BLOCKS) \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ BothWays p) { both_ways<IN, OUT, RULE>(p); }
+// Weights of a launch: blockIdx.y is that of a weight, blockIdx.x counts its squares, row after row, up to the most squares of any weight. Weights alone would leave
+// multiprocessors idle at the end of each.
+constexpr u32 WEIGHTS = 24;
+struct Weights {
+    BothWays of[WEIGHTS];
+};
+
+#define BOTH_WAYS(name, RULE, BLOCKS)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ Weights weights) {                   \
+        const BothWays& p = weights.of[blockIdx.y];                                                                              \
+        const u32 in_a_row = (p.cols + SIDE - 1) / SIDE, square_row = blockIdx.x / in_a_row;                                      \
+        if (square_row * SIDE < p.rows) both_ways<IN, OUT, RULE>(p, square_row, blockIdx.x - square_row * in_a_row);               \
+    }
 BOTH_WAYS(both_ways_greedy, GREEDY_ABS, 2)
 BOTH_WAYS(both_ways_greedy_signed, GREEDY_SIGNED, 2)
 BOTH_WAYS(both_ways_causal1122, CAUSAL_1122, 2)

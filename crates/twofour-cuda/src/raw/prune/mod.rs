@@ -21,7 +21,7 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
+        grid::{BLOCK, SIDE, blocks, shape},
         headers,
         weight::RawMeta,
     },
@@ -92,7 +92,11 @@ pub struct Pruner {
     apply_mask: [Kernel; 2],
 }
 
-/// The kernels' parameters, in their memory layout.
+/// Weights of a launch.
+const WEIGHTS: usize = 24;
+
+/// What the kernels read of one weight, in their memory layout.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct RawBothWays {
     weight: DevicePtr,
@@ -113,7 +117,17 @@ struct RawBothWays {
     skip: DevicePtr,
 }
 
+/// The kernels' parameters, in their memory layout.
+#[repr(C)]
+struct RawWeights {
+    of: [RawBothWays; WEIGHTS],
+}
+
+// What a kernel may have as parameters.
+const _: () = assert!(size_of::<RawWeights>() <= 4096);
+
 /// Lines and groups of a compressed form, padding included, and the number of groups with metadata.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct RawPadded {
     lines: u32,
@@ -185,6 +199,62 @@ impl Pruner {
         order: MetaOrder,
         watch: Watch,
     ) -> Result<()> {
+        // SAFETY: this function requires the same.
+        unsafe { self.both_ways_together(stream, &[(weight, to, watch)], choice, order) }
+    }
+
+    /// As [`Pruner::both_ways`], for several weights at once: where each alone would leave the device idle at its end.
+    ///
+    /// # Errors
+    /// Those of [`Pruner::both_ways`].
+    ///
+    /// # Safety
+    /// That of [`Pruner::both_ways`], for each weight.
+    pub unsafe fn both_ways_together(
+        &self,
+        stream: Stream,
+        weights: &[(DenseWeight, BothWays, Watch)],
+        choice: MaskChoice,
+        order: MetaOrder,
+    ) -> Result<()> {
+        let rule = rule_of(choice);
+        let (mut whole, mut others) = (vec![], vec![]);
+        for (weight, to, watch) in weights {
+            let raw = self.raw(*weight, choice, *to, order, *watch)?;
+            if weight.rows == 0 || weight.cols == 0 {
+                continue;
+            }
+            let is_whole =
+                |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);
+            let is_whole = weight.is_aligned(self.input, 4)
+                && weight.rows.is_multiple_of(4)
+                && is_whole(to.packed, weight.rows, weight.cols)
+                && is_whole(to.transposed, weight.cols, weight.rows);
+            if is_whole { whole.push(raw) } else { others.push(raw) }
+        }
+        for (kernel, all) in [(&self.rules[rule as usize], whole), (&self.any, others)] {
+            for some in all.chunks(WEIGHTS) {
+                let squares = |raw: &RawBothWays| raw.rows.div_ceil(SIDE as u32) * raw.cols.div_ceil(SIDE as u32);
+                let most = some.iter().map(squares).max().unwrap_or(0);
+                let mut weights = RawWeights { of: [some[0]; WEIGHTS] };
+                weights.of[..some.len()].copy_from_slice(some);
+                let launch = Launch::simple((most, some.len() as u32), BLOCK);
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+                unsafe { kernel.launch(stream, launch, &weights) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a weight and its destinations, and returns what the kernels read.
+    fn raw(
+        &self,
+        weight: DenseWeight,
+        choice: MaskChoice,
+        to: BothWays,
+        order: MetaOrder,
+        watch: Watch,
+    ) -> Result<RawBothWays> {
         let (rows, cols) = shape(weight)?;
         if choice == MaskChoice::Rows && to.transposed.is_some() {
             return Err(Error::NoTranspose);
@@ -192,24 +262,23 @@ impl Pruner {
         if to.factor.is_some() && self.output.bytes() > 1 {
             return Err(Error::Factor { output: self.output });
         }
-        if rows == 0 || cols == 0 {
-            return Ok(());
-        }
-        expect_pointers(&[("weight", weight.data, self.input.bytes() as u64), ("NaN's place", watch.nan, 8)])?;
-        if let Some(factor) = to.factor {
-            expect_pointers(&[("factor", factor, 4)])?;
-        }
-        if let Some(skip) = to.skip {
-            expect_pointers(&[("flag of skipped steps", skip, 4)])?;
-        }
-        for packed in [to.packed, to.transposed].into_iter().flatten() {
-            expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
-        }
-        if let (MaskChoice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
-            expect_pointers(&[("mask of tiles", to.tiles.unwrap_or(0), 2)])?;
-        }
-        if let Some((before, flips)) = watch.flips {
-            expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
+        if rows > 0 && cols > 0 {
+            expect_pointers(&[("weight", weight.data, self.input.bytes() as u64), ("NaN's place", watch.nan, 8)])?;
+            if let Some(factor) = to.factor {
+                expect_pointers(&[("factor", factor, 4)])?;
+            }
+            if let Some(skip) = to.skip {
+                expect_pointers(&[("flag of skipped steps", skip, 4)])?;
+            }
+            for packed in [to.packed, to.transposed].into_iter().flatten() {
+                expect_pointers(&[("values", packed.values, 16), ("metadata", packed.meta, 16)])?;
+            }
+            if let (MaskChoice::Given, _) | (_, Some(_)) = (choice, to.tiles) {
+                expect_pointers(&[("mask of tiles", to.tiles.unwrap_or(0), 2)])?;
+            }
+            if let Some((before, flips)) = watch.flips {
+                expect_pointers(&[("mask before", before, 2), ("number of flips", flips, 8)])?;
+            }
         }
         let raw = |packed: Option<Packed>| match packed {
             Some(packed) => (packed.values, RawMeta::new(packed.meta, order)),
@@ -217,15 +286,11 @@ impl Pruner {
         };
         let ((values, meta), (values_transposed, meta_transposed)) = (raw(to.packed), raw(to.transposed));
         let (tiles_before, flips) = watch.flips.unwrap_or((0, 0));
-        let rule = match choice {
-            MaskChoice::Rule(Transposable::GreedyAbs) => 0,
-            MaskChoice::Rule(Transposable::GreedySigned) => 1,
-            MaskChoice::Rule(Transposable::Causal1122) => 2,
-            MaskChoice::Rule(Transposable::Optimal) => 3,
-            MaskChoice::Given => 4,
-            MaskChoice::Rows => 5,
-        };
-        let parameter = RawBothWays {
+        let squares = weight.rows.div_ceil(SIDE).saturating_mul(weight.cols.div_ceil(SIDE));
+        if squares > i32::MAX as usize {
+            return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
+        }
+        Ok(RawBothWays {
             weight: weight.data,
             values,
             meta,
@@ -240,23 +305,9 @@ impl Pruner {
             factor: to.factor.unwrap_or(0),
             along: RawPadded::new(order, weight.rows, weight.cols),
             across: RawPadded::new(order, weight.cols, weight.rows),
-            rule,
+            rule: rule_of(choice),
             skip: to.skip.unwrap_or(0),
-        };
-        let is_whole =
-            |packed: Option<Packed>, rows, cols| packed.is_none() || order.padded(rows, cols) == (rows, cols);
-        let whole = weight.is_aligned(self.input, 4)
-            && weight.rows.is_multiple_of(4)
-            && is_whole(to.packed, weight.rows, weight.cols)
-            && is_whole(to.transposed, weight.cols, weight.rows);
-        let kernel = if whole { &self.rules[rule as usize] } else { &self.any };
-        let grid_rows = weight.rows.div_ceil(SIDE);
-        if grid_rows > MOST_GRID_ROWS {
-            return Err(Error::TooLarge { rows: weight.rows, cols: weight.cols });
-        }
-        let grid = (weight.cols.div_ceil(SIDE) as u32, grid_rows as u32);
-        // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
-        unsafe { kernel.launch(stream, Launch::simple(grid, BLOCK), &parameter) }
+        })
     }
 
     /// Copies a dense tensor, of the weight's shape and of this pruner's input type, with zeros where the mask prunes; `out` may be the tensor
@@ -296,5 +347,17 @@ impl Pruner {
     /// Returns the data type of the compressed values.
     pub fn output(&self) -> DataType {
         self.output
+    }
+}
+
+/// The number of a choice, as the kernels have it.
+fn rule_of(choice: MaskChoice) -> u32 {
+    match choice {
+        MaskChoice::Rule(Transposable::GreedyAbs) => 0,
+        MaskChoice::Rule(Transposable::GreedySigned) => 1,
+        MaskChoice::Rule(Transposable::Causal1122) => 2,
+        MaskChoice::Rule(Transposable::Optimal) => 3,
+        MaskChoice::Given => 4,
+        MaskChoice::Rows => 5,
     }
 }

@@ -26,8 +26,7 @@ impl<E: Engine> SavedSum<E> {
         norm: &Norm<E>,
         (x, mut sum, tokens): (&E::Buffer, E::Buffer, usize),
     ) -> Result<(E::Buffer, Self)> {
-        engine.add(x, &mut sum)?;
-        let (y, statistics) = norm.forward(engine, workspace, &sum, tokens)?;
+        let (y, statistics) = norm.forward_sum(engine, workspace, x, &mut sum, tokens)?;
         Ok((y, SavedSum { sum, statistics }))
     }
 

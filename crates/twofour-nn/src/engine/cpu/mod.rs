@@ -263,7 +263,14 @@ impl Engine for CpuEngine {
         activation::squared_relu_gradient(x, dy)
     }
 
-    fn pack_squared_relu(&self, rule: Transposable, x: &CpuBuffer, width: usize) -> Result<PackedActivation<f32>> {
+    fn pack_squared_relu(
+        &self,
+        rule: Transposable,
+        x: &CpuBuffer,
+        width: usize,
+        old: Option<PackedActivation<f32>>,
+    ) -> Result<PackedActivation<f32>> {
+        drop(old);
         activation::pack(rule, x, width)
     }
 

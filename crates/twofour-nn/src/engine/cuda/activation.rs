@@ -26,14 +26,18 @@ impl CudaPackedActivation {
 pub(super) fn pack(
     context: &LayerContext,
     rule: Transposable,
-    x: &CudaBuffer,
-    width: usize,
+    (x, width): (&CudaBuffer, usize),
+    old: Option<CudaPackedActivation>,
 ) -> Result<CudaPackedActivation> {
     let (x, tokens) = (x.slice(), rows_of(x, width));
     let activation = InputActivation::SquaredRelu;
     let settings = SparseActivationSettings { rule, activation, ..Default::default() };
     let layer = SparseActivationLinear::new(context, x.dtype(), settings)?;
-    let mut packed = PackedActivation::new(context, x.dtype(), tokens, width)?;
+    let fits = |packed: &PackedActivation| (packed.tokens(), packed.in_features()) == (tokens, width);
+    let mut packed = match old.map(|old| old.packed).filter(fits) {
+        Some(packed) => packed,
+        None => PackedActivation::new(context, x.dtype(), tokens, width)?,
+    };
     layer.pack(x, &mut packed)?;
     Ok(CudaPackedActivation { layer, packed })
 }

@@ -22,14 +22,12 @@ use twofour_cuda::{
     Device,
     layer::{self, DeviceBuffer, LayerContext},
     measure::PhaseMarks,
-    transformer::{
-        self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, Norm, NormBackward, NormForward, NormKind,
-    },
+    transformer::{self, DenseLinear, ElementFunction, Embedding, Gate, LossFactor, NormInput},
 };
 
 use super::{
-    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
-    SparseLayer as _, StepFindings, StepLimits, StepPhase,
+    AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LayerRefresh, LinearShape, Nonlinearity,
+    SgdState, SgdStep, SparseLayer as _, StepFindings, StepLimits, StepPhase,
 };
 use crate::{Error, Result};
 
@@ -183,49 +181,36 @@ impl Engine for CudaEngine {
     fn layer_norm(
         &self,
         x: &CudaBuffer,
-        [gain, bias]: [&CudaBuffer; 2],
+        parameters: [&CudaBuffer; 2],
         epsilon: f32,
         y: &mut CudaBuffer,
-        [mean, rstd]: [&mut CudaBuffer; 2],
+        statistics: [&mut CudaBuffer; 2],
     ) -> Result<()> {
-        let width = gain.len();
-        let norm = Norm { kind: NormKind::Layer, rows: rows_of(x, width), width, epsilon };
-        let tensors = NormForward {
-            x: x.slice(),
-            residual: None,
-            gain: gain.slice(),
-            bias: Some(bias.slice()),
-            y: y.slice_mut(),
-            mean: Some(mean.slice_mut()),
-            rstd: rstd.slice_mut(),
-        };
-        Ok(transformer::norm_forward(&self.context, norm, tensors)?)
+        norm::layer_forward(&self.context, NormInput::Tensor(x.slice()), parameters, epsilon, y, statistics)
+    }
+
+    fn add_layer_norm(
+        &self,
+        x: &CudaBuffer,
+        sum: &mut CudaBuffer,
+        parameters: [&CudaBuffer; 2],
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        statistics: [&mut CudaBuffer; 2],
+    ) -> Result<()> {
+        let input = NormInput::Sum(x.slice(), sum.slice_mut());
+        norm::layer_forward(&self.context, input, parameters, epsilon, y, statistics)
     }
 
     fn layer_norm_gradient(
         &self,
-        (x, gain, [mean, rstd]): (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
+        saved: (&CudaBuffer, &CudaBuffer, [&CudaBuffer; 2]),
         dy: &CudaBuffer,
         dx: &mut CudaBuffer,
         accumulate: Accumulate,
-        [d_gain, d_bias]: [&mut CudaBuffer; 2],
+        gradients: [&mut CudaBuffer; 2],
     ) -> Result<()> {
-        let width = gain.len();
-        // The backward pass reads the statistics, which hold the ε of the forward pass.
-        let norm = Norm { kind: NormKind::Layer, rows: rows_of(x, width), width, epsilon: 0.0 };
-        let tensors = NormBackward {
-            x: x.slice(),
-            gain: gain.slice(),
-            mean: Some(mean.slice()),
-            rstd: rstd.slice(),
-            dy: dy.slice(),
-            dx: dx.slice_mut(),
-            accumulate_dx: Accumulate::Add,
-            dgain: d_gain.slice_mut(),
-            dbias: Some(d_bias.slice_mut()),
-            accumulate,
-        };
-        Ok(transformer::norm_backward(&self.context, norm, tensors)?)
+        norm::layer_gradient(&self.context, saved, (dy, dx), accumulate, gradients)
     }
 
     fn rms_norm(
@@ -236,19 +221,31 @@ impl Engine for CudaEngine {
         y: &mut CudaBuffer,
         rstd: &mut CudaBuffer,
     ) -> Result<()> {
-        norm::rms_forward(&self.context, (x, gain), epsilon, y, rstd)
+        norm::rms_forward(&self.context, NormInput::Tensor(x.slice()), gain, epsilon, y, rstd)
+    }
+
+    fn add_rms_norm(
+        &self,
+        x: &CudaBuffer,
+        sum: &mut CudaBuffer,
+        gain: &CudaBuffer,
+        epsilon: f32,
+        y: &mut CudaBuffer,
+        rstd: &mut CudaBuffer,
+    ) -> Result<()> {
+        norm::rms_forward(&self.context, NormInput::Sum(x.slice(), sum.slice_mut()), gain, epsilon, y, rstd)
     }
 
     fn rms_norm_gradient(
         &self,
-        (x, gain, rstd): (&CudaBuffer, &CudaBuffer, &CudaBuffer),
+        saved: (&CudaBuffer, &CudaBuffer, &CudaBuffer),
         epsilon: f32,
         dy: &CudaBuffer,
         dx: &mut CudaBuffer,
         accumulate: Accumulate,
         d_gain: &mut CudaBuffer,
     ) -> Result<()> {
-        norm::rms_gradient(&self.context, (x, gain, rstd), epsilon, (dy, dx), accumulate, d_gain)
+        norm::rms_gradient(&self.context, saved, epsilon, (dy, dx), accumulate, d_gain)
     }
 
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<CudaRotary> {
@@ -295,8 +292,14 @@ impl Engine for CudaEngine {
         Ok(transformer::activation_backward_in_place(&self.context, function, x.slice(), dy.slice_mut())?)
     }
 
-    fn pack_squared_relu(&self, rule: Transposable, x: &CudaBuffer, width: usize) -> Result<CudaPackedActivation> {
-        activation::pack(&self.context, rule, x, width)
+    fn pack_squared_relu(
+        &self,
+        rule: Transposable,
+        x: &CudaBuffer,
+        width: usize,
+        old: Option<CudaPackedActivation>,
+    ) -> Result<CudaPackedActivation> {
+        activation::pack(&self.context, rule, (x, width), old)
     }
 
     fn packed_linear(
@@ -471,6 +474,14 @@ impl Engine for CudaEngine {
         if selects_mask { layer.remask_unless(master, guard.skip()?) } else { layer.repack(master) }
     }
 
+    fn refresh_together(
+        &self,
+        layers: Vec<LayerRefresh<'_, CudaBuffer, CudaSparseLinear>>,
+        guard: &CudaStepGuard,
+    ) -> Result<()> {
+        sparse::refresh_together(layers, guard)
+    }
+
     fn gradient_norm(&self, gradients: &[&CudaBuffer]) -> Result<f64> {
         optimizer::norm((&self.context, &self.pool), gradients)
     }
@@ -501,6 +512,15 @@ impl Engine for CudaEngine {
         guard: Option<&CudaStepGuard>,
     ) -> Result<f64> {
         self.optimizer()?.step(&self.context, step, state, guard)
+    }
+
+    fn adamw_together(
+        &self,
+        step: &AdamWStep,
+        states: Vec<AdamWState<'_, CudaBuffer, CudaSparseLinear>>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        self.optimizer()?.step_together(&self.context, step, states, guard)
     }
 
     fn sgd(

@@ -69,27 +69,11 @@ impl Optimizer {
             PrunedDecay::Gradient { strength } => Some(transformer::PrunedDecay::Gradient { strength }),
             PrunedDecay::Weight { strength } => Some(transformer::PrunedDecay::Weight { strength }),
         };
-        if guard.is_some() {
-            expect_unscaled("cuda", step.gradient_scale)?;
-        } else if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
-            self.scale.write(&[step.gradient_scale])?;
-            self.scale_value = step.gradient_scale;
-        }
-        let AdamWStep { learning_rate, beta1, beta2, epsilon, weight_decay, step: number, .. } = *step;
-        let settings = AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay };
-        let at = self.schedule(context, settings, number)?;
+        let (at, settings) = self.numbers(context, step, guard)?;
         // A mask covers the matrix of its layer; other parameters are one row.
         let shape =
             sparse.map_or((1, master.len()), |sparse| (sparse.layer().out_features(), sparse.layer().in_features()));
-        let tensors = AdamWTensors {
-            weight: master.slice_mut(),
-            copy: copy.map(CudaBuffer::slice_mut),
-            gradient: gradient.slice(),
-            first: first.slice_mut(),
-            second: second.slice_mut(),
-            gradient_scale: Some(guard.map_or_else(|| Ok(self.scale.as_slice()), CudaStepGuard::factor)?),
-            skip: guard.map(CudaStepGuard::skip).transpose()?,
-        };
+        let tensors = tensors_of(&self.scale, (master, gradient), (first, second), copy, guard)?;
         let second_moment = match step.second_moment {
             SecondMoment::Moving => transformer::SecondMoment::Moving,
             SecondMoment::Watched | SecondMoment::WatchedByLogarithm => {
@@ -110,6 +94,45 @@ impl Optimizer {
             }
             SecondMoment::Moving | SecondMoment::Frozen { .. } => Ok(0.0),
         }
+    }
+
+    /// A step of several parameters with the same numbers; together where they have no masks and nothing of them is watched or frozen.
+    pub(super) fn step_together(
+        &mut self,
+        context: &LayerContext,
+        step: &AdamWStep,
+        states: Vec<AdamWState<'_, CudaBuffer, CudaSparseLinear>>,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<f64> {
+        if step.second_moment != SecondMoment::Moving || states.iter().any(|state| state.sparse.is_some()) {
+            return states.into_iter().try_fold(0.0, |sum, state| Ok(sum + self.step(context, step, state, guard)?));
+        }
+        let (at, settings) = self.numbers(context, step, guard)?;
+        let tensors = |state| {
+            let AdamWState { master, gradient, first, second, copy, .. } = state;
+            tensors_of(&self.scale, (master, gradient), (first, second), copy, guard)
+        };
+        let tensors = states.into_iter().map(tensors).collect::<Result<Vec<_>>>()?;
+        transformer::adamw_together(context, &tensors, &self.schedules[at].memory, settings)?;
+        Ok(0.0)
+    }
+
+    /// Brings a step's numbers to the device. Returns the index of the schedule that holds them, and the settings.
+    fn numbers(
+        &mut self,
+        context: &LayerContext,
+        step: &AdamWStep,
+        guard: Option<&CudaStepGuard>,
+    ) -> Result<(usize, AdamWSettings)> {
+        if guard.is_some() {
+            expect_unscaled("cuda", step.gradient_scale)?;
+        } else if self.scale_value.to_bits() != step.gradient_scale.to_bits() {
+            self.scale.write(&[step.gradient_scale])?;
+            self.scale_value = step.gradient_scale;
+        }
+        let AdamWStep { learning_rate, beta1, beta2, epsilon, weight_decay, step: number, .. } = *step;
+        let settings = AdamWSettings { learning_rate, beta1, beta2, epsilon, weight_decay };
+        Ok((self.schedule(context, settings, number)?, settings))
     }
 
     /// Brings learning rate and number of the next step to the device.
@@ -156,4 +179,23 @@ impl Schedule {
         (self.number, self.is_launched) = (number, false);
         Ok(self.memory.set(number.saturating_sub(1), self.settings.learning_rate)?)
     }
+}
+
+/// What a step of a parameter reads and writes; without a guard its gradient is multiplied by `scale`.
+fn tensors_of<'a>(
+    scale: &'a DeviceBuffer,
+    (master, gradient): (&'a mut CudaBuffer, &'a CudaBuffer),
+    (first, second): (&'a mut CudaBuffer, &'a mut CudaBuffer),
+    copy: Option<&'a mut CudaBuffer>,
+    guard: Option<&'a CudaStepGuard>,
+) -> Result<AdamWTensors<'a>> {
+    Ok(AdamWTensors {
+        weight: master.slice_mut(),
+        copy: copy.map(CudaBuffer::slice_mut),
+        gradient: gradient.slice(),
+        first: first.slice_mut(),
+        second: second.slice_mut(),
+        gradient_scale: Some(guard.map_or_else(|| Ok(scale.as_slice()), CudaStepGuard::factor)?),
+        skip: guard.map(CudaStepGuard::skip).transpose()?,
+    })
 }

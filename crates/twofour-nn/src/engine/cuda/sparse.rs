@@ -4,10 +4,13 @@ use twofour::{
     DataType, Mask,
     layer::{Accumulate, Activation, SparseLinearSettings},
 };
-use twofour_cuda::layer::{DeviceSlice, Forward, LayerContext, Precision, SparseLinear};
+use twofour_cuda::layer::{self, DeviceSlice, Forward, LayerContext, Precision, SparseLinear};
 
-use super::CudaBuffer;
-use crate::{Result, engine::SparseLayer};
+use super::{CudaBuffer, CudaStepGuard};
+use crate::{
+    Result,
+    engine::{LayerRefresh, SparseLayer},
+};
 
 /// A trainable 2:4 weight in device memory.
 #[derive(Debug)]
@@ -115,4 +118,15 @@ impl SparseLayer<CudaBuffer> for CudaSparseLinear {
     fn bytes(&self) -> usize {
         self.0.bytes()
     }
+}
+
+pub(super) fn refresh_together(
+    layers: Vec<LayerRefresh<'_, CudaBuffer, CudaSparseLinear>>,
+    guard: &CudaStepGuard,
+) -> Result<()> {
+    let of = |LayerRefresh { layer, master, selects_mask, .. }| {
+        let CudaSparseLinear(layer) = layer;
+        layer::Refresh { layer, master: CudaBuffer::slice(master), selects_mask }
+    };
+    Ok(layer::refresh_together(layers.into_iter().map(of).collect(), guard.skip()?)?)
 }

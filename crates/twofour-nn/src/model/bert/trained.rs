@@ -144,6 +144,10 @@ impl<E: Engine> TrainedModel<E> for Bert<E> {
         embeddings.parameters_mut().chain(norms).chain(of_head).collect()
     }
 
+    fn clear_workspace(&mut self) {
+        self.workspace.clear();
+    }
+
     fn evaluate(
         &mut self,
         engine: &E,

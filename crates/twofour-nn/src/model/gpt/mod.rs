@@ -8,12 +8,13 @@ pub(crate) use build::expect_trainable;
 
 use twofour::layer::Accumulate;
 
-use super::DecoderConfig;
+use super::{
+    DecoderConfig, Layer,
+    layers::{self, SavedLayer, gradients},
+};
 use crate::{
     Error, Result,
-    block::{
-        AttentionBlock, BatchShape, FeedForwardBlock, Norm, NormStatistics, SavedAttention, SavedFeedForward, Workspace,
-    },
+    block::{BatchShape, Norm, Normalized, Workspace},
     engine::{Engine, Kind, Nonlinearity, StepPhase},
     linear::Linear,
     parameter::Parameter,
@@ -41,21 +42,10 @@ pub struct Gpt<E: Engine> {
     workspace: Workspace<E>,
 }
 
-/// One layer of a [`Gpt`].
-#[derive(Debug)]
-pub struct Layer<E: Engine> {
-    /// Attention.
-    pub attention: AttentionBlock<E>,
-    /// Feed-forward.
-    pub feed_forward: FeedForwardBlock<E>,
-}
-
 /// What the backward pass reads.
 struct Saved<E: Engine> {
-    layers: Vec<(SavedAttention<E>, SavedFeedForward<E>)>,
-    x: E::Buffer,
-    statistics: NormStatistics<E>,
-    normalized: E::Buffer,
+    layers: Vec<SavedLayer<E>>,
+    output: Normalized<E>,
 }
 
 impl<E: Engine> Gpt<E> {
@@ -148,25 +138,15 @@ impl<E: Engine> Gpt<E> {
         let mut x = workspace.compute(engine, tokens * self.config.width)?;
         let table = self.embedding.as_ref().unwrap_or(self.head.weight());
         engine.embedding(table.compute(), self.config.width, ids, &mut x)?;
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
-            let (y, attention) = layer.attention.forward(engine, workspace, x, shape)?;
-            let (y, feed_forward) = layer.feed_forward.forward(engine, workspace, y, tokens)?;
-            x = y;
-            layers.push((attention, feed_forward));
-        }
-        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
+        let (output, layers) = layers::forward(engine, workspace, (&self.layers, &self.norm), x, shape)?;
         let mut logits = workspace.compute(engine, tokens * self.config.vocabulary)?;
-        self.head.forward(engine, &normalized, tokens, &mut logits)?;
-        Ok((logits, Saved { layers, x, statistics, normalized }))
+        self.head.forward(engine, &output.y, tokens, &mut logits)?;
+        Ok((logits, Saved { layers, output }))
     }
 
     fn release(&mut self, saved: Saved<E>) {
-        for (attention, feed_forward) in saved.layers {
-            attention.release(&mut self.workspace);
-            feed_forward.release(&mut self.workspace);
-        }
-        self.workspace.give([saved.x, saved.normalized].into_iter().chain(saved.statistics.into_buffers()));
+        layers::release(&mut self.workspace, saved.layers);
+        self.workspace.give(saved.output.into_buffers());
     }
 
     fn ids(&mut self, engine: &E, ids: &[u32]) -> Result<E::Buffer> {
@@ -245,7 +225,7 @@ impl<E: Engine> Gpt<E> {
         let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
         engine.cross_entropy(self.config.vocabulary, &mut d_logits, targets, Some(scale), loss)?;
         engine.begin_phase(StepPhase::Backward)?;
-        let Saved { layers, x, statistics, normalized } = saved;
+        let Saved { layers, output: Normalized { x, y: normalized, statistics } } = saved;
         let workspace = &mut self.workspace;
         self.head.parameter_gradients(engine, &d_logits, &normalized, tokens, accumulate)?;
         let mut d_normalized = normalized;
@@ -257,12 +237,7 @@ impl<E: Engine> Gpt<E> {
         // A head that is the embedding gets the rest of its gradient at the end.
         let head = self.embedding.is_some().then_some(&mut self.head);
         ready(gradients(self.norm.parameters_mut().chain(head.into_iter().flat_map(Linear::parameters_mut))))?;
-        for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
-            dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
-            ready(gradients(layer.feed_forward.parameters_mut()))?;
-            dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
-            ready(gradients(layer.attention.parameters_mut()))?;
-        }
+        let dx = layers::backward(engine, workspace, (&mut self.layers, layers), dx, accumulate, ready)?;
         let width = self.config.width;
         // A head that is the embedding has a gradient already.
         let (table, accumulate) = match &mut self.embedding {
@@ -290,9 +265,4 @@ impl<E: Engine> Gpt<E> {
             Some((position, &token)) => Err(Error::Token { what, token, position, vocabulary }),
         }
     }
-}
-
-/// The gradients of parameters that train.
-fn gradients<'a, E: Engine + 'a>(parameters: impl IntoIterator<Item = &'a mut Parameter<E>>) -> Vec<&'a mut E::Buffer> {
-    parameters.into_iter().filter_map(Parameter::gradient_mut).collect()
 }

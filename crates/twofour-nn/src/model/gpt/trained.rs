@@ -83,6 +83,10 @@ impl<E: Engine> TrainedModel<E> for Gpt<E> {
         self.embedding.iter_mut().chain(norms).chain(self.norm.parameters_mut()).collect()
     }
 
+    fn clear_workspace(&mut self) {
+        self.workspace.clear();
+    }
+
     fn evaluate(
         &mut self,
         engine: &E,

@@ -11,10 +11,13 @@ use std::collections::{HashMap, hash_map::Entry};
 
 use twofour::layer::Accumulate;
 
-use super::Layer;
+use super::{
+    Layer,
+    layers::{self, SavedLayer, gradients},
+};
 use crate::{
     Error, Result,
-    block::{BatchShape, Norm, NormStatistics, SavedAttention, SavedFeedForward, Workspace},
+    block::{BatchShape, Norm, Normalized, Workspace},
     engine::{Engine, Kind, LinearShape, StepPhase},
     linear::Linear,
     parameter::Parameter,
@@ -59,10 +62,8 @@ struct Placement<E: Engine> {
 /// What the backward pass reads.
 struct Saved<E: Engine> {
     inputs: E::Buffer,
-    layers: Vec<(SavedAttention<E>, SavedFeedForward<E>)>,
-    x: E::Buffer,
-    statistics: NormStatistics<E>,
-    normalized: E::Buffer,
+    layers: Vec<SavedLayer<E>>,
+    output: Normalized<E>,
     pooled: E::Buffer,
 }
 
@@ -128,31 +129,21 @@ impl<E: Engine> Vit<E> {
         engine.embedding(self.positions.compute(), width, &placement.positions, &mut placed)?;
         engine.add(&placed, &mut x)?;
         workspace.give([placed]);
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
-            let (y, attention) = layer.attention.forward(engine, workspace, x, shape)?;
-            let (y, feed_forward) = layer.feed_forward.forward(engine, workspace, y, tokens)?;
-            x = y;
-            layers.push((attention, feed_forward));
-        }
-        let (normalized, statistics) = self.norm.forward(engine, workspace, &x, tokens)?;
+        let (output, layers) = layers::forward(engine, workspace, (&self.layers, &self.norm), x, shape)?;
         let mut sums = workspace.take(engine, Kind::Wide, shape.batch * width)?;
-        engine.weight_gradient(pooling_shape, &placement.pooling, &normalized, Accumulate::Overwrite, &mut sums)?;
+        engine.weight_gradient(pooling_shape, &placement.pooling, &output.y, Accumulate::Overwrite, &mut sums)?;
         let mut pooled = workspace.compute(engine, shape.batch * width)?;
         engine.round(&sums, &mut pooled)?;
         let mut logits = workspace.compute(engine, shape.batch * classes)?;
         self.head.forward(engine, &pooled, shape.batch, &mut logits)?;
         workspace.give([sums]);
-        Ok((logits, Saved { inputs, layers, x, statistics, normalized, pooled }))
+        Ok((logits, Saved { inputs, layers, output, pooled }))
     }
 
     fn release(&mut self, saved: Saved<E>) {
-        let Saved { inputs, layers, x, statistics, normalized, pooled } = saved;
-        for (attention, feed_forward) in layers {
-            attention.release(&mut self.workspace);
-            feed_forward.release(&mut self.workspace);
-        }
-        self.workspace.give([inputs, x, normalized, pooled].into_iter().chain(statistics.into_buffers()));
+        let Saved { inputs, layers, output, pooled } = saved;
+        layers::release(&mut self.workspace, layers);
+        self.workspace.give([inputs, pooled].into_iter().chain(output.into_buffers()));
     }
 
     /// Brings tokens, checked, to the engine's memory.
@@ -230,7 +221,7 @@ impl<E: Engine> Vit<E> {
         let (mut d_logits, saved) = self.forward(engine, ids, shape)?;
         engine.cross_entropy(self.config.classes, &mut d_logits, targets, Some(scale), loss)?;
         engine.begin_phase(StepPhase::Backward)?;
-        let Saved { inputs, layers, x, statistics, normalized, pooled } = saved;
+        let Saved { inputs, layers, output: Normalized { x, y: normalized, statistics }, pooled } = saved;
         let Vit { placements, workspace, .. } = self;
         let Some(placement) = placements.get(&shape.batch) else { return Ok(()) };
         self.head.parameter_gradients(engine, &d_logits, &pooled, shape.batch, accumulate)?;
@@ -243,12 +234,7 @@ impl<E: Engine> Vit<E> {
         self.norm.backward(engine, (&x, &statistics), &d_normalized, &mut dx, accumulate)?;
         workspace.give([d_logits, d_pooled, d_normalized, x].into_iter().chain(statistics.into_buffers()));
         ready(gradients(self.norm.parameters_mut().chain(self.head.parameters_mut())))?;
-        for (layer, (attention, feed_forward)) in self.layers.iter_mut().zip(layers).rev() {
-            dx = layer.feed_forward.backward(engine, workspace, feed_forward, dx, accumulate)?;
-            ready(gradients(layer.feed_forward.parameters_mut()))?;
-            dx = layer.attention.backward(engine, workspace, attention, dx, accumulate)?;
-            ready(gradients(layer.attention.parameters_mut()))?;
-        }
+        let dx = layers::backward(engine, workspace, (&mut self.layers, layers), dx, accumulate, ready)?;
         self.patches.parameter_gradients(engine, &dx, &inputs, tokens, accumulate)?;
         self.positions.record(accumulate, |gradient, accumulate| {
             engine.embedding_gradient(&dx, width, &placement.positions, accumulate, gradient)
@@ -256,9 +242,4 @@ impl<E: Engine> Vit<E> {
         workspace.give([dx, inputs]);
         ready(gradients(std::iter::once(&mut self.positions).chain(self.patches.parameters_mut())))
     }
-}
-
-/// The gradients of parameters that train.
-fn gradients<'a, E: Engine>(parameters: impl Iterator<Item = &'a mut Parameter<E>>) -> Vec<&'a mut E::Buffer> {
-    parameters.filter_map(Parameter::gradient_mut).collect()
 }

@@ -179,6 +179,10 @@ impl<E: Engine> TrainedModel<E> for Vit<E> {
         std::iter::once(&mut self.positions).chain(norms).chain(self.norm.parameters_mut()).collect()
     }
 
+    fn clear_workspace(&mut self) {
+        self.workspace.clear();
+    }
+
     fn evaluate(
         &mut self,
         engine: &E,

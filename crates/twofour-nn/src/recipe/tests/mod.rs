@@ -244,6 +244,25 @@ fn the_plan_counts_and_says_why() {
     );
 }
 
+/// What a step of GPT-2 774M's sizes holds beside its activations.
+#[test]
+fn a_2_to_4_model_takes_at_most_two_percent_more_memory_than_a_dense_one() {
+    let sizes = ["layers=36", "width=1280", "heads=20", "context=1024", "feed_forward=5120"];
+    let memory = |method: &str| {
+        let sizes = sizes.map(|size| format!("model.{size}"));
+        let mut overrides: Vec<&str> = sizes.iter().map(String::as_str).collect();
+        overrides.push(method);
+        let plan = parse(GOOD, &overrides).unwrap().plan(DeviceKind::Cuda);
+        (plan.memory.total() - plan.memory.activations, plan.memory.packed, plan.sparse_weights as u64)
+    };
+    let (dense, ..) = memory("sparsity.method=dense");
+    for (method, eighths) in [("sparsity.method=fst", 19), ("sparsity.method=ste", 10)] {
+        let (total, packed, weights) = memory(method);
+        assert_eq!((packed, weights), (weights / 8 * eighths, 36 * 2 * 1280 * 5120), "{method}");
+        assert!(total <= dense + dense / 50, "{method}: {total} bytes, dense {dense}");
+    }
+}
+
 #[test]
 fn a_device_computes_in_the_precisions_that_it_has() {
     let on = |device, sets: &[&str]| parse(GOOD, sets).unwrap().compute_type(device).map_err(|m| m.to_string());
