@@ -73,7 +73,7 @@ pub enum CudaAttention {
         lse: DeviceBuffer,
     },
     /// Heads were split and merged.
-    Split(SplitState),
+    Split(Box<SplitState>),
 }
 
 /// Heads with memory of their own.
@@ -127,7 +127,7 @@ pub(super) fn forward(
     let engine = AttentionEngine::Fastest;
     attention_forward(context, shape, engine, inputs, out.as_slice_mut(), lse.as_slice_mut())?;
     merge_heads(context, shape, out.as_slice(), merged.slice_mut())?;
-    Ok(CudaAttention::Split(SplitState { q, k, v, out, lse }))
+    Ok(CudaAttention::Split(Box::new(SplitState { q, k, v, out, lse })))
 }
 
 pub(super) fn gradient(
@@ -161,7 +161,7 @@ pub(super) fn gradient(
     attention_backward(context, shape, AttentionEngine::Fastest, state.inputs(), saved, gradients)?;
     let gradients = SplitHeads { q: dq.as_slice(), k: dk.as_slice(), v: dv.as_slice() };
     split_heads_gradient(context, shape, rotary, gradients, d_qkv.slice_mut())?;
-    let SplitState { q, k, v, out, lse } = state;
+    let SplitState { q, k, v, out, lse } = *state;
     [q, k, v, out, lse, dq, dk, dv, d_out].into_iter().for_each(|buffer| pool.give(buffer));
     Ok(())
 }
