@@ -6,8 +6,9 @@ use super::{
 };
 use crate::{
     DataType, Result,
+    arguments::expect_multiple,
     layer::{DeviceSlice, DeviceSliceMut, LayerContext},
-    raw::heads::HeadsParameters,
+    raw::heads::{HeadsParameters, HeadsTask},
 };
 
 /// The tables of rotary embedding, f32 `[positions, head_dim / 2]` each. Element `i` of a head is paired with element `i + head_dim / 2` (Su et al.,
@@ -170,6 +171,48 @@ fn addresses(
     ))
 }
 
+/// Rotates the queries and keys of the fused projection `[tokens, (heads + 2 · kv_heads) · head_dim]` in place: what [`split_heads`] does to them.
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn rotate_projection(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Rotary<'_>,
+    fused: DeviceSliceMut<'_>,
+) -> Result<()> {
+    rotate_in_place(context, shape, rotary, HeadsTask::RotateForth, fused)
+}
+
+/// Rotates the gradients of queries and keys in that of the fused projection back, in place: the gradient of [`rotate_projection`].
+///
+/// # Errors
+/// Those of [`split_heads`].
+pub fn rotate_projection_gradient(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Rotary<'_>,
+    dfused: DeviceSliceMut<'_>,
+) -> Result<()> {
+    rotate_in_place(context, shape, rotary, HeadsTask::RotateBack, dfused)
+}
+
+fn rotate_in_place(
+    context: &LayerContext,
+    shape: AttentionShape,
+    rotary: Rotary<'_>,
+    task: HeadsTask,
+    fused: DeviceSliceMut<'_>,
+) -> Result<()> {
+    shape.validate()?;
+    let dtype = fused.dtype();
+    let to_fused = fused.at("the fused projection", context, dtype, shape.fused_len()?)?;
+    let parameters = HeadsParameters { to_fused, ..parameters(context, shape, Some(rotary))? };
+    // Values are not rotated.
+    let count = (shape.query_len()? + shape.key_len()?) / 2;
+    launch(context, dtype, task, HeadsParameters { count: count as u64, ..parameters })
+}
+
 fn run(
     context: &LayerContext,
     shape: AttentionShape,
@@ -178,32 +221,38 @@ fn run(
     (fused, to_fused): (u64, u64),
     (q, k, v): Addresses,
 ) -> Result<()> {
-    let kernels = context.heads(dtype)?;
+    let task = if to_fused == 0 { HeadsTask::Split } else { HeadsTask::Merge };
+    let parameters = parameters(context, shape, rotary)?;
+    let count = (shape.fused_len()? / 2) as u64;
+    launch(context, dtype, task, HeadsParameters { fused, to_fused, q, k, v, count, ..parameters })
+}
+
+/// Returns the parameters of a shape and its tables.
+fn parameters(context: &LayerContext, shape: AttentionShape, rotary: Option<Rotary<'_>>) -> Result<HeadsParameters> {
     let AttentionShape { positions, heads, kv_heads, head_dim, .. } = shape;
-    crate::arguments::expect_multiple("head_dim", head_dim, 2)?;
+    expect_multiple("head_dim", head_dim, 2)?;
     let (mut cos, mut sin) = (0, 0);
     if let Some(rotary) = rotary {
         let len = product(positions, head_dim / 2)?;
         cos = rotary.cos.at("the table of cosines", context, DataType::F32, len)?;
         sin = rotary.sin.at("the table of sines", context, DataType::F32, len)?;
     }
-    let parameters = HeadsParameters {
-        fused,
-        to_fused,
-        q,
-        k,
-        v,
+    Ok(HeadsParameters {
         cos,
         sin,
-        count: (shape.fused_len()? / 2) as u64,
         positions: side("positions", positions)?,
         heads: side("heads", heads)?,
         kv_heads: side("kv_heads", kv_heads)?,
         dim: side("head_dim", head_dim)?,
-    };
+        ..HeadsParameters::default()
+    })
+}
+
+fn launch(context: &LayerContext, dtype: DataType, task: HeadsTask, parameters: HeadsParameters) -> Result<()> {
+    let kernels = context.heads(dtype)?;
     if parameters.count == 0 {
         return Ok(());
     }
     // SAFETY: the slices have been found to be as long as the shape requires, and the stream is of their device.
-    unsafe { kernels.run(context.raw(), parameters) }
+    unsafe { kernels.run(context.raw(), task, parameters) }
 }

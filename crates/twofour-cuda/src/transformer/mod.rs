@@ -13,8 +13,8 @@
 //! | normalization | [`Norm`], [`norm_forward`], [`norm_backward`] |
 //! | embedding | [`Embedding`], [`embedding_forward`], [`embedding_gradient`] |
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
-//! | rotary embedding, softmax | [`rotate`], [`rotate_gradient`], [`softmax()`], [`softmax_gradient`] |
-//! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_merged`], [`attention_backward_merged`], [`prepare_attention`] |
+//! | rotary embedding, softmax | [`rotate`], [`rotate_gradient`], [`rotate_projection`], [`rotate_projection_gradient`], [`softmax()`], [`softmax_gradient`] |
+//! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_projected`], [`attention_backward_projected`], [`prepare_attention`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
@@ -47,13 +47,14 @@ pub use crate::raw::{adamw::AdamWSettings, elementwise::ElementFunction};
 pub use activation::{activation_backward, activation_backward_in_place, activation_forward};
 pub use attention::{
     AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
-    attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, prepare_attention,
+    attention_backward_projected, attention_forward, attention_forward_projected, attention_reads_projection,
+    prepare_attention,
 };
 pub use embedding::{Embedding, embedding_forward, embedding_gradient};
 pub use gated::{Gate, gated_backward, gated_forward};
 pub use heads::{
-    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, split_heads,
-    split_heads_gradient,
+    Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, rotate_projection,
+    rotate_projection_gradient, split_heads, split_heads_gradient,
 };
 pub use keep_of_four::keep_of_four;
 pub(crate) use kernels::TransformerKernels;

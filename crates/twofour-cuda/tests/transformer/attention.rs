@@ -5,9 +5,10 @@ use twofour_cuda::{
     Error,
     layer::LayerContext,
     transformer::{
-        AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, attention_backward,
-        attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, merge_heads,
-        merge_heads_gradient,
+        AttentionEngine, AttentionGradients, AttentionInputs, AttentionShape, Rotary, SplitHeads, SplitHeadsMut,
+        attention_backward, attention_backward_projected, attention_forward, attention_forward_projected,
+        attention_reads_projection, merge_heads, merge_heads_gradient, rotate_projection, rotate_projection_gradient,
+        split_heads, split_heads_gradient,
     },
 };
 
@@ -125,12 +126,20 @@ fn attention_by_gemms_and_its_gradients_are_those_of_f64() {
 fn attention_in_one_kernel_and_its_gradients_are_those_of_f64() {
     let shapes = [
         (1, 1, 1, 1, 32),
+        (2, 1, 2, 1, 64),
+        (2, 17, 2, 2, 128),
         (2, 19, 4, 2, 32),
+        (1, 33, 2, 2, 64),
         (2, 64, 2, 2, 64),
+        (1, 65, 4, 1, 128),
         (1, 257, 2, 1, 128),
         (1, 257, 3, 3, 64),
+        (2, 257, 4, 2, 32),
         (1, 128, 8, 2, 64),
+        (1, 161, 2, 2, 64),
         (1, 1626, 1, 1, 64),
+        (1, 641, 2, 1, 64),
+        (1, 385, 1, 1, 128),
         (1, 321, 2, 2, 32),
     ];
     check(AttentionEngine::Fused, &shapes);
@@ -141,50 +150,73 @@ fn the_fastest_engine_computes_every_type() {
     check(AttentionEngine::Fastest, &[(2, 65, 4, 2, 64), (1, 9, 2, 2, 48)]);
 }
 
-struct Merged(AttentionShape);
+/// Attention that reads the fused projection, with the rotation or without.
+struct Projected {
+    shape: AttentionShape,
+    rotates: bool,
+}
 
-impl Check for Merged {
+impl Check for Projected {
     fn run<T: Arithmetic>(&self, context: &LayerContext, _: f64) {
-        let shape = self.0;
-        if !attention_merges(T::DTYPE, shape.head_dim) {
+        let Projected { shape, rotates } = *self;
+        if !attention_reads_projection(T::DTYPE, shape.head_dim) {
             return;
         }
-        let what = format!("{shape:?} {:?}", T::DTYPE);
+        let what = format!("{shape:?} {:?}, rotates {rotates}", T::DTYPE);
         let (q_len, k_len) = (shape.query_len().unwrap(), shape.key_len().unwrap());
-        let [q, k, v] = [(q_len, 1), (k_len, 2), (k_len, 3)].map(|(len, seed)| up(context, &numbers::<T>(len, seed)));
-        let inputs = AttentionInputs { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
+        let half = shape.head_dim / 2;
+        let angle = |i: usize| (i / half) as f32 * 100f32.powf((i % half) as f32 / half as f32).recip();
+        let table = |f: fn(f32) -> f32| -> Vec<f32> { (0..shape.positions * half).map(|i| f(angle(i))).collect() };
+        let (cos, sin) = (up(context, &table(f32::cos)), up(context, &table(f32::sin)));
+        let rotary = rotates.then(|| Rotary { cos: cos.as_slice(), sin: sin.as_slice() });
+        let mut qkv = up(context, &numbers::<T>(shape.fused_len().unwrap(), 1));
         let dmerged = up(context, &numbers::<T>(q_len, 4));
-        let new = || [q_len, q_len, k_len, k_len].map(|len| unwritten::<T>(context, len));
         let lse = || unwritten::<f32>(context, shape.lse_len().unwrap());
-        let ([mut out, mut dq, mut dk, mut dv], mut apart_lse) = (new(), lse());
-        let engine = AttentionEngine::Fused;
+        let projection = || unwritten::<T>(context, shape.fused_len().unwrap());
+
+        let new = || [q_len, q_len, k_len, k_len].map(|len| unwritten::<T>(context, len));
+        let ([mut q, mut out, mut k, mut v], [mut dq, mut dout, mut dk, mut dv]) = (new(), new());
+        let to = SplitHeadsMut { q: q.as_slice_mut(), k: k.as_slice_mut(), v: v.as_slice_mut() };
+        split_heads(context, shape, rotary, qkv.as_slice(), to).unwrap();
+        let inputs = AttentionInputs { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
+        let (engine, mut apart_lse) = (AttentionEngine::Fused, lse());
         attention_forward(context, shape, engine, inputs, out.as_slice_mut(), apart_lse.as_slice_mut()).unwrap();
-        let [mut merged, mut dout] = [(); 2].map(|()| unwritten::<T>(context, q_len));
+        let (mut merged, mut dqkv) = (unwritten::<T>(context, q_len), projection());
         merge_heads(context, shape, out.as_slice(), merged.as_slice_mut()).unwrap();
         merge_heads_gradient(context, shape, dmerged.as_slice(), dout.as_slice_mut()).unwrap();
         let to = AttentionGradients { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
         let saved = (out.as_slice(), apart_lse.as_slice(), dout.as_slice());
         attention_backward(context, shape, engine, inputs, saved, to).unwrap();
-        let expected = [&merged, &dq, &dk, &dv].map(|buffer| buffer.to_host::<T>().unwrap());
+        let gradients = SplitHeads { q: dq.as_slice(), k: dk.as_slice(), v: dv.as_slice() };
+        split_heads_gradient(context, shape, rotary, gradients, dqkv.as_slice_mut()).unwrap();
+        let expected = [&merged, &dqkv].map(|buffer| buffer.to_host::<T>().unwrap());
 
-        let ([mut out, mut dq, mut dk, mut dv], mut own_lse) = (new(), lse());
-        attention_forward_merged(context, shape, inputs, out.as_slice_mut(), own_lse.as_slice_mut()).unwrap();
-        let to = AttentionGradients { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
-        let saved = (out.as_slice(), own_lse.as_slice(), dmerged.as_slice());
-        attention_backward_merged(context, shape, inputs, saved, to).unwrap();
-        let found = [&out, &dq, &dk, &dv].map(|buffer| buffer.to_host::<T>().unwrap());
-        assert!(found == expected, "{what}");
+        let (mut merged, mut own_lse, mut dqkv) = (unwritten::<T>(context, q_len), lse(), projection());
+        if let Some(rotary) = rotary {
+            rotate_projection(context, shape, rotary, qkv.as_slice_mut()).unwrap();
+        }
+        let to = (merged.as_slice_mut(), own_lse.as_slice_mut());
+        attention_forward_projected(context, shape, qkv.as_slice(), to.0, to.1).unwrap();
+        let saved = (merged.as_slice(), own_lse.as_slice(), dmerged.as_slice());
+        attention_backward_projected(context, shape, qkv.as_slice(), saved, dqkv.as_slice_mut()).unwrap();
+        if let Some(rotary) = rotary {
+            rotate_projection_gradient(context, shape, rotary, dqkv.as_slice_mut()).unwrap();
+        }
+        let found = [&merged, &dqkv].map(|buffer| buffer.to_host::<T>().unwrap());
         assert!(own_lse.to_host::<f32>().unwrap() == apart_lse.to_host::<f32>().unwrap(), "{what}: log-sum-exps");
+        assert!(found[0] == expected[0], "{what}: the result");
+        assert!(found[1] == expected[1], "{what}: the gradient");
     }
 }
 
 #[test]
-fn attention_that_merges_heads_has_the_bits_of_two_calls() {
+fn attention_of_a_projection_has_the_bits_of_split_and_merged_heads() {
     for (batch, positions, heads, kv_heads, head_dim) in
         [(1, 1, 1, 1, 32), (2, 130, 4, 2, 64), (3, 257, 2, 2, 64), (1, 200, 6, 3, 128), (2, 128, 5, 5, 32)]
     {
-        for causal in [false, true] {
-            for_each_type(&Merged(AttentionShape { batch, positions, heads, kv_heads, head_dim, causal }));
+        for (causal, rotates) in [(false, false), (true, false), (true, true)] {
+            let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal };
+            for_each_type(&Projected { shape, rotates });
         }
     }
 }

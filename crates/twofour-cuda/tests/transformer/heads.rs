@@ -4,8 +4,8 @@ use twofour::Arithmetic;
 use twofour_cuda::{
     layer::LayerContext,
     transformer::{
-        AttentionShape, Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, split_heads,
-        split_heads_gradient,
+        AttentionShape, Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate_projection,
+        rotate_projection_gradient, split_heads, split_heads_gradient,
     },
 };
 
@@ -75,6 +75,23 @@ impl Check for Case {
         let from = SplitHeads { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
         split_heads_gradient(context, shape, rotary, from, back.as_slice_mut()).unwrap();
         expect_close(&format!("{what}: back"), &back.to_host::<T>().unwrap(), &wide_fused, 2.0 * tolerance);
+
+        // In place: what splitting, and the way back, do.
+        if let Some(rotary) = rotary {
+            let mut rotated = up(context, &fused);
+            rotate_projection(context, shape, rotary, rotated.as_slice_mut()).unwrap();
+            let [mut rotated_q, mut rotated_k, mut rotated_v] =
+                [q_len, k_len, k_len].map(|len| unwritten::<T>(context, len));
+            let to =
+                SplitHeadsMut { q: rotated_q.as_slice_mut(), k: rotated_k.as_slice_mut(), v: rotated_v.as_slice_mut() };
+            split_heads(context, shape, None, rotated.as_slice(), to).unwrap();
+            for (name, found, expected) in [("q", &rotated_q, &q), ("k", &rotated_k, &k), ("v", &rotated_v, &v)] {
+                let same = found.to_host::<T>().unwrap() == expected.to_host::<T>().unwrap();
+                assert!(same, "{what}: {name} rotated in place");
+            }
+            rotate_projection_gradient(context, shape, rotary, rotated.as_slice_mut()).unwrap();
+            assert!(rotated.to_host::<T>().unwrap() == back.to_host::<T>().unwrap(), "{what}: rotated back in place");
+        }
 
         let merged = numbers::<T>(q_len, 2);
         let (merged_there, mut apart) = (up(context, &merged), unwritten::<T>(context, q_len));

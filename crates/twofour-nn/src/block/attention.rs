@@ -153,7 +153,7 @@ impl<E: Engine> AttentionBlock<E> {
         let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         self.qkv.forward(engine, &input.y, tokens, &mut qkv)?;
         let mut merged = workspace.compute(engine, tokens * own.width())?;
-        let state = engine.attention(own, &qkv, self.rotary.as_deref(), &mut merged)?;
+        let state = engine.attention(own, &mut qkv, self.rotary.as_deref(), &mut merged)?;
         let mut y = workspace.compute(engine, tokens * width)?;
         self.out.forward(engine, &merged, tokens, &mut y)?;
         Ok((y, SavedAttention { shape, input, qkv, merged, state }))

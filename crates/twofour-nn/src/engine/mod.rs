@@ -224,20 +224,21 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
     fn rotary(&self, positions: usize, frequencies: &[f64]) -> Result<Self::Rotary>;
 
     /// Attention of every head, `softmax(q kᵀ / sqrt(head_dim)) v`, with queries and keys rotated if there is a table. `qkv` is
-    /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state
-    /// is what [`Engine::attention_gradient`] needs.
+    /// `[tokens, (heads + 2 kv_heads) head_dim]`: queries of all heads, then keys, then values. `merged` is `[tokens, heads head_dim]`. The state and
+    /// `qkv`, in which an engine may rotate queries and keys, are what [`Engine::attention_gradient`] needs.
     ///
     /// # Errors
     /// Operands that do not fit, more positions than the table has.
     fn attention(
         &self,
         shape: AttentionShape,
-        qkv: &Self::Buffer,
+        qkv: &mut Self::Buffer,
         rotary: Option<&Self::Rotary>,
         merged: &mut Self::Buffer,
     ) -> Result<Self::AttentionState>;
 
-    /// The gradient of [`Engine::attention`] for `qkv`, from that of its output. `saved` are its state, `qkv` and the output `merged`.
+    /// The gradient of [`Engine::attention`] for the `qkv` that it was called with, from that of its output. `saved` are its state, and `qkv` and `merged` as it left
+    /// them.
     ///
     /// # Errors
     /// Operands that do not fit.

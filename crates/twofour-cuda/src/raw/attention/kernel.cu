@@ -2,8 +2,8 @@
 // log-sum-exps in the backward pass. One kernel computes the gradients of keys and values for a tile of keys, another those of queries for a tile of queries, so that
 // no two CTAs add to one place.
 //
-// Tensors are [batch, heads, positions, DIM], aligned to 16 bytes; the result and its gradient may also be [batch, positions, heads, DIM]. A CTA has a tile of rows, 16 for each warp, and goes through tiles of columns; `tiles.cuh` copies
-// them, and `mma.cuh` or `wgmma.cuh` multiplies them.
+// Tensors are [batch, heads, positions, DIM] of any layout whose heads are aligned to 16 bytes. A CTA has a tile of rows, 16 for each warp, and goes through tiles of
+// columns; `tiles.cuh` copies them, and `mma.cuh` or `wgmma.cuh` multiplies them.
 //
 // Defined outside: ELEMENT, DIM; FORWARD_ROWS, the rows of a CTA of the forward pass; FORWARD_CTAS, KEYS_CTAS and QUERIES_CTAS, at least so many CTAs of each kernel an SM holds.
 
@@ -13,25 +13,29 @@ constexpr u32 COLUMNS = 64;              // of a tile of the forward pass
 constexpr u32 BACKWARD_ROWS = 64;
 constexpr u32 SOME = DIM > 64 ? 32 : 64; // columns of a tile of the backward pass
 
+// Elements between two heads, two sequences and two positions of a tensor.
+struct Layout {
+    u64 head, sequence;
+    u32 row;
+};
+
 struct Attention {
     const Raw *q, *k, *v, *out, *dout;
     const float* lse;   // [batch, heads, positions]
     const float* delta; // the same: sums of out dout
     Raw *to_out, *dq, *dk, *dv;
     float *to_lse, *to_delta;
+    Layout queries, keys, results; // of q and dq; of k, v, dk and dv; of out and dout
     u32 batch, positions, heads, kv_heads;
     u32 causal;
     float scale;
-    // Elements between two positions of the result and of its gradient, between two heads, and between two sequences.
-    u32 out_row;
-    u64 out_head, out_sequence;
 };
 
-// Returns the first element of a head of the result or of its gradient; heads of all sequences are counted.
-__device__ __forceinline__ u64 out_at(const Attention& p, u32 head) { return head / p.heads * p.out_sequence + head % p.heads * p.out_head; }
+// Returns the first element of a head; heads of all sequences are counted, `heads` each.
+__device__ __forceinline__ u64 head_at(const Layout& layout, u32 head, u32 heads) { return head / heads * layout.sequence + head % heads * layout.head; }
 
 // Stores the warp's 16 rows, each times a factor.
-__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride = DIM) {
+__device__ __forceinline__ void store_rows(Raw* to, u32 first, u32 positions, const float (&sums)[DIM / 8][4], float low, float high, u32 stride) {
     const u32 lane = threadIdx.x % 32, row = first + lane / 4;
     #pragma unroll
     for (u32 i = 0; i < DIM / 8; i++) {
@@ -57,15 +61,15 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
     const u32 all = p.batch * p.heads, tiles = gridDim.x / all;
     const u32 head = blockIdx.x % all, first = (tiles - 1 - blockIdx.x / all) * ROWS;
     const u32 kv_head = head / p.heads * p.kv_heads + head % p.heads / (p.heads / p.kv_heads);
-    const u64 size = (u64)p.positions * DIM;
-    const Raw *k = p.k + kv_head * size, *v = p.v + kv_head * size;
+    const u64 kv_at = head_at(p.keys, kv_head, p.kv_heads);
+    const Raw *k = p.k + kv_at, *v = p.v + kv_at;
     const u32 q_tile = tiles_begin(), stages = q_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
     const u32 end = p.causal ? min(first + ROWS, p.positions) : p.positions, count = (end + COLUMNS - 1) / COLUMNS;
 
-    load_tile<ROWS, THREADS>(q_tile, p.q + head * size, first, p.positions);
-    load_tile<COLUMNS, THREADS>(stages, k, 0, p.positions);
-    load_tile<COLUMNS, THREADS>(stages + BYTES, v, 0, p.positions);
+    load_tile<ROWS, THREADS>(q_tile, p.q + head_at(p.queries, head, p.heads), first, p.positions, p.queries.row);
+    load_tile<COLUMNS, THREADS>(stages, k, 0, p.positions, p.keys.row);
+    load_tile<COLUMNS, THREADS>(stages + BYTES, v, 0, p.positions, p.keys.row);
     commit_copies();
     float sums[DIM / 8][4] = {}, largest[2] = {-INFINITE, -INFINITE}, total[2] = {};
     const float factor = p.scale * LOG2_E;
@@ -73,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
     for (u32 tile = 0; tile < count; tile++) {
         if (tile + 1 < count) {
             const u32 to = stages + (tile + 1) % 2 * (2 * BYTES);
-            load_tile<COLUMNS, THREADS>(to, k, (tile + 1) * COLUMNS, p.positions);
-            load_tile<COLUMNS, THREADS>(to + BYTES, v, (tile + 1) * COLUMNS, p.positions);
+            load_tile<COLUMNS, THREADS>(to, k, (tile + 1) * COLUMNS, p.positions, p.keys.row);
+            load_tile<COLUMNS, THREADS>(to + BYTES, v, (tile + 1) * COLUMNS, p.positions, p.keys.row);
             commit_copies();
             await_copies<1>();
         } else {
@@ -122,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(2 * FORWARD_ROWS, FORWARD_CTAS) for
         __syncthreads();
     }
     total[0] = sum_of_row(total[0]), total[1] = sum_of_row(total[1]);
-    store_rows(p.to_out + out_at(p, head), first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1], p.out_row);
+    store_rows(p.to_out + head_at(p.results, head, p.heads), first + 16 * warp, p.positions, sums, 1.0f / total[0], 1.0f / total[1], p.results.row);
     if (lane % 4 == 0) {
         float* lse = p.to_lse + (u64)head * p.positions;
         if (row < p.positions) lse[row] = largest[0] * p.scale + logf(total[0]);
@@ -135,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_products(const __grid_cons
     const u64 query = (u64)blockIdx.x * 8 + threadIdx.x / 32;
     if (query >= (u64)p.batch * p.heads * p.positions) return;
     const u32 head = (u32)(query / p.positions);
-    const u64 at = out_at(p, head) + (query - (u64)head * p.positions) * p.out_row;
+    const u64 at = head_at(p.results, head, p.heads) + (query - (u64)head * p.positions) * p.results.row;
     float sum = 0.0f;
     #pragma unroll
     for (u32 col = threadIdx.x % 32; col < DIM; col += 32) sum += widen<ELEMENT>(p.out[at + col]) * widen<ELEMENT>(p.dout[at + col]);
@@ -152,11 +156,13 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
     const u32 all = p.batch * (KEYS ? p.kv_heads : p.heads), tiles = gridDim.x / all, group = p.heads / p.kv_heads;
     // Under a causal mask, the first keys and the last queries have the most work.
     const u32 head = blockIdx.x % all, turn = blockIdx.x / all, first = (KEYS ? turn : tiles - 1 - turn) * ROWS;
-    const u64 size = (u64)p.positions * DIM;
     // The first head of the columns.
     const u32 own = KEYS ? p.kv_heads : p.heads, other = KEYS ? head / own * p.heads + head % own * group : head / own * p.kv_heads + head % own / group;
-    const Raw *x = (KEYS ? p.k : p.q) + head * size, *y = KEYS ? p.v + head * size : p.dout + out_at(p, head);
-    const Raw *z = (KEYS ? p.q : p.k) + other * size, *w = KEYS ? p.dout + out_at(p, other) : p.v + other * size;
+    const Layout &own_layout = KEYS ? p.keys : p.queries, &other_layout = KEYS ? p.queries : p.keys;
+    const u64 own_at = head_at(own_layout, head, own), other_at = head_at(other_layout, other, KEYS ? p.heads : p.kv_heads);
+    const u64 out_at = head_at(p.results, KEYS ? other : head, p.heads);
+    const Raw *x = (KEYS ? p.k : p.q) + own_at, *y = KEYS ? p.v + own_at : p.dout + out_at;
+    const Raw *z = (KEYS ? p.q : p.k) + other_at, *w = KEYS ? p.dout + out_at : p.v + other_at;
     const u32 x_tile = tiles_begin(), y_tile = x_tile + ROWS * DIM * 2, stages = y_tile + ROWS * DIM * 2;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = first + 16 * warp + lane / 4;
     const u32 begin = KEYS && p.causal ? first / SOME : 0;
@@ -165,8 +171,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
 
     const auto load_columns = [&](u32 tile) {
         const u32 head_of_group = tile / of_head, at = (begin + tile % of_head) * SOME, to = stages + tile % 2 * (2 * BYTES);
-        load_tile<SOME, THREADS>(to, z + head_of_group * size, at, p.positions);
-        load_tile<SOME, THREADS>(to + BYTES, w + head_of_group * (KEYS ? p.out_head : size), at, p.positions, KEYS ? p.out_row : DIM);
+        load_tile<SOME, THREADS>(to, z + head_of_group * other_layout.head, at, p.positions, other_layout.row);
+        load_tile<SOME, THREADS>(to + BYTES, w + head_of_group * (KEYS ? p.results.head : other_layout.head), at, p.positions, KEYS ? p.results.row : other_layout.row);
         if (KEYS && threadIdx.x < SOME) {
             const u32 query = at + threadIdx.x;
             const u64 index = (u64)(other + head_of_group) * p.positions + query;
@@ -174,8 +180,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
             deltas[tile % 2][threadIdx.x] = query < p.positions ? p.delta[index] : 0.0f;
         }
     };
-    load_tile<ROWS, THREADS>(x_tile, x, first, p.positions);
-    load_tile<ROWS, THREADS>(y_tile, y, first, p.positions, KEYS ? DIM : p.out_row);
+    load_tile<ROWS, THREADS>(x_tile, x, first, p.positions, own_layout.row);
+    load_tile<ROWS, THREADS>(y_tile, y, first, p.positions, KEYS ? own_layout.row : p.results.row);
     load_columns(0);
     commit_copies();
     float row_lse[2] = {}, row_delta[2] = {};
@@ -234,8 +240,8 @@ template <bool KEYS> __device__ __forceinline__ void backward(const Attention& p
         multiply_weighted<SOME>(dx, gradients, stage);
         __syncthreads();
     }
-    store_rows((KEYS ? p.dk : p.dq) + head * size, first + 16 * warp, p.positions, dx, p.scale, p.scale);
-    if constexpr (KEYS) store_rows(p.dv + head * size, first + 16 * warp, p.positions, dy, 1.0f, 1.0f);
+    store_rows((KEYS ? p.dk : p.dq) + own_at, first + 16 * warp, p.positions, dx, p.scale, p.scale, own_layout.row);
+    if constexpr (KEYS) store_rows(p.dv + own_at, first + 16 * warp, p.positions, dy, 1.0f, 1.0f, own_layout.row);
 }
 
 extern "C" __global__ void __launch_bounds__(128, KEYS_CTAS) backward_keys(const __grid_constant__ Attention p) { backward<true>(p); }

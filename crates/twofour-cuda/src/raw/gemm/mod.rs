@@ -33,7 +33,7 @@ pub mod sm90;
 mod staging;
 pub mod stream;
 mod supported;
-mod tensor_map;
+pub(crate) mod tensor_map;
 mod wgmma;
 
 use serde::{Deserialize, Serialize};

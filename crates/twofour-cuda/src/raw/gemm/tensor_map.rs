@@ -1,10 +1,10 @@
-//! Tensor maps: TMA's descriptors of matrices.
+//! Tensor maps: TMA's descriptors of matrices and of heads.
 
 use cudarc::driver::sys::{self, CUtensorMapDataType as Type};
 
 use crate::{DataType, DevicePtr, Error, Result};
 
-/// A tensor map: a matrix, and the box of it that one copy transfers.
+/// A tensor map: a matrix or a tensor of four dimensions, and the box of it that one copy transfers.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct TensorMap(sys::CUtensorMap);
@@ -61,11 +61,40 @@ impl TensorMap {
         Self::encode(data, (kind, element.bytes()), shape, tile, swizzle)
     }
 
+    /// Returns the map of a tensor of four dimensions with elements of 16 bits. Dimensions, steps and boxes are in the order of memory: the contiguous dimension
+    /// first. `steps` are the bytes between neighbours in the other three. Copies read zeros outside the tensor.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] where the driver rejects an address or a step that is not a multiple of 16 bytes.
+    pub(crate) fn of_heads(
+        data: DevicePtr,
+        sizes: [u64; 4],
+        steps: [u64; 3],
+        tile: [u32; 4],
+        swizzle: Swizzle,
+    ) -> Result<Self> {
+        let kind = Type::CU_TENSOR_MAP_DATA_TYPE_UINT16;
+        Self::encode_tensor(data, kind, sizes, &steps, tile, swizzle)
+    }
+
     fn encode(
         data: DevicePtr,
         (kind, width): (Type, usize),
         (rows, cols): (usize, usize),
         tile: (u32, u32),
+        swizzle: Swizzle,
+    ) -> Result<Self> {
+        let sizes = [cols as u64, rows as u64];
+        Self::encode_tensor(data, kind, sizes, &[(cols * width) as u64], [tile.1, tile.0], swizzle)
+    }
+
+    /// `steps` has `N - 1` elements.
+    fn encode_tensor<const N: usize>(
+        data: DevicePtr,
+        kind: Type,
+        sizes: [u64; N],
+        steps: &[u64],
+        tile: [u32; N],
         swizzle: Swizzle,
     ) -> Result<Self> {
         use sys::CUtensorMapSwizzle as Swizzled;
@@ -76,17 +105,17 @@ impl TensorMap {
             Swizzle::Bytes128 => Swizzled::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let mut map = Self::NONE;
-        // SAFETY: all pointers are valid and as long as two dimensions require; the map is aligned to 64 bytes.
+        // SAFETY: all pointers are valid and as long as so many dimensions require; the map is aligned to 64 bytes.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,
                 kind,
-                2,
+                N as u32,
                 data as *mut std::ffi::c_void,
-                [cols as u64, rows as u64].as_ptr(),
-                [(cols * width) as u64].as_ptr(),
-                [tile.1, tile.0].as_ptr(),
-                [1, 1].as_ptr(),
+                sizes.as_ptr(),
+                steps.as_ptr(),
+                tile.as_ptr(),
+                [1; N].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
                 // L2 promotion to 256 bytes where 128 are requested made small-batch GEMMs slower by 1.3 to 2 us, and large-batch ones no faster.

@@ -11,9 +11,21 @@ struct Heads {
     const void* v;
     const float* cos;   // [positions, dim / 2], or null for no rotation
     const float* sin;
-    u64 count;          // runs of pairs: batch * positions * (heads + 2 kv_heads) * dim / 2 / N
+    u64 count;          // runs of pairs that are moved, of N each
     u32 positions, heads, kv_heads, dim;
 };
+
+// Rotates N pairs by the angles of a position, or back.
+template <bool FORTH, int N> __device__ __forceinline__ void turn(const Heads& p, u32 position, u32 i, float (&low)[N], float (&high)[N]) {
+    float cos[N], sin[N];
+    load_f32<N>(p.cos + (u64)position * (p.dim / 2) + i, cos);
+    load_f32<N>(p.sin + (u64)position * (p.dim / 2) + i, sin);
+    unrolled<N>([&](auto j) {
+        const float a = low[j.value], b = high[j.value], s = FORTH ? sin[j.value] : -sin[j.value];
+        low[j.value] = a * cos[j.value] - b * s;
+        high[j.value] = b * cos[j.value] + a * s;
+    });
+}
 
 // A thread moves N pairs of a token's head: elements i, ... and i + dim / 2, ...
 template <bool SPLITS, int N> __device__ __forceinline__ void move(const Heads& p) {
@@ -34,22 +46,31 @@ template <bool SPLITS, int N> __device__ __forceinline__ void move(const Heads& 
     float low[N], high[N];
     load<N>(from, low);
     load<N>(from + half, high);
-    if (p.cos && (is_q || is_k)) {
-        float cos[N], sin[N];
-        load_f32<N>(p.cos + (u64)position * half + i, cos);
-        load_f32<N>(p.sin + (u64)position * half + i, sin);
-        unrolled<N>([&](auto j) {
-            const float a = low[j.value], b = high[j.value], s = SPLITS ? sin[j.value] : -sin[j.value];
-            low[j.value] = a * cos[j.value] - b * s;
-            high[j.value] = b * cos[j.value] + a * s;
-        });
-    }
+    if (p.cos && (is_q || is_k)) turn<SPLITS, N>(p, position, i, low, high);
     store<N>(to, low);
     store<N>(to + half, high);
 }
 
-#define MOVE(name, SPLITS)                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Heads p) { move<SPLITS, WIDTH>(p); }                    \
-    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Heads p) { move<SPLITS, 1>(p); }
-MOVE(split, true)
-MOVE(merge, false)
+// Rotates the queries and keys of the fused projection in place, or back. A thread rotates N pairs of a token's head.
+template <bool FORTH, int N> __device__ __forceinline__ void rotate(const Heads& p) {
+    const u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= p.count) return;
+    const u32 half = p.dim / 2, runs = half / N, rotated = p.heads + p.kv_heads;
+    const u64 head_of_all = index / runs, token = head_of_all / rotated;
+    const u32 i = (u32)(index - head_of_all * runs) * N, head = (u32)(head_of_all - token * rotated);
+    Raw* const at = (Raw*)p.to_fused + (token * (rotated + p.kv_heads) + head) * p.dim + i;
+    float low[N], high[N];
+    load<N>(at, low);
+    load<N>(at + half, high);
+    turn<FORTH, N>(p, (u32)(token % p.positions), i, low, high);
+    store<N>(at, low);
+    store<N>(at + half, high);
+}
+
+#define KERNELS(name, function, FORTH)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Heads p) { function<FORTH, WIDTH>(p); }             \
+    extern "C" __global__ void __launch_bounds__(256) name##_one_by_one(const __grid_constant__ Heads p) { function<FORTH, 1>(p); }
+KERNELS(split, move, true)
+KERNELS(merge, move, false)
+KERNELS(rotate_forth, rotate, true)
+KERNELS(rotate_back, rotate, false)

@@ -17,6 +17,21 @@ pub(crate) struct Heads {
     /// In vectors, and one by one.
     split: [Kernel; 2],
     merge: [Kernel; 2],
+    rotate_forth: [Kernel; 2],
+    rotate_back: [Kernel; 2],
+}
+
+/// What is done to heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadsTask {
+    /// `fused` to `q`, `k` and `v`, with a rotation where there are tables.
+    Split,
+    /// The way back, to `to_fused`.
+    Merge,
+    /// The queries and keys in `to_fused` are rotated.
+    RotateForth,
+    /// They are rotated back.
+    RotateBack,
 }
 
 /// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
@@ -54,21 +69,32 @@ impl Heads {
         let kernels = |name: &str| -> Result<[Kernel; 2]> {
             Ok([device.kernel(&source, name)?, device.kernel(&source, &format!("{name}_one_by_one"))?])
         };
-        Ok(Self { dtype, split: kernels("split")?, merge: kernels("merge")? })
+        Ok(Self {
+            dtype,
+            split: kernels("split")?,
+            merge: kernels("merge")?,
+            rotate_forth: kernels("rotate_forth")?,
+            rotate_back: kernels("rotate_back")?,
+        })
     }
 
-    /// Launches the way to heads, or back where there is `to_fused`. `count` is the number of pairs, at least one.
+    /// Launches a task. `count` is the number of pairs that it moves, at least one.
     ///
     /// # Safety
     /// The pointers are valid, with the lengths of the parameters' documentation, until the stream has passed this call; the stream is of this device.
-    pub(crate) unsafe fn run(&self, stream: Stream, mut parameters: HeadsParameters) -> Result<()> {
+    pub(crate) unsafe fn run(&self, stream: Stream, task: HeadsTask, mut parameters: HeadsParameters) -> Result<()> {
         let HeadsParameters { fused, to_fused, q, k, v, dim, count, .. } = parameters;
         let width = 16 / self.dtype.bytes() as u32;
         let aligned = (dim / 2).is_multiple_of(width) && (fused | to_fused | q | k | v).is_multiple_of(16);
         if aligned {
             parameters.count = count / u64::from(width);
         }
-        let kernels = if to_fused == 0 { &self.split } else { &self.merge };
+        let kernels = match task {
+            HeadsTask::Split => &self.split,
+            HeadsTask::Merge => &self.merge,
+            HeadsTask::RotateForth => &self.rotate_forth,
+            HeadsTask::RotateBack => &self.rotate_back,
+        };
         let launch = Launch::simple((blocks_of_elements(parameters.count, 1)?, 1), BLOCK);
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
         unsafe { kernels[usize::from(!aligned)].launch(stream, launch, &parameters) }

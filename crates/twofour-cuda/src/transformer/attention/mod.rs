@@ -2,6 +2,9 @@
 
 mod batched;
 mod fused;
+mod projected;
+
+pub use projected::{attention_backward_projected, attention_forward_projected, attention_reads_projection};
 
 use super::{
     heads::{SplitHeads, SplitHeadsMut},
@@ -67,8 +70,14 @@ impl AttentionShape {
     /// # Errors
     /// [`Error::TooLarge`].
     pub fn fused_len(&self) -> Result<usize> {
-        let all = self.kv_heads.checked_mul(2).and_then(|n| n.checked_add(self.heads)).unwrap_or(usize::MAX);
-        product(self.tokens()?, product(all, self.head_dim)?)
+        product(self.tokens()?, product(self.projected_heads()?, self.head_dim)?)
+    }
+
+    /// Returns the number of a token's heads in the fused projection: queries, keys and values.
+    pub(super) fn projected_heads(&self) -> Result<usize> {
+        product(self.kv_heads, 2)?
+            .checked_add(self.heads)
+            .ok_or(Error::TooLarge { rows: self.heads, cols: self.kv_heads })
     }
 
     /// Returns the number of log-sum-exps: one for each query.
@@ -119,13 +128,14 @@ impl AttentionEngine {
     }
 }
 
-/// How the heads of the result, and of its gradient, follow each other.
+/// How the heads of a call's tensors follow each other.
 #[derive(Clone, Copy)]
 enum HeadLayout {
     /// `[batch, heads, positions, head_dim]`.
     Apart,
-    /// `[batch, positions, heads, head_dim]`: what a linear layer reads. Only the kernels that keep scores in registers write it.
-    Merged,
+    /// Queries, keys and values are in the fused projection, and the result is what a linear layer reads. Only the kernels that keep scores in registers read and
+    /// write that.
+    Projected,
 }
 
 /// The addresses of a call's tensors.
@@ -183,7 +193,7 @@ pub fn attention_forward(
     out: DeviceSliceMut<'_>,
     lse: DeviceSliceMut<'_>,
 ) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse, HeadLayout::Apart))?;
+    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse))?;
     if shape.query_len()? == 0 {
         return Ok(());
     }
@@ -191,49 +201,6 @@ pub fn attention_forward(
         true => fused::forward(context, shape, dtype, &tensors),
         false => batched::forward(context, shape, dtype, &tensors),
     }
-}
-
-/// Returns whether the kernels that keep scores in registers compute heads of this type and size, which [`attention_forward_merged`] requires.
-pub fn attention_merges(dtype: DataType, head_dim: usize) -> bool {
-    FusedAttention::computes(dtype, head_dim)
-}
-
-/// Computes what [`attention_forward`] does by [`AttentionEngine::Fused`], with the result as `[batch, positions, heads, head_dim]`:
-/// what [`merge_heads`](super::merge_heads) makes of it.
-///
-/// # Errors
-/// Those of [`attention_forward`]; [`Error::DataType`] unless [`attention_merges`].
-pub fn attention_forward_merged(
-    context: &LayerContext,
-    shape: AttentionShape,
-    inputs: AttentionInputs<'_>,
-    merged: DeviceSliceMut<'_>,
-    lse: DeviceSliceMut<'_>,
-) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&merged, &lse, HeadLayout::Merged))?;
-    if shape.query_len()? == 0 {
-        return Ok(());
-    }
-    fused::forward(context, shape, dtype, &tensors)
-}
-
-/// Computes the gradients of [`attention_forward_merged`] from `dmerged`, the gradient of its result. `merged` and `lse` are what it wrote.
-///
-/// # Errors
-/// Those of [`attention_forward_merged`].
-pub fn attention_backward_merged(
-    context: &LayerContext,
-    shape: AttentionShape,
-    inputs: AttentionInputs<'_>,
-    (merged, lse, dmerged): (DeviceSlice<'_>, DeviceSlice<'_>, DeviceSlice<'_>),
-    gradients: AttentionGradients<'_>,
-) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&merged, &lse, HeadLayout::Merged))?;
-    let gradients = self::gradients(context, shape, dtype, dmerged, &gradients)?;
-    if shape.query_len()? == 0 {
-        return Ok(());
-    }
-    fused::backward(context, shape, dtype, &tensors, &gradients)
 }
 
 /// Returns the addresses of gradients, after checking their lengths.
@@ -264,7 +231,7 @@ pub fn attention_backward(
     (out, lse, dout): (DeviceSlice<'_>, DeviceSlice<'_>, DeviceSlice<'_>),
     gradients: AttentionGradients<'_>,
 ) -> Result<()> {
-    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse, HeadLayout::Apart))?;
+    let (tensors, dtype) = tensors(context, shape, inputs, (&out, &lse))?;
     let gradients = self::gradients(context, shape, dtype, dout, &gradients)?;
     if shape.query_len()? == 0 {
         return Ok(());
@@ -280,7 +247,7 @@ fn tensors(
     context: &LayerContext,
     shape: AttentionShape,
     inputs: AttentionInputs<'_>,
-    (out, lse, layout): (&impl Memory, &impl Memory, HeadLayout),
+    (out, lse): (&impl Memory, &impl Memory),
 ) -> Result<(Tensors, DataType)> {
     shape.validate()?;
     let dtype = inputs.q.dtype();
@@ -293,7 +260,7 @@ fn tensors(
         v: inputs.v.at("the values", context, dtype, shape.key_len()?)?,
         out: out.at("the result", context, dtype, shape.query_len()?)?,
         lse: lse.at("the log-sum-exps", context, DataType::F32, shape.lse_len()?)?,
-        layout,
+        layout: HeadLayout::Apart,
     };
     Ok((tensors, dtype))
 }

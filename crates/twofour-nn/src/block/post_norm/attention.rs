@@ -77,7 +77,7 @@ impl<E: Engine> PostNormAttention<E> {
         let mut qkv = workspace.compute(engine, tokens * own.qkv_width())?;
         self.qkv.forward(engine, &x, tokens, &mut qkv)?;
         let mut merged = workspace.compute(engine, tokens * width)?;
-        let state = engine.attention(own, &qkv, None, &mut merged)?;
+        let state = engine.attention(own, &mut qkv, None, &mut merged)?;
         let mut sum = workspace.compute(engine, tokens * width)?;
         self.out.forward(engine, &merged, tokens, &mut sum)?;
         let (y, sum) = SavedSum::normalized(engine, workspace, &self.norm, (&x, sum, tokens))?;

@@ -225,7 +225,7 @@ impl Engine for CpuEngine {
     fn attention(
         &self,
         shape: AttentionShape,
-        qkv: &CpuBuffer,
+        qkv: &mut CpuBuffer,
         rotary: Option<&Table>,
         merged: &mut CpuBuffer,
     ) -> Result<CpuAttention> {

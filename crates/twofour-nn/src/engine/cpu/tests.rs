@@ -96,7 +96,7 @@ fn gradients_of_attention() {
         let dy = random(shape.tokens() * shape.width(), 6);
         let run = |qkv: &[f32]| {
             let mut merged = zeros(dy.len());
-            let state = ENGINE.attention(shape, &buffer(qkv), rotary, &mut merged).unwrap();
+            let state = ENGINE.attention(shape, &mut buffer(qkv), rotary, &mut merged).unwrap();
             (merged, state)
         };
         let (merged, state) = run(&qkv);
@@ -115,7 +115,7 @@ fn attention_is_its_definition() {
         let shape = AttentionShape { batch: 2, positions, heads: 4, kv_heads: 2, head_dim: 2, causal };
         let qkv = random(shape.tokens() * shape.qkv_width(), 7);
         let mut merged = zeros(shape.tokens() * shape.width());
-        ENGINE.attention(shape, &buffer(&qkv), None, &mut merged).unwrap();
+        ENGINE.attention(shape, &mut buffer(&qkv), None, &mut merged).unwrap();
         let merged = read(&merged);
         let at = |batch: usize, position: usize, element: usize| {
             f64::from(qkv[(batch * positions + position) * shape.qkv_width() + element])
@@ -244,10 +244,11 @@ fn operands_that_do_not_fit_are_refused() {
     assert!(ENGINE.write(&mut ids(&[1]), &[1.0]).is_err() && ENGINE.read(&ids(&[1])).is_err());
     let attention = AttentionShape { batch: 1, positions: 7, heads: 2, kv_heads: 2, head_dim: 4, causal: true };
     let table = ENGINE.rotary(6, &[1.0, 0.01]).unwrap();
-    let error = ENGINE.attention(attention, &zeros(7 * 24), Some(&table), &mut zeros(7 * 8)).unwrap_err().to_string();
+    let error = ENGINE.attention(attention, &mut zeros(7 * 24), Some(&table), &mut zeros(7 * 8));
+    let error = error.unwrap_err().to_string();
     assert!(error.contains("7 with heads of 4"), "{error}");
     let shared = AttentionShape { kv_heads: 0, ..attention };
-    assert!(ENGINE.attention(shared, &zeros(7 * 8), None, &mut zeros(7 * 8)).is_err());
+    assert!(ENGINE.attention(shared, &mut zeros(7 * 8), None, &mut zeros(7 * 8)).is_err());
 }
 
 const STEP: AdamWStep = AdamWStep {

@@ -10,8 +10,9 @@ use twofour_cuda::{
     layer::{DeviceBuffer, LayerContext},
     transformer::{
         AttentionEngine, AttentionShape as Shape, Rotary, SplitHeads, SplitHeadsMut, attention_backward,
-        attention_backward_merged, attention_forward, attention_forward_merged, attention_merges, merge_heads,
-        merge_heads_gradient, split_heads, split_heads_gradient,
+        attention_backward_projected, attention_forward, attention_forward_projected, attention_reads_projection,
+        merge_heads, merge_heads_gradient, rotate_projection, rotate_projection_gradient, split_heads,
+        split_heads_gradient,
     },
 };
 
@@ -63,15 +64,34 @@ fn rotation(tables: Option<&Tables>) -> Option<Rotary<'_>> {
     tables.map(|tables| Rotary { cos: tables[0].as_slice(), sin: tables[1].as_slice() })
 }
 
-/// What the backward pass of attention reads beside the result: rotated queries and keys, values, and log-sum-exps.
+/// What the backward pass of attention reads beside the result.
 #[derive(Debug)]
-pub struct CudaAttention {
+pub enum CudaAttention {
+    /// Queries and keys, rotated, and values are in the projection.
+    Projected {
+        /// Log-sum-exps.
+        lse: DeviceBuffer,
+    },
+    /// Heads were split and merged.
+    Split(Box<SplitState>),
+}
+
+/// Heads with memory of their own.
+#[derive(Debug)]
+pub struct SplitState {
+    /// Rotated.
     q: DeviceBuffer,
+    /// Rotated.
     k: DeviceBuffer,
     v: DeviceBuffer,
-    /// The heads' outputs, where they are not merged by the kernels.
-    out: Option<DeviceBuffer>,
+    out: DeviceBuffer,
     lse: DeviceBuffer,
+}
+
+impl SplitState {
+    fn inputs(&self) -> SplitHeads<'_> {
+        SplitHeads { q: self.q.as_slice(), k: self.k.as_slice(), v: self.v.as_slice() }
+    }
 }
 
 fn of(shape: AttentionShape) -> Shape {
@@ -79,68 +99,69 @@ fn of(shape: AttentionShape) -> Shape {
     Shape { batch, positions, heads, kv_heads, head_dim, causal }
 }
 
+/// Attention reads the projection itself where there are kernels for that; otherwise its heads are split, and those of the result merged.
 pub(super) fn forward(
     (context, pool): (&LayerContext, &Pool),
     shape: AttentionShape,
-    qkv: &CudaBuffer,
+    qkv: &mut CudaBuffer,
     rotary: Option<&CudaRotary>,
     merged: &mut CudaBuffer,
 ) -> Result<CudaAttention> {
     let tables = rotary.map(|rotary| rotary.of(context, shape)).transpose()?;
-    let shape = of(shape);
+    let (shape, rotary) = (of(shape), rotation(tables.as_ref()));
     let dtype = qkv.slice().dtype();
-    let take = |len: usize| pool.take(context, dtype, len);
-    let mut q = take(shape.query_len()?)?;
-    let [mut k, mut v] = [take(shape.key_len()?)?, take(shape.key_len()?)?];
     let mut lse = pool.take(context, DataType::F32, shape.lse_len()?)?;
+    if attention_reads_projection(dtype, shape.head_dim) {
+        if let Some(rotary) = rotary {
+            rotate_projection(context, shape, rotary, qkv.slice_mut())?;
+        }
+        attention_forward_projected(context, shape, qkv.slice(), merged.slice_mut(), lse.as_slice_mut())?;
+        return Ok(CudaAttention::Projected { lse });
+    }
+    let take = |len: usize| pool.take(context, dtype, len);
+    let [mut q, mut out] = [take(shape.query_len()?)?, take(shape.query_len()?)?];
+    let [mut k, mut v] = [take(shape.key_len()?)?, take(shape.key_len()?)?];
     let to = SplitHeadsMut { q: q.as_slice_mut(), k: k.as_slice_mut(), v: v.as_slice_mut() };
-    split_heads(context, shape, rotation(tables.as_ref()), qkv.slice(), to)?;
+    split_heads(context, shape, rotary, qkv.slice(), to)?;
     let inputs = SplitHeads { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
-    let out = if attention_merges(dtype, shape.head_dim) {
-        attention_forward_merged(context, shape, inputs, merged.slice_mut(), lse.as_slice_mut())?;
-        None
-    } else {
-        let mut out = take(shape.query_len()?)?;
-        let engine = AttentionEngine::Fastest;
-        attention_forward(context, shape, engine, inputs, out.as_slice_mut(), lse.as_slice_mut())?;
-        merge_heads(context, shape, out.as_slice(), merged.slice_mut())?;
-        Some(out)
-    };
-    Ok(CudaAttention { q, k, v, out, lse })
+    let engine = AttentionEngine::Fastest;
+    attention_forward(context, shape, engine, inputs, out.as_slice_mut(), lse.as_slice_mut())?;
+    merge_heads(context, shape, out.as_slice(), merged.slice_mut())?;
+    Ok(CudaAttention::Split(Box::new(SplitState { q, k, v, out, lse })))
 }
 
 pub(super) fn gradient(
     (context, pool): (&LayerContext, &Pool),
     shape: AttentionShape,
-    (state, merged): (CudaAttention, &CudaBuffer),
+    (state, qkv, merged): (CudaAttention, &CudaBuffer, &CudaBuffer),
     rotary: Option<&CudaRotary>,
     (d_merged, d_qkv): (&CudaBuffer, &mut CudaBuffer),
 ) -> Result<()> {
     let tables = rotary.map(|rotary| rotary.of(context, shape)).transpose()?;
-    let shape = of(shape);
+    let (shape, rotary) = (of(shape), rotation(tables.as_ref()));
+    let state = match state {
+        CudaAttention::Projected { lse } => {
+            let saved = (merged.slice(), lse.as_slice(), d_merged.slice());
+            attention_backward_projected(context, shape, qkv.slice(), saved, d_qkv.slice_mut())?;
+            if let Some(rotary) = rotary {
+                rotate_projection_gradient(context, shape, rotary, d_qkv.slice_mut())?;
+            }
+            pool.give(lse);
+            return Ok(());
+        }
+        CudaAttention::Split(state) => state,
+    };
     let dtype = d_merged.slice().dtype();
     let take = |len: usize| pool.take(context, dtype, len);
-    let mut dq = take(shape.query_len()?)?;
+    let [mut dq, mut d_out] = [take(shape.query_len()?)?, take(shape.query_len()?)?];
     let [mut dk, mut dv] = [take(shape.key_len()?)?, take(shape.key_len()?)?];
-    let CudaAttention { q, k, v, out, lse } = state;
-    let inputs = SplitHeads { q: q.as_slice(), k: k.as_slice(), v: v.as_slice() };
+    merge_heads_gradient(context, shape, d_merged.slice(), d_out.as_slice_mut())?;
+    let saved = (state.out.as_slice(), state.lse.as_slice(), d_out.as_slice());
     let gradients = SplitHeadsMut { q: dq.as_slice_mut(), k: dk.as_slice_mut(), v: dv.as_slice_mut() };
-    let d_out = match &out {
-        None => {
-            let saved = (merged.slice(), lse.as_slice(), d_merged.slice());
-            attention_backward_merged(context, shape, inputs, saved, gradients)?;
-            None
-        }
-        Some(out) => {
-            let mut d_out = take(shape.query_len()?)?;
-            merge_heads_gradient(context, shape, d_merged.slice(), d_out.as_slice_mut())?;
-            let saved = (out.as_slice(), lse.as_slice(), d_out.as_slice());
-            attention_backward(context, shape, AttentionEngine::Fastest, inputs, saved, gradients)?;
-            Some(d_out)
-        }
-    };
+    attention_backward(context, shape, AttentionEngine::Fastest, state.inputs(), saved, gradients)?;
     let gradients = SplitHeads { q: dq.as_slice(), k: dk.as_slice(), v: dv.as_slice() };
-    split_heads_gradient(context, shape, rotation(tables.as_ref()), gradients, d_qkv.slice_mut())?;
-    [q, k, v, lse, dq, dk, dv].into_iter().chain(out).chain(d_out).for_each(|buffer| pool.give(buffer));
+    split_heads_gradient(context, shape, rotary, gradients, d_qkv.slice_mut())?;
+    let SplitState { q, k, v, out, lse } = *state;
+    [q, k, v, out, lse, dq, dk, dv, d_out].into_iter().for_each(|buffer| pool.give(buffer));
     Ok(())
 }

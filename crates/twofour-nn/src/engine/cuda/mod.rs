@@ -255,7 +255,7 @@ impl Engine for CudaEngine {
     fn attention(
         &self,
         shape: AttentionShape,
-        qkv: &CudaBuffer,
+        qkv: &mut CudaBuffer,
         rotary: Option<&CudaRotary>,
         merged: &mut CudaBuffer,
     ) -> Result<CudaAttention> {
@@ -265,12 +265,12 @@ impl Engine for CudaEngine {
     fn attention_gradient(
         &self,
         shape: AttentionShape,
-        (state, _, merged): (CudaAttention, &CudaBuffer, &CudaBuffer),
+        saved: (CudaAttention, &CudaBuffer, &CudaBuffer),
         rotary: Option<&CudaRotary>,
         d_merged: &CudaBuffer,
         d_qkv: &mut CudaBuffer,
     ) -> Result<()> {
-        attention::gradient((&self.context, &self.pool), shape, (state, merged), rotary, (d_merged, d_qkv))
+        attention::gradient((&self.context, &self.pool), shape, saved, rotary, (d_merged, d_qkv))
     }
 
     fn activation(&self, activation: Activation, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
