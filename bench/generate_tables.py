@@ -81,14 +81,15 @@ def gpu_table(path, raw):
     result = json.loads(path.read_text())
     rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
     lines = [
-        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.",
+        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads. "
+        "Model size: of the linear layers' weights and the head.",
         "",
-        "| model | batch | weights | step | tokens/s | over dense bf16 | over dense int8 | GB/s | memory |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | batch | weights | step | tokens/s | over dense bf16 | over dense int8 | GB/s | model size | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (model, batch, weights), row in rows.items():
         over = [rows.get((model, batch, base)) for base in ("dense-bf16", "dense-int8")]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["memory_bytes"])]
+        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), size(row["memory_bytes"])]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
