@@ -6,7 +6,7 @@ use crate::{
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::GemmProblem,
     raw::{
-        decode::dense::{DenseForm, DenseOperands},
+        decode::dense::{DenseForm, DenseOperands, MOST_TOKENS},
         gemm::Epilogue,
         quantize::Quantizer,
     },
@@ -16,7 +16,7 @@ use crate::{
 /// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact integers. It is what
 /// [`PackedLinear`](crate::layer::PackedLinear) of 8-bit integers is compared with.
 ///
-/// Up to 8 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after
+/// Up to 32 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after
 /// it applies scales and bias. Both have the same results to the bit.
 #[derive(Debug)]
 pub struct DenseInt8Linear {
@@ -26,9 +26,6 @@ pub struct DenseInt8Linear {
     bias: Option<DeviceBuffer>,
     shape: (usize, usize),
 }
-
-/// Most tokens of this crate's kernel.
-const FEW_TOKENS: usize = 8;
 
 /// The address of the input: integers with their scales, or floats.
 #[derive(Clone, Copy)]
@@ -63,7 +60,14 @@ impl DenseInt8Linear {
         crate::arguments::expect_multiple("in_features", in_features, 4)?;
         weight.as_slice().at("the weight", context, DataType::I8, product(out_features, in_features)?)?;
         scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
-        Ok(Self { context: context.clone(), weight, scales, bias, shape: (out_features, in_features) })
+        let shape = (out_features, in_features);
+        Ok(Self { context: context.clone(), weight, scales, bias, shape, few: MOST_TOKENS })
+    }
+
+    /// Returns the layer with cuBLASLt's GEMM for any number of tokens.
+    #[must_use]
+    pub fn by_library(self) -> Self {
+        Self { few: 0, ..self }
     }
 
     /// Launches the layer for quantized tokens: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
@@ -116,7 +120,7 @@ impl DenseInt8Linear {
             Tokens::Quantized(x, _) => (x | places.weight).is_multiple_of(16),
             Tokens::Floats(_) => places.weight.is_multiple_of(16),
         };
-        match tokens <= FEW_TOKENS && in_features.is_multiple_of(DenseForm::Integers.step()) && is_aligned {
+        match tokens <= self.few && in_features.is_multiple_of(DenseForm::Integers.step()) && is_aligned {
             true => self.run_few(x, tokens, output, places),
             false => self.run_many(x, tokens, output, places),
         }

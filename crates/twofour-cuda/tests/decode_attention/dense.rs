@@ -27,12 +27,14 @@ struct Quantized {
     shape: (usize, usize),
     tokens: usize,
     has_bias: bool,
+    by_library: bool,
 }
 
 impl Check for Quantized {
     fn run<T: Arithmetic>(&self, context: &LayerContext, _: f64) {
-        let Quantized { shape: (outputs, inputs), tokens, has_bias } = *self;
-        let what = format!("[{outputs}, {inputs}], {tokens} tokens, {:?}, bias {has_bias}", T::DTYPE);
+        let Quantized { shape: (outputs, inputs), tokens, has_bias, .. } = *self;
+        let by = if self.by_library { "cuBLASLt" } else { "either" };
+        let what = format!("[{outputs}, {inputs}], {tokens} tokens, {:?}, bias {has_bias}, {by}", T::DTYPE);
         let (weight, of_rows, bias) = (integers(outputs * inputs, -128, 1), scales(outputs), numbers::<T>(outputs, 2));
         let mut x = numbers::<T>(tokens * inputs, 3);
         // The second token is zeros.
@@ -67,10 +69,12 @@ impl Check for Quantized {
 
 #[test]
 fn dense_integers_are_the_exact_sums_times_their_scales() {
-    // 68 and 4 features, and more than 8 tokens, are cuBLASLt's.
+    // 68 and 4 features, and more than 32 tokens, are cuBLASLt's.
     for shape in [(16, 64), (4, 64), (20, 128), (40, 1024), (100, 4160), (20, 68), (16, 4)] {
-        for tokens in [1, 2, 3, 8, 9, 32] {
-            for_each_type(&Quantized { shape, tokens, has_bias: tokens != 2 });
+        for tokens in [1, 2, 3, 8, 9, 17, 32, 33] {
+            for by_library in [false, true] {
+                for_each_type(&Quantized { shape, tokens, has_bias: tokens != 2, by_library });
+            }
         }
     }
 }
@@ -91,7 +95,7 @@ impl Check for NonFinite {
         );
         let mut x = numbers::<T>(3 * 64, 3);
         x[70] = T::from_f32(f32::NAN);
-        let mut y = up(context, &vec![T::from_f32(0.0); 48]);
+        let mut y = up(context, &[T::from_f32(0.0); 48]);
         layer.unwrap().forward(up(context, &x).as_slice(), 3, y.as_slice_mut()).unwrap();
         let is_nan: Vec<bool> = y.to_host::<T>().unwrap().iter().map(|y| y.to_f32().is_nan()).collect();
         assert_eq!(is_nan, (0..48).map(|at| (16..32).contains(&at)).collect::<Vec<_>>());

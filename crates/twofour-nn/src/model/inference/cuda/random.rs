@@ -22,6 +22,8 @@ pub enum CudaRandomWeights {
     Dense,
     /// Dense 8-bit integers; activations are quantized with a scale for each token.
     DenseInt8,
+    /// Dense 8-bit integers, by cuBLASLt's GEMM for any number of tokens.
+    DenseInt8ByLibrary,
     /// Dense 8-bit integers with a scale for each row; activations are of the type to compute in.
     Int8WeightOnly,
     /// Dense int4 with a scale for each group of 64; activations are of the type to compute in.
@@ -108,9 +110,11 @@ fn linears(
         CudaRandomWeights::Dense => {
             each(&|shape| Ok(CudaLinear::dense(random_buffer(context, dtype, shape.0 * shape.1)?, shape)))?
         }
-        CudaRandomWeights::DenseInt8 => each(&|shape| {
+        CudaRandomWeights::DenseInt8 | CudaRandomWeights::DenseInt8ByLibrary => each(&|shape| {
             let (weight, scales) = random_int8(context, shape)?;
-            Ok(CudaLinear::dense_int8(DenseInt8Linear::new(context, shape, weight, scales, None)?, shape))
+            let layer = DenseInt8Linear::new(context, shape, weight, scales, None)?;
+            let by_library = form == CudaRandomWeights::DenseInt8ByLibrary;
+            Ok(CudaLinear::dense_int8(if by_library { layer.by_library() } else { layer }, shape))
         })?,
         CudaRandomWeights::Int8WeightOnly => each(&|shape| {
             let (weight, scales) = random_int8(context, shape)?;
