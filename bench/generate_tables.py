@@ -76,19 +76,26 @@ def table(path, raw):
     return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"
 
 
+# Forms that a GPU's other forms are compared with, where they were measured.
+GPU_BASES = {"dense-bf16": "dense bf16", "dense-int8": "dense int8", "int4-weight-only": "dense int4"}
+
+
 def gpu_table(path, raw):
-    """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedup over the dense form of the same type and batch size."""
+    """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedups over the dense forms of the same batch size."""
     result = json.loads(path.read_text())
     rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
+    bases = {base: name for base, name in GPU_BASES.items() if any(weights == base for _, _, weights in rows)}
+    heads = ["model", "batch", "weights", "step", "tokens/s", *(f"over {name}" for name in bases.values()), "GB/s", "model size", "memory"]
     lines = [
-        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads.",
+        f"**{result['machine']['gpu']}**, `{result['command']}` ([raw]({raw})): medians of rounds of 16 steps. GB/s: of the weights, keys and values that a step reads. "
+        "Model size: of the linear layers' weights and the head.",
         "",
-        "| model | batch | weights | step | tokens/s | over dense bf16 | over dense int8 | GB/s | memory |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
     ]
     for (model, batch, weights), row in rows.items():
-        over = [rows.get((model, batch, base)) for base in ("dense-bf16", "dense-int8")]
+        over = [rows.get((model, batch, base)) for base in bases]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["memory_bytes"])]
+        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), size(row["memory_bytes"])]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -64,6 +64,28 @@ class Generation(unittest.TestCase):
         ])
         self.assertEqual([medians for _, _, medians, *_ in found], [2.5, 2.0, 2.0])
 
+    def test_a_gpu_s_forms_are_compared_with_the_dense_forms_of_their_batch_that_were_measured(self):
+        def row(batch, weights, step):
+            return {
+                "model": "m", "batch": batch, "weights": weights, "step_ms": step, "tokens_per_s": 1.0, "gb_per_s": 2.0, "weight_bytes": 2**30, "memory_bytes": 2**31,
+            }
+
+        rows = [row(1, "dense-bf16", 6.0), row(1, "2:4-int4", 2.0), row(8, "2:4-int4", 2.0)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "generate.json"
+            path.write_text(json.dumps({"machine": MACHINE, "command": "a command", "rows": rows}))
+            lines = generate_tables.gpu_table(path, "raw").splitlines()
+            self.assertEqual(lines[2], "| model | batch | weights | step | tokens/s | over dense bf16 | GB/s | model size | memory |")
+            self.assertEqual(lines[4:], [
+                "| m | 1 | dense-bf16 | 6.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
+                "| m | 1 | 2:4-int4 | 2.00 ms | 1 | 3.00x | 2 | 1.00 GiB | 2.00 GiB |",
+                "| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 2 | 1.00 GiB | 2.00 GiB |",
+            ])
+            rows.append(row(8, "int4-weight-only", 3.0))
+            path.write_text(json.dumps({"machine": MACHINE, "command": "a command", "rows": rows}))
+            lines = generate_tables.gpu_table(path, "raw").splitlines()
+            self.assertIn("| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 1.50x | 2 | 1.00 GiB | 2.00 GiB |", lines)
+
 
 class Vision(unittest.TestCase):
     def test_a_row_has_mean_and_range_of_both_accuracies_and_the_best_head_is_first(self):

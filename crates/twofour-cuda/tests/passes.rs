@@ -238,46 +238,63 @@ fn functions_and_their_gradients_are_those_of_the_cpu() {
     }
 }
 
+fn check_rows_of_integers<T: Arithmetic + DeviceRepr>(bench: &Bench, (rows, cols): (usize, usize), offset: usize) {
+    let quantizer = Quantizer::new(&bench.device, T::DTYPE).unwrap();
+    let what = format!("[{rows}, {cols}] {:?}, element {offset}", T::DTYPE);
+    let mut values = numbers::<T>(rows * cols, 9);
+    // Ties, a row of zeros, subnormals.
+    values.iter_mut().take(cols).enumerate().for_each(|(i, v)| *v = T::from_f32((i % 9) as f32 - 4.5));
+    if rows > 2 {
+        values[cols..2 * cols].fill(T::from_f32(-0.0));
+        let subnormal = |i: usize| T::from_f32(f32::from_bits(i as u32 % 50));
+        values[2 * cols..3 * cols].iter_mut().enumerate().for_each(|(i, v)| *v = subnormal(i));
+    }
+    let wide: Vec<f32> = values.iter().map(|v| v.to_f32()).collect();
+    let (expected, scales) = quantize(MatrixRef::new(rows, cols, &wide).unwrap()).unwrap();
+    if rows > 4 {
+        values[4 * cols + 3] = T::from_f32(f32::NAN);
+    }
+    values.splice(0..0, vec![T::from_f32(0.0); offset]);
+    let there = bench.up(&values);
+    let (out, scales_there) = (bench.poisoned(rows * cols + GUARD, 7i8), bench.poisoned(rows + GUARD, 7.0f32));
+    let from = bench.at(&there) + (offset * T::DTYPE.bytes()) as u64;
+    // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
+    unsafe { quantizer.rows_to_i8(bench.stream(), from, (rows, cols), bench.at(&out), bench.at(&scales_there)) }
+        .unwrap();
+    let (found, found_scales) = (bench.down(&out), bench.down(&scales_there));
+    for row in 0..rows {
+        if row == 4 {
+            assert!(found_scales[row].is_nan(), "{what}");
+            continue;
+        }
+        assert_eq!(found_scales[row].to_bits(), scales[row].to_bits(), "{what}, row {row}");
+        let range = row * cols..(row + 1) * cols;
+        assert_eq!(found[range.clone()], expected[range], "{what}, row {row}");
+    }
+    assert!(found[rows * cols..].iter().all(|guard| *guard == 7) && found_scales[rows..].iter().all(|g| *g == 7.0));
+}
+
 #[test]
 fn rows_of_integers_are_those_of_the_cpu_bit_for_bit() {
     let Some(bench) = bench() else { return };
-    let quantizer = Quantizer::new(&bench.device, DataType::F32).unwrap();
-    for (rows, cols) in [(1, 1), (5, 30), (64, 1024), (3, 5001)] {
-        let mut values = numbers::<f32>(rows * cols, 9);
-        // Ties, a row of zeros, subnormals.
-        values.iter_mut().take(cols).enumerate().for_each(|(i, v)| *v = (i % 9) as f32 - 4.5);
-        if rows > 2 {
-            values[cols..2 * cols].fill(-0.0);
-            values[2 * cols..3 * cols].iter_mut().enumerate().for_each(|(i, v)| *v = f32::from_bits(i as u32 % 50));
+    // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number of vectors; not aligned.
+    for shape in [
+        (1, 1),
+        (5, 30),
+        (64, 1024),
+        (3, 5001),
+        (8, 4096),
+        (60, 8192),
+        (5, 14_336),
+        (1, 32_768),
+        (140, 20_000),
+        (6, 40_000),
+    ] {
+        for offset in [0, 1] {
+            check_rows_of_integers::<f32>(&bench, shape, offset);
+            check_rows_of_integers::<f16>(&bench, shape, offset);
+            check_rows_of_integers::<bf16>(&bench, shape, offset);
         }
-        let (expected, scales) = quantize(MatrixRef::new(rows, cols, &values).unwrap()).unwrap();
-        if rows > 4 {
-            values[4 * cols + 3] = f32::NAN;
-        }
-        let there = bench.up(&values);
-        let (out, scales_there) = (bench.poisoned(rows * cols + GUARD, 7i8), bench.poisoned(rows + GUARD, 7.0f32));
-        // SAFETY: all memory is allocated above, as long as the shape asks for, and lives until the stream has been waited for.
-        unsafe {
-            quantizer.rows_to_i8(
-                bench.stream(),
-                bench.at(&there),
-                (rows, cols),
-                bench.at(&out),
-                bench.at(&scales_there),
-            )
-        }
-        .unwrap();
-        let (found, found_scales) = (bench.down(&out), bench.down(&scales_there));
-        for row in 0..rows {
-            if row == 4 {
-                assert!(found_scales[row].is_nan());
-                continue;
-            }
-            assert_eq!(found_scales[row].to_bits(), scales[row].to_bits(), "[{rows}, {cols}], row {row}");
-            let range = row * cols..(row + 1) * cols;
-            assert_eq!(found[range.clone()], expected[range], "[{rows}, {cols}], row {row}");
-        }
-        assert!(found[rows * cols..].iter().all(|guard| *guard == 7) && found_scales[rows..].iter().all(|g| *g == 7.0));
     }
 }
 

@@ -5,12 +5,19 @@ use crate::{
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
     problem::GemmProblem,
-    raw::gemm::Epilogue,
-    transformer::shape::{Memory, product},
+    raw::{
+        decode::dense::{DenseForm, DenseOperands, MOST_TOKENS},
+        gemm::Epilogue,
+        quantize::Quantizer,
+    },
+    transformer::shape::{Memory, product, side},
 };
 
-/// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied by cuBLASLt in exact integers; a kernel after the GEMM applies scales and
-/// bias. It is what [`PackedLinear`](crate::layer::PackedLinear) of 8-bit integers is compared with.
+/// A dense layer `y = x · Wᵀ + bias` with a weight of 8-bit integers and a scale for each row, multiplied in exact integers. It is what
+/// [`PackedLinear`](crate::layer::PackedLinear) of 8-bit integers is compared with.
+///
+/// Up to 32 tokens of a multiple of 64 features have a kernel of this crate, which reads the weight once and writes results. Other GEMMs are cuBLASLt's, which writes sums in i32, and a kernel after
+/// it applies scales and bias. Both have the same results to the bit.
 #[derive(Debug)]
 pub struct DenseInt8Linear {
     context: LayerContext,
@@ -21,9 +28,19 @@ pub struct DenseInt8Linear {
 }
 
 /// The address of the input: integers with their scales, or floats.
+#[derive(Clone, Copy)]
 enum Tokens {
     Quantized(DevicePtr, DevicePtr),
     Floats(DevicePtr),
+}
+
+/// The addresses of a call's other tensors.
+#[derive(Clone, Copy)]
+struct Places {
+    weight: DevicePtr,
+    scales: DevicePtr,
+    bias: Option<DevicePtr>,
+    y: DevicePtr,
 }
 
 impl DenseInt8Linear {
@@ -43,7 +60,14 @@ impl DenseInt8Linear {
         crate::arguments::expect_multiple("in_features", in_features, 4)?;
         weight.as_slice().at("the weight", context, DataType::I8, product(out_features, in_features)?)?;
         scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
-        Ok(Self { context: context.clone(), weight, scales, bias, shape: (out_features, in_features) })
+        let shape = (out_features, in_features);
+        Ok(Self { context: context.clone(), weight, scales, bias, shape, few: MOST_TOKENS })
+    }
+
+    /// Returns the layer with cuBLASLt's GEMM for any number of tokens.
+    #[must_use]
+    pub fn by_library(self) -> Self {
+        Self { few: 0, ..self }
     }
 
     /// Launches the layer for quantized tokens: i8 `values` `[tokens, in_features]` with f32 `scales` `[tokens]`, as
@@ -82,13 +106,44 @@ impl DenseInt8Linear {
         }
         let results = product(tokens, out_features)?;
         let y = y.at("the result", context, output, results)?;
-        let weight = self.weight.as_slice().at("the weight", context, DataType::I8, self.weight.len())?;
-        let feature_scales = self.scales.as_slice().at("the scales", context, DataType::F32, out_features)?;
         let bias = self.bias.as_ref().map(|bias| bias.as_slice().at("the bias", context, output, out_features));
-        let bias = bias.transpose()?;
+        let places = Places {
+            weight: self.weight.as_slice().at("the weight", context, DataType::I8, self.weight.len())?,
+            scales: self.scales.as_slice().at("the scales", context, DataType::F32, out_features)?,
+            bias: bias.transpose()?,
+            y,
+        };
         if results == 0 || in_features == 0 {
             return Ok(());
         }
+        let is_aligned = match x {
+            Tokens::Quantized(x, _) => (x | places.weight).is_multiple_of(16),
+            Tokens::Floats(_) => places.weight.is_multiple_of(16),
+        };
+        match tokens <= self.few && in_features.is_multiple_of(DenseForm::Integers.step()) && is_aligned {
+            true => self.run_few(x, tokens, output, places),
+            false => self.run_many(x, tokens, output, places),
+        }
+    }
+
+    /// Launches this crate's kernel.
+    fn run_few(&self, x: Tokens, tokens: usize, output: DataType, places: Places) -> Result<()> {
+        let (context, (out_features, in_features)) = (&self.context, self.shape);
+        let kernels = context.dense_products(DenseForm::Integers, output)?;
+        let quantizer = context.quantizer(output)?;
+        let shape = (side("out_features", out_features)?, side("tokens", tokens)?, side("in_features", in_features)?);
+        let mut work = context.work();
+        let own = work.parts([tokens * in_features, 4 * tokens])?;
+        let Places { weight, scales, bias, y } = places;
+        let (x, token_scales) = quantized(context, &quantizer, x, (tokens, in_features), own)?;
+        let operands = DenseOperands { weight, scales, x, token_scales, bias: bias.unwrap_or(0), y };
+        // SAFETY: the slices have been found to be as long as the layer requires, weight and tokens aligned; the stream is of their device.
+        unsafe { kernels.run(context.raw(), shape, operands) }
+    }
+
+    /// Launches cuBLASLt's GEMM and the kernel of its epilogue.
+    fn run_many(&self, x: Tokens, tokens: usize, output: DataType, places: Places) -> Result<()> {
+        let (context, (out_features, in_features)) = (&self.context, self.shape);
         let dense_problem = DenseProblem {
             element: DataType::I8,
             output: DataType::I32,
@@ -107,25 +162,18 @@ impl DenseInt8Linear {
         };
         let mut work = context.work();
         let [sums, own, own_scales, workspace] =
-            work.parts([4 * results, tokens * in_features, 4 * tokens, WORKSPACE_BYTES])?;
-        let (x, token_scales) = match x {
-            Tokens::Quantized(x, scales) => (x, scales),
-            Tokens::Floats(x) => {
-                // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its integers, and the stream is of their device.
-                unsafe { quantizer.rows_to_i8(context.raw(), x, (tokens, in_features), own, own_scales) }?;
-                (own, own_scales)
-            }
-        };
+            work.parts([4 * tokens * out_features, tokens * in_features, 4 * tokens, WORKSPACE_BYTES])?;
+        let (x, token_scales) = quantized(context, &quantizer, x, (tokens, in_features), [own, own_scales])?;
         let epilogue = Epilogue {
-            feature_scales: Some(feature_scales),
+            feature_scales: Some(places.scales),
             token_scales: Some(token_scales),
-            bias,
+            bias: places.bias,
             ..Epilogue::default()
         };
         // SAFETY: the slices have been found to be as long as the problem requires, the workspace has room for the sums, and the stream is of their device.
         unsafe {
-            plan.run(context.raw(), weight, x, sums, workspace)?;
-            finish.run(context.raw(), problem, (sums, DataType::I32), y, epilogue)
+            plan.run(context.raw(), places.weight, x, sums, workspace)?;
+            finish.run(context.raw(), problem, (sums, DataType::I32), places.y, epilogue)
         }
     }
 
@@ -133,5 +181,23 @@ impl DenseInt8Linear {
     pub fn bytes(&self) -> usize {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.len() * bias.dtype().bytes());
         self.weight.len() + 4 * self.scales.len() + bias
+    }
+}
+
+/// Returns quantized tokens and their scales: those that are there, or floats quantized to `own` workspace.
+fn quantized(
+    context: &LayerContext,
+    quantizer: &Quantizer,
+    x: Tokens,
+    (tokens, in_features): (usize, usize),
+    [own, own_scales]: [DevicePtr; 2],
+) -> Result<(DevicePtr, DevicePtr)> {
+    match x {
+        Tokens::Quantized(x, scales) => Ok((x, scales)),
+        Tokens::Floats(x) => {
+            // SAFETY: the input has been found to be as long as the layer requires, the workspace has room for its integers, and the stream is of their device.
+            unsafe { quantizer.rows_to_i8(context.raw(), x, (tokens, in_features), own, own_scales) }?;
+            Ok((own, own_scales))
+        }
     }
 }

@@ -4,7 +4,14 @@ use crate::{
     DataType, Result,
     layer::{LayerContext, Plans},
     raw::{
-        decode::{attention::CachedAttention, choice::Choices, embed::Embeds, gate::QuantizedGates, norm::TokenNorms},
+        decode::{
+            attention::CachedAttention,
+            choice::Choices,
+            dense::{DenseForm, DenseProducts},
+            embed::Embeds,
+            gate::QuantizedGates,
+            norm::TokenNorms,
+        },
         gemm::finish::Finish,
     },
 };
@@ -14,6 +21,7 @@ use crate::{
 pub(crate) struct DecodeKernels {
     attention: Plans<(DataType, usize), CachedAttention>,
     choices: Plans<DataType, Choices>,
+    dense: Plans<(DenseForm, DataType), DenseProducts>,
     embeds: Plans<DataType, Embeds>,
     gates: Plans<DataType, QuantizedGates>,
     norms: Plans<DataType, TokenNorms>,
@@ -30,6 +38,11 @@ impl LayerContext {
     /// Returns the kernel that chooses tokens.
     pub(super) fn choices(&self, dtype: DataType) -> Result<Choices> {
         self.decode_kernels().choices.of(dtype, || self.load(|device| Choices::new(device, dtype)))
+    }
+
+    /// Returns the kernels of dense layers of integers.
+    pub(super) fn dense_products(&self, form: DenseForm, dtype: DataType) -> Result<DenseProducts> {
+        self.decode_kernels().dense.of((form, dtype), || self.load(|device| DenseProducts::new(device, form, dtype)))
     }
 
     /// Returns the kernel of embeddings.

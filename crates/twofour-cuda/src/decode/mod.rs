@@ -15,7 +15,7 @@
 //! | rotation, the cache, attention | [`CacheShape`], [`CachedAttention`], [`CachedTokens`] |
 //! | gated activations to 8-bit integers | [`gate_to_i8`] |
 //! | the most likely token | [`ChosenTokens`], [`choose_tokens`] |
-//! | dense layers in 8-bit integers | [`DenseInt8Linear`] |
+//! | dense layers of integers, to compare 2:4 with | [`DenseInt8Linear`], [`WeightOnlyLinear`] |
 //!
 //! [`crate::transformer::gated_forward`] is the gated activation to floats, and [`PackedLinear`](crate::layer::PackedLinear) the 2:4 layer.
 
@@ -26,6 +26,7 @@ mod embedding;
 mod gate;
 mod kernels;
 mod norm;
+mod weight_only;
 
 pub use attention::{CacheShape, CachedAttention, CachedTokens, HeadNorms};
 pub use choice::{ChosenTokens, choose_tokens};
@@ -34,3 +35,4 @@ pub use embedding::{TokenEmbedding, embed_tokens};
 pub use gate::gate_to_i8;
 pub(crate) use kernels::DecodeKernels;
 pub use norm::{Normalized, TokenNorm, TokenNormTensors, normalize_tokens};
+pub use weight_only::WeightOnlyLinear;

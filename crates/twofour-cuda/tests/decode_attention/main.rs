@@ -1,6 +1,7 @@
 //! On a device: what generating text needs beside the linear layers, against plain f64 references. Without a device the tests skip.
 
 mod attention;
+mod dense;
 #[path = "../transformer/reference.rs"]
 #[allow(dead_code)]
 mod reference;

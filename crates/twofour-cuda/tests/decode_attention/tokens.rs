@@ -75,7 +75,8 @@ impl Check for NormCase {
 #[test]
 fn norms_are_those_of_f64_and_their_integers_those_of_the_cpu() {
     for kind in [NormKind::RootMeanSquare, NormKind::Layer] {
-        for (tokens, width, every) in [(1, 1, 1), (3, 100, 1), (2, 4096, 1), (6, 4100, 3), (2, 8192, 1)] {
+        for (tokens, width, every) in [(1, 1, 1), (3, 100, 1), (1, 1000, 1), (32, 4096, 1), (6, 4100, 3), (2, 8192, 1)]
+        {
             for_each_type(&NormCase(kind, tokens, width, every));
         }
     }
@@ -86,7 +87,10 @@ struct GateCase(Gate, usize, usize);
 impl Check for GateCase {
     fn run<T: Arithmetic>(&self, context: &LayerContext, _: f64) {
         let GateCase(gate, rows, width) = *self;
-        let x = up(context, &numbers::<T>(rows * 2 * width, 1));
+        let mut x = numbers::<T>(rows * 2 * width, 1);
+        // The third token's results are zeros.
+        x.iter_mut().skip(4 * width + width).take(width).for_each(|up| *up = T::from_f32(0.0));
+        let x = up(context, &x);
         let mut y = DeviceBuffer::zeros(context, T::DTYPE, rows * width).unwrap();
         gated_forward(context, gate, (rows, width), x.as_slice(), y.as_slice_mut()).unwrap();
         let mut values = DeviceBuffer::zeros(context, DataType::I8, rows * width).unwrap();
@@ -101,7 +105,20 @@ impl Check for GateCase {
 #[test]
 fn gates_to_integers_are_those_of_gates_to_floats() {
     for gate in [Gate::Silu, Gate::Gelu, Gate::TanhGelu, Gate::Relu] {
-        for (rows, width) in [(1, 1), (3, 100), (2, 14_336)] {
+        // Of one CTA and of clusters of 2, 4 and 8; wider than the vectors that stay in registers; not a whole number of vectors.
+        let shapes = [
+            (1, 1),
+            (3, 100),
+            (3, 4097),
+            (1, 14_336),
+            (8, 14_336),
+            (32, 14_336),
+            (70, 4096),
+            (140, 8192),
+            (2, 40_000),
+            (150, 20_000),
+        ];
+        for (rows, width) in shapes {
             for_each_type(&GateCase(gate, rows, width));
         }
     }

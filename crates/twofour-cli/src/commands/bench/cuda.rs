@@ -94,7 +94,7 @@ pub(super) struct Cuda {
     #[arg(long, default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(128..=8192))]
     context: u32,
 
-    /// Weights in the suite generate: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4
+    /// Weights in the suite generate: dense-bf16, 2:4-bf16, dense-int8, 2:4-int8, 2:4-int4; dense-int8-cublaslt, int8-weight-only (dense, a scale for each row), int4-weight-only (dense, groups of 64)
     #[arg(
         long,
         value_delimiter = ',',

@@ -78,10 +78,13 @@ pub(crate) fn shape(name: &str) -> Option<DecoderConfig> {
 }
 
 /// The forms of weights by name.
-pub(crate) const WEIGHTS: [(&str, CudaRandomWeights); 5] = [
+pub(crate) const WEIGHTS: [(&str, CudaRandomWeights); 8] = [
     ("dense-bf16", CudaRandomWeights::Dense),
     ("2:4-bf16", CudaRandomWeights::TwoFour),
     ("dense-int8", CudaRandomWeights::DenseInt8),
+    ("dense-int8-cublaslt", CudaRandomWeights::DenseInt8ByLibrary),
+    ("int8-weight-only", CudaRandomWeights::Int8WeightOnly),
+    ("int4-weight-only", CudaRandomWeights::Int4WeightOnly),
     ("2:4-int8", CudaRandomWeights::TwoFourInt8),
     ("2:4-int4", CudaRandomWeights::TwoFourInt4),
 ];

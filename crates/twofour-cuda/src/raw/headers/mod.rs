@@ -15,6 +15,10 @@ headers! {
     FUNCTIONS = "functions.cuh";
     /// Rows that a CTA reads in vectors, and sums over a CTA.
     ROWS = "rows.cuh";
+    /// The scale of a row of 8-bit integers.
+    ROW_SCALE = "row_scale.cuh";
+    /// Quantization of rows to 8-bit integers.
+    QUANTIZED_ROW = "quantized_row.cuh";
     /// `mma`, `ldmatrix` and `cp.async`.
     DENSE_PRODUCT = "dense_product.cuh";
     /// Metadata codes and orders.

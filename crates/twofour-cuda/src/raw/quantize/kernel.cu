@@ -3,8 +3,6 @@
 //
 // Defined outside: ELEMENT.
 
-typedef Bits<ELEMENT>::type Raw;
-
 struct Rows {
     const void* matrix;
     u8* out;       // [rows, cols]
@@ -12,27 +10,12 @@ struct Rows {
     u32 rows, cols;
 };
 
-// A CTA quantizes a row: `scale = amax / 127`, values rounded to nearest even. The scale of a row with a NaN or an infinity is NaN.
-extern "C" __global__ void __launch_bounds__(256) rows_to_i8(const __grid_constant__ Rows p) {
-    __shared__ u32 most[8];
-    const u64 first = (u64)blockIdx.x * p.cols;
-    const Raw* from = (const Raw*)p.matrix + first;
-    u32 amax = 0;
-    #pragma unroll 4
-    for (u32 col = threadIdx.x; col < p.cols; col += 256) amax = max(amax, __float_as_uint(fabsf(widen<ELEMENT>(from[col]))));
-    amax = __reduce_max_sync(0xFFFFFFFFu, amax);
-    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = amax;
-    __syncthreads();
-    for (u32 warp = 0; warp < 8; warp++) amax = max(amax, most[warp]);
-    const float scale = __fdiv_rn(__uint_as_float(amax), 127.0f);
-    const bool finite = amax < 0x7F800000u;
-    if (threadIdx.x == 0) p.scales[blockIdx.x] = finite ? scale : __uint_as_float(0x7FC00000u);
-    for (u32 col = threadIdx.x; col < p.cols; col += 256) {
-        u8 q = 0;
-        // A division, because the inverse of a subnormal scale is infinite.
-        if (finite && scale != 0.0f) q = (u8)(int)rintf(fminf(fmaxf(__fdiv_rn(widen<ELEMENT>(from[col]), scale), -127.0f), 127.0f));
-        p.out[first + col] = q;
-    }
+// The scale of a row with a NaN or an infinity is NaN.
+extern "C" __global__ void __launch_bounds__(1024, 1) rows_to_i8(const __grid_constant__ Rows p) {
+    const RowCtas ctas;
+    const u64 first = (u64)ctas.row() * p.cols;
+    const Raw* const from = (const Raw*)p.matrix + first;
+    quantize_row(ctas, (u64)from % 16 == 0, p.cols, p.out + first, p.scales + ctas.row(), [&](u32 at, auto& values) { load(from + at, values); });
 }
 
 // The pointers of quantization to 8-bit floats.

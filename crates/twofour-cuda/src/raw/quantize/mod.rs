@@ -3,6 +3,10 @@
 //! Scales stay on the device, as the vectors that an [`Epilogue`](crate::raw::gemm::Epilogue) multiplies by. Calls only launch kernels: they neither
 //! allocate nor synchronize, and a CUDA graph can capture them.
 
+mod rows;
+
+pub(crate) use rows::RowCtas;
+
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     arguments::expect_pointers,
@@ -10,6 +14,7 @@ use crate::{
     raw::{
         float_types::{FLOAT_TYPES, expect_float_type, float_source},
         grid::BLOCK,
+        headers,
     },
     source::{File, Source},
 };
@@ -19,12 +24,16 @@ use crate::{
 pub struct Quantizer {
     dtype: DataType,
     multiprocessors: u32,
+    rows: RowCtas,
     rows_to_i8: Kernel,
     largest_magnitude: Kernel,
     scales_of_magnitude: Kernel,
     /// The kernels to e4m3 and e5m2, where the architecture has them.
     floats: Option<[Kernel; 2]>,
 }
+
+/// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where they only are loaded.
+const LEAST_VECTORS: u32 = 512;
 
 /// The parameters of the kernel for rows, in its memory layout.
 #[repr(C)]
@@ -51,7 +60,7 @@ struct WholeParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("quantize/kernel.cu", include_str!("kernel.cu"));
-    float_source("quantize", dtype, [kernel])
+    float_source("quantize", dtype, [headers::ROWS, headers::ROW_SCALE, headers::QUANTIZED_ROW, kernel])
 }
 
 /// Returns every source.
@@ -86,6 +95,7 @@ impl Quantizer {
         Ok(Self {
             dtype,
             multiprocessors: device.multiprocessors(),
+            rows: RowCtas::new(device, dtype, LEAST_VECTORS),
             rows_to_i8: kernel("rows_to_i8")?,
             largest_magnitude: kernel("largest_magnitude")?,
             scales_of_magnitude: kernel("scales_of_magnitude")?,
@@ -121,7 +131,7 @@ impl Quantizer {
         }
         let parameters = RowParameters { matrix, out, scales, rows: raw_rows, cols: raw_cols };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, as this function requires.
-        unsafe { self.rows_to_i8.launch(stream, Launch::simple((raw_rows, 1), BLOCK), &parameters) }
+        unsafe { self.rows_to_i8.launch(stream, self.rows.launch(raw_rows, raw_cols), &parameters) }
     }
 
     /// Computes the scale of `count` elements for 8-bit floats of a type: 1 for zeros alone, NaN where an element is NaN or infinite.

@@ -1,5 +1,5 @@
 // A gated activation (Shazeer, "GLU Variants Improve Transformer", 2020) whose results are quantized to 8-bit integers with a scale for each token, the input of an int8
-// GEMM. Results are rounded to ELEMENT first, as gated/kernel.cu stores them. A CTA has a token, and computes its elements twice rather than keep them.
+// GEMM. Results are rounded to ELEMENT first, as gated/kernel.cu stores them.
 //
 // Defined outside: ELEMENT.
 
@@ -10,24 +10,20 @@ struct Gate {
     u32 width;
 };
 
-template <int F> __device__ __forceinline__ float gated(const Raw* x, u32 width, u32 at) {
-    return widen<ELEMENT>(narrow<ELEMENT>(value<F>(widen<ELEMENT>(x[at])) * widen<ELEMENT>(x[width + at])));
-}
-
 template <int F> __device__ __forceinline__ void to_i8(const Gate& p) {
-    __shared__ u32 shared[32];
-    const Raw* const x = (const Raw*)p.x + (u64)blockIdx.x * 2 * p.width;
-    u32 amax = 0;
-    #pragma unroll 4
-    for (u32 at = threadIdx.x; at < p.width; at += blockDim.x) amax = max(amax, magnitude(gated<F>(x, p.width, at)));
-    const RowScale scale(amax, shared);
-    if (threadIdx.x == 0) p.scales[blockIdx.x] = scale.stored();
-    u8* const y = p.y + (u64)blockIdx.x * p.width;
-    #pragma unroll 4
-    for (u32 at = threadIdx.x; at < p.width; at += blockDim.x) y[at] = scale.quantized(gated<F>(x, p.width, at));
+    const RowCtas ctas;
+    const u64 row = ctas.row();
+    const Raw* const x = (const Raw*)p.x + row * 2 * p.width;
+    quantize_row(ctas, (u64)x % 16 == 0, p.width, p.y + row * p.width, p.scales + row, [&](u32 at, auto& values) {
+        constexpr int N = sizeof(values) / sizeof(float);
+        float up[N];
+        load(x + at, values);
+        load(x + p.width + at, up);
+        unrolled<N>([&](auto i) { values[i.value] = widen<ELEMENT>(narrow<ELEMENT>(value<F>(values[i.value]) * up[i.value])); });
+    });
 }
 
-extern "C" __global__ void __launch_bounds__(1024) silu(const __grid_constant__ Gate p) { to_i8<SILU>(p); }
-extern "C" __global__ void __launch_bounds__(1024) gelu(const __grid_constant__ Gate p) { to_i8<GELU>(p); }
-extern "C" __global__ void __launch_bounds__(1024) tanh_gelu(const __grid_constant__ Gate p) { to_i8<TANH_GELU>(p); }
-extern "C" __global__ void __launch_bounds__(1024) relu(const __grid_constant__ Gate p) { to_i8<RELU>(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) silu(const __grid_constant__ Gate p) { to_i8<SILU>(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) gelu(const __grid_constant__ Gate p) { to_i8<GELU>(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) tanh_gelu(const __grid_constant__ Gate p) { to_i8<TANH_GELU>(p); }
+extern "C" __global__ void __launch_bounds__(1024, 1) relu(const __grid_constant__ Gate p) { to_i8<RELU>(p); }

@@ -2,21 +2,24 @@
 
 use crate::{
     DataType, Device, DevicePtr, Result, Stream,
-    device::{Kernel, Launch},
+    device::Kernel,
     raw::{
-        decode::ROW_SCALE,
         float_types::{FLOAT_TYPES, expect_float_type, row_source},
         headers,
+        quantize::RowCtas,
     },
     source::{File, Source},
 };
 
-/// Threads of a CTA.
-const THREADS: u32 = 1024;
+/// Vectors of a row from which on another CTA is worth its share of a cluster's barriers, where each takes eight exponentials.
+const LEAST_VECTORS: u32 = 128;
 
 /// The kernels for inputs of one data type, on one device. Gates: SiLU, GELU, GELU by tanh, ReLU.
 #[derive(Debug, Clone)]
-pub(crate) struct QuantizedGates([Kernel; 4]);
+pub(crate) struct QuantizedGates {
+    kernels: [Kernel; 4],
+    rows: RowCtas,
+}
 
 /// The kernels' parameters, in their memory layout; `kernel.cu` says what each is.
 #[repr(C)]
@@ -29,7 +32,7 @@ pub(crate) struct QuantizedGateParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("decode/gate/kernel.cu", include_str!("kernel.cu"));
-    row_source("decode-gate", dtype, [headers::FUNCTIONS, ROW_SCALE, kernel])
+    row_source("decode-gate", dtype, [headers::FUNCTIONS, headers::ROW_SCALE, headers::QUANTIZED_ROW, kernel])
 }
 
 /// Returns every source.
@@ -43,7 +46,8 @@ impl QuantizedGates {
         expect_float_type("a gated activation", dtype)?;
         let source = source(dtype);
         let kernel = |name: &str| device.kernel(&source, name);
-        Ok(Self([kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?]))
+        let kernels = [kernel("silu")?, kernel("gelu")?, kernel("tanh_gelu")?, kernel("relu")?];
+        Ok(Self { kernels, rows: RowCtas::new(device, dtype, LEAST_VECTORS) })
     }
 
     /// Launches the gate of this index for `rows` rows, at least one.
@@ -58,6 +62,6 @@ impl QuantizedGates {
         parameters: &QuantizedGateParameters,
     ) -> Result<()> {
         // SAFETY: the structure has the kernel's layout, and its pointers are valid, as this function requires.
-        unsafe { self.0[gate].launch(stream, Launch::simple((rows, 1), THREADS), parameters) }
+        unsafe { self.kernels[gate].launch(stream, self.rows.launch(rows, parameters.width), parameters) }
     }
 }

@@ -15,8 +15,26 @@ struct TokenNorm {
     float epsilon;
 };
 
+// Returns the sum over the CTA's threads, to the bit that of `sum_of_block`: the warps' sums are added one by one, but loaded four at a time. `shared` has
+// room for three more than there are warps.
+__device__ __forceinline__ float sum_of_token(float value, float* shared) {
+    for (u32 distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, distance);
+    __syncthreads();
+    const u32 warps = blockDim.x / 32;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+    // Zeros complete the last four, and change no sum.
+    if (threadIdx.x < 3) shared[warps + threadIdx.x] = 0.0f;
+    __syncthreads();
+    float sum = 0.0f;
+    for (u32 warp = 0; warp < warps; warp += 4) {
+        const float4 four = *(const float4*)(shared + warp);
+        sum += four.x, sum += four.y, sum += four.z, sum += four.w;
+    }
+    return sum;
+}
+
 template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void normalize(const TokenNorm& p) {
-    __shared__ float shared[32];
+    __shared__ __align__(16) float shared[36];
     const u64 row = p.first + (u64)blockIdx.x * p.stride, from = row * p.width, to = (u64)blockIdx.x * p.width;
     // Few elements' gains and biases are on their way with them; of many there is no room for these in registers.
     constexpr bool AHEAD = N <= 4;
@@ -37,7 +55,7 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
         if (at < p.width && p.delta) p.x[from + at] = x[i.value];
         sum += CENTERED ? x[i.value] : x[i.value] * x[i.value];
     });
-    float mean = 0.0f, square = sum_of_block(sum, shared) / (float)p.width;
+    float mean = 0.0f, square = sum_of_token(sum, shared) / (float)p.width;
     if (CENTERED) {
         mean = square;
         float squares = 0.0f;
@@ -45,7 +63,7 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
             const float difference = threadIdx.x + i.value * blockDim.x < p.width ? x[i.value] - mean : 0.0f;
             squares += difference * difference;
         });
-        square = sum_of_block(squares, shared) / (float)p.width;
+        square = sum_of_token(squares, shared) / (float)p.width;
     }
     const float rstd = 1.0f / sqrtf(square + p.epsilon);
     unrolled<N>([&](auto i) {
@@ -60,7 +78,7 @@ template <bool CENTERED, bool QUANTIZES, int N> __device__ __forceinline__ void 
         unrolled<N>([&](auto i) {
             if (threadIdx.x + i.value * blockDim.x < p.width) amax = max(amax, magnitude(x[i.value]));
         });
-        const RowScale scale(amax, (u32*)shared);
+        const RowScale scale(amax_of_block(amax, (u32*)shared));
         if (threadIdx.x == 0) p.scales[blockIdx.x] = scale.stored();
         unrolled<N>([&](auto i) {
             const u32 at = threadIdx.x + i.value * blockDim.x;

@@ -4,8 +4,8 @@ use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     device::{Kernel, Launch},
     raw::{
-        decode::ROW_SCALE,
         float_types::{FLOAT_TYPES, expect_float_type, row_source},
+        headers,
     },
     source::{File, Source},
 };
@@ -45,7 +45,7 @@ pub(crate) struct TokenNormParameters {
 
 fn source(dtype: DataType) -> Source {
     let kernel = File::new("decode/norm/kernel.cu", include_str!("kernel.cu"));
-    row_source("decode-norm", dtype, [ROW_SCALE, kernel])
+    row_source("decode-norm", dtype, [headers::ROW_SCALE, kernel])
 }
 
 /// Returns every source.

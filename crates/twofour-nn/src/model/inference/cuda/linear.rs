@@ -5,7 +5,7 @@ use twofour::{
     kernel::{Activation, KernelElement},
 };
 use twofour_cuda::{
-    decode::DenseInt8Linear,
+    decode::{DenseInt8Linear, WeightOnlyLinear},
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext, PackedLinear},
     transformer::DenseLinear,
 };
@@ -28,6 +28,7 @@ enum Weight {
     Dense { weight: DeviceBuffer, bias: Option<DeviceBuffer> },
     Packed(PackedLinear),
     DenseInt8(DenseInt8Linear),
+    WeightOnly(WeightOnlyLinear),
 }
 
 /// The input of a linear layer.
@@ -97,10 +98,16 @@ impl CudaLinear {
         CudaLinear { weight: Weight::DenseInt8(layer), outputs, inputs }
     }
 
+    /// A dense layer whose weight alone is quantized.
+    pub(super) fn weight_only(layer: WeightOnlyLinear) -> Self {
+        let (outputs, inputs) = (layer.out_features(), layer.in_features());
+        CudaLinear { weight: Weight::WeightOnly(layer), outputs, inputs }
+    }
+
     /// Whether the input is quantized.
     pub(super) fn takes_integers(&self) -> bool {
         match &self.weight {
-            Weight::Dense { .. } => false,
+            Weight::Dense { .. } | Weight::WeightOnly(_) => false,
             Weight::DenseInt8(_) => true,
             // int4 packs bytes too, but its input is not quantized.
             Weight::Packed(layer) => layer.takes_quantized(),
@@ -135,10 +142,11 @@ impl CudaLinear {
                 layer.forward_quantized((x, scales), tokens, y)?
             }
             (Weight::DenseInt8(layer), Input::Floats(x)) => layer.forward(x, tokens, y)?,
-            (Weight::Dense { .. }, Input::Integers(..)) => {
+            (Weight::WeightOnly(layer), Input::Floats(x)) => layer.forward(x, tokens, y)?,
+            (Weight::Dense { .. } | Weight::WeightOnly(_), Input::Integers(..)) => {
                 return Err(Error::Unsupported {
                     engine: "CUDA inference",
-                    what: "a dense layer of floats with an input of integers".into(),
+                    what: "a layer of floats with an input of integers".into(),
                     remedy: "quantize the input only where the layer takes integers",
                 });
             }
@@ -152,6 +160,7 @@ impl CudaLinear {
             Weight::Dense { weight, .. } => weight.len() * weight.dtype().bytes(),
             Weight::Packed(layer) => layer.bytes(),
             Weight::DenseInt8(layer) => layer.bytes(),
+            Weight::WeightOnly(layer) => layer.bytes(),
         }
     }
 }

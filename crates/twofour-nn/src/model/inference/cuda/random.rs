@@ -2,9 +2,10 @@
 
 use std::sync::Mutex;
 
+use half::f16;
 use twofour::DataType;
 use twofour_cuda::{
-    decode::DenseInt8Linear,
+    decode::{DenseInt8Linear, WeightOnlyLinear},
     layer::{DeviceBuffer, LayerContext, PackedLinear, RandomForm, random_buffer},
 };
 
@@ -19,8 +20,14 @@ use crate::{
 pub enum CudaRandomWeights {
     /// Dense, of the type to compute in.
     Dense,
-    /// Dense 8-bit integers.
+    /// Dense 8-bit integers; activations are quantized with a scale for each token.
     DenseInt8,
+    /// Dense 8-bit integers, by cuBLASLt's GEMM for any number of tokens.
+    DenseInt8ByLibrary,
+    /// Dense 8-bit integers with a scale for each row; activations are of the type to compute in.
+    Int8WeightOnly,
+    /// Dense int4 with a scale for each group of 64; activations are of the type to compute in.
+    Int4WeightOnly,
     /// 2:4, of the type to compute in.
     TwoFour,
     /// 2:4 in 8-bit integers.
@@ -95,24 +102,35 @@ fn linears(
     let packed = |form: RandomForm| -> Result<Vec<CudaLinear>> {
         Ok(PackedLinear::random(context, form, &shapes, dtype)?.into_iter().map(CudaLinear::packed).collect())
     };
+    let each = |of: &dyn Fn((usize, usize)) -> Result<CudaLinear>| shapes.into_iter().map(of).collect::<Result<_>>();
     let all: Vec<CudaLinear> = match form {
         CudaRandomWeights::TwoFour => packed(RandomForm::Float)?,
         CudaRandomWeights::TwoFourInt8 => packed(RandomForm::Int8)?,
         CudaRandomWeights::TwoFourInt4 => packed(RandomForm::Int4)?,
         CudaRandomWeights::Dense => {
-            let dense = |shape: (usize, usize)| -> Result<CudaLinear> {
-                Ok(CudaLinear::dense(random_buffer(context, dtype, shape.0 * shape.1)?, shape))
-            };
-            shapes.into_iter().map(dense).collect::<Result<_>>()?
+            each(&|shape| Ok(CudaLinear::dense(random_buffer(context, dtype, shape.0 * shape.1)?, shape)))?
         }
-        CudaRandomWeights::DenseInt8 => {
-            let dense = |shape: (usize, usize)| -> Result<CudaLinear> {
-                let weight = random_buffer(context, DataType::I8, shape.0 * shape.1)?;
-                let scales = DeviceBuffer::from_host(context, &vec![0.01f32; shape.0])?;
-                Ok(CudaLinear::dense_int8(DenseInt8Linear::new(context, shape, weight, scales, None)?, shape))
-            };
-            shapes.into_iter().map(dense).collect::<Result<_>>()?
-        }
+        CudaRandomWeights::DenseInt8 | CudaRandomWeights::DenseInt8ByLibrary => each(&|shape| {
+            let (weight, scales) = random_int8(context, shape)?;
+            let layer = DenseInt8Linear::new(context, shape, weight, scales, None)?;
+            let by_library = form == CudaRandomWeights::DenseInt8ByLibrary;
+            Ok(CudaLinear::dense_int8(if by_library { layer.by_library() } else { layer }, shape))
+        })?,
+        CudaRandomWeights::Int8WeightOnly => each(&|shape| {
+            let (weight, scales) = random_int8(context, shape)?;
+            Ok(CudaLinear::weight_only(WeightOnlyLinear::int8(context, shape, weight, scales)?))
+        })?,
+        CudaRandomWeights::Int4WeightOnly => each(&|shape| {
+            let weight = random_buffer(context, DataType::I8, shape.0 * shape.1 / 2)?;
+            let scales = DeviceBuffer::from_host(context, &vec![f16::from_f32(0.01); shape.0 * shape.1 / 64])?;
+            Ok(CudaLinear::weight_only(WeightOnlyLinear::int4(context, shape, weight, scales)?))
+        })?,
     };
     all.try_into().map_err(|_| unsupported("another number of layers"))
+}
+
+/// Random 8-bit integers, and the scales of rows.
+fn random_int8(context: &LayerContext, shape: (usize, usize)) -> Result<(DeviceBuffer, DeviceBuffer)> {
+    let scales = DeviceBuffer::from_host(context, &vec![0.01f32; shape.0])?;
+    Ok((random_buffer(context, DataType::I8, shape.0 * shape.1)?, scales))
 }
