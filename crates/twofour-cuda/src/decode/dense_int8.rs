@@ -25,6 +25,8 @@ pub struct DenseInt8Linear {
     scales: DeviceBuffer,
     bias: Option<DeviceBuffer>,
     shape: (usize, usize),
+    /// Most tokens of this crate's kernel.
+    few: usize,
 }
 
 /// The address of the input: integers with their scales, or floats.
