@@ -25,10 +25,14 @@ pub(super) struct CudaLinear {
 
 #[derive(Debug)]
 enum Weight {
-    Dense { weight: DeviceBuffer, bias: Option<DeviceBuffer> },
+    Dense {
+        weight: DeviceBuffer,
+        bias: Option<DeviceBuffer>,
+    },
     Packed(PackedLinear),
     DenseInt8(DenseInt8Linear),
-    WeightOnly(WeightOnlyLinear),
+    /// Dense integers, with floats as input.
+    DenseMixed(WeightOnlyLinear),
 }
 
 /// The input of a linear layer.
@@ -101,13 +105,13 @@ impl CudaLinear {
     /// A dense layer whose weight alone is quantized.
     pub(super) fn weight_only(layer: WeightOnlyLinear) -> Self {
         let (outputs, inputs) = (layer.out_features(), layer.in_features());
-        CudaLinear { weight: Weight::WeightOnly(layer), outputs, inputs }
+        CudaLinear { weight: Weight::DenseMixed(layer), outputs, inputs }
     }
 
     /// Whether the input is quantized.
     pub(super) fn takes_integers(&self) -> bool {
         match &self.weight {
-            Weight::Dense { .. } | Weight::WeightOnly(_) => false,
+            Weight::Dense { .. } | Weight::DenseMixed(_) => false,
             Weight::DenseInt8(_) => true,
             // int4 packs bytes too, but its input is not quantized.
             Weight::Packed(layer) => layer.takes_quantized(),
@@ -142,8 +146,8 @@ impl CudaLinear {
                 layer.forward_quantized((x, scales), tokens, y)?
             }
             (Weight::DenseInt8(layer), Input::Floats(x)) => layer.forward(x, tokens, y)?,
-            (Weight::WeightOnly(layer), Input::Floats(x)) => layer.forward(x, tokens, y)?,
-            (Weight::Dense { .. } | Weight::WeightOnly(_), Input::Integers(..)) => {
+            (Weight::DenseMixed(layer), Input::Floats(x)) => layer.forward(x, tokens, y)?,
+            (Weight::Dense { .. } | Weight::DenseMixed(_), Input::Integers(..)) => {
                 return Err(Error::Unsupported {
                     engine: "CUDA inference",
                     what: "a layer of floats with an input of integers".into(),
@@ -160,7 +164,7 @@ impl CudaLinear {
             Weight::Dense { weight, .. } => weight.len() * weight.dtype().bytes(),
             Weight::Packed(layer) => layer.bytes(),
             Weight::DenseInt8(layer) => layer.bytes(),
-            Weight::WeightOnly(layer) => layer.bytes(),
+            Weight::DenseMixed(layer) => layer.bytes(),
         }
     }
 }
