@@ -14,8 +14,8 @@ pub fn attention_reads_projection(dtype: DataType, head_dim: usize) -> bool {
 }
 
 /// Computes what [`attention_forward`](super::attention_forward) does by [`AttentionEngine::Fused`](super::AttentionEngine::Fused), of the queries, keys and values in the fused projection `qkv`
-/// `[tokens, (heads + 2 · kv_heads) · head_dim]`: what [`split_heads`](super::split_heads) makes of it. The result is `merged` `[tokens, heads · head_dim]`: what
-/// [`merge_heads`](super::merge_heads) makes of it. Where queries and keys are to be rotated, [`rotate_projection`](super::rotate_projection) comes first.
+/// `[tokens, (heads + 2 · kv_heads) · head_dim]`: what [`split_heads`](crate::transformer::split_heads) makes of it. The result is `merged` `[tokens, heads · head_dim]`: what
+/// [`merge_heads`](crate::transformer::merge_heads) makes of it. Where queries and keys are to be rotated, [`rotate_projection`](crate::transformer::rotate_projection) comes first.
 ///
 /// # Errors
 /// Those of [`attention_forward`](super::attention_forward); [`Error::DataType`] unless [`attention_reads_projection`].
@@ -34,7 +34,7 @@ pub fn attention_forward_projected(
 }
 
 /// Computes the gradient of the fused projection from `dmerged`, that of the result of [`attention_forward_projected`]: `dqkv` of `qkv`'s shape. `merged` and `lse` are
-/// what that wrote. Where queries and keys were rotated, [`rotate_projection_gradient`](super::rotate_projection_gradient) follows.
+/// what that wrote. Where queries and keys were rotated, [`rotate_projection_gradient`](crate::transformer::rotate_projection_gradient) follows.
 ///
 /// # Errors
 /// Those of [`attention_forward_projected`].
