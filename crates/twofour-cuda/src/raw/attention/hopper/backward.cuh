@@ -86,6 +86,8 @@ template <bool KEYS> struct Gradients {
         narrow_all<N>(x_weights, gradients);
         products_begin();
         issue_weighted<N, COLUMNS>(dx, x_weights, stage);
+        // Not left to the next tile: the compiler may copy weights for the next iteration, and reuse registers that `wgmma` still reads.
+        finish();
     }
 
     __device__ __forceinline__ void finish() {
