@@ -27,14 +27,14 @@ __device__ __forceinline__ void add_products(float (&sums)[2], const u32 (&dout)
 // What a warpgroup computes. Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise q kᵀ and dout vᵀ.
 template <bool KEYS> struct Gradients {
     Rows<ROWS_IN_REGISTERS> x, y;
-    // The gradients of x, and of y where rows are keys; weights of both, which products read until the next tile's scores are complete.
+    // The gradients of x, and of y where rows are keys; rounded weights of both, the products' operands.
     float dx[DIM / 8][4], dy[KEYS ? DIM / 8 : 1][4];
     u32 x_weights[COLUMNS / 16][4], y_weights[KEYS ? COLUMNS / 16 : 1][4];
     float row_lse[2], row_delta[2]; // where rows are queries
     u32 own_first, row;             // of the warpgroup, and of the thread
 
-    // Adds the products over the first N columns of a tile from position `first` on, in `stage`. The products of the tile before have been issued; `release_before` is called
-    // once they are complete.
+    // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before` releases the stage of the
+    // tile before.
     template <u32 N, class F> __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
         const u32 lane = threadIdx.x % 32;
         float scores[N / 8][4], gradients[N / 8][4];
