@@ -13,12 +13,12 @@ pub fn attention_reads_projection(dtype: DataType, head_dim: usize) -> bool {
     FusedAttention::computes(dtype, head_dim)
 }
 
-/// Computes what [`attention_forward`](crate::transformer::attention_forward) does by [`AttentionEngine::Fused`](super::AttentionEngine::Fused), of the queries, keys and values in the fused projection `qkv`
+/// Computes what [`attention_forward`](super::attention_forward) does by [`AttentionEngine::Fused`](super::AttentionEngine::Fused), of the queries, keys and values in the fused projection `qkv`
 /// `[tokens, (heads + 2 · kv_heads) · head_dim]`: what [`split_heads`](crate::transformer::split_heads) makes of it. The result is `merged` `[tokens, heads · head_dim]`: what
 /// [`merge_heads`](crate::transformer::merge_heads) makes of it. Where queries and keys are to be rotated, [`rotate_projection`](crate::transformer::rotate_projection) comes first.
 ///
 /// # Errors
-/// Those of [`attention_forward`](crate::transformer::attention_forward); [`Error::DataType`] unless [`attention_reads_projection`].
+/// Those of [`attention_forward`](super::attention_forward); [`Error::DataType`] unless [`attention_reads_projection`].
 pub fn attention_forward_projected(
     context: &LayerContext,
     shape: AttentionShape,

@@ -5,6 +5,7 @@
 constexpr u32 BACKWARD_STAGES = 4;
 constexpr u32 BACKWARD_AHEAD = 2;            // tiles that are copied ahead
 constexpr u32 COLUMNS = 64;                  // of a tile
+constexpr u32 FEW_COLUMNS = 16;              // the last tile's products are over so many where it has no more
 constexpr u32 COLUMNS_BYTES = COLUMNS * DIM * 2;
 constexpr u32 SUMS_BYTES = 1024;             // of a stage for log-sum-exps and deltas; half of it is alignment
 constexpr bool ROWS_IN_REGISTERS = DIM <= 64; // which saves reads of shared memory
@@ -23,7 +24,92 @@ __device__ __forceinline__ void add_products(float (&sums)[2], const u32 (&dout)
     }
 }
 
-// Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise q kᵀ and dout vᵀ.
+// What a warpgroup computes. Where rows are keys, scores are transposed: rows · columnsᵀ = k qᵀ and v doutᵀ; otherwise q kᵀ and dout vᵀ.
+template <bool KEYS> struct Gradients {
+    Rows<ROWS_IN_REGISTERS> x, y;
+    // The gradients of x, and of y where rows are keys; rounded weights of both, the products' operands.
+    float dx[DIM / 8][4], dy[KEYS ? DIM / 8 : 1][4];
+    u32 x_weights[COLUMNS / 16][4], y_weights[KEYS ? COLUMNS / 16 : 1][4];
+    float row_lse[2], row_delta[2]; // where rows are queries
+    u32 own_first, row;             // of the warpgroup, and of the thread
+
+    // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before` releases the stage of the
+    // tile before.
+    template <u32 N, class F> __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
+        const u32 lane = threadIdx.x % 32;
+        float scores[N / 8][4], gradients[N / 8][4];
+        products_begin();
+        issue_scores<N, COLUMNS>(scores, x, stage);
+        issue_scores<N, COLUMNS>(gradients, y, stage + COLUMNS_BYTES);
+        products_wait<1>();
+        settle_all(scores);
+        held_all(x_weights), held_all(y_weights);
+        release_before();
+        // Queries beyond the last have an infinite log-sum-exp, and gradients of keys beyond the last are not stored.
+        const u32 least_query = KEYS ? first : own_first, end_of_keys = KEYS ? own_first + GROUP_ROWS : first + N;
+        if ((!KEYS && end_of_keys > p.positions) || (p.causal && end_of_keys > least_query + 1)) {
+            #pragma unroll
+            for (u32 i = 0; i < N / 8; i++) {
+                #pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    const u32 mine = row + j / 2 * 8, across = first + 8 * i + lane % 4 * 2 + j % 2;
+                    const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
+                    if (key >= p.positions || (p.causal && key > query)) scores[i][j] = -INFINITE;
+                }
+            }
+        }
+        const float factor = p.scale * LOG2_E;
+        const u32 lses = stage + 2 * COLUMNS_BYTES + lane % 4 * 8, deltas = lses + 4 * COLUMNS;
+        #pragma unroll
+        for (u32 i = 0; i < N / 8; i++) {
+            float lse[2];
+            if (KEYS) read_two(lse, lses + 32 * i);
+            #pragma unroll
+            for (u32 j = 0; j < 4; j++) scores[i][j] = power_of_two(scores[i][j] * factor - (KEYS ? lse[j % 2] : row_lse[j / 2]));
+        }
+        if constexpr (KEYS) {
+            narrow_all<N>(y_weights, scores);
+            products_begin();
+            issue_weighted<N, COLUMNS>(dy, y_weights, stage + COLUMNS_BYTES);
+            products_wait<1>();
+        } else {
+            products_wait<0>();
+        }
+        settle_all(gradients);
+        #pragma unroll
+        for (u32 i = 0; i < N / 8; i++) {
+            float delta[2];
+            if (KEYS) read_two(delta, deltas + 32 * i);
+            #pragma unroll
+            for (u32 j = 0; j < 4; j++) gradients[i][j] = scores[i][j] * (gradients[i][j] - (KEYS ? delta[j % 2] : row_delta[j / 2]));
+        }
+        narrow_all<N>(x_weights, gradients);
+        products_begin();
+        issue_weighted<N, COLUMNS>(dx, x_weights, stage);
+        // Not left to the next tile: the compiler may copy weights for the next iteration, and reuse registers that `wgmma` still reads.
+        finish();
+    }
+
+    __device__ __forceinline__ void finish() {
+        products_wait<0>();
+        settle_all(dx), settle_all(dy);
+        held_all(x_weights), held_all(y_weights);
+    }
+
+    // Zeros sums. They are in their registers before the first product: otherwise the compiler serializes all of them (C7515).
+    __device__ __forceinline__ void clear() {
+        #pragma unroll
+        for (u32 i = 0; i < 4 * (DIM / 8); i++) dx[i / 4][i % 4] = 0.0f;
+        #pragma unroll
+        for (u32 i = 0; i < 4 * (KEYS ? DIM / 8 : 1); i++) dy[i / 4][i % 4] = 0.0f;
+        #pragma unroll
+        for (u32 i = 0; i < 4 * (COLUMNS / 16); i++) x_weights[i / 4][i % 4] = 0;
+        #pragma unroll
+        for (u32 i = 0; i < 4 * (KEYS ? COLUMNS / 16 : 1); i++) y_weights[i / 4][i % 4] = 0;
+        settle_all(dx), settle_all(dy);
+    }
+};
+
 template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const Attention& p) {
     constexpr u32 ROWS = GROUPS * GROUP_ROWS, STAGE_BYTES = 2 * COLUMNS_BYTES + (KEYS ? SUMS_BYTES : 0);
     __shared__ u64 rows_full;
@@ -73,97 +159,53 @@ template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const 
     }
     if (group >= groups) return;
     barrier_wait(shared_address(&rows_full), 0);
-    Rows<ROWS_IN_REGISTERS> x, y;
-    x.load(x_tile + group * GROUP_BYTES), y.load(y_tile + group * GROUP_BYTES);
-
-    float row_lse[2] = {}, row_delta[2] = {};
+    Gradients<KEYS> own;
+    own.own_first = own_first, own.row = row;
+    own.x.load(x_tile + group * GROUP_BYTES), own.y.load(y_tile + group * GROUP_BYTES);
     if constexpr (!KEYS) {
         const bool is_there[2] = {row < p.positions, row + 8 < p.positions};
         const u64 index = (u64)(turn.sequence * p.heads + turn.head) * p.positions + row, stride = p.results.row;
         const Raw* out = p.out + head_at(p.results, turn.sequence, turn.head) + row * stride + lane % 4 * 2;
+        float sums[2] = {};
         Rows<true> dout;
         dout.load(y_tile + group * GROUP_BYTES);
         #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) add_products(row_delta, dout.at[step], out + 16 * step, stride, is_there);
+        for (u32 step = 0; step < STEPS; step++) add_products(sums, dout.at[step], out + 16 * step, stride, is_there);
         #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            row_lse[half] = is_there[half] ? p.lse[index + 8 * half] * LOG2_E : INFINITE;
-            row_delta[half] = sum_of_row(row_delta[half]);
+            own.row_lse[half] = is_there[half] ? p.lse[index + 8 * half] * LOG2_E : INFINITE;
+            own.row_delta[half] = sum_of_row(sums[half]);
             // Every row of a warpgroup's 64 has a place.
             const u64 padded = (u64)(turn.sequence * p.heads + turn.head) * p.padded + row + 8 * half;
-            if (lane % 4 == 0) p.padded_lse[padded] = row_lse[half], p.padded_delta[padded] = row_delta[half];
+            if (lane % 4 == 0) p.padded_lse[padded] = own.row_lse[half], p.padded_delta[padded] = own.row_delta[half];
         }
     }
 
-    // The gradients of x, and of y where rows are keys; weights of both, which products read until the next tile's scores are complete.
-    float dx[DIM / 8][4] = {}, dy[KEYS ? DIM / 8 : 1][4] = {};
-    u32 x_weights[COLUMNS / 16][4] = {}, y_weights[KEYS ? COLUMNS / 16 : 1][4] = {};
-    const float factor = p.scale * LOG2_E;
-    const auto step = [&](u32 tile) {
-        constexpr u32 N = COLUMNS;
-        float scores[N / 8][4], gradients[N / 8][4];
+    own.clear();
+    const auto next = [&](u32 tile) {
         if (warp == 0 && elected()) load_columns(tile + BACKWARD_AHEAD);
         __syncwarp();
-        const u32 stage = tiles + tile % BACKWARD_STAGES * STAGE_BYTES, tile_begin = (begin + (KEYS ? tile % of_head : tile)) * COLUMNS;
         stages.wait(tile);
-        products_begin();
-        issue_scores<N, COLUMNS>(scores, x, stage);
-        issue_scores<N, COLUMNS>(gradients, y, stage + COLUMNS_BYTES);
-        products_wait<1>();
-        settle_all(scores);
-        held_all(x_weights);
-        held_all(y_weights);
-        if (tile > 0) stages.release(tile - 1);
-        // Queries beyond the last have an infinite log-sum-exp, and gradients of keys beyond the last are not stored.
-        const u32 least_query = KEYS ? tile_begin : own_first, end_of_keys = KEYS ? own_first + GROUP_ROWS : tile_begin + N;
-        if ((!KEYS && end_of_keys > p.positions) || (p.causal && end_of_keys > least_query + 1)) {
-            #pragma unroll
-            for (u32 i = 0; i < N / 8; i++) {
-                #pragma unroll
-                for (u32 j = 0; j < 4; j++) {
-                    const u32 mine = row + j / 2 * 8, across = tile_begin + 8 * i + lane % 4 * 2 + j % 2;
-                    const u32 key = KEYS ? mine : across, query = KEYS ? across : mine;
-                    if (key >= p.positions || (p.causal && key > query)) scores[i][j] = -INFINITE;
-                }
-            }
-        }
-        const u32 lses = stage + 2 * COLUMNS_BYTES + lane % 4 * 8;
-        #pragma unroll
-        for (u32 i = 0; i < N / 8; i++) {
-            float lse[2];
-            if (KEYS) read_two(lse, lses + 32 * i);
-            #pragma unroll
-            for (u32 j = 0; j < 4; j++) scores[i][j] = power_of_two(scores[i][j] * factor - (KEYS ? lse[j % 2] : row_lse[j / 2]));
-        }
-        if constexpr (KEYS) {
-            narrow_all<N>(y_weights, scores);
-            products_begin();
-            issue_weighted<N, COLUMNS>(dy, y_weights, stage + COLUMNS_BYTES);
-            products_wait<1>();
-        } else {
-            products_wait<0>();
-        }
-        settle_all(gradients);
-        #pragma unroll
-        for (u32 i = 0; i < N / 8; i++) {
-            float delta[2];
-            if (KEYS) read_two(delta, lses + 4 * COLUMNS + 32 * i);
-            #pragma unroll
-            for (u32 j = 0; j < 4; j++) gradients[i][j] = scores[i][j] * (gradients[i][j] - (KEYS ? delta[j % 2] : row_delta[j / 2]));
-        }
-        narrow_all<N>(x_weights, gradients);
-        products_begin();
-        issue_weighted<N, COLUMNS>(dx, x_weights, stage);
+        return tiles + tile % BACKWARD_STAGES * STAGE_BYTES;
     };
-    settle_all(dx), settle_all(dy);
+    // Tiles before the last one, where that one has few columns. With several heads of queries, each has such a tile, and all are whole. So they are where rows are
+    // queries: three warpgroups have no registers for another product.
+    const bool few = KEYS && share == 1 && end - (begin + count - 1) * COLUMNS <= FEW_COLUMNS;
+    const u32 whole = few ? count - 1 : count;
     #pragma unroll 1
-    for (u32 tile = 0; tile < count; tile++) step(tile);
-    products_wait<0>();
-    settle_all(dx), settle_all(dy);
-    held_all(x_weights), held_all(y_weights);
+    for (u32 tile = 0; tile < whole; tile++) {
+        const u32 at = (begin + (KEYS ? tile % of_head : tile)) * COLUMNS;
+        own.template add<COLUMNS>(p, next(tile), at, [&] {
+            if (tile > 0) stages.release(tile - 1);
+        });
+    }
+    if constexpr (KEYS) {
+        if (few) own.template add<FEW_COLUMNS>(p, next(whole), (begin + whole) * COLUMNS, [] {});
+    }
+    own.finish();
 
     const Layout& layout = KEYS ? p.keys : p.queries;
     const u64 at = head_at(layout, turn.sequence, turn.head);
-    store_rows((KEYS ? p.dk : p.dq) + at, layout.row, row, p.positions, dx, p.scale, p.scale);
-    if constexpr (KEYS) store_rows(p.dv + at, layout.row, row, p.positions, dy, 1.0f, 1.0f);
+    store_rows((KEYS ? p.dk : p.dq) + at, layout.row, row, p.positions, own.dx, p.scale, p.scale);
+    if constexpr (KEYS) store_rows(p.dv + at, layout.row, row, p.positions, own.dy, 1.0f, 1.0f);
 }

@@ -20,8 +20,8 @@ const FORWARD_KEYS: [u32; 2] = [128, 32];
 /// Stages of keys, and of values, in the forward pass.
 const FORWARD_STAGES: u32 = 3;
 
-/// Columns of a tile of the backward pass.
-const COLUMNS: u32 = 64;
+/// Columns of a tile of the backward pass, and of the last tile's products where it has no more.
+const COLUMNS: [u32; 2] = [64, 16];
 
 /// Stages of the backward pass, and bytes of a stage for log-sum-exps and deltas.
 const BACKWARD_STAGES: u32 = 4;
@@ -96,7 +96,7 @@ fn source(dtype: DataType, dim: u32) -> Source {
     Source::new(format!("attention-hopper-{dtype}-{dim}"), Support::Only((9, 0)))
         .define(definitions)
         .with([headers::COMMON, headers::DENSE_PRODUCT, headers::HOPPER])
-        .with([products::products(dtype, &[FORWARD_KEYS[0], FORWARD_KEYS[1], COLUMNS, dim]), TILES])
+        .with([products::products(dtype, &[FORWARD_KEYS[0], FORWARD_KEYS[1], COLUMNS[0], COLUMNS[1], dim]), TILES])
         .with([
             file("attention/hopper/pipeline.cuh", include_str!("pipeline.cuh")),
             file("attention/hopper/products.cuh", include_str!("products.cuh")),
@@ -136,7 +136,7 @@ impl HopperAttention {
 
     /// Bytes of shared memory: two tiles of rows, and stages of two tiles of columns and of `sums` bytes.
     fn backward_bytes(&self, groups: u32, sums: u32) -> u32 {
-        ALIGNMENT + 2 * groups * GROUP_ROWS * self.dim * 2 + BACKWARD_STAGES * (2 * COLUMNS * self.dim * 2 + sums)
+        ALIGNMENT + 2 * groups * GROUP_ROWS * self.dim * 2 + BACKWARD_STAGES * (2 * COLUMNS[0] * self.dim * 2 + sums)
     }
 
     fn launch(&self, call: &FusedAttentionParameters, heads: u32, groups: u32, shared: u32) -> Result<Launch> {
