@@ -190,6 +190,17 @@ fn life_from_prepare_to_squash_and_a_checkpoint_between() {
 }
 
 #[test]
+fn blocks_that_are_wider_than_the_weight_prune_whole_rows() {
+    let w: Vec<f32> = (0..40).map(|i| ((i / 10 * 3) % 4 + 1) as f32).collect();
+    let weight = MatrixRef::new(4, 10, &w).unwrap();
+    let mask = WeightNorm::new((1, 1 << 20), 1 << 20).unwrap().mask(weight, 0.5).unwrap();
+    // Rows of 1, 4, 3 and 2: the first and the last have the lowest norms.
+    for row in 0..4 {
+        assert!((0..10).all(|col| mask.is_kept(row, col) == (row == 1 || row == 2)), "{row}");
+    }
+}
+
+#[test]
 fn one_parameter_steps_at_its_own_level() {
     let w: Vec<f32> = (1..=16).map(|v| v as f32).collect();
     let weight = MatrixRef::new(2, 8, &w).unwrap();
