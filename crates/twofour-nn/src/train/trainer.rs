@@ -275,9 +275,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         let changed = self.change_form()?;
         // Levels rise by steps, skipped ones among them.
         let chosen = self.choose_masks(&changed)?;
-        let flips = match skipped {
-            true => self.flips(&[], &vec![Refresh::Packs; refreshes.len()], (&changed, &chosen)),
-            false => self.flips(&found.flips, &refreshes, (&changed, &chosen)),
+        let flips = if skipped {
+            self.flips(&[], &vec![Refresh::Packs; refreshes.len()], (&changed, &chosen))
+        } else {
+            self.flips(&found.flips, &refreshes, (&changed, &chosen))
         };
         self.compare_if_due(!changed.is_empty())?;
         Ok(StepReport {

@@ -219,7 +219,8 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         let masked = self.trainer.model().linears().filter(|linear| linear.has_mask());
         let mut layers = BTreeMap::new();
         for (index, linear) in masked.enumerate() {
-            let kept = match if validates { linear.mask()? } else { None } {
+            let mask = if validates { linear.mask()? } else { None };
+            let kept = match mask {
                 None => None,
                 Some(mask) => {
                     let master = engine.read(linear.weight().master())?;
