@@ -504,7 +504,7 @@ fn mistakes_of_a_sparsifier_are_told_at_once() {
         "did you mean `weight-norm`?",
         "did you mean `level`?",
         "did you mean `cubic`?",
-        "\"blocks.*.mlp.*\"",
+        "\"blocks.*.mlp.up\"",
         "mistakes",
     ] {
         assert!(message.contains(words), "{words}: {message}");
