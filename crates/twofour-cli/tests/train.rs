@@ -13,7 +13,8 @@ use std::{
 use serde_json::Value;
 use support::{Ran, names, read_json, run, twofour};
 
-const METHODS: [&str; 9] = ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation"];
+const METHODS: [&str; 10] =
+    ["dense", "fixed", "ste", "sr-ste", "fst", "s-ste", "step", "gradual", "activation", "sparsifier"];
 
 fn recipe(method: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{method}.toml")).display().to_string()
@@ -89,7 +90,7 @@ fn every_recipe_trains_twenty_tiny_steps() {
         assert_eq!(report["val_loss"], lines[19]["val_loss"]);
         let svg = fs::read_to_string(folder.join("report.svg")).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("polyline"));
-        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are.
+        // Sparse at the end: all but dense, FST, whose end is dense, and 2:4 activations, whose weights are. The sparsifier's blocks are 2:4 at level 1.
         let check = run(directory.path(), &["inspect", &format!("{method}/model.safetensors"), "--json"]).good().stdout;
         assert_eq!(check.contains("2:4"), !["dense", "fst", "activation"].contains(&method), "{method}: {check}");
         let text = run(directory.path(), &["generate", method, "--prompt", "the ", "--bytes", "20"]).good().stdout;
@@ -221,6 +222,7 @@ fn survives_kills(method: &str, kills: u32, steps: u32) {
 fn a_run_killed_at_random_moments_ends_as_if_undisturbed() {
     survives_kills("fst", 5, 300);
     survives_kills("step", 3, 300);
+    survives_kills("sparsifier", 3, 300);
 }
 
 #[test]
@@ -441,4 +443,71 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
         let message = train(&[set]).bad(2);
         assert!(message.contains(word), "{set}: {message}");
     }
+}
+
+#[test]
+fn a_sparsifier_leaves_its_zeros_and_its_levels() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = [
+        "sparsity.sparsifier.block=[4, 4]",
+        "sparsity.sparsifier.zeros_per_block=16",
+        "sparsity.sparsifier.level=0.75",
+        "sparsity.mask_every=5",
+    ];
+    let mut dry = arguments("sparsifier", "run", &own);
+    dry.push("--dry-run".to_owned());
+    let dry: Vec<&str> = dry.iter().map(String::as_str).collect();
+    let shown = run(directory.path(), &dry).good().stdout;
+    for words in
+        ["masked", "prunes 16 of 16 in blocks [4, 4]", "with regrowth", "after step", "75.0 %", "layers are masked"]
+    {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let plan = run(directory.path(), &[&dry[..], &["--json"]].concat()).good().json();
+    assert_eq!(plan["levels"][0]["levels"][0], serde_json::json!([2, 0.0]));
+    assert_eq!(plan["levels"][0]["levels"].as_array().unwrap().last().unwrap(), &serde_json::json!([14, 0.75]));
+    assert_eq!((plan["sparse_weights"].as_u64(), plan["masked_weights"].as_u64()), (Some(0), Some(2 * 16 * 64)));
+
+    let ran = train(directory.path(), "sparsifier", "run", &own).good();
+    assert!(ran.stdout.contains("zeros of masked layers"), "{ran:?}");
+    let folder = directory.path().join("run");
+    let lines = lines(&folder);
+    let levels = |step: usize| lines[step]["layers"]["blocks.0.mlp.up"]["level"].as_f64();
+    // At rare masks, and where the run was validated.
+    assert_eq!(lines[4]["layers"].as_object().map(|layers| layers.len()), Some(2), "{}", lines[4]);
+    assert!(levels(4) < levels(9) && levels(9) < levels(13) && levels(19) == Some(0.75) && levels(1).is_none());
+    assert!(lines[4]["flip_rate"].as_f64().unwrap() > 0.0 && lines[5]["flip_rate"] == 0.0);
+    assert!(lines[19]["layers"]["blocks.0.mlp.up"]["kept"].as_f64().unwrap() < 0.6);
+    let report = read_json(folder.join("report.json"));
+    assert_eq!((report["model"]["zeros"].as_f64(), report["model"]["two_of_four"].as_u64()), (Some(0.75), Some(0)));
+    assert_eq!(report["masks"]["blocks.0.mlp.down"]["level"], 0.75);
+    // The file has the zeros.
+    let reader = twofour::file::Reader::open(folder.join("model.safetensors")).unwrap();
+    for name in ["blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"] {
+        let values = reader.tensor(name).unwrap().to_vec::<half::bf16>().unwrap();
+        let zeros = values.iter().filter(|value| value.to_f32() == 0.0).count();
+        assert_eq!(zeros * 4, values.len() * 3, "{name}");
+    }
+}
+
+#[test]
+fn mistakes_of_a_sparsifier_are_told_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let wrong = [
+        "sparsity.sparsifier.kind=weight-norn",
+        "sparsity.sparsifier.levle=0.5",
+        "sparsity.sparsifier.schedule=cubik",
+        "sparsity.layers=['blocks.*.mpl.*']",
+    ];
+    let message = train(directory.path(), "sparsifier", "run", &wrong).bad(2);
+    for words in [
+        "did you mean `weight-norm`?",
+        "did you mean `level`?",
+        "did you mean `cubic`?",
+        "\"blocks.*.mlp.up\"",
+        "mistakes",
+    ] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    assert!(!directory.path().join("run").exists());
 }

@@ -90,6 +90,15 @@ impl<E: Engine> Parameter<E> {
         }
     }
 
+    /// Zeros in the values where a mask, as [`Engine::apply_mask`] has it, prunes.
+    pub(crate) fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
+        engine.apply_mask_in_place(mask, cols, &mut self.master)?;
+        match &mut self.copy {
+            Some(copy) => engine.apply_mask(mask, cols, &self.master, copy),
+            None => Ok(()),
+        }
+    }
+
     /// Allocates gradient and moments, all zero.
     ///
     /// # Errors

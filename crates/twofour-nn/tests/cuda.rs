@@ -4,20 +4,22 @@
 use std::sync::Arc;
 
 use twofour::{
-    DataType,
-    layer::{MaskRule, SparseLinearSettings},
+    DataType, Mask, MatrixRef,
+    layer::{MaskRule, SparseLinearSettings, WeightGradient},
     select::Transposable,
 };
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{
-        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, SparseLayer as _,
-        cpu::CpuEngine, cuda::CudaEngine,
+        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, cpu::CpuEngine,
+        cuda::CudaEngine,
     },
     recipe::{
         DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
     },
-    train::{Corpus, Decay, SparseBegin, SparsityPlan, Trainer},
+    train::{
+        BlockNorm, Corpus, Decay, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan, Trainer,
+    },
 };
 
 /// An engine on the first device, or a message why the test is skipped.
@@ -100,7 +102,38 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
         ("activation", SparsityPlan { end: Some(15), ..SparsityPlan::of_method(Method::Activation, down(), 60) }),
         ("s-ste, fp8", SparsityPlan { precision: SparsePrecision::Fp8, ..of(Method::SSte) }),
         ("fst, fp8", SparsityPlan { precision: SparsePrecision::Fp8, mask_every: 3, ..of(Method::Fst) }),
+        (
+            "sparsifier",
+            SparsityPlan {
+                sparsifier: Some(blocks()),
+                mask_every: 5,
+                begin: SparseBegin::Step(1),
+                ..of(Method::Sparsifier)
+            },
+        ),
+        (
+            "sparsifier, in place",
+            SparsityPlan {
+                sparsifier: Some(in_place()),
+                weight_gradient: WeightGradient::Masked,
+                mask_every: 0,
+                ..of(Method::Sparsifier)
+            },
+        ),
     ]
+}
+
+/// Masks of blocks, whose level rises.
+fn blocks() -> SparsifierPlan {
+    let rule = SparsifierRule::WeightNorm { block: [4, 4], zeros: 12, norm: BlockNorm::L2 };
+    let schedule = LevelSchedule::Cubic { start_level: 0.2, start: 1, steps: 14 };
+    SparsifierPlan { rule, level: 0.75, schedule, in_place: false }
+}
+
+/// Unstructured masks in two rises, whose pruned weights stay zero.
+fn in_place() -> SparsifierPlan {
+    let schedule = LevelSchedule::Iterative { start: 0, every: 6, rounds: 2 };
+    SparsifierPlan { rule: SparsifierRule::Unstructured, level: 0.5, schedule, in_place: true }
 }
 
 /// FST, but for one layer that has another method, and one that becomes 2:4 later.
@@ -121,7 +154,7 @@ fn step_switching_after(latest: u64) -> SparsityPlan {
 }
 
 fn masks<E: Engine>(trainer: &Trainer<E>) -> Vec<twofour::Mask> {
-    trainer.model().linears().filter_map(|linear| Some(linear.sparse()?.mask().unwrap())).collect()
+    trainer.model().linears().filter_map(|linear| linear.mask().unwrap()).collect()
 }
 
 /// A LLaMA's operations: root-mean-square norm, grouped queries, SwiGLU.
@@ -336,7 +369,8 @@ fn resuming_on_the_gpu_is_exact() {
                 |r: &twofour_nn::train::StepReport| (r.loss.to_bits(), r.gradient_norm.to_bits(), r.flip_rate);
             assert_eq!(numbers(&a), numbers(&b), "{name}, step {step}");
         }
-        assert_eq!(whole.is_sparse(), !matches!(name, "dense" | "step" | "step, option 2"), "{name}");
+        let is_dense = matches!(name, "dense" | "step" | "step, option 2") || name.starts_with("sparsifier");
+        assert_eq!(whole.is_sparse(), !is_dense, "{name}");
     }
 }
 
@@ -517,6 +551,84 @@ fn gradient_descent_has_the_bits_of_the_cpu_with_every_decay() {
             assert!(same(&found[0], &expected) && same(&found[1], &momentum), "masked {masked}: {step:?}");
             let rounded: Vec<f32> = expected.iter().map(|w| half::bf16::from_f32(*w).to_f32()).collect();
             assert!(same(&found[2], &rounded), "masked {masked}: {step:?}");
+        }
+    }
+}
+
+#[test]
+fn masks_are_applied_with_the_bits_of_the_cpu() {
+    // Rows that are not cut into whole groups or words, one row, and what no arithmetic may touch.
+    for (rows, cols) in [(1, 1), (5, 3), (7, 31), (3, 32), (4, 33), (2, 64), (3, 65), (72, 132)] {
+        let special = [f32::NAN, f32::INFINITY, -0.0, 1e-40];
+        let of = |(i, v): (usize, f32)| special.get(i % 17).copied().unwrap_or(v);
+        let weight: Vec<f32> = numbers(11).into_iter().take(rows * cols).enumerate().map(of).collect();
+        let mask = Mask::from_fn(rows, cols, |row, col| (row * 5 + col * col) % 3 != 0);
+        let expected = mask.apply(MatrixRef::new(rows, cols, &weight).unwrap()).unwrap();
+        for compute in [DataType::F32, DataType::F16, DataType::BF16] {
+            let Some(cuda) = engine(compute) else { return };
+            let [apart, in_place] = under_mask(&cuda, &mask, &weight);
+            let rounded: Vec<f32> = match compute {
+                DataType::F16 => expected.iter().map(|w| half::f16::from_f32(*w).to_f32()).collect(),
+                DataType::BF16 => expected.iter().map(|w| half::bf16::from_f32(*w).to_f32()).collect(),
+                _ => expected.clone(),
+            };
+            let same = |a: &[f32], b: &[f32]| {
+                a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+            };
+            assert!(apart.len() == weight.len() && same(&apart, &rounded), "{compute}, [{rows}, {cols}]");
+            assert!(same(&in_place, &expected), "{compute}, in place, [{rows}, {cols}]");
+        }
+        let [apart, in_place] = under_mask(&CpuEngine, &mask, &weight);
+        assert!(apart.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+        assert!(in_place.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+}
+
+/// A weight under a mask: rounded to another buffer, and in place.
+fn under_mask<E: Engine>(engine: &E, mask: &Mask, weight: &[f32]) -> [Vec<f32>; 2] {
+    let words = twofour_nn::cpu::masking::words(mask);
+    let mut uploaded = engine.zeros(Kind::Index, words.len()).unwrap();
+    engine.write_ids(&mut uploaded, &words).unwrap();
+    let mut master = engine.zeros(Kind::Wide, weight.len()).unwrap();
+    engine.write(&mut master, weight).unwrap();
+    let mut apart = engine.zeros(Kind::Compute, weight.len()).unwrap();
+    engine.apply_mask(&uploaded, mask.cols(), &master, &mut apart).unwrap();
+    engine.apply_mask_in_place(&uploaded, mask.cols(), &mut master).unwrap();
+    // Operands that do not fit.
+    assert!(engine.apply_mask(&uploaded, mask.cols() + 1, &master, &mut apart).is_err());
+    let mut short = engine.zeros(Kind::Compute, weight.len() + 1).unwrap();
+    assert!(engine.apply_mask(&uploaded, mask.cols(), &master, &mut short).is_err());
+    [engine.read(&apart).unwrap(), engine.read(&master).unwrap()]
+}
+
+/// On the GPU, too, masks are those of the rule outside of the loop, and what is pruned in place is zero in the master weight and in its copy.
+#[test]
+fn masks_of_a_sparsifier_are_chosen_from_the_master_weight_on_the_gpu() {
+    use twofour::sparsify::ParameterRule as _;
+    for (name, plan) in plans().into_iter().filter(|(name, _)| name.starts_with("sparsifier")) {
+        let Some(engine) = engine(DataType::BF16) else { return };
+        let own = plan.sparsifier.clone().unwrap();
+        let mut trainer = trainer(engine, &plan);
+        for done in 1..=16u64 {
+            trainer.step().unwrap();
+            if !plan.selects_mask_after(done) && done != 1 {
+                continue;
+            }
+            let engine = trainer.engine();
+            for linear in trainer.model().linears().filter(|linear| linear.masked().is_some()) {
+                let master = engine.read(linear.weight().master()).unwrap();
+                let matrix = MatrixRef::new(linear.out_features(), linear.in_features(), &master).unwrap();
+                let (mask, _) = linear.masked().unwrap();
+                if done > 1 || !own.in_place {
+                    assert_eq!(mask, &own.rule.mask(matrix, own.level_at(done)).unwrap(), "{name}, step {done}");
+                }
+                if own.in_place {
+                    assert_eq!(mask.apply(matrix).unwrap(), master, "{name}, step {done}");
+                    let copy = engine.read(linear.weight().compute()).unwrap();
+                    let rounded: Vec<f32> = master.iter().map(|w| half::bf16::from_f32(*w).to_f32()).collect();
+                    assert_eq!(copy, rounded, "{name}, step {done}");
+                }
+            }
         }
     }
 }

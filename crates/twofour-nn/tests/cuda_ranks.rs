@@ -83,6 +83,7 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
         ("sr-ste", of(Method::SrSte)),
         ("fst", SparsityPlan { mask_every: 3, ..of(Method::Fst) }),
         ("s-ste", of(Method::SSte)),
+        ("sparsifier", SparsityPlan { mask_every: 3, ..of(Method::Sparsifier) }),
     ]
 }
 

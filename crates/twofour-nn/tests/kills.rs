@@ -12,7 +12,10 @@ use std::{
 use twofour_nn::{
     engine::{Engine, cpu::CpuEngine},
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
-    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
+    train::{
+        BlockNorm, CHECKPOINT_FILE, Corpus, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule, SparsityPlan,
+        Trainer,
+    },
 };
 
 /// The child's folder; without it, the child's test does nothing.
@@ -30,8 +33,14 @@ fn trainer<E: Engine>(engine: E) -> Trainer<E> {
         ..Default::default()
     };
     let training = TrainingSettings { batch: 4, steps: 150, warm_up: 4, seed: 3, ..Default::default() };
-    let layers = ["up", "down"].map(|part| format!("blocks.0.mlp.{part}")).to_vec();
-    let plan = SparsityPlan { mask_every: 3, ..SparsityPlan::of_method(Method::Fst, layers, training.steps) };
+    // One layer is 2:4, with MVUE gradients; the other has masks of a sparsifier, whose level rises until step 100.
+    let of = |method, part: &str| SparsityPlan::of_method(method, vec![format!("blocks.0.mlp.{part}")], training.steps);
+    let rule = SparsifierRule::WeightNorm { block: [2, 4], zeros: 6, norm: BlockNorm::L1 };
+    let schedule = LevelSchedule::Cubic { start_level: 0.0, start: 10, steps: 90 };
+    let masks = SparsifierPlan { rule, level: 0.8, schedule, in_place: false };
+    let begin = SparseBegin::Step(10);
+    let own = SparsityPlan { sparsifier: Some(masks), mask_every: 4, begin, ..of(Method::Sparsifier, "down") };
+    let plan = SparsityPlan { mask_every: 3, overrides: vec![own], ..of(Method::Fst, "up") };
     let text = b"Two of every four weights are kept, and the others are zero. ".repeat(30);
     Trainer::new(engine, &model, &training, plan, Arc::new(Corpus::new(text, 0.1).unwrap())).unwrap()
 }

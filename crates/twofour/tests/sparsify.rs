@@ -188,3 +188,40 @@ fn life_from_prepare_to_squash_and_a_checkpoint_between() {
         assert_eq!(dense[parameter.name.as_str()], expected);
     }
 }
+
+#[test]
+fn blocks_that_are_wider_than_the_weight_prune_whole_rows() {
+    let w: Vec<f32> = (0..40).map(|i| ((i / 10 * 3) % 4 + 1) as f32).collect();
+    let weight = MatrixRef::new(4, 10, &w).unwrap();
+    let mask = WeightNorm::new((1, 1 << 20), 1 << 20).unwrap().mask(weight, 0.5).unwrap();
+    // Rows of 1, 4, 3 and 2: the first and the last have the lowest norms.
+    for row in 0..4 {
+        assert!((0..10).all(|col| mask.is_kept(row, col) == (row == 1 || row == 2)), "{row}");
+    }
+}
+
+#[test]
+fn one_parameter_steps_at_its_own_level() {
+    let w: Vec<f32> = (1..=16).map(|v| v as f32).collect();
+    let weight = MatrixRef::new(2, 8, &w).unwrap();
+    let mut sparsifier = Sparsifier::new(Regrowth::FromDense);
+    for name in ["a", "b"] {
+        sparsifier.prepare(name, 2, 8, WeightNorm::new((1, 4), 2).unwrap(), 1.0).unwrap();
+    }
+    sparsifier.set_level("a", 0.5).unwrap();
+    assert_eq!((sparsifier.level("a"), sparsifier.level("b")), (Some(0.5), Some(1.0)));
+    // Two of four blocks, two elements in each.
+    assert_eq!(sparsifier.step_one("a", weight).unwrap(), 4);
+    assert_eq!((sparsifier.mask("a").unwrap().count(), sparsifier.mask("b").unwrap().count()), (12, 16));
+    assert_eq!(sparsifier.step_one("a", weight).unwrap(), 0);
+    let mut all = Sparsifier::new(Regrowth::FromDense);
+    all.prepare("a", 2, 8, WeightNorm::new((1, 4), 2).unwrap(), 0.5).unwrap();
+    all.step(|_| Some(weight)).unwrap();
+    assert_eq!(all.mask("a"), sparsifier.mask("a"));
+    let before = sparsifier.mask("a").cloned();
+    assert!(matches!(sparsifier.set_level("c", 0.5), Err(Error::NoParameter { .. })));
+    assert!(sparsifier.set_level("a", f64::NAN).unwrap_err().to_string().contains("`a`"));
+    assert!(matches!(sparsifier.step_one("c", weight), Err(Error::NoParameter { .. })));
+    assert!(sparsifier.step_one("a", MatrixRef::new(1, 16, &w).unwrap()).is_err());
+    assert_eq!((sparsifier.mask("a").cloned(), sparsifier.level("a")), (before, Some(0.5)));
+}

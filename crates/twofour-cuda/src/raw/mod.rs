@@ -41,6 +41,7 @@ pub(crate) mod grid;
 pub(crate) mod headers;
 pub(crate) mod heads;
 pub(crate) mod keep_of_four;
+pub(crate) mod masking;
 pub(crate) mod norm;
 pub(crate) mod pointwise;
 pub mod prune;
@@ -60,6 +61,7 @@ fn transformer_sources() -> impl Iterator<Item = Source> {
     let rows = norm::sources().into_iter().chain(cross_entropy::sources()).chain(embedding::sources());
     let heads = keep_of_four::sources()
         .into_iter()
+        .chain(masking::sources())
         .chain(heads::sources())
         .chain(softmax::sources())
         .chain(attention::sources());

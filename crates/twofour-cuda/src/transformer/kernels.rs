@@ -5,8 +5,8 @@ use crate::{
     layer::{LayerContext, Plans},
     raw::{
         adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated,
-        gradient_norm::GradientNorm, heads::Heads, keep_of_four::KeepOfFour, norm::Norms, pointwise::Pointwise,
-        sgd::Sgd, softmax::Softmax,
+        gradient_norm::GradientNorm, heads::Heads, keep_of_four::KeepOfFour, masking::Masking, norm::Norms,
+        pointwise::Pointwise, sgd::Sgd, softmax::Softmax,
     },
 };
 
@@ -42,6 +42,7 @@ kernels! {
     softmax: Softmax;
     optimizers: AdamW;
     keeps_of_four: KeepOfFour;
+    masks: Masking;
 }
 
 impl LayerContext {

@@ -21,7 +21,7 @@
 //! | the loss | [`cross_entropy`], [`cross_entropy_loss`] |
 //! | gradient norm and AdamW | [`clip_gradients`], [`StepSchedule`], [`adamw`], [`adamw_in_phase`], [`adamw_together`] |
 //! | gradient descent with momentum | [`sgd`] |
-//! | pruning to `N:4` | [`keep_of_four`] |
+//! | pruning to `N:4`, masks of any pattern | [`keep_of_four`], [`apply_mask`], [`apply_mask_in_place`] |
 //! | sums, copies, conversions, constants | [`add`], [`add_in_place`], [`copy`], [`convert`], [`fill`] |
 //!
 //! Kernels are loaded, and memory is allocated, by the first call of a kind: [`prepare`] loads the kernels of a data type, and after one more run of a step a CUDA
@@ -36,6 +36,7 @@ mod keep_of_four;
 mod kernels;
 mod linear;
 mod loss;
+mod masking;
 mod norm;
 mod optimizer;
 mod pointwise;
@@ -61,6 +62,7 @@ pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;
 pub use linear::DenseLinear;
 pub use loss::{IGNORED_TARGET, LossFactor, cross_entropy, cross_entropy_loss};
+pub use masking::{apply_mask, apply_mask_in_place, mask_words_of_row};
 pub use norm::{Norm, NormBackward, NormForward, NormInput, NormKind, norm_backward, norm_forward};
 pub use optimizer::{
     AdamWPhase, AdamWTensors, ClippedGradients, GradientClip, PrunedDecay, SecondMoment, StepSchedule, adamw,

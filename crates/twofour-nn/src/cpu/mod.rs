@@ -24,6 +24,7 @@ pub mod float8;
 pub mod heads;
 pub mod keep_of_four;
 pub mod layer_norm;
+pub mod masking;
 pub mod matmul;
 pub mod nonlinearity;
 pub mod rms_norm;

@@ -37,6 +37,7 @@ use twofour::{
 
 use crate::Result;
 
+pub use crate::cpu::masking::mask_words_of_row;
 pub use buffer::{Buffer, Kind};
 pub use operands::{
     AdamWState, AdamWStep, AttentionShape, LayerRefresh, LinearShape, Nonlinearity, OptimizerStep, PrunedDecay,
@@ -425,6 +426,25 @@ pub trait Engine: Debug + Send + Sync + Sized + 'static {
     /// # Errors
     /// Operands that do not fit.
     fn keep_of_four(&self, count: u32, weight: &Self::Buffer, cols: usize, kept: &mut Self::Buffer) -> Result<()>;
+
+    /// Rounds to `masked` a weight of [`Kind::Wide`] with rows of `cols` elements, with +0.0 in place of every element that a mask prunes. The mask is of
+    /// [`Kind::Index`], `[rows, mask_words_of_row(cols)]` ([`mask_words_of_row`]): bit `b` of word `j` of a row stands for column `32 j + b`, 1 where the element is kept.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn apply_mask(
+        &self,
+        mask: &Self::Buffer,
+        cols: usize,
+        weight: &Self::Buffer,
+        masked: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Writes +0.0 in place of every element that a mask, as [`Engine::apply_mask`] has it, prunes of values of [`Kind::Wide`].
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn apply_mask_in_place(&self, mask: &Self::Buffer, cols: usize, values: &mut Self::Buffer) -> Result<()>;
 
     /// `y ← y + x`.
     ///

@@ -74,7 +74,8 @@ pub(super) struct SavedParts<'a, E: Engine> {
 }
 
 impl<E: Engine> SavedParts<'_, E> {
-    /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their present mask, everything else dense.
+    /// Writes the file, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose masks are 2:4 compressed under them, everything else dense, what masks prune
+    /// as zeros.
     pub(super) fn write(self, engine: &E, path: &Path, overwrite: Overwrite, dtype: DataType) -> Result<()> {
         match dtype {
             DataType::F32 => self.write_as::<f32>(engine, path, overwrite),
@@ -89,7 +90,7 @@ impl<E: Engine> SavedParts<'_, E> {
 
     fn write_as<T: Arithmetic + StoredElement>(self, engine: &E, path: &Path, overwrite: Overwrite) -> Result<()> {
         // A 2:4 layer's weight is written compressed, so its master is not among the plain tensors.
-        let sparse: Vec<_> = self.linears.into_iter().filter(|linear| linear.sparse().is_some()).collect();
+        let (sparse, dense): (Vec<_>, Vec<_>) = self.linears.into_iter().partition(|linear| linear.is_two_of_four());
         let is_plain = |name: &str| sparse.iter().all(|linear| linear.weight().name() != name);
         let plain: Vec<_> = self.parameters.into_iter().filter(|parameter| is_plain(parameter.name())).collect();
         let mut plan = Plan::new();
@@ -102,8 +103,9 @@ impl<E: Engine> SavedParts<'_, E> {
         }
         let mut writer = Writer::create(path, overwrite, plan, self.metadata)?;
         for parameter in &plain {
-            let values: Vec<T> = engine.read(parameter.master())?.into_iter().map(T::from_f32).collect();
-            writer.write_elements(parameter.name(), &values)?;
+            let linear = dense.iter().find(|linear| linear.weight().name() == parameter.name());
+            let values = linear.map_or_else(|| engine.read(parameter.master()), |linear| linear.squashed(engine))?;
+            writer.write_elements(parameter.name(), &values.into_iter().map(T::from_f32).collect::<Vec<T>>())?;
         }
         for linear in &sparse {
             writer.write_compressed(linear.weight().name(), &compressed::<T, E>(engine, linear)?)?;
@@ -112,13 +114,13 @@ impl<E: Engine> SavedParts<'_, E> {
     }
 }
 
-/// What a 2:4 layer computes with.
+/// What a layer computes with whose mask is 2:4.
 pub(super) fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E>) -> Result<Compressed<T>> {
     let (rows, cols) = (linear.out_features(), linear.in_features());
-    let master = engine.read(linear.weight().master())?;
-    let matrix = MatrixRef::new(rows, cols, &master)?;
+    let squashed = linear.squashed(engine)?;
+    let matrix = MatrixRef::new(rows, cols, &squashed)?;
     let kept = match linear.sparse() {
-        None => master,
+        None => squashed,
         Some(sparse) if sparse.settings().rule == MaskRule::SoftThreshold => {
             estimate(matrix, Estimator::SoftThreshold, sparse.scale()?.unwrap_or(1.0))?.to_dense()
         }

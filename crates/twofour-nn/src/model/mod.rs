@@ -35,7 +35,7 @@ pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};
 pub use language::{Decoder, LanguageModel};
 pub use layers::Layer;
 pub use sampling::Sampling;
-pub use saved::SavedModel;
+pub use saved::{SavedModel, mask_violation};
 pub use tokenizer::{FileTokenizer, TextDecoder, Tokenizer};
 pub use trained::TrainedModel;
 pub use vit::{LinearProbe, Vit, VitConfig};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use twofour::{Axis, DataType, MatrixRef, Pattern, file::Reader, verify::conformance};
+use twofour::{Axis, DataType, Mask, MatrixRef, Pattern, file::Reader, verify::conformance};
 
 use super::{Checkpoint, DecoderConfig, Gpt, Tokenizer, VOCABULARY, file, language::dtype_of};
 use crate::{Error, Result, engine::Engine};
@@ -138,6 +138,35 @@ impl SavedModel {
             self.values(&format!("{layer}.weight"), &[out_features, in_features])
         })
     }
+
+    /// The first nonzero of a linear layer's weight that a mask of its shape prunes; none where all of these are zero.
+    ///
+    /// # Errors
+    /// No such layer, or one of another shape.
+    pub fn mask_violation(&self, layer: &str, mask: &Mask) -> Result<Option<String>> {
+        let values = self.values(&format!("{layer}.weight"), &[mask.rows(), mask.cols()])?;
+        let expected = mask.rows() * mask.cols();
+        if values.len() != expected {
+            return Err(Error::Length { what: "a weight under its mask", expected, found: values.len() });
+        }
+        Ok(beyond_mask(&values, mask))
+    }
+}
+
+/// The first nonzero of a weight in a file of [`TrainedModel::save`](super::TrainedModel::save) that a mask of its shape prunes; none where all of these are zero.
+///
+/// # Errors
+/// No such tensor, or one of another shape.
+pub fn mask_violation(reader: &Reader, weight: &str, mask: &Mask) -> Result<Option<String>> {
+    Ok(beyond_mask(&file::values(reader, weight, &[mask.rows(), mask.cols()])?, mask))
+}
+
+/// The first nonzero of a weight, row by row, that a mask of its shape prunes.
+pub(super) fn beyond_mask(values: &[f32], mask: &Mask) -> Option<String> {
+    let cols = mask.cols().max(1);
+    let is_beyond = |(index, value): &(usize, &f32)| **value != 0.0 && !mask.is_kept(index / cols, index % cols);
+    let (index, value) = values.iter().enumerate().find(is_beyond)?;
+    Some(format!("row {}, column {} is {value}, which its mask prunes", index / cols, index % cols))
 }
 
 /// The first group with more than two nonzeros of a linear layer that is stored as these weights, of `(outputs, inputs)` together.

@@ -131,7 +131,8 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
         ready: &mut dyn FnMut(Vec<&mut E::Buffer>) -> Result<()>,
     ) -> Result<()>;
 
-    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), 2:4 layers compressed under their present mask, everything else dense.
+    /// Writes the model, all of it or nothing: weights in `dtype` (F32, BF16 or F16), layers whose present masks are 2:4 compressed under them, everything else dense, what
+    /// masks prune as zeros.
     ///
     /// # Errors
     /// An output that exists already unless `overwrite` allows it; another dtype; those of writing and of the engine.

@@ -2,6 +2,7 @@
 
 use super::{
     Mistakes, ModelKind, Place, Recipe, ScheduleKind,
+    check_sparsifier::check_bands,
     check_sparsity::check_sparsity,
     layers,
     parse::{Sections, VISION_KEYS},
@@ -24,6 +25,7 @@ pub(super) fn check(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) 
     start::check_trials(recipe, sections, m);
     if check_model(recipe, sections, m) {
         layers::check(recipe, sections, m);
+        check_bands(recipe, sections, m);
         start::check_zeros(recipe, sections, m);
     }
 }

@@ -4,16 +4,22 @@ use twofour::layer::{MaskRule, WeightGradient};
 
 use super::{
     Defaults, LayerOverride, Method, Mistakes, ModelKind, OptimizerKind, Recipe, SparsePrecision, SparsitySettings,
+    check_sparsifier::CheckedSparsifier,
     parse::Sections,
     reader::Section,
     resolve::{gradient_of, mask_of},
 };
-use crate::train::{SparseBegin, SparsityPlan};
+use crate::train::{SparseBegin, SparsifierPlan, SparsityPlan};
+
+/// What is wrong with the settings of a sparsifier under another method.
+const NO_SPARSIFIER: &str = "settings of the method \"sparsifier\", which nothing here has";
 
 /// Settings with the section that they are in.
 struct Checked<'a> {
     settings: &'a SparsitySettings,
     section: &'a Section<'a>,
+    /// The sparsifier's section inside it.
+    sparsifier: &'a Section<'a>,
     /// The section's name.
     name: &'static str,
     steps: u64,
@@ -25,13 +31,22 @@ pub(super) fn check_sparsity(recipe: &Recipe, sections: &Sections<'_>, m: &mut M
         return;
     }
     let before = m.len();
-    Checked { settings, section: &sections.sparsity, name: "sparsity", steps }.check(m);
+    let (section, sparsifier) = (&sections.sparsity, &sections.sparsifier);
+    Checked { settings, section, sparsifier, name: "sparsity", steps }.check(m);
+    let mut methods = settings.overrides.iter().filter_map(|own| own.method).chain([settings.method]);
+    if sparsifier.is_present() && !methods.any(|method| method == Method::Sparsifier) {
+        m.add(section.place("sparsifier"), "sparsity.sparsifier", NO_SPARSIFIER);
+    }
     // What an override takes from a section that is wrong would be reported again.
     if m.len() == before && !m.has("sparsity.override.method") {
-        for (own, section) in settings.overrides.iter().zip(&sections.overrides) {
+        let sections = sections.overrides.iter().zip(&sections.override_sparsifiers);
+        for (own, (section, sparsifier)) in settings.overrides.iter().zip(sections) {
             check_override(settings, own, section, m);
             let settings = &own.over(settings);
-            Checked { settings, section, name: "sparsity.override", steps }.check(m);
+            if sparsifier.is_present() && settings.method != Method::Sparsifier {
+                m.add(section.place("sparsifier"), "sparsity.override.sparsifier", NO_SPARSIFIER);
+            }
+            Checked { settings, section, sparsifier, name: "sparsity.override", steps }.check(m);
         }
     }
     let reason = match recipe.model.kind {
@@ -107,12 +122,22 @@ impl Checked<'_> {
         let why = "pruned weights do not decay; use \"sr-ste\" or \"fst\"";
         let is_input = method == Method::Activation;
         let input = "it prunes the input of a layer, at each pass";
+        let is_sparsifier = method == Method::Sparsifier;
+        let kinds = "its masks are those of the kind in [sparsity.sparsifier]";
         let is_staged = matches!(method, Method::Ste | Method::SrSte | Method::Fst | Method::Gradual);
         let stages = "it has no stage in which groups keep three of four; use \"gradual\"";
         let switches = "only \"step\" switches by itself";
         let toolkit = "the toolkit has \"fst\", \"s-ste\" and \"step\"";
         let is_in_toolkit = matches!(method, Method::Fst | Method::SSte | Method::Step);
         for (key, given, why) in [
+            ("mask", settings.mask.is_some() && is_sparsifier, kinds),
+            ("weight_gradient", is_mvue && is_sparsifier, "its GEMMs are dense; \"dense\" and \"masked\" are for it"),
+            (
+                "precision",
+                settings.precision == SparsePrecision::Fp8 && is_sparsifier,
+                "its GEMMs are in the precision of activations",
+            ),
+            ("observe", settings.observe && is_sparsifier, "its own masks are measured whenever they are chosen"),
             ("mask_every", every.is_some() && is_input, input),
             ("weight_gradient", settings.weight_gradient.is_some() && is_input, input),
             ("precision", settings.precision == SparsePrecision::Fp8 && is_input, "its GEMMs are in f16 and bf16"),
@@ -124,7 +149,11 @@ impl Checked<'_> {
             ("mask", is_soft && method != Method::SSte, "use the method \"s-ste\""),
             ("mask", !is_soft && method == Method::SSte, "its mask is \"soft-threshold\""),
             ("mask", !is_transposable && !is_soft && (method == Method::Fst || is_input), names),
-            ("weight_gradient", gradient == WeightGradient::Masked && method != Method::Fixed, masked),
+            (
+                "weight_gradient",
+                gradient == WeightGradient::Masked && method != Method::Fixed && !is_sparsifier,
+                masked,
+            ),
             ("decay", settings.decay.is_some() && !decays, why),
             ("decay_target", settings.decay_target.is_some() && !decays, why),
             ("two_of_four_from", settings.two_of_four_from.is_some() && !is_staged, stages),
@@ -148,6 +177,10 @@ impl Checked<'_> {
             self.exclude(m, key, given && !decays, why);
         }
         self.check_times(m);
+        if is_sparsifier {
+            let Checked { settings, section: around, sparsifier: section, name, steps } = *self;
+            CheckedSparsifier { settings, around, section, name, steps }.check(m);
+        }
     }
 
     fn check_dense(&self, m: &mut Mistakes) {
@@ -201,7 +234,9 @@ impl Checked<'_> {
         }
         let own = SparsityPlan::of_method(settings.method, vec![], steps);
         let step_of = |share: f64| (share * steps as f64).round() as u64;
-        let given = settings.begin.map(step_of);
+        let of_sparsifier = settings.sparsifier.as_ref().filter(|_| settings.method == Method::Sparsifier);
+        let default = of_sparsifier.map(|own| SparsifierPlan::default_begin(own, steps));
+        let given = settings.begin.map(step_of).or(default);
         let (begin, until) = match own.begin {
             SparseBegin::Step(step) => (given.unwrap_or(step), given.unwrap_or(step)),
             SparseBegin::Settled { earliest, latest } => {

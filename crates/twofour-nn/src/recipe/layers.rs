@@ -22,6 +22,8 @@ pub struct LayerPlan {
     pub in_features: usize,
     /// Whether it is 2:4 while layers are.
     pub sparse: bool,
+    /// Whether it computes with a dense GEMM under a mask of another pattern.
+    pub masked: bool,
     /// Whether its mask is then 2:4 along columns too, so that its transpose is packed as well.
     pub transposable: bool,
     /// Why, or why not; empty where nothing is to be said.
@@ -43,6 +45,7 @@ impl Recipe {
         let default = [FEED_FORWARD.to_owned()];
         let default = if section.method == Method::Activation { [FEED_FORWARD_INPUT.to_owned()] } else { default };
         let own_globs = globs(section.layers.as_deref().unwrap_or(&default));
+        let parts = self.sparsity_plan().ok();
         let overrides: Vec<_> = section.overrides.iter().map(|own| (globs(&own.layers), own.over(section))).collect();
         let plan = |(name, out_features, in_features): (String, usize, usize)| {
             let is_in = |globs: &[GlobMatcher]| globs.iter().any(|glob| glob.is_match(&name));
@@ -51,7 +54,8 @@ impl Recipe {
             let is_dense = settings.method == Method::Dense;
             let is_chosen = !is_dense && (overriding.is_some() || is_in(&own_globs));
             let prunes_input = is_chosen && settings.method == Method::Activation;
-            let sparse = is_chosen && !prunes_input;
+            let masked = is_chosen && settings.method == Method::Sparsifier;
+            let sparse = is_chosen && !prunes_input && !masked;
             let transposable = sparse && matches!(mask_of(settings), MaskRule::Transposable(_));
             let reason = if sparse {
                 let padding = padding(out_features, in_features, transposable);
@@ -61,6 +65,11 @@ impl Recipe {
                     (Some(own), "") => format!("{} by an override", own.method.name()),
                     (Some(own), padding) => format!("{} by an override, {padding}", own.method.name()),
                 }
+            } else if masked {
+                let part = parts.as_ref().and_then(|plan| plan.part_of(&name));
+                let rule = part.and_then(|part| part.sparsifier.as_ref()).map(|own| own.rule.to_string());
+                let rule = rule.map_or("masked".to_owned(), |rule| format!("prunes {rule}"));
+                if overriding.is_some() { format!("{rule}, by an override") } else { rule }
             } else if prunes_input {
                 "its input is 2:4, its weight dense".to_owned()
             } else if is_dense && overriding.is_some() {
@@ -74,7 +83,7 @@ impl Recipe {
             } else {
                 "not in a feed-forward block; name it in sparsity.layers".to_owned()
             };
-            LayerPlan { name, out_features, in_features, sparse, transposable, reason }
+            LayerPlan { name, out_features, in_features, sparse, masked, transposable, reason }
         };
         self.model_config().linear_layers().into_iter().map(plan).collect()
     }

@@ -10,6 +10,7 @@
 //! | [`Recipe::plan`] | parameters, memory, steps and tokens, before anything is done |
 
 mod check;
+mod check_sparsifier;
 mod check_sparsity;
 mod data;
 mod encoder;
@@ -21,8 +22,10 @@ mod near;
 mod overrides;
 mod parse;
 mod plan;
+mod read_sparsity;
 mod reader;
 mod resolve;
+mod sparsifier;
 mod sparsity;
 mod start;
 #[cfg(test)]
@@ -38,7 +41,8 @@ pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
-pub use plan::{DeviceKind, MemoryPlan, RecipePlan};
+pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan};
+pub use sparsifier::{LevelScheduleKind, SparsifierKind, SparsifierSettings};
 pub use sparsity::{
     DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
     SwitchMean,

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    DataSettings, DecayStrength, LayerOverride, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Searched,
-    SparsitySettings, Tokenizer, TrainingSettings, check,
+    DataSettings, Mistakes, ModelKind, ModelSettings, Override, Place, Recipe, Tokenizer, TrainingSettings, check,
     data::tenth,
     encoder,
+    read_sparsity::read_sparsity,
     reader::{Range, Section},
     start::{self, Start},
     tree,
@@ -18,11 +18,11 @@ pub(super) const LARGEST: u64 = 1 << 20;
 pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
 
 /// The most steps.
-const MOST_STEPS: u64 = 1 << 40;
+pub(super) const MOST_STEPS: u64 = 1 << 40;
 
-const POSITIVE: Range = Range { words: "a number above 0", holds: |x| x > 0.0 };
-const NOT_NEGATIVE: Range = Range { words: "a number from 0 up", holds: |x| x >= 0.0 };
-const SHARE: Range = Range { words: "a share from 0 to 1", holds: |x| (0.0..=1.0).contains(&x) };
+pub(super) const POSITIVE: Range = Range { words: "a number above 0", holds: |x| x > 0.0 };
+pub(super) const NOT_NEGATIVE: Range = Range { words: "a number from 0 up", holds: |x| x >= 0.0 };
+pub(super) const SHARE: Range = Range { words: "a share from 0 to 1", holds: |x| (0.0..=1.0).contains(&x) };
 const VALIDATION: Range = Range { words: "a share above 0 and at most 0.5", holds: |x| x > 0.0 && x <= 0.5 };
 const MOMENT: Range = Range { words: "a number from 0 to below 1", holds: |x| (0.0..1.0).contains(&x) };
 
@@ -34,8 +34,12 @@ pub(super) struct Sections<'a> {
     pub(super) data: Section<'a>,
     pub(super) training: Section<'a>,
     pub(super) sparsity: Section<'a>,
+    /// `[sparsity.sparsifier]`.
+    pub(super) sparsifier: Section<'a>,
     /// Of `[[sparsity.override]]`, in order.
     pub(super) overrides: Vec<Section<'a>>,
+    /// `[sparsity.override.sparsifier]` of each.
+    pub(super) override_sparsifiers: Vec<Section<'a>>,
 }
 
 impl Recipe {
@@ -82,8 +86,11 @@ impl ParsedRecipe {
         }
         let [model, data, training, sparsity] = SECTIONS.map(|name| Section::new(&root, name, m));
         let mut sparsity = sparsity;
-        let overrides = sparsity.tables("override", "sparsity.override", m);
-        let mut sections = Sections { model, data, training, sparsity, overrides };
+        let sparsifier = sparsity.table("sparsifier", "sparsity.sparsifier", m);
+        let mut overrides = sparsity.tables("override", "sparsity.override", m);
+        let tables = overrides.iter_mut().map(|own| own.table("sparsifier", "sparsity.override.sparsifier", m));
+        let override_sparsifiers = tables.collect();
+        let mut sections = Sections { model, data, training, sparsity, sparsifier, overrides, override_sparsifiers };
         let (from, start) = start::open(&mut sections.model, folder, m);
         let model = match (&start, &from) {
             (Some(Start::Decoder(saved)), Some(from)) => start::sizes(saved, from, &mut sections.model, m),
@@ -96,7 +103,7 @@ impl ParsedRecipe {
             ModelKind::Gpt | ModelKind::Llama => read_text(&mut sections.data, folder, start.as_ref(), m),
         };
         let training = read_training(&mut sections.training, m);
-        let sparsity = read_sparsity(&mut sections.sparsity, &mut sections.overrides, m);
+        let sparsity = read_sparsity(&mut sections, m);
         let source = match &start {
             Some(Start::Encoder(saved)) => encoder::source(saved, &model, &sparsity, &sections, m),
             Some(Start::Decoder(saved)) => start::source((&model, &data, &sparsity), Some(saved), &sections, m),
@@ -104,8 +111,9 @@ impl ParsedRecipe {
         };
         let recipe = Recipe { model, data, training, sparsity, source };
         check::check(&recipe, &sections, m);
-        let Sections { model, data, training, sparsity, overrides } = sections;
-        [model, data, training, sparsity].into_iter().chain(overrides).for_each(|section| section.end(m));
+        let Sections { model, data, training, sparsity, sparsifier, overrides, override_sparsifiers } = sections;
+        let all = [model, data, training, sparsity, sparsifier].into_iter().chain(overrides);
+        all.chain(override_sparsifiers).for_each(|section| section.end(m));
         ParsedRecipe { recipe, mistakes, text_places }
     }
 }
@@ -247,50 +255,4 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
         keep_checkpoints: s.integer("keep_checkpoints", 1, 1000, m).map_or(d.keep_checkpoints, |n| n as usize),
         linear_probe: s.boolean("linear_probe", m).unwrap_or(d.linear_probe),
     }
-}
-
-fn read_sparsity(s: &mut Section<'_>, overrides: &mut [Section<'_>], m: &mut Mistakes) -> SparsitySettings {
-    SparsitySettings {
-        method: s.choice("method", m).unwrap_or_default(),
-        layers: s.texts("layers", m).map(only_texts),
-        mask: s.choice("mask", m).map(super::resolve::mask_name),
-        mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
-        weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
-        decay: s.number_or("decay", NOT_NEGATIVE, "auto", m).map(|found| match found {
-            Some(strength) => DecayStrength::Given(strength),
-            None => DecayStrength::Searched(Searched::Auto),
-        }),
-        decay_grid: s.numbers("decay_grid", POSITIVE, m),
-        decay_trial_steps: s.integer("decay_trial_steps", 2, MOST_STEPS, m),
-        decay_target: s.choice("decay_target", m),
-        begin: s.number("begin", SHARE, m),
-        end: s.number("end", SHARE, m),
-        two_of_four_from: s.number("two_of_four_from", SHARE, m),
-        switch_latest: s.number("switch_latest", SHARE, m),
-        switch_mean: s.choice("switch_mean", m),
-        precision: s.choice("precision", m).unwrap_or_default(),
-        defaults: s.choice("defaults", m).unwrap_or_default(),
-        observe: s.boolean("observe", m).unwrap_or_default(),
-        overrides: overrides.iter_mut().map(|own| read_override(own, m)).collect(),
-    }
-}
-
-fn read_override(s: &mut Section<'_>, m: &mut Mistakes) -> LayerOverride {
-    let layers = s.texts("layers", m).map(only_texts);
-    LayerOverride {
-        layers: s.required("layers", "the layers that it is for", layers, Vec::new(), m),
-        method: s.choice("method", m),
-        mask: s.choice("mask", m).map(super::resolve::mask_name),
-        mask_every: s.integer("mask_every", 1, MOST_STEPS, m),
-        weight_gradient: s.choice("weight_gradient", m).map(super::resolve::gradient_name),
-        decay: s.number("decay", NOT_NEGATIVE, m),
-        decay_target: s.choice("decay_target", m),
-        begin: s.number("begin", SHARE, m),
-        end: s.number("end", SHARE, m),
-        two_of_four_from: s.number("two_of_four_from", SHARE, m),
-    }
-}
-
-fn only_texts(list: Vec<(String, Place)>) -> Vec<String> {
-    list.into_iter().map(|(text, _)| text).collect()
 }

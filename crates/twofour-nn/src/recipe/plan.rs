@@ -45,6 +45,19 @@ impl MemoryPlan {
     }
 }
 
+/// The levels of the layers that a sparsifier masks under one rule.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LevelPlan {
+    /// Names of the layers.
+    pub layers: Vec<String>,
+    /// What their masks prune.
+    pub rule: String,
+    /// Whether pruned weights stay zero.
+    pub in_place: bool,
+    /// Steps after which masks are chosen, with the level: every one at which it jumps, and some of those in between.
+    pub levels: Vec<(u64, f64)>,
+}
+
 /// What a recipe will do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecipePlan {
@@ -72,6 +85,8 @@ pub struct RecipePlan {
     pub parameters: usize,
     /// Those of layers that are 2:4, biases not counted.
     pub sparse_weights: usize,
+    /// Those of layers that a sparsifier masks, biases not counted.
+    pub masked_weights: usize,
     /// Optimizer steps.
     pub steps: u64,
     /// When the method's layers become 2:4, and the step before which they become dense again (of the first override that has layers, where the method has
@@ -85,6 +100,9 @@ pub struct RecipePlan {
     pub memory: MemoryPlan,
     /// The linear layers.
     pub layers: Vec<LayerPlan>,
+    /// The levels of masked layers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<LevelPlan>,
 }
 
 impl Recipe {
@@ -151,10 +169,12 @@ impl Recipe {
         let precision = self.precision_on(device);
         // A recipe that was not parsed may contradict itself: its plan is not run then.
         let sparsity = self.sparsity_plan().ok();
+        let levels = sparsity.iter().flat_map(|plan| plan.parts().filter_map(|part| self.levels_of(part))).collect();
         let is_sparse = |part: &&SparsityPlan| part.method != Method::Dense && !part.layers.is_empty();
         let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
+        let masked_weights = layers.iter().filter(|layer| layer.masked).map(LayerPlan::weights).sum();
         let config = self.model_config();
         let (vocabulary, classes) = match &config {
             ModelConfig::Decoder(config) => (Some(config.vocabulary), None),
@@ -174,13 +194,24 @@ impl Recipe {
             classes,
             parameters,
             sparse_weights,
+            masked_weights,
             steps: self.training.steps,
             sparse: sparsity.map(|plan| (plan.begin, plan.end.unwrap_or(self.training.steps))),
             step_tokens,
             tokens: step_tokens.saturating_mul(self.training.steps),
             memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision, devices),
             layers,
+            levels,
         }
+    }
+
+    /// The levels of a part that a sparsifier masks.
+    fn levels_of(&self, part: &SparsityPlan) -> Option<LevelPlan> {
+        let (own, SparseBegin::Step(begin)) = (part.sparsifier.as_ref()?, part.begin) else { return None };
+        let end = part.end.unwrap_or(self.training.steps);
+        let levels = own.levels([begin, end], part.mask_every);
+        let (layers, rule) = (part.layers.clone(), own.rule.to_string());
+        (!layers.is_empty()).then_some(LevelPlan { layers, rule, in_place: own.in_place, levels })
     }
 
     fn memory(
@@ -203,7 +234,14 @@ impl Recipe {
             gradients: 4 * parameters,
             moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * parameters,
             copies: element * (parameters - sparse_weights),
-            packed: layers.iter().filter(|layer| layer.sparse).map(packed).sum(),
+            packed: layers
+                .iter()
+                .map(|layer| match (layer.sparse, layer.masked) {
+                    (true, _) => packed(layer),
+                    (false, true) => layer.weights() as u64 / 8,
+                    (false, false) => 0,
+                })
+                .sum(),
             activations: self.activations(element, devices),
         }
     }

@@ -50,6 +50,11 @@ impl<'a> Section<'a> {
         Section { name, place: node.map_or(Place::Absent, |node| node.place.clone()), entries, known: Vec::new() }
     }
 
+    /// The place of the section; of one inside another that is absent, that of the other.
+    pub(super) fn own_place(&self) -> Place {
+        self.place.clone()
+    }
+
     /// The place of a key, or of its section where it is absent.
     pub(super) fn place(&self, key: &str) -> Place {
         self.entries.and_then(|entries| entries.get(key)).map_or(Place::Absent, |node| node.place.clone())
@@ -152,6 +157,29 @@ impl<'a> Section<'a> {
         found
     }
 
+    /// A list of so many whole numbers within bounds. `what` says what they are.
+    pub(super) fn integers(
+        &mut self,
+        key: &'static str,
+        (least, most): (u64, u64),
+        (what, count): (&str, usize),
+        m: &mut Mistakes,
+    ) -> Option<Vec<u64>> {
+        let node = self.take(key)?;
+        let number = |node: &Node| match node.value {
+            Value::Integer(Some(value)) => u64::try_from(value).ok().filter(|value| (least..=most).contains(value)),
+            _ => None,
+        };
+        let found = match &node.value {
+            Value::List(items) if items.len() == count => items.iter().map(number).collect::<Option<Vec<u64>>>(),
+            _ => None,
+        };
+        if found.is_none() {
+            self.wrong(key, node, &format!("{what}: a list of {count} whole numbers from {least} to {most}"), m);
+        }
+        found
+    }
+
     /// `true` or `false`.
     pub(super) fn boolean(&mut self, key: &'static str, m: &mut Mistakes) -> Option<bool> {
         let node = self.take(key)?;
@@ -160,6 +188,24 @@ impl<'a> Section<'a> {
             return None;
         };
         Some(value)
+    }
+
+    /// A section inside this one, `[name]`; one that is absent has no entries.
+    pub(super) fn table(&mut self, key: &'static str, name: &'static str, m: &mut Mistakes) -> Section<'a> {
+        let absent = Section { name, place: self.place.clone(), entries: None, known: vec![] };
+        let Some(node) = self.take(key) else { return absent };
+        match &node.value {
+            Value::Table(entries) => Section { name, place: node.place.clone(), entries: Some(entries), known: vec![] },
+            _ => {
+                self.wrong(key, node, &format!("a section, [{name}]"), m);
+                absent
+            }
+        }
+    }
+
+    /// Whether the recipe has the section.
+    pub(super) fn is_present(&self) -> bool {
+        self.entries.is_some()
     }
 
     /// The sections of a list of tables, `[[name]]`.

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::reader::{Named, name_of};
+use super::{
+    SparsifierSettings,
+    reader::{Named, name_of},
+};
 
 /// A named method. Each sets the fields of [`SparsitySettings`] that a recipe leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -30,6 +33,8 @@ pub enum Method {
     /// Squared ReLU in feed-forward blocks, pruned to 2:4 at each pass; weights are dense (Haziza et al., "Accelerating Transformer Inference and Training with 2:4
     /// Activation Sparsity", 2025).
     Activation,
+    /// Masks of any pattern, whose level follows a schedule, in dense GEMMs: [`SparsifierSettings`].
+    Sparsifier,
 }
 
 impl Method {
@@ -50,6 +55,7 @@ impl Named for Method {
         ("step", Method::Step),
         ("gradual", Method::Gradual),
         ("activation", Method::Activation),
+        ("sparsifier", Method::Sparsifier),
     ];
 }
 
@@ -204,6 +210,9 @@ pub struct SparsitySettings {
     /// Whether the flip rate is measured at every step, whatever the layers' form and however rarely masks are chosen.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub observe: bool,
+    /// The masks of [`Method::Sparsifier`], of this section and of overrides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparsifier: Option<SparsifierSettings>,
     /// Layers with settings of their own.
     #[serde(rename = "override", skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<LayerOverride>,
@@ -233,6 +242,9 @@ pub struct LayerOverride {
     pub end: Option<f64>,
     /// As [`SparsitySettings::two_of_four_from`].
     pub two_of_four_from: Option<f64>,
+    /// As [`SparsitySettings::sparsifier`], over it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sparsifier: Option<SparsifierSettings>,
 }
 
 impl LayerOverride {
@@ -242,7 +254,13 @@ impl LayerOverride {
         let mut base = SparsitySettings { overrides: vec![], ..section.clone() };
         if method != section.method {
             let SparsitySettings { observe, defaults, precision, .. } = *section;
-            base = SparsitySettings { method, observe, defaults, precision, ..Default::default() };
+            let sparsifier = base.sparsifier;
+            base = SparsitySettings { method, observe, defaults, precision, sparsifier, ..Default::default() };
+        }
+        if let (Some(own), Some(section)) = (&self.sparsifier, &base.sparsifier)
+            && own.has_other_times(section)
+        {
+            (base.begin, base.mask_every) = (None, None);
         }
         SparsitySettings {
             layers: Some(self.layers.clone()),
@@ -254,6 +272,11 @@ impl LayerOverride {
             begin: self.begin.or(base.begin),
             end: self.end.or(base.end),
             two_of_four_from: self.two_of_four_from.or(base.two_of_four_from),
+            sparsifier: match (&self.sparsifier, &base.sparsifier) {
+                (Some(own), Some(section)) => Some(own.over(section)),
+                (Some(own), None) => Some(own.clone()),
+                (None, _) => base.sparsifier.clone().filter(|_| method == Method::Sparsifier),
+            },
             ..base
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! The file is safetensors: `model.<name>` for each parameter (f32 masters), `optimizer.<name>.first_moment` and `.second_moment` (with gradient descent the
 //! momentum as the first moment alone), and for each layer that
-//! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Settings, step, scales and
+//! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Masks and levels of the method
+//! `sparsifier` are what [`Sparsifier::load`](twofour::sparsify::Sparsifier::load) reads, by the names of the weights. Settings, step, scales and
 //! seeds are in the metadata. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -14,9 +15,10 @@ use twofour::{
     layer::MaskRule,
 };
 
-use super::{SparsityPlan, Trainer, TrainingData};
+use super::{SparsityPlan, Trainer, TrainingData, sparsifier::restore};
 use crate::{
     Error, Result,
+    cpu::masking::{mask_words_of_row, words},
     engine::{Engine, SparseLayer as _},
     model::TrainedModel,
     optim::LossScale,
@@ -42,6 +44,9 @@ struct State<C> {
     loss_scale: LossScale,
     switch: Option<SavedSwitch>,
     sparse_layers: Vec<SavedLayer>,
+    /// Names of the layers that computed under a mask of the sparsifier.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    masked_layers: Vec<String>,
 }
 
 /// STEP's switch.
@@ -85,6 +90,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 Ok(SavedLayer { name: name.to_owned(), scale, seed: sparse.seed()?.wrapping_sub(self.seed_offset()) })
             })
             .collect::<Result<_>>()?;
+        let masked = self.model.linears().filter(|linear| linear.masked().is_some());
+        let masked_layers = masked.map(|linear| linear.name().to_owned()).collect();
         let progress = &self.progress;
         Ok(State {
             model: self.model.config().clone(),
@@ -102,6 +109,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                 changes: switch.changes().collect(),
             }),
             sparse_layers,
+            masked_layers,
         })
     }
 
@@ -125,13 +133,16 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         }
         let sparse = || self.model.linears().filter_map(|linear| Some((linear, linear.sparse()?)));
         for (linear, _) in sparse() {
-            let shape = [linear.out_features(), halves_per_row(linear.in_features())];
+            let shape = [linear.out_features(), mask_words_of_row(linear.in_features())];
             planned.push(PlannedTensor::new(mask_key(linear.name()), StoredDType::U32, shape));
         }
+        let masks: Vec<_> = self.sparsifier.iter().flat_map(|sparsifier| sparsifier.tensors()).collect();
+        planned.extend(masks.iter().map(|(tensor, _)| tensor.clone()));
         let path = directory.join(CHECKPOINT_FILE);
         let state = serde_json::to_string(&self.state()?)
             .map_err(|error| Error::State { path: path.clone(), reason: error.to_string() })?;
-        let metadata = BTreeMap::from([(STATE_KEY.to_owned(), state)]);
+        let mut metadata = BTreeMap::from([(STATE_KEY.to_owned(), state)]);
+        metadata.extend(self.sparsifier.as_ref().map(|sparsifier| sparsifier.metadata()));
         let mut writer = Writer::create(path, Overwrite::Yes, planned, metadata)?;
         for parameter in &parameters {
             let name = parameter.name();
@@ -141,7 +152,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
         }
         for (linear, sparse) in sparse() {
-            writer.write_elements(&mask_key(linear.name()), &halves(&sparse.mask()?))?;
+            writer.write_elements(&mask_key(linear.name()), &words(&sparse.mask()?))?;
+        }
+        for (tensor, bytes) in &masks {
+            writer.write(&tensor.name, bytes)?;
         }
         Ok(writer.finish()?)
     }
@@ -165,6 +179,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         // Everything is read and checked before anything is changed.
         let loaded = self.load(reader)?;
         let Loaded { state, parameters, masks } = loaded;
+        if let Some(sparsifier) = &mut self.sparsifier {
+            sparsifier.load_from(reader)?;
+        }
         for (parameter, (values, moments)) in self.model.parameters_mut().into_iter().zip(parameters) {
             parameter.write(&self.engine, &values)?;
             for (moment, values) in parameter.moments_mut().into_iter().flatten().zip(moments) {
@@ -172,7 +189,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             }
         }
         let offset = self.seed_offset();
-        let Trainer { engine, model, plan, .. } = &mut *self;
+        let Trainer { engine, model, plan, sparsifier, .. } = &mut *self;
         let mut sparse = state.sparse_layers.into_iter().zip(masks).peekable();
         for linear in model.linears_mut() {
             // Forms that are made of the weight alone are made anew below.
@@ -187,6 +204,10 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                     linear.restore(mask, layer.scale.map(f32::from_bits), seed)?;
                 }
                 None => linear.make_dense(engine)?,
+            }
+            let is_masked = state.masked_layers.iter().any(|name| name == linear.name());
+            if let (true, Some(part), Some(sparsifier)) = (is_masked, plan.part_of(linear.name()), &*sparsifier) {
+                restore(engine, linear, (part, sparsifier))?;
             }
         }
         let progress = &mut self.progress;
@@ -246,11 +267,11 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             let (rows, cols) = (linear.out_features(), linear.in_features());
             let key = mask_key(&layer.name);
             let view = reader.tensor(&key)?;
-            if view.info.shape != [rows, halves_per_row(cols)] {
+            if view.info.shape != [rows, mask_words_of_row(cols)] {
                 return Err(fault(format!("`{key}` is {:?}, for a weight [{rows}, {cols}]", view.info.shape)));
             }
             let halves = view.to_vec::<u32>()?;
-            let per_row = halves_per_row(cols);
+            let per_row = mask_words_of_row(cols);
             let mask = Mask::from_fn(rows, cols, |row, col| halves[row * per_row + col / 32] >> (col % 32) & 1 == 1);
             mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
             if matches!(part.rule, MaskRule::Transposable(_)) {
@@ -285,14 +306,4 @@ fn trajectory(settings: &TrainingSettings) -> TrainingSettings {
 
 fn mask_key(layer: &str) -> String {
     format!("masks.{layer}.mask")
-}
-
-/// u32 words of a row.
-fn halves_per_row(cols: usize) -> usize {
-    2 * cols.div_ceil(64)
-}
-
-fn halves(mask: &Mask) -> Vec<u32> {
-    let of_word = |word: &u64| [*word as u32, (*word >> 32) as u32];
-    (0..mask.rows()).flat_map(|row| mask.row_words(row).iter().flat_map(of_word)).collect()
 }

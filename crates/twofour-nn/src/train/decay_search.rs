@@ -8,7 +8,7 @@ use super::{ConfigOf, SparseBegin, SparsityPlan, Trainer, TrainingData};
 use crate::{
     Result,
     engine::Engine,
-    recipe::{Recipe, TrainingSettings},
+    recipe::{Method, Recipe, TrainingSettings},
 };
 
 /// Trial runs that compare strengths of the decay of pruned weights, λ.
@@ -101,7 +101,9 @@ impl DecaySearch {
     /// The plan of a trial.
     fn plan(&self, plan: &SparsityPlan, strength: Option<f64>) -> SparsityPlan {
         let mut trial = SparsityPlan { observes: true, ..plan.clone() };
-        trial.overrides.iter_mut().for_each(|part| part.observes = true);
+        // The masks of a sparsifier do not decay, and are observed by nothing.
+        let decaying = trial.overrides.iter_mut().filter(|part| part.method != Method::Sparsifier);
+        decaying.for_each(|part| part.observes = true);
         match strength {
             Some(strength) => {
                 trial.set_decay(strength);

@@ -2,7 +2,10 @@
 
 use twofour::layer::MaskRule;
 
-use super::{LayerForm, SparsityPlan, Trainer, TrainingData};
+use super::{
+    LayerForm, SparsityPlan, Trainer, TrainingData,
+    sparsifier::{Chosen, choose, masking_of},
+};
 use crate::{Result, engine::Engine, linear::Linear, model::TrainedModel as _, random::Stream};
 
 /// What a layer's weight gets after an update.
@@ -53,7 +56,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     pub(super) fn change_form(&mut self) -> Result<Vec<usize>> {
         let (step, seeds) = (self.progress.step, Stream::new(self.settings.seed, "mvue"));
         let (has_settled, offset) = (self.has_settled(), self.seed_offset());
-        let Trainer { engine, model, plan, parts, .. } = self;
+        let Trainer { engine, model, plan, parts, sparsifier, .. } = self;
         let mut changed = vec![];
         for (index, linear) in model.linears_mut().enumerate() {
             let part = parts.get(linear.name()).and_then(|&part| plan.parts().nth(part));
@@ -72,6 +75,11 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
                     linear.make_sparse_in(engine, part.layer_settings(), part.precision, seed)?;
                 }
                 LayerForm::ThreeOfFour => linear.make_three_of_four(engine)?,
+                LayerForm::Masked => {
+                    let (Some(own), Some(sparsifier)) = (&part.sparsifier, &mut *sparsifier) else { continue };
+                    let (mask, _) = choose(engine, sparsifier, (own, step), linear)?;
+                    linear.make_masked(engine, mask, masking_of(part))?;
+                }
                 LayerForm::TwoOfFourInput => {
                     let MaskRule::Transposable(rule) = part.rule else { continue };
                     linear.make_input_sparse(engine, rule)?;
@@ -86,8 +94,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
         Ok(changed)
     }
 
-    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers have.
-    pub(super) fn flips(&self, found: &[u64], refreshes: &[Refresh], changed: &[usize]) -> Flips {
+    /// Flip rates, after the forms of the next step have been given: of the flips that [`Trainer::flipping`]'s layers have, and of the masks that the sparsifier has
+    /// chosen.
+    pub(super) fn flips(&self, found: &[u64], refreshes: &[Refresh], (changed, chosen): (&[usize], &Chosen)) -> Flips {
         let (mut flips, mut layers, mut observed) = (Share::default(), vec![], Share::default());
         let mut found = found.iter().copied();
         let mut selects_any = false;
@@ -95,15 +104,16 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             let elements = (linear.out_features() * linear.in_features()) as u64;
             let selects = *refresh == Refresh::SelectsMask;
             let own = if selects { found.next().unwrap_or(0) } else { 0 };
-            if linear.observed().is_some() {
-                observed.add(found.next().unwrap_or(0), elements);
+            if let Some(flips) = linear.observed().and_then(|_| found.next()) {
+                observed.add(flips, elements);
             }
-            if linear.sparse().is_none() {
+            if !linear.has_mask() {
                 continue;
             }
+            let by_sparsifier = chosen.iter().find(|(of, _)| *of == index).map(|(_, flips)| *flips);
             // A layer that has just changed its form has the mask of its weight as it is.
-            let own = if changed.contains(&index) { 0 } else { own };
-            selects_any |= selects;
+            let own = if changed.contains(&index) { 0 } else { by_sparsifier.unwrap_or(own) };
+            selects_any |= selects || by_sparsifier.is_some();
             flips.add(own, elements);
             layers.push(own as f64 / elements.max(1) as f64);
         }

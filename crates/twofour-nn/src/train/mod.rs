@@ -6,13 +6,14 @@
 //! | [`EncoderData`]: [`QuestionSet`], [`MaskedText`] | questions and their texts, or text with masked tokens, the same |
 //! | [`ImageSet`] | the images, the same |
 //! | [`SparsityPlan`] | which layers are 2:4, when, and how they are trained |
+//! | [`SparsifierPlan`] | masks of any pattern, whose levels follow a schedule |
 //! | [`DecaySearch`] | trial runs that find the strength of the decay of pruned weights |
 //! | [`Trainer`] | the loop: [`Trainer::step`], [`Trainer::validate`] |
 //! | [`Trainer::save`], [`Trainer::resume`] | checkpoints, from which training goes on, on either engine |
 //! | [`ranks`] | data parallel training: several engines, each with its share of every batch |
 //!
 //! A step does this, in this order: forward and backward passes of all micro-batches, whose gradients are added; the global norm; clipping; decay of pruned
-//! weights; AdamW; new masks and packed weights for the next step.
+//! weights; AdamW; new masks and packed weights for the next step; masks of a sparsifier, where they are due.
 //!
 //! Everything random depends on the seed and the step number alone, so a run can be repeated and resumed bit for bit (on a CPU with one number of threads:
 //! GEMMs may add in another order elsewhere).
@@ -32,6 +33,7 @@ mod question_set;
 pub mod ranks;
 mod report;
 mod settings;
+mod sparsifier;
 mod sparsity;
 mod step;
 #[cfg(test)]
@@ -50,5 +52,6 @@ pub use masked_text::{MaskedSample, MaskedText, SpecialTokens};
 pub use question_set::QuestionSet;
 pub use ranks::GradientReduction;
 pub use report::{Evaluation, StepReport};
+pub use sparsifier::{BlockNorm, LevelSchedule, SparsifierPlan, SparsifierRule};
 pub use sparsity::{Decay, LayerForm, SparseBegin, SparsityPlan};
 pub use trainer::Trainer;

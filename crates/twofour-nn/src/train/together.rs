@@ -4,12 +4,7 @@ use super::{
     Trainer, TrainingData,
     ranks::{Post, Seat},
 };
-use crate::{
-    Error, Result,
-    engine::{Engine, SparseLayer as _},
-    model::TrainedModel as _,
-    parameter::Parameter,
-};
+use crate::{Error, Result, engine::Engine, model::TrainedModel as _, parameter::Parameter};
 
 /// Steps between two comparisons of the ranks' masks.
 const COMPARED_EVERY: u64 = 100;
@@ -77,9 +72,9 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
 
     /// Compares the hashes of masks, and the norm of all weights, with those of the other ranks.
     fn compare(&mut self) -> Result<()> {
-        let sparse: Vec<_> =
-            self.model.linears().filter_map(|linear| Some((linear.name(), linear.sparse()?))).collect();
-        let mut own = sparse.iter().map(|(_, layer)| layer.mask_hash()).collect::<Result<Vec<u64>>>()?;
+        let masked: Vec<_> = self.model.linears().filter(|linear| linear.has_mask()).collect();
+        let hashes = masked.iter().filter_map(|linear| linear.mask_hash().transpose());
+        let mut own = hashes.collect::<Result<Vec<u64>>>()?;
         let masters: Vec<&E::Buffer> = self.model.parameters().into_iter().map(Parameter::master).collect();
         own.push(self.engine.gradient_norm(&masters)?.to_bits());
         own.push(self.progress.step);
@@ -92,8 +87,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             };
             let differs = (0..own.len().max(words.len())).find(|&index| own.get(index) != words.get(index));
             let Some(index) = differs else { continue };
-            let what = match sparse.get(index) {
-                Some((name, _)) => format!("the mask of layer `{name}`"),
+            let what = match masked.get(index) {
+                Some(linear) => format!("the mask of layer `{}`", linear.name()),
                 None => "the weights".to_owned(),
             };
             return Err(Error::RanksDiffer { what, step: self.progress.step, ranks: [seat.rank.index(), rank] });

@@ -2,11 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use twofour::adamw_step::{ChangeMean, PhaseSwitch};
+use twofour::{
+    adamw_step::{ChangeMean, PhaseSwitch},
+    sparsify::Sparsifier,
+};
 
 use super::{
-    ConfigOf, Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Flips,
-    progress::Progress, ranks::Seat, settings::check,
+    ConfigOf, Corpus, Evaluation, LayerForm, SparseBegin, SparsityPlan, StepReport, TrainingData, forms::Refresh,
+    progress::Progress, ranks::Seat, settings::check, sparsifier::prepared,
 };
 use crate::{
     Error, Result,
@@ -47,6 +50,8 @@ pub struct Trainer<E: Engine, D: TrainingData = Corpus> {
     pub(super) settings: TrainingSettings,
     pub(super) plan: SparsityPlan,
     pub(super) progress: Progress,
+    /// The masks of the method `sparsifier`.
+    pub(super) sparsifier: Option<Sparsifier>,
     schedule: Schedule,
     /// Of each planned layer, the part of the plan that it belongs to.
     pub(super) parts: HashMap<String, usize>,
@@ -134,6 +139,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             part.layers.iter().map(move |l| (l.clone(), index)).collect::<Vec<_>>()
         };
         let parts = plan.parts().enumerate().flat_map(of_part).collect();
+        let sparsifier = prepared(&plan, &model)?;
         let (settings, schedule) = (training.clone(), Schedule::new(training)?);
         let micro_batches = vec![];
         let seat = None;
@@ -145,6 +151,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             settings,
             plan,
             progress,
+            sparsifier,
             schedule,
             parts,
             loss,
@@ -266,7 +273,13 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             self.observe(&launched);
         }
         let changed = self.change_form()?;
-        let flips = if skipped { Flips::default() } else { self.flips(&found.flips, &refreshes, &changed) };
+        // Levels rise by steps, skipped ones among them.
+        let chosen = self.choose_masks(&changed)?;
+        let flips = if skipped {
+            self.flips(&[], &vec![Refresh::Packs; refreshes.len()], (&changed, &chosen))
+        } else {
+            self.flips(&found.flips, &refreshes, (&changed, &chosen))
+        };
         self.compare_if_due(!changed.is_empty())?;
         Ok(StepReport {
             step,

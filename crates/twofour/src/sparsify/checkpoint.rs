@@ -76,7 +76,14 @@ impl Sparsifier {
     /// # Errors
     /// [`Error::Format`] for a file that holds no such state or that of other parameters or shapes, [`Error::FormatVersion`] for a newer one, and those of [`Reader::open`].
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let reader = Reader::open(path)?;
+        self.load_from(&Reader::open(path)?)
+    }
+
+    /// [`Sparsifier::load`] from a file that is open already.
+    ///
+    /// # Errors
+    /// Those of [`Sparsifier::load`], but for opening the file.
+    pub fn load_from(&mut self, reader: &Reader) -> Result<()> {
         let fault = |reason: String| Error::Format { path: reader.path().to_owned(), reason };
         let text = reader.shards().iter().find_map(|shard| shard.header().metadata().get(KEY));
         let text =

@@ -3,8 +3,8 @@
 //! | step | call |
 //! |---|---|
 //! | name the parameters, each with a rule and a level | [`Sparsifier::prepare`] |
-//! | set the levels of an epoch by a [`Schedule`] | [`Sparsifier::set_epoch`] |
-//! | choose the masks anew | [`Sparsifier::step`] |
+//! | set the levels of an epoch by a [`Schedule`] | [`Sparsifier::set_epoch`], of one parameter [`Sparsifier::set_level`] |
+//! | choose the masks anew | [`Sparsifier::step`], of one parameter [`Sparsifier::step_one`] |
 //! | use them: forward with `W ∘ M`, mask the gradient | [`Sparsifier::masked`], [`Sparsifier::apply`] |
 //! | save and load them with a checkpoint | [`Sparsifier::tensors`], [`Sparsifier::save`], [`Sparsifier::load`] |
 //! | write the zeros into the weights and end | [`Sparsifier::squash_mask`] |

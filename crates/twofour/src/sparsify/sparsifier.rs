@@ -100,6 +100,33 @@ impl Sparsifier {
         }
     }
 
+    /// Sets the level of one parameter: where parameters follow schedules of their own.
+    ///
+    /// # Errors
+    /// [`Error::NoParameter`] for an unknown name, [`Error::SparsityLevel`] for a level that is NaN or infinite.
+    pub fn set_level(&mut self, name: &str, level: f64) -> Result<()> {
+        if !level.is_finite() {
+            return Err(Error::SparsityLevel { value: level }.in_tensor(name));
+        }
+        let parameter = self.parameters.get_mut(name);
+        parameter.ok_or_else(|| Error::NoParameter { name: name.to_owned() })?.level = level;
+        Ok(())
+    }
+
+    /// Chooses the mask of one parameter anew, from its dense weight; returns the number of its elements that changed. Where it fails, the mask is as it was.
+    ///
+    /// # Errors
+    /// [`Error::NoParameter`] for an unknown name; [`Error::Shape`] for a weight of another shape than prepared; the rule's own.
+    pub fn step_one(&mut self, name: &str, weight: MatrixRef<'_, f32>) -> Result<u64> {
+        let parameter = self.parameters.get(name).ok_or_else(|| Error::NoParameter { name: name.to_owned() })?;
+        let mask = self.chosen(parameter, weight).map_err(|error| error.in_tensor(name))?;
+        let flips = mask.flips(&parameter.mask)?;
+        if let Some(parameter) = self.parameters.get_mut(name) {
+            parameter.mask = mask;
+        }
+        Ok(flips)
+    }
+
     /// Chooses all masks anew, from the dense weights that `weight_of` returns by name. Where it fails, no mask is changed.
     ///
     /// # Errors

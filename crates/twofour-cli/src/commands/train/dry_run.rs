@@ -1,7 +1,10 @@
 //! What a recipe will do, as a table.
 
 use anyhow::Result;
-use twofour_nn::{recipe::RecipePlan, train::SparseBegin};
+use twofour_nn::{
+    recipe::{LevelPlan, RecipePlan},
+    train::SparseBegin,
+};
 
 use crate::present::{
     Screen,
@@ -19,7 +22,11 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         ("why", Align::Left),
     ]);
     for layer in &plan.layers {
-        let form = if layer.sparse { paint(style::GOOD, "2:4") } else { "dense".to_owned() };
+        let form = match (layer.sparse, layer.masked) {
+            (true, _) => paint(style::GOOD, "2:4"),
+            (false, true) => paint(style::GOOD, "masked"),
+            (false, false) => "dense".to_owned(),
+        };
         let shape = units::shape(&[layer.out_features, layer.in_features]);
         table.row([layer.name.clone(), shape, form, paint(style::FAINT, &layer.reason)]);
     }
@@ -40,8 +47,14 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
     row("parameters", units::count(plan.parameters));
     let share = plan.sparse_weights as f64 / plan.parameters as f64;
     row("weights of 2:4 layers", format!("{}, {}", units::count(plan.sparse_weights), units::percent(share)));
+    if plan.masked_weights > 0 {
+        let share = plan.masked_weights as f64 / plan.parameters as f64;
+        row("weights of masked layers", format!("{}, {}", units::count(plan.masked_weights), units::percent(share)));
+    }
     row("steps", units::count(plan.steps as usize));
-    row("layers are 2:4", when(plan));
+    // The first of a method's layers says when.
+    let is_masked = plan.sparse_weights == 0 && plan.masked_weights > 0;
+    row(if is_masked { "layers are masked" } else { "layers are 2:4" }, when(plan));
     row("tokens a step", units::count(plan.step_tokens as usize));
     if plan.devices > 1 {
         row("GPUs, each with its share of the tokens of a step", units::count(plan.devices));
@@ -60,6 +73,19 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         row(name, units::bytes(bytes));
     }
     row("precision of activations and GEMMs", plan.precision.to_owned());
+    screen.line(table)?;
+    plan.levels.iter().try_for_each(|levels| show_levels(screen, levels))
+}
+
+/// Prints the levels of the layers under one rule.
+fn show_levels(screen: &mut Screen, plan: &LevelPlan) -> Result<()> {
+    let pruned = if plan.in_place { "in place" } else { "with regrowth" };
+    screen.line("")?;
+    screen.line(format!("Masks prune {}, {pruned}: {}", plan.rule, plan.layers.join(", ")))?;
+    let mut table = Table::new([("after step", Align::Right), ("level", Align::Right)]);
+    for (step, level) in &plan.levels {
+        table.row([units::count(*step as usize), units::percent(*level)]);
+    }
     screen.line(table)
 }
 

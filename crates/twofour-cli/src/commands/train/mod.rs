@@ -55,7 +55,7 @@ use crate::{
 
 /// Train a model dense or 2:4 from a recipe, resumable at any moment
 ///
-/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual or activation. The
+/// A recipe is a TOML file with the model, its text, questions or images, the loop, and the method of sparsity: dense, fixed, ste, sr-ste, fst, s-ste, step, gradual, activation or sparsifier. The
 /// repository has one for each in recipes/; docs/training.md describes the keys. Every mistake of a recipe is reported before anything is
 /// trained.
 ///
@@ -240,6 +240,9 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
             None => row("weights of 2:4 layers", share),
             Some(end) => row("weights that were 2:4", format!("{share}, until step {end}; dense at the end")),
         }
+    }
+    if let Some(zeros) = report.model.zeros {
+        row("zeros of masked layers", units::percent(zeros));
     }
     screen.line("")?;
     screen.line(table)?;

@@ -5,12 +5,13 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use twofour::{
-    DataType,
+    DataType, Mask,
     file::{Overwrite, Reader},
 };
 use twofour_nn::{
     engine::Engine,
-    model::{Bert, EncoderCheckpoint, Gpt, SavedModel, TrainedModel as _, Vit, is_llama, save_llama},
+    linear::Linear,
+    model::{Bert, EncoderCheckpoint, Gpt, SavedModel, TrainedModel as _, Vit, is_llama, mask_violation, save_llama},
     recipe::Recipe,
 };
 
@@ -33,16 +34,65 @@ pub(super) struct Outcome {
     pub(super) is_checkpoint: bool,
     /// Number of linear layers that are 2:4, as it was verified.
     pub(super) two_of_four: usize,
+    /// The share of zeros in the layers that have masks of other patterns, as it was verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) zeros: Option<f64>,
+}
+
+/// What was found to be written as its masks have it.
+#[derive(Debug, Default)]
+struct Verified {
+    /// Layers that are 2:4.
+    two_of_four: usize,
+    /// Zeros of the masks of other layers, and their elements.
+    zeros: usize,
+    elements: usize,
+}
+
+impl Verified {
+    /// Checks a layer of a trained model; `of_pattern` says how the written one is not 2:4, and `of_mask` what it has that a mask prunes.
+    fn add<E: Engine>(
+        &mut self,
+        path: &Path,
+        linear: &Linear<E>,
+        of_pattern: impl FnOnce() -> twofour_nn::Result<Option<String>>,
+        of_mask: impl FnOnce(&Mask) -> twofour_nn::Result<Option<String>>,
+    ) -> Result<()> {
+        let what = match (linear.masked(), linear.is_two_of_four()) {
+            (_, true) => {
+                self.two_of_four += 1;
+                of_pattern()?.map(|violation| format!("is not 2:4: {violation}"))
+            }
+            (Some((mask, _)), false) => {
+                let elements = mask.rows() * mask.cols();
+                self.zeros += elements - mask.count();
+                self.elements += elements;
+                of_mask(mask)?.map(|violation| format!("is not as its mask has it: {violation}"))
+            }
+            (None, false) => None,
+        };
+        match what {
+            Some(what) => bail!("{}: \"{}\" was written and {what}", path.display(), linear.name()),
+            None => Ok(()),
+        }
+    }
+
+    /// The share of zeros in layers that have masks of other patterns.
+    fn share_of_zeros(&self) -> Option<f64> {
+        (self.elements > 0).then(|| self.zeros as f64 / self.elements as f64)
+    }
 }
 
 impl Outcome {
     /// What it is, for people.
     pub(super) fn describe(&self) -> &'static str {
-        match (self.is_checkpoint, self.two_of_four) {
-            (true, 0) => "the model, dense, as transformers loads it",
-            (true, _) => "the model, its 2:4 layers with zeros, as transformers loads it",
-            (false, 0) => "the model, dense",
-            (false, _) => "the model, its 2:4 layers compressed",
+        match (self.is_checkpoint, self.two_of_four, self.zeros) {
+            (true, 0, None) => "the model, dense, as transformers loads it",
+            (true, 0, Some(_)) => "the model, its masked layers with zeros, as transformers loads it",
+            (true, ..) => "the model, its 2:4 layers with zeros, as transformers loads it",
+            (false, 0, None) => "the model, dense",
+            (false, 0, Some(_)) => "the model, its masked layers with zeros",
+            (false, ..) => "the model, its 2:4 layers compressed",
         }
     }
 }
@@ -69,12 +119,13 @@ pub(super) fn write<E: Engine>(folder: &Folder, recipe: &Recipe, (engine, model)
         }
         None => model.save(engine, &path, Overwrite::Yes, dtype)?,
     }
-    let two_of_four = verify(&path, model)?;
+    let verified = verify(&path, model)?;
     if is_checkpoint {
         publish(folder)?;
     }
     let path = if is_checkpoint { SavedModel::DIRECTORY } else { MODEL };
-    Ok(Outcome { path, dtype: dtype.to_string(), is_checkpoint, two_of_four })
+    let (two_of_four, zeros) = (verified.two_of_four, verified.share_of_zeros());
+    Ok(Outcome { path, dtype: dtype.to_string(), is_checkpoint, two_of_four, zeros })
 }
 
 /// Writes an encoder as a directory of transformers, in the type of the checkpoint that training started from. What is written is read again, and layers that are 2:4 in the
@@ -92,15 +143,14 @@ pub(super) fn write_encoder<E: Engine>(
     remove(&path)?;
     saved.save((engine, model), &path, Overwrite::Yes, dtype)?;
     let written = EncoderCheckpoint::open(&path).context("reading the model that was written")?;
-    let mut two_of_four = 0;
-    for linear in model.linears().filter(|linear| linear.sparse().is_some()) {
-        if let Some(violation) = written.violation(linear.name())? {
-            bail!("{}: \"{}\" was written and is not 2:4: {violation}", path.display(), linear.name());
-        }
-        two_of_four += 1;
+    let mut verified = Verified::default();
+    for linear in model.linears() {
+        let name = linear.name();
+        verified.add(&path, linear, || written.violation(name), |mask| written.mask_violation(name, mask))?;
     }
     publish(folder)?;
-    Ok(Outcome { path: SavedModel::DIRECTORY, dtype: dtype.to_string(), is_checkpoint: true, two_of_four })
+    let (two_of_four, zeros) = (verified.two_of_four, verified.share_of_zeros());
+    Ok(Outcome { path: SavedModel::DIRECTORY, dtype: dtype.to_string(), is_checkpoint: true, two_of_four, zeros })
 }
 
 /// Gives a directory that is finished its name.
@@ -118,26 +168,25 @@ pub(super) fn write_vit<E: Engine>(folder: &Folder, (engine, model): (&E, &Vit<E
     let path = folder.file(MODEL);
     model.save(engine, &path, Overwrite::Yes, DataType::BF16)?;
     let written = Reader::open(&path).context("reading the model that was written")?;
-    let mut two_of_four = 0;
-    for linear in model.linears().filter(|linear| linear.sparse().is_some()) {
+    let mut verified = Verified::default();
+    for linear in model.linears() {
         let name = linear.weight().name();
-        written.compressed_info(name).with_context(|| format!("\"{name}\" was written and is not 2:4"))?;
-        two_of_four += 1;
+        let is_compressed = || Ok(written.compressed_info(name).map(|_| None)?);
+        verified.add(&path, linear, is_compressed, |mask| mask_violation(&written, name, mask))?;
     }
-    Ok(Outcome { path: MODEL, dtype: DataType::BF16.to_string(), is_checkpoint: false, two_of_four })
+    let (two_of_four, zeros) = (verified.two_of_four, verified.share_of_zeros());
+    Ok(Outcome { path: MODEL, dtype: DataType::BF16.to_string(), is_checkpoint: false, two_of_four, zeros })
 }
 
-/// Checks the layers that are 2:4 in the trainer; returns their number.
-fn verify<E: Engine>(path: &Path, model: &Gpt<E>) -> Result<usize> {
+/// Checks the layers that have masks in the trainer.
+fn verify<E: Engine>(path: &Path, model: &Gpt<E>) -> Result<Verified> {
     let written = SavedModel::open(path).context("reading the model that was written")?;
-    let mut count = 0;
-    for linear in model.linears().filter(|linear| linear.sparse().is_some()) {
-        if let Some(violation) = written.violation(linear.name())? {
-            bail!("{}: \"{}\" was written and is not 2:4: {violation}", path.display(), linear.name());
-        }
-        count += 1;
+    let mut verified = Verified::default();
+    for linear in model.linears() {
+        let name = linear.name();
+        verified.add(path, linear, || written.violation(name), |mask| written.mask_violation(name, mask))?;
     }
-    Ok(count)
+    Ok(verified)
 }
 
 /// Removes a directory, where it exists.

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     fn step(step: u64) -> StepMetrics {
-        let layer = LayerMetrics { flip_rate: Some(0.1 / (step + 1) as f64), kept: Some(0.7) };
+        let layer = LayerMetrics { flip_rate: Some(0.1 / (step + 1) as f64), kept: Some(0.7), level: None };
         StepMetrics {
             step,
             loss: (step != 3).then_some(5.0 / (step + 1) as f64),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use anyhow::{Context, Result, bail};
 use twofour::MatrixRef;
 use twofour_nn::{
-    engine::{Engine, SparseLayer as _},
+    engine::Engine,
     model::TrainedModel as _,
     recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
@@ -207,7 +207,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         self.steps.last().context("a step has metrics")
     }
 
-    /// Flip rates and kept mass of the 2:4 layers, at steps that record them.
+    /// Flip rates, kept mass and levels of the layers with masks, at steps that record them.
     fn layers(&self, report: &StepReport, validates: bool) -> Result<BTreeMap<String, LayerMetrics>> {
         // At every step, the lines would be mostly these.
         let rare = self.trainer.plan().parts().all(|part| part.mask_every != 1);
@@ -216,19 +216,22 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             return Ok(BTreeMap::new());
         }
         let engine = self.trainer.engine();
-        let sparse = self.trainer.model().linears().filter(|linear| linear.sparse().is_some());
+        let masked = self.trainer.model().linears().filter(|linear| linear.has_mask());
         let mut layers = BTreeMap::new();
-        for (index, linear) in sparse.enumerate() {
-            let kept = match linear.sparse().filter(|_| validates) {
+        for (index, linear) in masked.enumerate() {
+            let mask = if validates { linear.mask()? } else { None };
+            let kept = match mask {
                 None => None,
-                Some(sparse) => {
+                Some(mask) => {
                     let master = engine.read(linear.weight().master())?;
                     let matrix = MatrixRef::new(linear.out_features(), linear.in_features(), &master)?;
-                    Some(sparse.mask()?.kept_l1(matrix)?)
+                    Some(mask.kept_l1(matrix)?)
                 }
             };
             let flip_rate = report.layer_flip_rates.get(index).copied();
-            layers.insert(linear.name().to_owned(), LayerMetrics { flip_rate, kept });
+            let sparsifier = self.trainer.sparsifier().filter(|_| linear.masked().is_some());
+            let level = sparsifier.and_then(|sparsifier| sparsifier.level(linear.weight().name()));
+            layers.insert(linear.name().to_owned(), LayerMetrics { flip_rate, kept, level });
         }
         Ok(layers)
     }
@@ -298,7 +301,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             None => format!("{}, {loss:.3} nats {target} on unseen {kind}", plan.method),
         };
         let layers: Vec<&str> =
-            plan.layers.iter().filter(|layer| layer.sparse).map(|layer| layer.name.as_str()).collect();
+            plan.layers.iter().filter(|layer| layer.sparse || layer.masked).map(|layer| layer.name.as_str()).collect();
         self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;
         self.folder.write_json("report.json", &report)?;
         Ok(report)

@@ -16,7 +16,7 @@ use twofour::{
 
 use super::{
     AdamWState, AdamWStep, AttentionShape, Buffer as _, Engine, Kind, LinearShape, Nonlinearity, SgdState, SgdStep,
-    SparseLayer as _, StepFindings, StepLimits, operands::expect_unscaled,
+    SparseLayer as _, StepFindings, StepLimits, mask_words_of_row, operands::expect_unscaled,
 };
 use crate::{
     Error, Result,
@@ -377,6 +377,21 @@ impl Engine for CpuEngine {
         rows_of("a weight to prune", weight, cols)?;
         expect_length("a pruned weight", weight.len(), kept.len())?;
         cpu::keep_of_four::keep(count, weight.floats()?, cols, kept.floats_mut()?);
+        Ok(())
+    }
+
+    fn apply_mask(&self, mask: &CpuBuffer, cols: usize, weight: &CpuBuffer, masked: &mut CpuBuffer) -> Result<()> {
+        let rows = rows_of("a weight to mask", weight, cols)?;
+        expect_length("a mask", rows * mask_words_of_row(cols), mask.len())?;
+        expect_length("a masked weight", weight.len(), masked.len())?;
+        cpu::masking::apply(mask.ids()?, cols, weight.floats()?, masked.floats_mut()?);
+        Ok(())
+    }
+
+    fn apply_mask_in_place(&self, mask: &CpuBuffer, cols: usize, values: &mut CpuBuffer) -> Result<()> {
+        let rows = rows_of("values to mask", values, cols)?;
+        expect_length("a mask", rows * mask_words_of_row(cols), mask.len())?;
+        cpu::masking::apply_in_place(mask.ids()?, cols, values.floats_mut()?);
         Ok(())
     }
 

@@ -418,6 +418,14 @@ impl Engine for CudaEngine {
         Ok(transformer::keep_of_four(&self.context, count, weight.slice(), cols, kept.slice_mut())?)
     }
 
+    fn apply_mask(&self, mask: &CudaBuffer, cols: usize, weight: &CudaBuffer, masked: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::apply_mask(&self.context, mask.slice(), cols, weight.slice(), masked.slice_mut())?)
+    }
+
+    fn apply_mask_in_place(&self, mask: &CudaBuffer, cols: usize, values: &mut CudaBuffer) -> Result<()> {
+        Ok(transformer::apply_mask_in_place(&self.context, mask.slice(), cols, values.slice_mut())?)
+    }
+
     fn add(&self, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<()> {
         Ok(transformer::add_in_place(&self.context, x.slice(), y.slice_mut())?)
     }

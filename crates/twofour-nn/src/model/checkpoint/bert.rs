@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use twofour::{
-    DataType,
+    DataType, Mask,
     file::{Overwrite, Reader, StoredElement},
     kernel::KernelElement,
 };
@@ -16,14 +16,14 @@ use super::{
     save::{copy_beside, write_weights},
 };
 use crate::{
-    Result,
+    Error, Result,
     engine::Engine,
     model::{
         Bert, BertConfig, EncoderTask, Tokenizer,
         bert::initial,
         encoder::{Encoder, EncoderConfig},
         language::dtype_of,
-        saved::violation,
+        saved::{beyond_mask, violation},
     },
 };
 
@@ -144,6 +144,19 @@ impl EncoderCheckpoint {
         };
         let outputs = linear.parts.iter().map(|(_, outputs)| outputs).sum();
         violation(&self.reader, &stored, (outputs, linear.inputs), || parts.values(&format!("{layer}.weight")))
+    }
+
+    /// The first nonzero of a linear layer's weight that a mask of its shape prunes; none where all of these are zero.
+    ///
+    /// # Errors
+    /// No such layer, or one of another shape.
+    pub fn mask_violation(&self, layer: &str, mask: &Mask) -> Result<Option<String>> {
+        let values = self.parts().values(&format!("{layer}.weight"))?;
+        let expected = mask.rows() * mask.cols();
+        if values.len() != expected {
+            return Err(Error::Length { what: "a weight under its mask", expected, found: values.len() });
+        }
+        Ok(beyond_mask(&values, mask))
     }
 
     /// Writes a model that [`EncoderCheckpoint::model`] made, and that may have been trained since, to a directory that transformers loads as `BertForQuestionAnswering` or

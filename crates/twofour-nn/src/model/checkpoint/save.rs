@@ -131,7 +131,7 @@ fn write_as<T: Arithmetic + StoredElement, E: Engine, M: TrainedModel<E>>(
         let Some(stored) = layout.linears.get(linear.name()) else { continue };
         let weight = match linear.sparse() {
             Some(_) => file::compressed::<T, E>(engine, linear)?.to_dense(),
-            None => rounded(&engine.read(linear.weight().master())?),
+            None => rounded(&linear.squashed(engine)?),
         };
         let bias = linear.bias().map(|bias| engine.read(bias.master())).transpose()?;
         let mut first = 0;

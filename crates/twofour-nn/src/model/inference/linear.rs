@@ -71,9 +71,10 @@ impl<T: KernelElement> Linear<T> {
     pub(crate) fn of_model<E: Engine>(engine: &E, linear: &linear::Linear<E>) -> Result<Self> {
         let (outputs, inputs) = (linear.out_features(), linear.in_features());
         let bias = linear.bias().map(|bias| engine.read(bias.master())).transpose()?;
-        let weight = match linear.sparse() {
-            Some(_) => Weight::Sparse(file::compressed(engine, linear)?),
-            None => Weight::Dense(narrowed(&engine.read(linear.weight().master())?)),
+        let weight = if linear.is_two_of_four() {
+            Weight::Sparse(file::compressed(engine, linear)?)
+        } else {
+            Weight::Dense(narrowed(&linear.squashed(engine)?))
         };
         Self::new(vec![LinearPart { weight, bias, outputs, inputs }])
     }

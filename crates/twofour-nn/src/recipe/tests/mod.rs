@@ -1,5 +1,6 @@
 //! Recipes, right and wrong.
 
+mod sparsifier;
 mod sparsity;
 mod vision;
 

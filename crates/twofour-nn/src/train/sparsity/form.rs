@@ -12,6 +12,8 @@ pub enum LayerForm {
     ThreeOfFour,
     /// The 2:4 weight.
     TwoOfFour,
+    /// The weight under a mask of any pattern, in a dense GEMM.
+    Masked,
     /// The dense weight, with an input that is pruned to 2:4 at each pass.
     TwoOfFourInput,
 }
@@ -27,6 +29,8 @@ impl SparsityPlan {
             LayerForm::Dense
         } else if self.two_of_four_from.is_some_and(|from| step < from) {
             LayerForm::ThreeOfFour
+        } else if self.method == Method::Sparsifier {
+            LayerForm::Masked
         } else if self.method == Method::Activation {
             LayerForm::TwoOfFourInput
         } else {

@@ -16,6 +16,7 @@ use crate::{
     Error, Result,
     engine::PrunedDecay,
     recipe::{DecayTarget, Method, SparsePrecision, SwitchMean},
+    train::SparsifierPlan,
 };
 
 /// Decay of pruned elements of 2:4 weights.
@@ -87,6 +88,9 @@ pub struct SparsityPlan {
     /// compared with that of another run. Nothing computes with it.
     #[serde(default)]
     pub observes: bool,
+    /// The masks of [`Method::Sparsifier`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparsifier: Option<SparsifierPlan>,
     /// Layers with plans of their own. Their `overrides` are empty, and no layer is in two parts.
     #[serde(default)]
     pub overrides: Vec<SparsityPlan>,
@@ -114,6 +118,7 @@ impl SparsityPlan {
             precision: SparsePrecision::Activations,
             switch_mean: SwitchMean::Arithmetic,
             observes: false,
+            sparsifier: None,
             overrides: vec![],
         }
     }
@@ -131,6 +136,7 @@ impl SparsityPlan {
     /// | step | magnitude | 1 | dense | | from the switch on: after 10 % to 50 % of the steps |
     /// | activation | greedy (transposable), of the layer's input | each pass | dense | | all |
     /// | gradual | magnitude | 1 | dense | | 3:4 after 10 %, 2:4 after 30 % of the steps |
+    /// | sparsifier | [`SparsifierPlan::TWO_OF_FOUR`] | a hundredth of the steps | dense | | all, in dense GEMMs |
     pub fn of_method(method: Method, layers: Vec<String>, steps: u64) -> Self {
         let gradient_decay = Decay { strength: Self::DEFAULT_DECAY, target: DecayTarget::Gradient };
         let base = SparsityPlan { method, layers, ..Self::dense() };
@@ -150,6 +156,9 @@ impl SparsityPlan {
             Method::SSte => SparsityPlan { rule: MaskRule::SoftThreshold, ..base },
             Method::Gradual => {
                 SparsityPlan { begin: SparseBegin::Step(steps / 10), two_of_four_from: Some(3 * steps / 10), ..base }
+            }
+            Method::Sparsifier => {
+                SparsityPlan { sparsifier: Some(SparsifierPlan::TWO_OF_FOUR), mask_every: (steps / 100).max(1), ..base }
             }
             Method::Activation => SparsityPlan { rule: MaskRule::Transposable(Transposable::GreedyAbs), ..base },
             Method::Step => {
@@ -221,6 +230,7 @@ impl SparsityPlan {
                 return Err(Error::Setting { what: "the step from which groups keep two of four", found, expected });
             }
         }
+        self.check_sparsifier()?;
         if self.rule == MaskRule::SoftThreshold && self.decay.is_some() {
             let reason = "the soft threshold subtracts from kept weights by what it prunes, and needs no decay";
             return Err(conflict("mask `soft-threshold`", "`decay`", reason));
@@ -236,6 +246,32 @@ impl SparsityPlan {
         Ok(())
     }
 
+    fn check_sparsifier(&self) -> Result<()> {
+        let own = match (&self.sparsifier, self.method) {
+            (Some(own), Method::Sparsifier) => own,
+            (None, Method::Sparsifier) => {
+                let (what, found) = ("the plan of the method `sparsifier`", "without masks".to_owned());
+                return Err(Error::Setting { what, found, expected: "one with the rule of its masks" });
+            }
+            (Some(_), method) => {
+                let reason = "only the method `sparsifier` has them";
+                return Err(conflict("masks of a sparsifier", &format!("the method `{}`", method.name()), reason));
+            }
+            (None, _) => return Ok(()),
+        };
+        own.check()?;
+        let is_plain = self.decay.is_none() && !self.observes && self.precision == SparsePrecision::Activations;
+        if !is_plain || !matches!(self.weight_gradient, WeightGradient::Dense | WeightGradient::Masked) {
+            let reason = "its layers are dense GEMMs under a mask";
+            return Err(conflict("the method `sparsifier`", "decay, observed masks, 8-bit floats or MVUE", reason));
+        }
+        if own.in_place && self.weight_gradient == WeightGradient::Dense {
+            let reason = "what is pruned stays zero, so its gradient is masked";
+            return Err(conflict("masks in place", "a dense weight gradient", reason));
+        }
+        Ok(())
+    }
+
     /// The settings of the 2:4 layers.
     pub fn layer_settings(&self) -> SparseLinearSettings {
         SparseLinearSettings {
@@ -247,6 +283,7 @@ impl SparsityPlan {
 
     /// Whether the mask is selected anew after so many optimizer steps of the run.
     pub fn selects_mask_after(&self, steps_done: u64) -> bool {
-        self.mask_every != 0 && steps_done.is_multiple_of(self.mask_every)
+        let jumps = self.sparsifier.as_ref().is_some_and(|own| own.schedule.chooses_at(steps_done));
+        jumps || (self.mask_every != 0 && steps_done.is_multiple_of(self.mask_every))
     }
 }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     Error, Result,
     recipe::{DecayTarget, Defaults, Method, SparsitySettings},
+    train::SparsifierPlan,
 };
 
 impl SparsityPlan {
@@ -85,7 +86,30 @@ impl SparsityPlan {
         }
         plan.precision = settings.precision;
         plan.apply_times(settings, steps)?;
+        plan.apply_sparsifier(settings, steps)?;
         Ok(plan)
+    }
+
+    /// The masks of the method `sparsifier`, and the times and gradients that follow from them where the settings say nothing.
+    fn apply_sparsifier(&mut self, settings: &SparsitySettings, steps: u64) -> Result<()> {
+        if self.method != Method::Sparsifier {
+            return Ok(());
+        }
+        let own = settings.sparsifier.clone().unwrap_or_default();
+        if settings.begin.is_none() {
+            self.begin = SparseBegin::Step(SparsifierPlan::default_begin(&own, steps));
+        }
+        if settings.mask_every.is_none() {
+            self.mask_every = SparsifierPlan::default_mask_every(&own, steps);
+        }
+        if let SparseBegin::Step(begin) = self.begin {
+            let sparsifier = SparsifierPlan::new(&own, begin, steps)?;
+            if sparsifier.in_place && settings.weight_gradient.is_none() {
+                self.weight_gradient = WeightGradient::Masked;
+            }
+            self.sparsifier = Some(sparsifier);
+        }
+        Ok(())
     }
 
     /// The toolkit's settings of a method, where they are other than the method's own.
@@ -140,9 +164,9 @@ impl SparsityPlan {
 
     /// Leaves all layers dense; observed masks stay. A decay of pruned weights has nothing to do then.
     pub(crate) fn make_dense(&mut self) {
-        (self.method, self.decay) = (Method::Dense, None);
+        (self.method, self.decay, self.sparsifier) = (Method::Dense, None, None);
         for part in &mut self.overrides {
-            (part.method, part.decay) = (Method::Dense, None);
+            (part.method, part.decay, part.sparsifier) = (Method::Dense, None, None);
         }
     }
 }

@@ -1,4 +1,8 @@
-//! A linear layer that is dense or 2:4, and can change from one to the other between any two steps.
+//! A linear layer that is dense, 2:4 or masked, and can change from one to the other between any two steps.
+
+mod forms;
+mod masked;
+mod masks;
 
 use twofour::{
     Mask,
@@ -8,11 +12,12 @@ use twofour::{
 
 use crate::{
     Error, Result,
-    engine::{Engine, Kind, LayerRefresh, LinearShape, OptimizerStep, SparseLayer as _},
+    engine::{Engine, LayerRefresh, LinearShape, OptimizerStep, SparseLayer as _},
     parameter::Parameter,
-    recipe::SparsePrecision,
-    train::LayerForm,
 };
+
+use masked::MaskedWeight;
+pub use masked::Masking;
 
 /// A linear layer, `y = x · Wᵀ + bias`.
 ///
@@ -26,6 +31,8 @@ pub struct Linear<E: Engine> {
     sparse: Option<E::SparseLinear>,
     /// The weight with three of every four, which a layer of that form computes with.
     three_of_four: Option<E::Buffer>,
+    /// The mask of a layer that computes with dense GEMMs under one.
+    masked: Option<MaskedWeight<E>>,
     /// The rule by which the input is pruned, where the layer is one over 2:4 activations.
     prunes_input: Option<Transposable>,
     /// A mask of the weight that nothing computes with.
@@ -56,6 +63,7 @@ impl<E: Engine> Linear<E> {
             bias,
             sparse: None,
             three_of_four: None,
+            masked: None,
             prunes_input: None,
             observed: None,
             out_features,
@@ -99,106 +107,17 @@ impl<E: Engine> Linear<E> {
 
     /// The operand of dense GEMMs.
     fn dense_weight(&self) -> &E::Buffer {
-        self.three_of_four.as_ref().unwrap_or_else(|| self.weight.compute())
+        let masked = self.masked.as_ref().and_then(MaskedWeight::operand);
+        masked.or(self.three_of_four.as_ref()).unwrap_or_else(|| self.weight.compute())
     }
 
     fn shape(&self, tokens: usize) -> LinearShape {
         LinearShape { tokens, out_features: self.out_features, in_features: self.in_features }
     }
 
-    /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
-    ///
-    /// # Errors
-    /// [`Error::InLayer`] with what [`Engine::sparse_linear`] refuses; the layer is then as it was.
-    pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
-        self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
-    }
-
-    /// [`Linear::make_sparse`] with GEMMs of a precision.
-    ///
-    /// # Errors
-    /// Those of [`Linear::make_sparse`], and of [`Engine::float8_sparse_linear`].
-    pub fn make_sparse_in(
-        &mut self,
-        engine: &E,
-        settings: SparseLinearSettings,
-        precision: SparsePrecision,
-        seed: u64,
-    ) -> Result<()> {
-        // First, so that the packed weight takes the memory of the dense copy.
-        self.weight.drop_copy();
-        let make = || -> Result<E::SparseLinear> {
-            let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
-            let mut sparse = match precision {
-                SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
-                SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
-            };
-            sparse.set_seed(seed)?;
-            Ok(sparse)
-        };
-        match make() {
-            Ok(sparse) => {
-                self.sparse = Some(sparse);
-                (self.three_of_four, self.prunes_input) = (None, None);
-                Ok(())
-            }
-            Err(error) => {
-                if matches!(self.form(), LayerForm::Dense | LayerForm::TwoOfFourInput) {
-                    self.weight.add_copy(engine)?;
-                }
-                Err(error.in_layer(&self.name))
-            }
-        }
-    }
-
-    /// Makes the layer dense over its master weight, with pruned elements as they are.
-    ///
-    /// # Errors
-    /// Not enough memory.
-    pub fn make_dense(&mut self, engine: &E) -> Result<()> {
-        self.weight.add_copy(engine)?;
-        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
-        Ok(())
-    }
-
-    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`Engine::pack_squared_relu`]): for the second layer of a feed-forward block with squared
-    /// ReLU, which asks the layer.
-    ///
-    /// # Errors
-    /// Those of [`Linear::make_dense`].
-    pub fn make_input_sparse(&mut self, engine: &E, rule: Transposable) -> Result<()> {
-        self.make_dense(engine)?;
-        self.prunes_input = Some(rule);
-        Ok(())
-    }
-
     /// The rule by which the input is pruned, where it is.
     pub fn prunes_input(&self) -> Option<Transposable> {
         self.prunes_input
-    }
-
-    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
-    ///
-    /// # Errors
-    /// Not enough memory.
-    pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
-        let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
-        engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
-        (self.sparse, self.prunes_input) = (None, None);
-        self.three_of_four = Some(kept);
-        // The optimizer's copy of the whole weight is not computed with.
-        self.weight.drop_copy();
-        Ok(())
-    }
-
-    /// What the layer computes with.
-    pub fn form(&self) -> LayerForm {
-        match (&self.sparse, &self.three_of_four, self.prunes_input) {
-            (Some(_), ..) => LayerForm::TwoOfFour,
-            (None, Some(_), _) => LayerForm::ThreeOfFour,
-            (None, None, Some(_)) => LayerForm::TwoOfFourInput,
-            (None, None, None) => LayerForm::Dense,
-        }
     }
 
     /// Selects the mask that these settings would have, now and after every step of a trainer, without computing with it. The soft threshold's is that of the
@@ -228,35 +147,41 @@ impl<E: Engine> Linear<E> {
         (self.three_of_four, self.observed) = (None, None);
     }
 
-    /// Packs the master weight after it has changed, under a new mask or the present one; nothing for a dense layer.
+    /// Packs the master weight after it has changed, under a new mask or the present one; applies the mask of a masked layer; nothing for a dense one.
     ///
     /// # Errors
     /// [`Error::InLayer`] with that of [`SparseLayer::remask`](crate::engine::SparseLayer::remask).
     pub fn refresh(&mut self, engine: &E, selects_mask: bool) -> Result<()> {
-        let Linear { weight, sparse, three_of_four, in_features, .. } = self;
-        let master = weight.master();
-        let outcome = match (sparse, three_of_four) {
-            (Some(sparse), _) if selects_mask => sparse.remask(master),
-            (Some(sparse), _) => sparse.repack(master),
-            (None, Some(kept)) => engine.keep_of_four(3, master, *in_features, kept),
-            (None, None) => Ok(()),
+        let Linear { weight, sparse, three_of_four, masked, in_features, .. } = self;
+        let outcome = match (sparse, three_of_four, masked) {
+            (Some(sparse), ..) if selects_mask => sparse.remask(weight.master()),
+            (Some(sparse), ..) => sparse.repack(weight.master()),
+            (None, Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept),
+            (None, None, Some(masked)) => masked.refresh(engine, weight),
+            (None, None, None) => Ok(()),
         };
         outcome.map_err(|error| error.in_layer(&self.name))
     }
 
     /// What an update that the guard may have skipped changes beside the weight: the layer's own mask and packed weight, unless `selects_mask` is `None`, and the observed mask.
-    /// A 3:4 weight is pruned at once.
+    /// A 3:4 or masked weight is pruned at once.
     pub(crate) fn refreshes(
         &mut self,
         engine: &E,
         selects_mask: Option<bool>,
     ) -> Result<impl Iterator<Item = LayerRefresh<'_, E::Buffer, E::SparseLinear>>> {
-        let Linear { name, weight, sparse, three_of_four, observed, in_features, .. } = self;
-        let (name, master) = (&**name, weight.master());
-        if let (Some(_), None, Some(kept)) = (selects_mask, &sparse, three_of_four) {
+        let Linear { name, weight, sparse, three_of_four, masked, observed, in_features, .. } = self;
+        let name = &**name;
+        if let (Some(_), None) = (selects_mask, &sparse) {
             // What a skipped step left as it was is pruned to the same.
-            engine.keep_of_four(3, master, *in_features, kept).map_err(|error| error.in_layer(name))?;
+            let refreshed = match (three_of_four, masked) {
+                (Some(kept), _) => engine.keep_of_four(3, weight.master(), *in_features, kept),
+                (None, Some(masked)) => masked.refresh(engine, weight),
+                (None, None) => Ok(()),
+            };
+            refreshed.map_err(|error| error.in_layer(name))?;
         }
+        let master = weight.master();
         let own = sparse.as_mut().zip(selects_mask);
         let observed = observed.as_mut().map(|observed| (observed, true));
         let refresh = move |(layer, selects_mask)| LayerRefresh { name, layer, master, selects_mask };
@@ -327,9 +252,12 @@ impl<E: Engine> Linear<E> {
         accumulate: Accumulate,
     ) -> Result<()> {
         let shape = self.shape(tokens);
-        self.weight.record(accumulate, |dw, accumulate| match &self.sparse {
-            Some(sparse) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
-            None => engine.weight_gradient(shape, dy, x, accumulate, dw),
+        self.weight.record(accumulate, |dw, accumulate| match (&self.sparse, &self.masked) {
+            (Some(sparse), _) => sparse.weight_gradient(dy, x, tokens, accumulate, dw),
+            (None, masked) => {
+                engine.weight_gradient(shape, dy, x, accumulate, dw)?;
+                masked.as_ref().map_or(Ok(()), |masked| masked.mask_gradient(engine, dw))
+            }
         })
     }
 

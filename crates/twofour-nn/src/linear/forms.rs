@@ -1,0 +1,106 @@
+//! What a linear layer computes with, and how that changes.
+
+use twofour::{layer::SparseLinearSettings, select::Transposable};
+
+use super::Linear;
+use crate::{
+    Result,
+    engine::{Engine, Kind, SparseLayer as _},
+    recipe::SparsePrecision,
+    train::LayerForm,
+};
+
+impl<E: Engine> Linear<E> {
+    /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
+    ///
+    /// # Errors
+    /// [`Error::InLayer`](crate::Error::InLayer) with what [`Engine::sparse_linear`] refuses; the layer is then as it was.
+    pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
+        self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
+    }
+
+    /// [`Linear::make_sparse`] with GEMMs of a precision.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_sparse`], and of [`Engine::float8_sparse_linear`].
+    pub fn make_sparse_in(
+        &mut self,
+        engine: &E,
+        settings: SparseLinearSettings,
+        precision: SparsePrecision,
+        seed: u64,
+    ) -> Result<()> {
+        // First, so that the packed weight takes the memory of the dense copy.
+        self.weight.drop_copy();
+        let make = || -> Result<E::SparseLinear> {
+            let (master, shape) = (self.weight.master(), (self.out_features, self.in_features));
+            let mut sparse = match precision {
+                SparsePrecision::Activations => engine.sparse_linear(master, shape, settings)?,
+                SparsePrecision::Fp8 => engine.float8_sparse_linear(master, shape, settings)?,
+            };
+            sparse.set_seed(seed)?;
+            Ok(sparse)
+        };
+        match make() {
+            Ok(sparse) => {
+                self.sparse = Some(sparse);
+                (self.three_of_four, self.masked, self.prunes_input) = (None, None, None);
+                Ok(())
+            }
+            Err(error) => {
+                let own = self.sparse.is_some() || self.three_of_four.is_some();
+                if !own && self.masked.as_ref().is_none_or(|masked| masked.operand().is_none()) {
+                    self.weight.add_copy(engine)?;
+                }
+                Err(error.in_layer(&self.name))
+            }
+        }
+    }
+
+    /// Makes the layer dense over its master weight, with pruned elements as they are.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn make_dense(&mut self, engine: &E) -> Result<()> {
+        self.weight.add_copy(engine)?;
+        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
+        self.masked = None;
+        Ok(())
+    }
+
+    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`Engine::pack_squared_relu`]): for the second layer of a feed-forward block with squared
+    /// ReLU, which asks the layer.
+    ///
+    /// # Errors
+    /// Those of [`Linear::make_dense`].
+    pub fn make_input_sparse(&mut self, engine: &E, rule: Transposable) -> Result<()> {
+        self.make_dense(engine)?;
+        self.prunes_input = Some(rule);
+        Ok(())
+    }
+
+    /// Makes the layer 3:4: every group of four weights keeps its three largest magnitudes, anew at every [`Linear::refresh`], in dense GEMMs.
+    ///
+    /// # Errors
+    /// Not enough memory.
+    pub fn make_three_of_four(&mut self, engine: &E) -> Result<()> {
+        let mut kept = engine.zeros(Kind::Compute, self.out_features * self.in_features)?;
+        engine.keep_of_four(3, self.weight.master(), self.in_features, &mut kept)?;
+        (self.sparse, self.masked, self.prunes_input) = (None, None, None);
+        self.three_of_four = Some(kept);
+        // The optimizer's copy of the whole weight is not computed with.
+        self.weight.drop_copy();
+        Ok(())
+    }
+
+    /// What the layer computes with.
+    pub fn form(&self) -> LayerForm {
+        match (&self.sparse, &self.three_of_four, self.prunes_input) {
+            (Some(_), ..) => LayerForm::TwoOfFour,
+            (None, Some(_), _) => LayerForm::ThreeOfFour,
+            (None, None, Some(_)) => LayerForm::TwoOfFourInput,
+            (None, None, None) if self.masked.is_some() => LayerForm::Masked,
+            (None, None, None) => LayerForm::Dense,
+        }
+    }
+}

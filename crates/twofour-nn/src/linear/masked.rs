@@ -1,0 +1,112 @@
+//! A weight under a mask of any pattern, in dense GEMMs.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use twofour::{Mask, MatrixRef};
+
+use crate::{
+    Result,
+    cpu::masking::words,
+    engine::{Engine, Kind},
+    parameter::Parameter,
+};
+
+/// What happens to the weights that a mask prunes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Masking {
+    /// The master weight keeps them, and the straight-through estimator trains them: their gradients are those of a dense layer, so that they can regrow.
+    StraightThrough,
+    /// The master weight keeps them, without gradients. They can regrow when the mask is chosen anew.
+    Masked,
+    /// They become zero in the master weight, without gradients, and stay zero.
+    InPlace,
+}
+
+/// The mask of a linear layer's weight, and what its GEMMs compute with.
+#[derive(Debug)]
+pub(crate) struct MaskedWeight<E: Engine> {
+    mask: Mask,
+    /// The mask as [`Engine::apply_mask`] has it.
+    words: E::Buffer,
+    masking: Masking,
+    /// The masked weight; absent where the weight itself is masked.
+    apart: Option<E::Buffer>,
+}
+
+impl<E: Engine> MaskedWeight<E> {
+    /// Applies a mask to a weight of its shape.
+    pub(crate) fn new(engine: &E, mask: Mask, masking: Masking, weight: &mut Parameter<E>) -> Result<Self> {
+        let elements = mask.rows() * mask.cols();
+        let apart = match masking {
+            Masking::InPlace => {
+                weight.add_copy(engine)?;
+                None
+            }
+            _ => Some(engine.zeros(Kind::Compute, elements)?),
+        };
+        let words = engine.zeros(Kind::Index, words(&mask).len())?;
+        let mut masked = MaskedWeight { mask, words, masking, apart };
+        masked.upload(engine)?;
+        masked.refresh(engine, weight)?;
+        if masking != Masking::InPlace {
+            // The optimizer's copy of the whole weight is not computed with.
+            weight.drop_copy();
+        }
+        Ok(masked)
+    }
+
+    /// The mask.
+    pub(crate) fn mask(&self) -> &Mask {
+        &self.mask
+    }
+
+    /// A hash of the mask.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (0..self.mask.rows()).for_each(|row| self.mask.row_words(row).hash(&mut hasher));
+        hasher.finish()
+    }
+
+    /// What happens to pruned weights.
+    pub(crate) fn masking(&self) -> Masking {
+        self.masking
+    }
+
+    /// The operand of GEMMs, unless it is the weight itself.
+    pub(crate) fn operand(&self) -> Option<&E::Buffer> {
+        self.apart.as_ref()
+    }
+
+    fn upload(&mut self, engine: &E) -> Result<()> {
+        engine.write_ids(&mut self.words, &words(&self.mask))
+    }
+
+    /// Replaces the mask by one of the same shape and applies it. Its memory stays where it is.
+    pub(crate) fn set_mask(&mut self, engine: &E, mask: Mask, weight: &mut Parameter<E>) -> Result<()> {
+        self.mask = mask;
+        self.upload(engine)?;
+        self.refresh(engine, weight)
+    }
+
+    /// Applies the mask to the weight after it has changed.
+    pub(crate) fn refresh(&mut self, engine: &E, weight: &mut Parameter<E>) -> Result<()> {
+        match &mut self.apart {
+            Some(apart) => engine.apply_mask(&self.words, self.mask.cols(), weight.master(), apart),
+            None => weight.mask_in_place(engine, &self.words, self.mask.cols()),
+        }
+    }
+
+    /// Zeros in the gradient where the mask prunes, unless the estimator is straight-through.
+    pub(crate) fn mask_gradient(&self, engine: &E, gradient: &mut E::Buffer) -> Result<()> {
+        match self.masking {
+            Masking::StraightThrough => Ok(()),
+            Masking::Masked | Masking::InPlace => engine.apply_mask_in_place(&self.words, self.mask.cols(), gradient),
+        }
+    }
+
+    /// The weight as the mask leaves it, in f32.
+    pub(crate) fn values(&self, engine: &E, weight: &Parameter<E>) -> Result<Vec<f32>> {
+        let master = engine.read(weight.master())?;
+        Ok(self.mask.apply(MatrixRef::new(self.mask.rows(), self.mask.cols(), &master)?)?)
+    }
+}

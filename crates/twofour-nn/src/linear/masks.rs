@@ -1,0 +1,93 @@
+//! The masks that a linear layer computes under.
+
+use twofour::{Axis, Mask, Pattern};
+
+use super::{Linear, Masking, masked::MaskedWeight};
+use crate::{
+    Error, Result,
+    engine::{Engine, SparseLayer as _},
+};
+
+impl<E: Engine> Linear<E> {
+    /// Makes the layer compute under a mask of the weight, of any pattern, in dense GEMMs. The mask stays until [`Linear::set_mask`]; it is applied anew at every
+    /// [`Linear::refresh`].
+    ///
+    /// # Errors
+    /// [`Error::InLayer`] for a mask of another shape; not enough memory.
+    pub fn make_masked(&mut self, engine: &E, mask: Mask, masking: Masking) -> Result<()> {
+        self.expect_shape_of(&mask)?;
+        let masked = MaskedWeight::new(engine, mask, masking, &mut self.weight);
+        self.masked = Some(masked.map_err(|error| error.in_layer(&self.name))?);
+        (self.sparse, self.three_of_four, self.prunes_input) = (None, None, None);
+        Ok(())
+    }
+
+    /// Replaces the mask of a layer of [`Linear::make_masked`], and applies it; nothing for other layers.
+    ///
+    /// # Errors
+    /// [`Error::InLayer`] for a mask of another shape.
+    pub fn set_mask(&mut self, engine: &E, mask: Mask) -> Result<()> {
+        self.expect_shape_of(&mask)?;
+        let Linear { weight, masked, .. } = self;
+        let set = masked.as_mut().map_or(Ok(()), |masked| masked.set_mask(engine, mask, weight));
+        set.map_err(|error| error.in_layer(&self.name))
+    }
+
+    fn expect_shape_of(&self, mask: &Mask) -> Result<()> {
+        let (found, expected) = ((mask.rows(), mask.cols()), (self.out_features, self.in_features));
+        if found == expected {
+            return Ok(());
+        }
+        let error = twofour::Error::Shape { what: "mask and weight", found, expected };
+        Err(Error::from(error).in_layer(&self.name))
+    }
+
+    /// The mask of [`Linear::make_masked`], and what happens to the weights that it prunes.
+    pub fn masked(&self) -> Option<(&Mask, Masking)> {
+        self.masked.as_ref().map(|masked| (masked.mask(), masked.masking()))
+    }
+
+    /// The mask that the layer computes under, where it is 2:4 or masked. Waits.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn mask(&self) -> Result<Option<Mask>> {
+        match (&self.sparse, &self.masked) {
+            (Some(sparse), _) => sparse.mask().map(Some),
+            (None, Some(masked)) => Ok(Some(masked.mask().clone())),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// A hash of the mask, the same for the same mask on all devices of this engine. Waits.
+    pub(crate) fn mask_hash(&self) -> Result<Option<u64>> {
+        match (&self.sparse, &self.masked) {
+            (Some(sparse), _) => sparse.mask_hash().map(Some),
+            (None, Some(masked)) => Ok(Some(masked.hash())),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Whether the layer computes under a mask: whether it is 2:4 or masked.
+    pub fn has_mask(&self) -> bool {
+        self.sparse.is_some() || self.masked.is_some()
+    }
+
+    /// Whether at most two of every four weights of a row are nonzero in what the layer computes with, so that it can be stored as a 2:4 weight.
+    pub fn is_two_of_four(&self) -> bool {
+        let is_so = |masked: &MaskedWeight<E>| masked.mask().verify(Pattern::TWO_FOUR, Axis::Row).is_ok();
+        self.sparse.is_some() || self.masked.as_ref().is_some_and(is_so)
+    }
+
+    /// The dense weight in f32, with zeros where [`Linear::make_masked`] prunes it: what [`Sparsifier::squash_mask`](twofour::sparsify::Sparsifier::squash_mask) leaves.
+    /// Waits.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn squashed(&self, engine: &E) -> Result<Vec<f32>> {
+        match &self.masked {
+            Some(masked) => masked.values(engine, &self.weight),
+            None => engine.read(self.weight.master()),
+        }
+    }
+}
