@@ -29,6 +29,8 @@ pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeS
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub(crate) use gpt::expect_trainable;
 pub use gpt::{Gpt, Layer};
+#[cfg(feature = "cuda")]
+pub use image::{CudaImageBatch, CudaImageEncoder};
 pub use image::{
     ImageEncoder, ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWeights, ImageWindows, WeightForm,
 };

@@ -1,6 +1,8 @@
 //! Image encoders for inference: ViT, DINOv2, and SAM's image encoder.
 
 mod config;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod embeddings;
 mod layer;
 mod neck;
@@ -17,6 +19,8 @@ use twofour::{
     kernel::{Activation, KernelElement},
 };
 
+#[cfg(feature = "cuda")]
+pub use self::cuda::{CudaImageBatch, CudaImageEncoder};
 pub use self::{
     config::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWindows},
     random::{ImageWeights, WeightForm},

@@ -9,6 +9,8 @@ use twofour::{
 };
 
 use super::{ImageEncoder, ImageEncoderConfig};
+#[cfg(feature = "cuda")]
+use crate::model::inference::stored::{StoredLinears, StoredPart};
 use crate::{
     Result,
     model::inference::{
@@ -137,5 +139,13 @@ impl<T: KernelElement> Parts<T> for RandomParts<'_> {
     fn linear(&self, name: &str, shape: (usize, usize)) -> Result<Linear<T>> {
         let (weight, bias) = self.weight(name, shape)?;
         Linear::new(vec![LinearPart::of(weight, shape, bias)])
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<T: KernelElement> StoredLinears<T> for RandomParts<'_> {
+    fn stored_linear(&self, name: &str, shape: (usize, usize)) -> Result<Vec<StoredPart<T>>> {
+        let (weight, bias) = self.weight(name, shape)?;
+        Ok(vec![StoredPart { weight: weight.try_into()?, bias, outputs: shape.0 }])
     }
 }
