@@ -96,7 +96,7 @@ impl CudaImageEncoder {
         let build = Build { context: &context, config, parts, marker: std::marker::PhantomData };
         let layers = (0..config.layers).map(|layer| build.layer(layer)).collect::<Result<_>>()?;
         let end = match config.output {
-            ImageOutput::Norm { .. } => CudaEnd::Norm(build.norm("norm", width)?),
+            ImageOutput::Norm { .. } => CudaEnd::Norm(Box::new(build.norm("norm", width)?)),
             ImageOutput::Neck { channels } => CudaEnd::Neck(Box::new(build.neck(channels)?)),
         };
         let patches = build.matrix(&parts.vector("patch.weight", width * config.patch_len())?)?;
@@ -132,7 +132,7 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
     fn layer(&self, layer: usize) -> Result<CudaImageLayer> {
         let ImageEncoderConfig { width, heads, feed_forward, .. } = *self.config;
         let at = |part: &str| format!("blocks.{layer}.{part}");
-        let linear = |name: &str, shape: (usize, usize), activation: Activation| -> Result<CudaLinear> {
+        let linear = |name: &str, shape: (usize, usize), activation: Activation| -> Result<(CudaLinear, bool)> {
             let name = at(name);
             let linear = self
                 .parts
@@ -152,17 +152,19 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
         let scale = |name: &str| self.config.layer_scale.then(|| self.vector(&at(name), width)).transpose();
         let qkv = self.parts.stored_linear(&at("attn.qkv"), (3 * width, width))?;
         let qkv_bias: Vec<f32> = qkv.iter().flat_map(|part| part.bias.iter().flatten().copied()).collect();
+        let (up, up_activates) = linear("mlp.up", (feed_forward, width), fused(self.config.activation))?;
         Ok(CudaImageLayer {
             window: self.config.window(layer),
             attention_norm: self.norm(&at("attn.norm"), width)?,
             qkv: CudaLinear::new(self.context, qkv, (3 * width, width)).map_err(|e| e.in_layer(at("attn.qkv")))?,
             qkv_bias: if qkv_bias.is_empty() { None } else { Some(self.matrix(&qkv_bias)?) },
             relative: self.config.relative_positions.then(relative).transpose()?,
-            out: linear("attn.out", (width, width), identity)?,
+            out: linear("attn.out", (width, width), identity)?.0,
             attention_scale: scale("attn.scale")?,
             feed_forward_norm: self.norm(&at("mlp.norm"), width)?,
-            up: linear("mlp.up", (feed_forward, width), fused(self.config.activation))?,
-            down: linear("mlp.down", (width, feed_forward), identity)?,
+            up,
+            up_activates,
+            down: linear("mlp.down", (width, feed_forward), identity)?.0,
             feed_forward_scale: scale("mlp.scale")?,
         })
     }

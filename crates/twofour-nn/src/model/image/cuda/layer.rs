@@ -19,6 +19,8 @@ pub(super) struct CudaImageLayer {
     pub(super) attention_scale: Option<DeviceBuffer>,
     pub(super) feed_forward_norm: CudaNorm,
     pub(super) up: CudaLinear,
+    /// Whether the GEMM of `up` applies the hidden layer's function.
+    pub(super) up_activates: bool,
     pub(super) down: CudaLinear,
     pub(super) feed_forward_scale: Option<DeviceBuffer>,
 }

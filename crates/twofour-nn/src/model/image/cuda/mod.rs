@@ -34,7 +34,7 @@ pub struct CudaImageEncoder {
 /// What follows the last layer.
 #[derive(Debug)]
 enum CudaEnd {
-    Norm(CudaNorm),
+    Norm(Box<CudaNorm>),
     Neck(Box<CudaNeck>),
 }
 

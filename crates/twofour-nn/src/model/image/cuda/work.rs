@@ -91,7 +91,7 @@ impl Work {
             o: zeros(config.width)?,
             delta: zeros(config.width)?,
             up: zeros(config.feed_forward)?,
-            activated: zeros(if has(|layer| !layer.up.activates()) { config.feed_forward } else { 0 })?,
+            activated: zeros(if has(|layer| !layer.up_activates) { config.feed_forward } else { 0 })?,
             neck,
         })
     }
@@ -146,7 +146,7 @@ impl Work {
         let input = self.h.input(&layer.up, (tokens, width))?;
         let hidden = tokens * config.feed_forward;
         layer.up.forward(context, input, tokens, first(&mut self.up, hidden)?)?;
-        let source = if layer.up.activates() {
+        let source = if layer.up_activates {
             Source::Up
         } else {
             let x = self.up.as_slice().part(0..hidden)?;

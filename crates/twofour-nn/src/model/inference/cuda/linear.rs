@@ -21,8 +21,6 @@ pub(in crate::model) struct CudaLinear {
     weight: Weight,
     outputs: usize,
     inputs: usize,
-    /// Whether the GEMM's epilogue applies an activation.
-    activates: bool,
 }
 
 #[derive(Debug)]
@@ -53,16 +51,16 @@ impl CudaLinear {
         parts: Vec<StoredPart<T>>,
         shape: (usize, usize),
     ) -> Result<Self> {
-        Self::before_activation(context, parts, shape, Activation::Identity)
+        Ok(Self::before_activation(context, parts, shape, Activation::Identity)?.0)
     }
 
-    /// [`CudaLinear::new`] with an activation in the GEMM's epilogue, where the weight's GEMM has one: [`CudaLinear::activates`] tells.
+    /// [`CudaLinear::new`] with an activation in the GEMM's epilogue, and whether the weight's GEMM has one: without it the activation is the caller's.
     pub(in crate::model) fn before_activation<T: KernelElement>(
         context: &LayerContext,
         parts: Vec<StoredPart<T>>,
         (outputs, inputs): (usize, usize),
         activation: Activation,
-    ) -> Result<Self> {
+    ) -> Result<(Self, bool)> {
         let has_bias = parts.iter().any(|part| part.bias.is_some());
         let bias: Vec<f32> =
             parts.iter().flat_map(|part| part.bias.clone().unwrap_or_else(|| vec![0.0; part.outputs])).collect();
@@ -96,28 +94,23 @@ impl CudaLinear {
             }
         };
         let activates = matches!(weight, Weight::Packed(_)) && activation != Activation::Identity;
-        Ok(CudaLinear { weight, outputs, inputs, activates })
+        Ok((CudaLinear { weight, outputs, inputs }, activates))
     }
 
     /// A dense layer of a weight on the device, without a bias.
     pub(in crate::model) fn dense(weight: DeviceBuffer, (outputs, inputs): (usize, usize)) -> Self {
-        CudaLinear { weight: Weight::Dense { weight, bias: None }, outputs, inputs, activates: false }
+        CudaLinear { weight: Weight::Dense { weight, bias: None }, outputs, inputs }
     }
 
     /// A 2:4 layer.
     pub(in crate::model) fn packed(layer: PackedLinear) -> Self {
         let (outputs, inputs) = (layer.out_features(), layer.in_features());
-        CudaLinear { weight: Weight::Packed(layer), outputs, inputs, activates: false }
+        CudaLinear { weight: Weight::Packed(layer), outputs, inputs }
     }
 
     /// A dense layer in 8-bit integers.
     pub(in crate::model) fn dense_int8(layer: DenseInt8Linear, (outputs, inputs): (usize, usize)) -> Self {
-        CudaLinear { weight: Weight::DenseInt8(layer), outputs, inputs, activates: false }
-    }
-
-    /// Whether the layer applies the activation that it was made with; otherwise its caller does.
-    pub(in crate::model) fn activates(&self) -> bool {
-        self.activates
+        CudaLinear { weight: Weight::DenseInt8(layer), outputs, inputs }
     }
 
     /// Whether the input is quantized.
