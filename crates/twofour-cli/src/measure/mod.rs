@@ -5,6 +5,7 @@ mod contender;
 pub(crate) mod cuda;
 pub(crate) mod encoder;
 pub(crate) mod generation;
+pub(crate) mod image;
 mod latency;
 mod machine;
 mod memory;

@@ -40,6 +40,7 @@ pub(crate) mod gradient_norm;
 pub(crate) mod grid;
 pub(crate) mod headers;
 pub(crate) mod heads;
+pub(crate) mod image;
 pub(crate) mod keep_of_four;
 pub(crate) mod masking;
 pub(crate) mod norm;
@@ -63,6 +64,7 @@ fn transformer_sources() -> impl Iterator<Item = Source> {
         .into_iter()
         .chain(masking::sources())
         .chain(heads::sources())
+        .chain(image::sources())
         .chain(softmax::sources())
         .chain(attention::sources());
     let elements = gated::sources().into_iter().chain(pointwise::sources()).chain([

@@ -4,9 +4,20 @@ use crate::{
     DataType, Result,
     layer::{LayerContext, Plans},
     raw::{
-        adamw::AdamW, attention::FusedAttention, cross_entropy::CrossEntropy, embedding::Embeddings, gated::Gated,
-        gradient_norm::GradientNorm, heads::Heads, keep_of_four::KeepOfFour, masking::Masking, norm::Norms,
-        pointwise::Pointwise, sgd::Sgd, softmax::Softmax,
+        adamw::AdamW,
+        attention::FusedAttention,
+        cross_entropy::CrossEntropy,
+        embedding::Embeddings,
+        gated::Gated,
+        gradient_norm::GradientNorm,
+        heads::Heads,
+        image::{ImageGrid, ImageWindows},
+        keep_of_four::KeepOfFour,
+        masking::Masking,
+        norm::Norms,
+        pointwise::Pointwise,
+        sgd::Sgd,
+        softmax::Softmax,
     },
 };
 
@@ -37,6 +48,8 @@ kernels! {
     cross_entropies: CrossEntropy;
     embeddings: Embeddings;
     heads: Heads;
+    image_windows: ImageWindows;
+    image_grids: ImageGrid;
     gated: Gated;
     pointwise: Pointwise;
     softmax: Softmax;

@@ -15,6 +15,7 @@
 //! | heads with rotary embedding | [`AttentionShape`], [`split_heads`], [`split_heads_gradient`], [`merge_heads`], [`merge_heads_gradient`] |
 //! | rotary embedding, softmax | [`rotate`], [`rotate_gradient`], [`rotate_projection`], [`rotate_projection_gradient`], [`softmax()`], [`softmax_gradient`] |
 //! | attention | [`attention_forward`], [`attention_backward`], [`attention_forward_projected`], [`attention_backward_projected`], [`prepare_attention`] |
+//! | attention over images, whole or in windows, with relative positions; neighbours in a grid; factors of columns | [`ImageAttention`], [`image_attention`], [`neighbours`], [`scale_rows`] |
 //! | activations | [`ElementFunction`], [`activation_forward`], [`activation_backward`] |
 //! | gated activations | [`Gate`], [`gated_forward`], [`gated_backward`] |
 //! | dense linear layers | [`DenseLinear`] |
@@ -32,6 +33,7 @@ mod attention;
 mod embedding;
 mod gated;
 mod heads;
+mod image;
 mod keep_of_four;
 mod kernels;
 mod linear;
@@ -57,6 +59,7 @@ pub use heads::{
     Rotary, SplitHeads, SplitHeadsMut, merge_heads, merge_heads_gradient, rotate, rotate_gradient, rotate_projection,
     rotate_projection_gradient, split_heads, split_heads_gradient,
 };
+pub use image::{ImageAttention, ImageAttentionTensors, image_attention, neighbours, scale_rows};
 pub use keep_of_four::keep_of_four;
 pub(crate) use kernels::TransformerKernels;
 pub use kernels::prepare;

@@ -5,6 +5,7 @@ mod capture;
 mod embedding;
 mod gated;
 mod heads;
+mod image;
 mod linear;
 mod loss;
 mod norm;

@@ -9,6 +9,7 @@ mod decoder;
 mod encoder;
 mod file;
 mod gpt;
+mod image;
 mod inference;
 mod language;
 mod layers;
@@ -23,12 +24,17 @@ mod vit;
 pub use batch::IndexBatch;
 pub use bert::{Bert, BertBatch, BertConfig, BertLayer, BertSamples, EncoderTask};
 pub use calibration::{BlockwiseCheckpoint, Calibration, CheckpointBlock, Observation, Replace, open_blockwise};
-pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, is_llama, save_llama};
+pub use checkpoint::{Checkpoint, CheckpointError, EncoderCheckpoint, ImageCheckpoint, is_llama, save_llama};
 pub use config::{GptConfig, VOCABULARY};
 pub use decoder::{DecoderBiases, DecoderConfig, NormKind, Positions, Rope, RopeScaling};
 pub use encoder::{Encoder, EncoderConfig, EncoderInput};
 pub use gpt::Gpt;
 pub(crate) use gpt::expect_trainable;
+#[cfg(feature = "cuda")]
+pub use image::{CudaImageBatch, CudaImageEncoder};
+pub use image::{
+    ImageEncoder, ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWeights, ImageWindows, WeightForm,
+};
 #[cfg(feature = "cuda")]
 pub use inference::{CudaInference, CudaRandomWeights, CudaSession};
 pub use inference::{Inference, Perplexity, RandomWeights, Session, Windows};

@@ -10,7 +10,12 @@ use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::model::{EncoderCheckpoint, SavedModel};
 
-use super::{super::train::TrainDevice, answer::warn_if_busy, output::Output};
+use super::{
+    super::train::TrainDevice,
+    answer::warn_if_busy,
+    image::{ImageModel, ImageOptions},
+    output::Output,
+};
 use crate::{
     dtype::computing,
     exit::{Usage, Verdict},
@@ -30,13 +35,17 @@ use crate::{
     },
 };
 
-/// Measure the latency of an encoder (BERT): its 2:4 layers against the same layers dense
+/// Measure the latency of an encoder (BERT, ViT, DINOv2, SAM): its 2:4 layers against the same layers dense
 ///
 /// The model is a pruned or compressed one. It is packed twice: as it is, its 2:4 layers for the 2:4 kernels, and with every layer for the dense kernels. Both hold the same values.
 /// They are interleaved in shuffled order, on batches of random tokens; a call is a whole forward pass, from tokens to hidden states. The result is the median over the
 /// rounds, and the median of the rounds' ratios.
 ///
-/// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay in its memory.
+/// Of an image encoder a batch is images, random ones of the model's size, and the table has images per second. The name of one (sam-vit-b, sam-vit-l, sam-vit-h: SAM's image encoders)
+/// instead of a directory is that shape with random weights in several forms: int8 and 2:4 in attention and in each layer of the MLP, alone and together.
+///
+/// On a GPU it is the forward pass of training, in bf16 or f16, captured in a CUDA graph; tokens and hidden states stay in its memory. Of an image encoder it is
+/// inference, launched kernel by kernel, from patches in the GPU's memory; the bytes of memory that each contender takes are printed, too.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -44,21 +53,23 @@ Examples:
   twofour bench encoder pruned/ --batch 4,16,64,256 --length 384 -o latency.json
   twofour bench encoder int8/ --dtype bf16
   twofour bench encoder pruned/ --length 384 --device cuda -o latency.json
+  twofour bench encoder vit-24/ --batch 1,8
+  twofour bench encoder sam-vit-h --batch 1,32 --device cuda -o sam.json
 
 Integers of a quantized model are compared with dense layers in the type to compute in.")]
 pub(super) struct Encoder {
-    /// A checkpoint's directory (config.json, safetensors) of an encoder, or the folder of `train`; pruned or compressed
+    /// A checkpoint's directory (config.json, safetensors) of an encoder, or the folder of `train`; pruned or compressed. Or a name: sam-vit-b, sam-vit-l, sam-vit-h
     model: PathBuf,
 
-    /// Sequences of a batch
+    /// Sequences or images of a batch
     #[arg(long, value_delimiter = ',', default_value = "4,16,64,256", value_name = "LIST", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Vec<u32>,
 
-    /// Tokens of a sequence
-    #[arg(long, default_value_t = 128, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    length: u32,
+    /// Tokens of a sequence [default: 128]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    length: Option<u32>,
 
-    /// What to compute in: f32, bf16 or f16 [default: the type of the weights]
+    /// What to compute in: f32, bf16 or f16 [default: the type of the weights; of a name bf16]
     #[arg(long, value_name = "DTYPE", value_parser = computing())]
     dtype: Option<DataType>,
 
@@ -77,7 +88,7 @@ pub(super) struct Encoder {
 /// What was measured.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Measured {
+pub(super) enum Measured {
     Cpu(Machine),
     Gpu(Gpu),
 }
@@ -116,8 +127,11 @@ struct Row {
 impl Encoder {
     /// Runs the command.
     pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        if let Some(model) = ImageModel::find(&self.model)? {
+            return self.images(&model, screen);
+        }
         let checkpoint = EncoderCheckpoint::open(SavedModel::locate(&self.model))?;
-        let (length, context) = (self.length as usize, checkpoint.config().context);
+        let (length, context) = (self.length(), checkpoint.config().context);
         if length > context {
             bail!(Usage(format!("--length {length}: the model's context is {context} tokens")));
         }
@@ -160,6 +174,33 @@ impl Encoder {
         Ok(Verdict::Yes)
     }
 
+    /// Measures an image encoder.
+    fn images(&self, model: &ImageModel, screen: &mut Screen) -> Result<Verdict> {
+        if self.length.is_some() {
+            bail!(Usage("--length: images have as many tokens as the model says".to_owned()));
+        }
+        self.output.expect_writable()?;
+        let _guard = interrupt::guard();
+        let options = ImageOptions {
+            model: self.shown_model(),
+            command: self.told(None),
+            batch: &self.batch,
+            rounds: self.rounds,
+            dtype: self.dtype,
+            device: &self.device,
+        };
+        let answer = model.run(&options, screen)?;
+        answer.tell(screen)?;
+        screen.json(&answer)?;
+        self.output.write(&answer)?;
+        Ok(Verdict::Yes)
+    }
+
+    /// Tokens of a sequence.
+    fn length(&self) -> usize {
+        self.length.unwrap_or(128) as usize
+    }
+
     fn measured(
         &self,
         pair: &mut dyn EncoderPair,
@@ -176,10 +217,10 @@ impl Encoder {
         }
         let mut answer = Answer {
             machine,
-            command: self.told(),
+            command: self.told(Some(self.length())),
             model: self.shown_model(),
             dtype: dtype.to_string(),
-            length: self.length as usize,
+            length: self.length(),
             dense_weight_bytes,
             sparse_weight_bytes,
             load_average: vec![],
@@ -222,15 +263,15 @@ impl Encoder {
     }
 
     /// Returns the command line, without paths of this machine.
-    fn told(&self) -> String {
+    fn told(&self, length: Option<usize>) -> String {
+        let length = length.map_or(String::new(), |length| format!(" --length {length}"));
         let batches: Vec<String> = self.batch.iter().map(u32::to_string).collect();
         let dtype = self.dtype.map_or(String::new(), |dtype| format!(" --dtype {dtype}"));
         let device = if self.device == TrainDevice::Cpu { String::new() } else { format!(" --device {}", self.device) };
         format!(
-            "twofour bench encoder {} --batch {} --length {} --rounds {}{dtype}{device}",
+            "twofour bench encoder {} --batch {}{length} --rounds {}{dtype}{device}",
             self.shown_model(),
             batches.join(","),
-            self.length,
             self.rounds
         )
     }

@@ -9,6 +9,7 @@ mod draw;
 mod encoder;
 mod generate;
 mod grid;
+mod image;
 mod latency;
 mod output;
 mod suite;

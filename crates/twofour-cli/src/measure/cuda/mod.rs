@@ -5,6 +5,7 @@ mod encoder;
 mod gemm;
 mod generation;
 mod grid;
+mod image;
 mod layer;
 mod overhead;
 mod prune;
@@ -23,6 +24,7 @@ pub(crate) use generation::{GenerationRow, WEIGHTS, generation, shape};
 pub(crate) use grid::{
     CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
 };
+pub(crate) use image::CudaImages;
 pub(crate) use layer::layer;
 pub(crate) use overhead::{OverheadRow, overhead};
 pub(crate) use prune::{PRUNE_SHAPES, PruneRow, prune};

@@ -79,6 +79,23 @@ impl Fields {
         self.size_if(field)?.ok_or_else(|| self.wrong(field, "a whole number from 0"))
     }
 
+    /// Height and width: one number for both, or a list of two; `default` where the field is absent.
+    pub(super) fn sides(&self, field: &str, default: usize) -> Result<[usize; 2]> {
+        let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let read = |value: &Value| match value.as_array().map(Vec::as_slice) {
+            None => size(value).map(|side| [side; 2]),
+            Some([height, width]) => Some([size(height)?, size(width)?]),
+            Some(_) => None,
+        };
+        Ok(self.of(field, "a whole number from 0, or two of them", read)?.unwrap_or([default; 2]))
+    }
+
+    /// A list of sizes, where the field is there.
+    pub(super) fn sizes_if(&self, field: &str) -> Result<Option<Vec<usize>>> {
+        let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.of(field, "a list of whole numbers from 0", |value| value.as_array()?.iter().map(size).collect())
+    }
+
     /// A number, where the field is there.
     pub(super) fn number_if(&self, field: &str) -> Result<Option<f64>> {
         self.of(field, "a number", Value::as_f64)

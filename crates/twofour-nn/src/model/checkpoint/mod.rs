@@ -11,11 +11,14 @@
 //! | `qwen2` | biases of queries, keys and values |
 //! | `qwen3` | norms of queries and keys |
 //! | `gpt2` | learned positions, transposed weights, GELU by tanh |
+//!
+//! [`EncoderCheckpoint`] reads `bert`, and [`ImageCheckpoint`] `vit`, `dinov2`, `sam` and `sam_vision_model`.
 
 mod bert;
 mod error;
 mod fields;
 mod gpt2;
+mod image;
 #[cfg(test)]
 mod integer_tests;
 mod layout;
@@ -38,6 +41,7 @@ pub(crate) use self::tensors::StoredParts;
 pub use self::{
     bert::EncoderCheckpoint,
     error::CheckpointError,
+    image::ImageCheckpoint,
     new::{is_llama, save_llama},
 };
 use self::{fields::Fields, layout::Layout, llama::Family};

@@ -184,7 +184,7 @@ impl<T: KernelElement + StoredElement> StoredLinears<T> for StoredParts<'_> {
     fn stored_linear(&self, name: &str, _: (usize, usize)) -> Result<Vec<StoredPart<T>>> {
         let linear = self.layout.linears.get(name).ok_or_else(|| absent(name))?;
         // The embedding reads the head's values where it is the same tensor.
-        let stays_dense = self.tied && name == "head";
+        let stays_dense = self.dense || self.tied && name == "head";
         let part = |(name, outputs): &(String, usize)| {
             let (weight, shape) = (format!("{name}.weight"), (*outputs, linear.inputs));
             let bias = linear.has_bias.then(|| self.floats::<f32>(&format!("{name}.bias"))).transpose()?;

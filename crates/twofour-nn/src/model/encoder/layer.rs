@@ -64,7 +64,7 @@ impl<T: KernelElement> EncoderLayer<T> {
         let h: Vec<T> = narrowed(x);
         observe(Role::Qkv, &h);
         let qkv = widened(&self.qkv.forward(&h, tokens, Activation::Identity)?);
-        let o: Vec<T> = attend(config, &qkv, lengths);
+        let o: Vec<T> = attend([config.width, config.heads], &qkv, lengths, |_, _| {});
         observe(Role::Out, &o);
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?);
         *x = self.attention_norm.normalized(x);

@@ -14,7 +14,7 @@ use twofour::{
     kernel::{Activation, KernelElement},
 };
 
-pub(super) use self::{embeddings::Embeddings, layer::EncoderLayer};
+pub(super) use self::{attention::attend, embeddings::Embeddings, layer::EncoderLayer};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},

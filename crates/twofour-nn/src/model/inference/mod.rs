@@ -4,7 +4,7 @@ mod attention;
 pub(super) mod build;
 pub(super) mod cache;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(super) mod cuda;
 mod few;
 mod gpt;
 pub(super) mod layer;

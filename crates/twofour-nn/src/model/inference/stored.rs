@@ -8,7 +8,7 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::build::Parts;
+use super::{build::Parts, weight::Weight};
 use crate::{
     Result,
     model::file::{self, unsupported},
@@ -21,6 +21,8 @@ pub(crate) enum StoredWeight<T> {
     Compressed(Compressed<T>),
     /// 8-bit integers with a scale for each row.
     Int8(Compressed<i8>, Vec<f32>),
+    /// Dense 8-bit integers with a scale for each row.
+    DenseInt8(Vec<i8>, Vec<f32>),
     Int4(Int4),
 }
 
@@ -90,8 +92,32 @@ impl<T: KernelElement> StoredWeight<T> {
                 let rows = dense.chunks(cols).zip(scales);
                 rows.flat_map(|(row, scale)| row.iter().map(move |v| T::from_f32(f32::from(*v) * scale))).collect()
             }
+            StoredWeight::DenseInt8(values, scales) => {
+                file::dequantized((values, scales)).into_iter().map(T::from_f32).collect()
+            }
             StoredWeight::Int4(weight) => narrowed(weight.dequantize()),
         }
+    }
+}
+
+impl<T: KernelElement> TryFrom<Weight<T>> for StoredWeight<T> {
+    type Error = crate::Error;
+
+    fn try_from(weight: Weight<T>) -> Result<Self> {
+        Ok(match weight {
+            Weight::Dense(values) => StoredWeight::Dense(values),
+            Weight::Sparse(weight) => StoredWeight::Compressed(weight),
+            Weight::DenseInt8 { values, scales } => StoredWeight::DenseInt8(values, scales),
+            Weight::F32(weight) => StoredWeight::Compressed(converted(weight)?),
+            Weight::Bf16(weight) => StoredWeight::Compressed(converted(weight)?),
+            Weight::F16(weight) => StoredWeight::Compressed(converted(weight)?),
+            Weight::Int8(weight) if weight.granularity() == Granularity::Row => {
+                let (weight, scales) = weight.into_parts();
+                StoredWeight::Int8(weight, scales)
+            }
+            Weight::Int8(weight) => StoredWeight::Compressed(converted(weight.dequantize())?),
+            Weight::Int4(weight) => StoredWeight::Int4(weight),
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Most elements of the residual stream: what the norm's kernel has.
-const MOST_WIDTH: usize = 8192;
+pub(in crate::model) const MOST_WIDTH: usize = 8192;
 
 impl CudaInference {
     /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose among them, so that texts repeat bit for bit.
@@ -114,12 +114,12 @@ impl CudaInference {
     }
 }
 
-fn repeatable(device: &Device) -> Result<LayerContext> {
+pub(in crate::model) fn repeatable(device: &Device) -> Result<LayerContext> {
     let stream = LayerContext::new(device)?.stream().clone();
     Ok(LayerContext::repeatable(device, stream))
 }
 
-fn no_dtype(found: DataType) -> Error {
+pub(in crate::model) fn no_dtype(found: DataType) -> Error {
     Error::Setting { what: "the type to compute in", found: found.to_string(), expected: "f32, bf16 or f16" }
 }
 

@@ -17,7 +17,7 @@ use crate::{
 
 /// A linear layer `y = x · Wᵀ + bias`: one GEMM, however many weights its file has.
 #[derive(Debug)]
-pub(super) struct CudaLinear {
+pub(in crate::model) struct CudaLinear {
     weight: Weight,
     outputs: usize,
     inputs: usize,
@@ -37,7 +37,7 @@ enum Weight {
 
 /// The input of a linear layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Input<'a> {
+pub(in crate::model) enum Input<'a> {
     /// `[tokens, inputs]` of the type to compute in.
     Floats(DeviceSlice<'a>),
     /// i8 `[tokens, inputs]` with a scale for each token.
@@ -51,11 +51,21 @@ fn up<T: KernelElement>(context: &LayerContext, values: &[f32]) -> Result<Device
 
 impl CudaLinear {
     /// The layer of these parts, whose output features follow each other.
-    pub(super) fn new<T: KernelElement>(
+    pub(in crate::model) fn new<T: KernelElement>(
+        context: &LayerContext,
+        parts: Vec<StoredPart<T>>,
+        shape: (usize, usize),
+    ) -> Result<Self> {
+        Ok(Self::before_activation(context, parts, shape, Activation::Identity)?.0)
+    }
+
+    /// [`CudaLinear::new`] with an activation in the GEMM's epilogue, and whether the weight's GEMM has one: without it the activation is the caller's.
+    pub(in crate::model) fn before_activation<T: KernelElement>(
         context: &LayerContext,
         parts: Vec<StoredPart<T>>,
         (outputs, inputs): (usize, usize),
-    ) -> Result<Self> {
+        activation: Activation,
+    ) -> Result<(Self, bool)> {
         let has_bias = parts.iter().any(|part| part.bias.is_some());
         let bias: Vec<f32> =
             parts.iter().flat_map(|part| part.bias.clone().unwrap_or_else(|| vec![0.0; part.outputs])).collect();
@@ -69,36 +79,42 @@ impl CudaLinear {
                 remedy: "compute in bf16 or f16 (--dtype bf16)",
             });
         }
-        let identity = Activation::Identity;
         let weight = match weight {
             StoredWeight::Dense(values) => Weight::Dense {
                 weight: DeviceBuffer::from_host(context, &values)?,
                 bias: bias.map(|bias| up::<T>(context, bias)).transpose()?,
             },
-            StoredWeight::Compressed(weight) => Weight::Packed(PackedLinear::new(context, &weight, bias, identity)?),
+            StoredWeight::Compressed(weight) => Weight::Packed(PackedLinear::new(context, &weight, bias, activation)?),
             StoredWeight::Int8(weight, scales) => {
-                Weight::Packed(PackedLinear::scaled(context, &weight, &scales, bias, identity, T::DTYPE)?)
+                Weight::Packed(PackedLinear::scaled(context, &weight, &scales, bias, activation, T::DTYPE)?)
+            }
+            StoredWeight::DenseInt8(values, scales) => {
+                let (weight, scales) =
+                    (DeviceBuffer::from_host(context, &values)?, DeviceBuffer::from_host(context, &scales)?);
+                let bias = bias.map(|bias| up::<T>(context, bias)).transpose()?;
+                Weight::DenseInt8(DenseInt8Linear::new(context, (outputs, inputs), weight, scales, bias)?)
             }
             StoredWeight::Int4(weight) => {
-                Weight::Packed(PackedLinear::int4(context, &weight, bias, identity, T::DTYPE)?)
+                Weight::Packed(PackedLinear::int4(context, &weight, bias, activation, T::DTYPE)?)
             }
         };
-        Ok(CudaLinear { weight, outputs, inputs })
+        let activates = matches!(weight, Weight::Packed(_)) && activation != Activation::Identity;
+        Ok((CudaLinear { weight, outputs, inputs }, activates))
     }
 
     /// A dense layer of a weight on the device, without a bias.
-    pub(super) fn dense(weight: DeviceBuffer, (outputs, inputs): (usize, usize)) -> Self {
+    pub(in crate::model) fn dense(weight: DeviceBuffer, (outputs, inputs): (usize, usize)) -> Self {
         CudaLinear { weight: Weight::Dense { weight, bias: None }, outputs, inputs }
     }
 
     /// A 2:4 layer.
-    pub(super) fn packed(layer: PackedLinear) -> Self {
+    pub(in crate::model) fn packed(layer: PackedLinear) -> Self {
         let (outputs, inputs) = (layer.out_features(), layer.in_features());
         CudaLinear { weight: Weight::Packed(layer), outputs, inputs }
     }
 
     /// A dense layer in 8-bit integers.
-    pub(super) fn dense_int8(layer: DenseInt8Linear, (outputs, inputs): (usize, usize)) -> Self {
+    pub(in crate::model) fn dense_int8(layer: DenseInt8Linear, (outputs, inputs): (usize, usize)) -> Self {
         CudaLinear { weight: Weight::DenseInt8(layer), outputs, inputs }
     }
 
@@ -109,7 +125,7 @@ impl CudaLinear {
     }
 
     /// Whether the input is quantized.
-    pub(super) fn takes_integers(&self) -> bool {
+    pub(in crate::model) fn takes_integers(&self) -> bool {
         match &self.weight {
             Weight::Dense { .. } | Weight::DenseMixed(_) => false,
             Weight::DenseInt8(_) => true,
@@ -119,7 +135,7 @@ impl CudaLinear {
     }
 
     /// The weight's values, where it is dense.
-    pub(super) fn dense_values(&self) -> Option<&DeviceBuffer> {
+    pub(in crate::model) fn dense_values(&self) -> Option<&DeviceBuffer> {
         match &self.weight {
             Weight::Dense { weight, .. } => Some(weight),
             _ => None,
@@ -127,7 +143,7 @@ impl CudaLinear {
     }
 
     /// Launches the layer for `x` `[tokens, inputs]` and `y` `[tokens, outputs]`.
-    pub(super) fn forward(
+    pub(in crate::model) fn forward(
         &self,
         context: &LayerContext,
         x: Input<'_>,
@@ -159,7 +175,7 @@ impl CudaLinear {
     }
 
     /// Bytes of the weight.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::model) fn bytes(&self) -> usize {
         match &self.weight {
             Weight::Dense { weight, .. } => weight.len() * weight.dtype().bytes(),
             Weight::Packed(layer) => layer.bytes(),

@@ -1,8 +1,9 @@
 //! Inference on an NVIDIA GPU: weights packed for the GPU's kernels, a cache of keys and values of fixed size, and decoding by a captured CUDA graph.
 
-mod build;
+pub(in crate::model) mod build;
 mod decoder;
-mod linear;
+pub(in crate::model) mod hidden;
+pub(in crate::model) mod linear;
 mod random;
 mod session;
 mod work;
@@ -15,7 +16,7 @@ use twofour_cuda::{
     transformer::NormKind as CudaNormKind,
 };
 
-use self::linear::CudaLinear;
+pub(in crate::model) use self::linear::CudaLinear;
 pub use self::{random::CudaRandomWeights, session::CudaSession};
 use crate::model::decoder::{DecoderConfig, NormKind};
 
@@ -56,9 +57,9 @@ struct CudaLayer {
 
 /// A norm with its parameters, f32.
 #[derive(Debug)]
-struct CudaNorm {
-    gain: DeviceBuffer,
-    bias: Option<DeviceBuffer>,
+pub(in crate::model) struct CudaNorm {
+    pub(in crate::model) gain: DeviceBuffer,
+    pub(in crate::model) bias: Option<DeviceBuffer>,
 }
 
 impl CudaInference {

@@ -11,16 +11,12 @@ use twofour_cuda::{
     transformer::{Gate, Rotary, activation_forward, gated_forward},
 };
 
-use super::{CudaInference, CudaLinear, CudaNorm, linear::Input};
+use super::{
+    CudaInference, CudaLinear, CudaNorm,
+    hidden::{Hidden, first},
+    linear::Input,
+};
 use crate::{Error, Result, engine::Nonlinearity};
-
-/// A tensor that a linear layer reads: as floats, or quantized.
-#[derive(Debug)]
-struct Hidden {
-    floats: DeviceBuffer,
-    integers: DeviceBuffer,
-    scales: DeviceBuffer,
-}
 
 /// The tensors between the layers, for a number of tokens.
 #[derive(Debug)]
@@ -47,33 +43,6 @@ pub(super) struct Step<'a> {
     pub(super) ids: DeviceSlice<'a>,
     pub(super) positions: DeviceSlice<'a>,
     pub(super) rotary: Option<Rotary<'a>>,
-}
-
-impl Hidden {
-    fn new(context: &LayerContext, dtype: DataType, (tokens, width): (usize, usize), integers: bool) -> Result<Self> {
-        let (of_integers, of_scales) = if integers { (tokens * width, tokens) } else { (0, 0) };
-        Ok(Hidden {
-            floats: DeviceBuffer::zeros(context, dtype, tokens * width)?,
-            integers: DeviceBuffer::zeros(context, DataType::I8, of_integers)?,
-            scales: DeviceBuffer::zeros(context, DataType::F32, of_scales)?,
-        })
-    }
-
-    /// The first tokens, as the layer reads them.
-    fn input(&self, layer: &CudaLinear, (tokens, width): (usize, usize)) -> Result<Input<'_>> {
-        Ok(match layer.takes_integers() {
-            true => Input::Integers(
-                self.integers.as_slice().part(0..tokens * width)?,
-                self.scales.as_slice().part(0..tokens)?,
-            ),
-            false => Input::Floats(self.floats.as_slice().part(0..tokens * width)?),
-        })
-    }
-}
-
-/// The first elements of a buffer.
-fn first(buffer: &mut DeviceBuffer, len: usize) -> Result<DeviceSliceMut<'_>> {
-    Ok(buffer.as_slice_mut().split_at(len)?.0)
 }
 
 impl Work {

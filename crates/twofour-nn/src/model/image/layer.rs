@@ -1,0 +1,114 @@
+//! One layer of an image encoder: attention and feed-forward, a norm before each.
+
+use twofour::{
+    Arithmetic,
+    kernel::{Activation, KernelElement},
+};
+
+use super::{ImageEncoderConfig, relative::RelativePositions, windows::WindowGrid};
+use crate::{
+    Result,
+    cpu::nonlinearity,
+    model::{
+        decoder::NormKind,
+        encoder::attend,
+        inference::{
+            build::Parts,
+            linear::Linear,
+            norm::Norm,
+            passes::{narrowed, widened},
+        },
+    },
+};
+
+/// Attention and feed-forward block.
+#[derive(Debug)]
+pub(super) struct ImageLayer<T: KernelElement> {
+    attention_norm: Norm,
+    qkv: Linear<T>,
+    relative: Option<RelativePositions>,
+    out: Linear<T>,
+    attention_scale: Option<Vec<f32>>,
+    feed_forward_norm: Norm,
+    up: Linear<T>,
+    down: Linear<T>,
+    feed_forward_scale: Option<Vec<f32>>,
+    windows: Option<WindowGrid>,
+}
+
+impl<T: KernelElement> ImageLayer<T> {
+    /// The layer of that number.
+    pub(super) fn build(config: &ImageEncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
+        let ImageEncoderConfig { width, heads, feed_forward, .. } = *config;
+        let at = |part: &str| format!("blocks.{layer}.{part}");
+        let norm = |name: &str| {
+            Norm::read(NormKind::Layer, config.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
+        };
+        let scale = |name: &str| config.layer_scale.then(|| parts.vector(&at(name), width)).transpose();
+        let relative = || RelativePositions::read(parts, at, config.span(layer), width / heads);
+        let linear = |name: &str, shape| {
+            let linear = parts.linear(&at(name), shape);
+            linear.map_err(|error| error.in_layer(at(name)))
+        };
+        Ok(ImageLayer {
+            attention_norm: norm("attn.norm")?,
+            qkv: linear("attn.qkv", (3 * width, width))?,
+            relative: config.relative_positions.then(relative).transpose()?,
+            out: linear("attn.out", (width, width))?,
+            attention_scale: scale("attn.scale")?,
+            feed_forward_norm: norm("mlp.norm")?,
+            up: linear("mlp.up", (feed_forward, width))?,
+            down: linear("mlp.down", (width, feed_forward))?,
+            feed_forward_scale: scale("mlp.scale")?,
+            windows: WindowGrid::of(config, layer),
+        })
+    }
+
+    /// Bytes of the linear layers' weights.
+    pub(super) fn bytes(&self) -> usize {
+        self.qkv.bytes() + self.out.bytes() + self.up.bytes() + self.down.bytes()
+    }
+
+    /// Runs images' tokens `x: [images · tokens, width]` through the layer, in place.
+    pub(super) fn forward(&self, config: &ImageEncoderConfig, x: &mut [f32]) -> Result<()> {
+        let tokens = x.len() / config.width;
+        let h: Vec<T> = self.attention_norm.forward(x);
+        let o = match self.windows {
+            Some(windows) => windows
+                .merge(&self.attend(config, &windows.partition(&h, config.width), windows.positions())?, config.width),
+            None => self.attend(config, &h, config.tokens())?,
+        };
+        add(x, &self.out.forward(&o, tokens, Activation::Identity)?, self.attention_scale.as_deref());
+        let h: Vec<T> = self.feed_forward_norm.forward(x);
+        let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
+        nonlinearity::in_place(config.activation, &mut h);
+        let h: Vec<T> = narrowed(&h);
+        add(x, &self.down.forward(&h, tokens, Activation::Identity)?, self.feed_forward_scale.as_deref());
+        Ok(())
+    }
+
+    /// Attention of sequences of so many positions, each over itself, before the output projection.
+    fn attend(&self, config: &ImageEncoderConfig, h: &[T], positions: usize) -> Result<Vec<T>> {
+        let ImageEncoderConfig { width, heads, .. } = *config;
+        let tokens = h.len() / width;
+        let qkv = widened(&self.qkv.forward(h, tokens, Activation::Identity)?);
+        let lengths = vec![positions; tokens / positions];
+        Ok(attend([width, heads], &qkv, &lengths, |queries, scores| {
+            if let Some(relative) = &self.relative {
+                relative.add(queries, (width / heads, 3 * width), scores);
+            }
+        }))
+    }
+}
+
+/// `x ← x + scale ⊙ y`, the factors one for each column.
+fn add<T: Arithmetic>(x: &mut [f32], y: &[T], scale: Option<&[f32]>) {
+    match scale {
+        None => x.iter_mut().zip(y).for_each(|(x, y)| *x += y.to_f32()),
+        Some(scale) => {
+            for (x, y) in x.chunks_exact_mut(scale.len()).zip(y.chunks_exact(scale.len())) {
+                x.iter_mut().zip(y).zip(scale).for_each(|((x, y), scale)| *x += scale * y.to_f32());
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Image encoders for inference: ViT, DINOv2, and SAM's image encoder.
+
+mod config;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod embeddings;
+mod layer;
+mod neck;
+mod random;
+mod relative;
+#[cfg(test)]
+mod tests;
+mod windows;
+
+use std::path::Path;
+
+use twofour::{
+    file::StoredElement,
+    kernel::{Activation, KernelElement},
+};
+
+#[cfg(feature = "cuda")]
+pub use self::cuda::{CudaImageBatch, CudaImageEncoder};
+pub use self::{
+    config::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput, ImageWindows},
+    random::{ImageWeights, WeightForm},
+};
+use self::{embeddings::PatchEmbeddings, layer::ImageLayer, neck::Neck};
+use super::{
+    checkpoint::ImageCheckpoint,
+    decoder::NormKind,
+    inference::{
+        build::Parts,
+        linear::Linear,
+        norm::Norm,
+        passes::{narrowed, widened},
+    },
+};
+use crate::{Error, Result};
+
+/// An image encoder's weights packed for the CPU kernels in `T`: dense layers for the dense kernel, 2:4 and compressed ones for the 2:4 kernel. The hidden states, the norms and
+/// attention are f32; the embedding of patches, the neck and the head are dense.
+///
+/// ```no_run
+/// use twofour_nn::model::ImageEncoder;
+/// let encoder = ImageEncoder::<f32>::load("dinov2-base")?;
+/// let image = vec![0.0; encoder.config().image_len()];
+/// let hidden = encoder.forward(&image)?;
+/// let [tokens, width] = encoder.config().hidden_shape();
+/// assert_eq!(hidden[0].len(), tokens * width);
+/// # Ok::<(), twofour_nn::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ImageEncoder<T: KernelElement> {
+    config: ImageEncoderConfig,
+    embeddings: PatchEmbeddings<T>,
+    layers: Vec<ImageLayer<T>>,
+    end: End<T>,
+}
+
+/// What follows the last layer.
+#[derive(Debug)]
+enum End<T: KernelElement> {
+    Norm { norm: Norm, head: Option<Linear<T>> },
+    Neck(Box<Neck<T>>),
+}
+
+impl<T: KernelElement + StoredElement> ImageEncoder<T> {
+    /// Reads a directory with `config.json` of `model_type` `vit`, `dinov2`, `sam` or `sam_vision_model` and safetensors, as [`ImageCheckpoint::open`] does.
+    ///
+    /// # Errors
+    /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
+    pub fn load(directory: impl AsRef<Path>) -> Result<Self> {
+        ImageCheckpoint::open(directory)?.inference()
+    }
+}
+
+impl<T: KernelElement> ImageEncoder<T> {
+    pub(super) fn build(config: ImageEncoderConfig, parts: &impl Parts<T>) -> Result<Self> {
+        config.validate()?;
+        let embeddings = PatchEmbeddings::build(&config, parts)?;
+        let layers = (0..config.layers).map(|layer| ImageLayer::build(&config, parts, layer)).collect::<Result<_>>()?;
+        let end = match config.output {
+            ImageOutput::Norm { head } => End::Norm {
+                norm: Norm::read(NormKind::Layer, config.epsilon, |part| {
+                    parts.vector(&format!("norm.{part}"), config.width)
+                })?,
+                head: head
+                    .map(|head| parts.linear("head", (head.classes, head.input.len(config.width))))
+                    .transpose()?,
+            },
+            ImageOutput::Neck { channels } => End::Neck(Box::new(Neck::build(&config, parts, channels)?)),
+        };
+        Ok(ImageEncoder { config, embeddings, layers, end })
+    }
+
+    /// The encoder's description.
+    pub fn config(&self) -> &ImageEncoderConfig {
+        &self.config
+    }
+
+    /// Bytes of the layers' linear weights in memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.layers.iter().map(ImageLayer::bytes).sum()
+    }
+
+    /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind the last norm, `[tokens, width]`, the class token first; of SAM
+    /// behind the neck, `[rows · columns, channels]`, row by row. Pixel values are as the model's preprocessing makes them: scaled to the model's size and normalized.
+    ///
+    /// # Errors
+    /// Values that are no whole number of images of the model's size; those of the products.
+    pub fn forward(&self, pixels: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let mut x = self.embeddings.forward(&self.config, pixels)?;
+        for layer in &self.layers {
+            layer.forward(&self.config, &mut x)?;
+        }
+        let hidden = match &self.end {
+            End::Norm { norm, .. } => norm.normalized(&x),
+            End::Neck(neck) => neck.forward(&self.config, &x)?,
+        };
+        let [tokens, width] = self.config.hidden_shape();
+        Ok(hidden.chunks_exact(tokens * width).map(<[f32]>::to_vec).collect())
+    }
+
+    /// The scores of classes for one image's hidden states, [`ImageEncoder::forward`]'s; none where the checkpoint has no head for classes.
+    ///
+    /// # Errors
+    /// Hidden states of another number; those of the product.
+    pub fn classify(&self, hidden: &[f32]) -> Result<Option<Vec<f32>>> {
+        let (End::Norm { head: Some(linear), .. }, ImageOutput::Norm { head: Some(head) }) =
+            (&self.end, self.config.output)
+        else {
+            return Ok(None);
+        };
+        let [tokens, width] = self.config.hidden_shape();
+        if hidden.len() != tokens * width {
+            let (expected, found) = (tokens * width, hidden.len());
+            return Err(Error::Length { what: "an image's hidden states", expected, found });
+        }
+        let input: Vec<T> = narrowed(&head_input(head.input, hidden, width));
+        Ok(Some(widened(&linear.forward(&input, 1, Activation::Identity)?)))
+    }
+}
+
+/// What a head reads of one image's hidden states.
+fn head_input(input: ImageHeadInput, hidden: &[f32], width: usize) -> Vec<f32> {
+    let (class, patches) = hidden.split_at(width);
+    let mut read = class.to_vec();
+    if input == ImageHeadInput::ClassTokenAndMean {
+        let mut mean = vec![0f32; width];
+        patches.chunks_exact(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x));
+        let count = (patches.len() / width).max(1) as f32;
+        read.extend(mean.into_iter().map(|sum| sum / count));
+    }
+    read
+}

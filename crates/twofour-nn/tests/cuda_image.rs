@@ -1,0 +1,151 @@
+//! On a device: image encoders on the GPU against the same on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
+#![cfg(feature = "cuda")]
+
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use twofour::DataType;
+use twofour_cuda::{Device, layer::LayerContext};
+use twofour_nn::{
+    Error,
+    engine::Nonlinearity,
+    model::{
+        CudaImageEncoder, ImageCheckpoint, ImageEncoder, ImageEncoderConfig, ImageOutput, ImageWeights, ImageWindows,
+        WeightForm,
+    },
+};
+
+/// The first device, or a message why the test is skipped.
+fn device() -> Option<Device> {
+    match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn directory(kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(kind)
+}
+
+fn pixels(config: &ImageEncoderConfig, images: usize) -> Vec<f32> {
+    (0..images * config.image_len()).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect()
+}
+
+/// The largest difference of elements, which norms make about one.
+fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let (found, expected) = (found.concat(), expected.concat());
+    assert_eq!(found.len(), expected.len());
+    let difference = |(a, b): (&f32, &f32)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    found.iter().zip(&expected).map(difference).fold(0f32, f32::max)
+}
+
+fn hidden(encoder: &CudaImageEncoder, pixels: &[f32]) -> Vec<Vec<f32>> {
+    let mut batch = encoder.batch(pixels.len() / encoder.config().image_len()).unwrap();
+    batch.write(pixels).unwrap();
+    // Twice: what the first run left is overwritten.
+    batch.run().unwrap();
+    batch.run().unwrap();
+    encoder.context().synchronize().unwrap();
+    batch.hidden().unwrap()
+}
+
+#[test]
+fn checkpoints_compute_on_the_gpu_what_they_do_on_the_cpu() {
+    let Some(device) = device() else { return };
+    for kind in ["vit", "dinov2", "sam"] {
+        let checkpoint = ImageCheckpoint::open(directory(kind)).unwrap();
+        let pixels = pixels(checkpoint.config(), 3);
+        let expected = checkpoint.inference::<f32>().unwrap().forward(&pixels).unwrap();
+        for (dtype, tolerance) in [(DataType::F32, 1e-3), (DataType::F16, 0.05), (DataType::BF16, 0.4)] {
+            let encoder = CudaImageEncoder::of_checkpoint(&device, &checkpoint, dtype).unwrap();
+            let d = distance(&hidden(&encoder, &pixels), &expected);
+            assert!(d < tolerance, "{kind} {dtype}: {d}");
+        }
+    }
+}
+
+/// SAM's encoder in small: heads of 80 elements, windows of 14, of which those at the edges are padded.
+fn sam() -> ImageEncoderConfig {
+    ImageEncoderConfig {
+        image: [320; 2],
+        layers: 3,
+        width: 160,
+        heads: 2,
+        feed_forward: 320,
+        windows: Some(ImageWindows { side: 14, global: vec![1] }),
+        output: ImageOutput::Neck { channels: 64 },
+        ..ImageEncoderConfig::named("sam-vit-h").unwrap()
+    }
+}
+
+/// DINOv2's in small, with layer scale and a class token.
+fn dinov2() -> ImageEncoderConfig {
+    ImageEncoderConfig {
+        image: [56, 42],
+        patch: 14,
+        class_token: true,
+        layer_scale: true,
+        relative_positions: false,
+        windows: None,
+        output: ImageOutput::Norm { head: None },
+        heads: 2,
+        width: 128,
+        feed_forward: 256,
+        ..sam()
+    }
+}
+
+const FORMS: [WeightForm; 4] = [WeightForm::Dense, WeightForm::TwoFour, WeightForm::DenseInt8, WeightForm::TwoFourInt8];
+
+#[test]
+fn every_form_of_weights_computes_on_the_gpu_what_it_does_on_the_cpu() {
+    let Some(device) = device() else { return };
+    let context = LayerContext::new(&device).unwrap();
+    for (name, config) in [("sam", sam()), ("dinov2", dinov2())] {
+        let pixels = pixels(&config, 2);
+        let mixed =
+            ImageWeights { attention: WeightForm::DenseInt8, up: WeightForm::TwoFourInt8, down: WeightForm::TwoFour };
+        let mut bytes = vec![];
+        for weights in FORMS.map(ImageWeights::all).into_iter().chain([mixed]) {
+            let expected = ImageEncoder::<bf16>::random(config.clone(), weights, 5).unwrap().forward(&pixels).unwrap();
+            let encoder = CudaImageEncoder::random(context.clone(), &config, weights, DataType::BF16, 5).unwrap();
+            let d = distance(&hidden(&encoder, &pixels), &expected);
+            assert!(d < 0.15, "{name} {weights:?}: {d}");
+            bytes.push(encoder.weight_bytes());
+        }
+        assert!(bytes[1] < bytes[0] && bytes[2] < bytes[0] && bytes[3] < bytes[2] && bytes[4] < bytes[1], "{bytes:?}");
+    }
+}
+
+#[test]
+fn images_of_a_batch_do_not_depend_on_each_other() {
+    let Some(device) = device() else { return };
+    let config = ImageEncoderConfig { layers: 2, activation: Nonlinearity::TanhGelu, ..sam() };
+    let context = LayerContext::repeatable(&device, LayerContext::new(&device).unwrap().stream().clone());
+    let weights = ImageWeights::all(WeightForm::TwoFour);
+    let encoder = CudaImageEncoder::random(context, &config, weights, DataType::F16, 1).unwrap();
+    // More than go through the layers together, 16384 tokens.
+    let images = 16_384 / config.tokens() + 2;
+    let pixels = pixels(&config, images);
+    let all = hidden(&encoder, &pixels);
+    let len = config.image_len();
+    let last = hidden(&encoder, &pixels[(images - 1) * len..]);
+    assert_eq!(all.len(), images);
+    assert!(distance(&all[images - 1..], &last) < 0.02, "{}", distance(&all[images - 1..], &last));
+    assert!(distance(&all[..1], &last) > 0.02, "the images differ");
+}
+
+#[test]
+fn what_does_not_fit_a_batch_is_refused() {
+    let Some(device) = device() else { return };
+    let checkpoint = ImageCheckpoint::open(directory("dinov2")).unwrap();
+    let encoder = CudaImageEncoder::of_checkpoint(&device, &checkpoint, DataType::F16).unwrap();
+    assert!(matches!(encoder.batch(0), Err(Error::Setting { .. })));
+    let mut batch = encoder.batch(2).unwrap();
+    assert!(matches!(batch.write(&[0.0; 64]), Err(Error::Length { expected: 128, found: 64, .. })));
+    assert!(CudaImageEncoder::of_checkpoint(&device, &checkpoint, DataType::I8).is_err());
+}
