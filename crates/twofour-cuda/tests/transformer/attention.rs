@@ -140,6 +140,8 @@ fn attention_in_one_kernel_and_its_gradients_are_those_of_f64() {
         (1, 1626, 1, 1, 64),
         (1, 641, 2, 1, 64),
         (1, 385, 1, 1, 128),
+        (1, 577, 2, 1, 128),
+        (1, 600, 1, 1, 64),
         (1, 321, 2, 2, 32),
     ];
     check(AttentionEngine::Fused, &shapes);
@@ -211,9 +213,14 @@ impl Check for Projected {
 
 #[test]
 fn attention_of_a_projection_has_the_bits_of_split_and_merged_heads() {
-    for (batch, positions, heads, kv_heads, head_dim) in
-        [(1, 1, 1, 1, 32), (2, 130, 4, 2, 64), (3, 257, 2, 2, 64), (1, 200, 6, 3, 128), (2, 128, 5, 5, 32)]
-    {
+    for (batch, positions, heads, kv_heads, head_dim) in [
+        (1, 1, 1, 1, 32),
+        (2, 130, 4, 2, 64),
+        (3, 257, 2, 2, 64),
+        (1, 200, 6, 3, 128),
+        (2, 128, 5, 5, 32),
+        (2, 530, 2, 1, 64),
+    ] {
         for (causal, rotates) in [(false, false), (true, false), (true, true)] {
             let shape = AttentionShape { batch, positions, heads, kv_heads, head_dim, causal };
             for_each_type(&Projected { shape, rotates });

@@ -18,32 +18,19 @@ const DIMS: [u32; 3] = [32, 64, 128];
 /// Shared memory that is lost to alignment.
 const ALIGNMENT: u32 = 1024;
 
-/// Whether Hopper's own kernels are selected. On an H200 their gradients of two shapes were wrong (docs/kernels/cuda-attention.md), so that they are not.
-const SELECTS_HOPPER: bool = false;
-
-/// The kernels of a pass.
-#[derive(Debug, Clone)]
-enum Kernels {
-    /// Threads copy tiles.
-    Tiles(TileAttention),
-    /// TMA copies tiles, and products overlap with softmax.
-    Hopper(HopperAttention),
-}
-
-impl Kernels {
-    /// Loads the fastest kernels of an architecture.
-    fn new(device: &Device, dtype: DataType, dim: u32) -> Result<Self> {
-        match device.architecture().capability() {
-            (9, 0) if SELECTS_HOPPER => HopperAttention::new(device, dtype, dim).map(Kernels::Hopper),
-            (9, 0) => TileAttention::new(device, Instruction::Warpgroup, dtype, dim).map(Kernels::Tiles),
-            _ => TileAttention::new(device, Instruction::Warp, dtype, dim).map(Kernels::Tiles),
-        }
-    }
-}
-
 /// The kernels for one data type and size of heads, on one device.
 #[derive(Debug, Clone)]
-pub(crate) struct FusedAttention(Kernels);
+pub(crate) struct FusedAttention {
+    /// Threads copy tiles.
+    tiles: TileAttention,
+    /// TMA copies tiles, and products overlap with softmax. Where there are such kernels.
+    hopper: Option<HopperAttention>,
+}
+
+/// Returns whether Hopper's own kernels are the faster ones, as measured on an H100: not for short sequences under a causal mask, whose CTAs have few tiles.
+fn is_hopper_faster(call: &FusedAttentionParameters) -> bool {
+    call.causal == 0 || call.positions > 512
+}
 
 /// The elements between two heads, two sequences and two positions of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -120,7 +107,13 @@ impl FusedAttention {
             let (operation, supported) = ("attention in one kernel", "f16 and bf16, with a head_dim of 32, 64 or 128");
             return Err(Error::DataType { operation, dtype, supported });
         }
-        Kernels::new(device, dtype, dim as u32).map(Self)
+        let dim = dim as u32;
+        let is_hopper = device.architecture().capability() == (9, 0);
+        let instruction = if is_hopper { Instruction::Warpgroup } else { Instruction::Warp };
+        let tiles = TileAttention::new(device, instruction, dtype, dim)?;
+        let has_hopper = is_hopper && hopper::DIMS.contains(&dim);
+        let hopper = has_hopper.then(|| HopperAttention::new(device, dtype, dim)).transpose()?;
+        Ok(Self { tiles, hopper })
     }
 
     /// Launches attention, for at least one query.
@@ -131,9 +124,9 @@ impl FusedAttention {
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match &self.0 {
-                Kernels::Tiles(kernels) => kernels.forward(stream, parameters),
-                Kernels::Hopper(kernels) => kernels.forward(stream, parameters),
+            match &self.hopper {
+                Some(kernels) if is_hopper_faster(parameters) => kernels.forward(stream, parameters),
+                _ => self.tiles.forward(stream, parameters),
             }
         }
     }
@@ -145,9 +138,9 @@ impl FusedAttention {
     pub(crate) unsafe fn backward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match &self.0 {
-                Kernels::Tiles(kernels) => kernels.backward(stream, parameters),
-                Kernels::Hopper(kernels) => kernels.backward(stream, parameters),
+            match &self.hopper {
+                Some(kernels) if is_hopper_faster(parameters) => kernels.backward(stream, parameters),
+                _ => self.tiles.backward(stream, parameters),
             }
         }
     }

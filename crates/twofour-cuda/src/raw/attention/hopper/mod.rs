@@ -1,6 +1,6 @@
 //! Attention on sm_90a: TMA copies tiles, and products overlap with softmax.
 
-use super::{ALIGNMENT, DIMS, FusedAttentionParameters, HeadStrides, TYPES, launch, products, tiles::TILES};
+use super::{ALIGNMENT, FusedAttentionParameters, HeadStrides, TYPES, launch, products, tiles::TILES};
 use crate::{
     DataType, Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
@@ -10,6 +10,9 @@ use crate::{
     },
     source::{File, Source, Support},
 };
+
+/// Elements of a head that there are kernels for. Heads of 32 are as fast without TMA.
+pub(super) const DIMS: [u32; 2] = [64, 128];
 
 /// Rows of a warpgroup, and positions of a TMA copy.
 pub(super) const GROUP_ROWS: u32 = 64;
@@ -149,10 +152,9 @@ impl HopperAttention {
             if data == 0 {
                 return Ok(TensorMap::NONE);
             }
-            let swizzle = if self.dim < 64 { Swizzle::Bytes64 } else { Swizzle::Bytes128 };
             let sizes = [self.dim, positions, heads, batch].map(u64::from);
             let steps = [u64::from(strides.row), strides.head, strides.sequence].map(|elements| 2 * elements);
-            TensorMap::of_heads(data, sizes, steps, [self.dim.min(64), GROUP_ROWS, 1, 1], swizzle)
+            TensorMap::of_heads(data, sizes, steps, [64, GROUP_ROWS, 1, 1], Swizzle::Bytes128)
         };
         let padded = positions.next_multiple_of(GROUP_ROWS);
         let of_head = 4 * u64::from(positions) * u64::from(self.dim);
