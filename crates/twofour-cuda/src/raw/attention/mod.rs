@@ -27,9 +27,12 @@ pub(crate) struct FusedAttention {
     hopper: Option<HopperAttention>,
 }
 
-/// Returns whether Hopper's own kernels are the faster ones, as measured on an H100: not for short sequences under a causal mask, whose CTAs have few tiles.
-fn is_hopper_faster(call: &FusedAttentionParameters) -> bool {
-    call.causal == 0 || call.positions > 512
+/// Positions up to which Hopper's own kernels have been compared with f64 on a GPU.
+const HOPPER_POSITIONS: u32 = 384;
+
+/// Returns whether Hopper's own kernels are selected: for full attention over as many positions as they are tested with (docs/kernels/cuda-attention.md).
+fn selects_hopper(call: &FusedAttentionParameters) -> bool {
+    call.causal == 0 && call.positions <= HOPPER_POSITIONS
 }
 
 /// The elements between two heads, two sequences and two positions of a tensor.
@@ -125,7 +128,7 @@ impl FusedAttention {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
             match &self.hopper {
-                Some(kernels) if is_hopper_faster(parameters) => kernels.forward(stream, parameters),
+                Some(kernels) if selects_hopper(parameters) => kernels.forward(stream, parameters),
                 _ => self.tiles.forward(stream, parameters),
             }
         }
@@ -139,7 +142,7 @@ impl FusedAttention {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
             match &self.hopper {
-                Some(kernels) if is_hopper_faster(parameters) => kernels.backward(stream, parameters),
+                Some(kernels) if selects_hopper(parameters) => kernels.backward(stream, parameters),
                 _ => self.tiles.backward(stream, parameters),
             }
         }
