@@ -55,7 +55,7 @@ fn layers_that_are_refreshed_together_have_the_bits_of_each_alone() {
     for (round, flag) in [(0, &go_on), (1, &skip), (2, &go_on)] {
         let after = masters(&engine, 1000 * (round + 1));
         // Every third layer keeps its mask.
-        let selects = |index: usize| (index + round) % 3 > 0;
+        let selects = |index: usize| !(index + round).is_multiple_of(3);
         let refreshes = together.iter_mut().zip(&after).enumerate();
         let refreshes = refreshes.map(|(index, (layer, master))| Refresh {
             layer,
