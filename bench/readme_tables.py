@@ -18,6 +18,7 @@ import sys
 import accuracy_tables
 import decoder_tables
 import generate_tables
+import image_tables
 import grid_tables
 import python_tables
 import vision_tables
@@ -404,6 +405,7 @@ DOCUMENTS = {
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
         "gpu-generate-table": ("generate.json", lambda path: generate_tables.gpu_table(path, link(path))),
+        "image-table": ("encoder-sam-*.json", lambda path: image_tables.table(path, link(path))),
         "layer-table": ("layer.json", layer_table),
         "attention-table": ("attention.json", attention_table),
         "block-table": ("block.json", step_table),

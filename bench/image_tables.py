@@ -1,0 +1,25 @@
+"""The table of image encoders from `bench/results/*/encoder-sam-*.json`, what `twofour bench encoder sam-vit-h -o` writes."""
+
+import json
+
+
+def size(count):
+    return f"{count / 2**30:.2f} GiB"
+
+
+def table(path, raw):
+    """A row for each form of weights and batch."""
+    found = json.loads(path.read_text())
+    machine = found["machine"].get("gpu") or found["machine"]["cpu"]
+    lines = [
+        f"**{found['model']}**, {found['dtype']}, images of {found['image'][0]} x {found['image'][1]}, {found['tokens']} tokens each; {machine}; `{found['command']}` ([raw]({raw})).",
+        "",
+        "| weights | batch | time | images/s | over dense | linear layers | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        memory = size(row["memory_bytes"]) if row.get("memory_bytes") else "-"
+        lines.append(
+            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory} |"
+        )
+    return "\n".join(lines) + "\n"
