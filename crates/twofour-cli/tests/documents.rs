@@ -58,6 +58,7 @@ fn compiled() -> BTreeSet<String> {
         twofour_nn::model::Bert,
         twofour_nn::model::Calibration,
         twofour_nn::model::Encoder,
+        twofour_nn::model::ImageEncoder,
         twofour_nn::model::LanguageModel,
         twofour_nn::model::SavedModel,
         twofour_nn::model::Vit,
