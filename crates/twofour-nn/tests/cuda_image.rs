@@ -118,7 +118,8 @@ fn every_form_of_weights_computes_on_the_gpu_what_it_does_on_the_cpu() {
             bytes.push(encoder.weight_bytes());
         }
         // Rows and columns of 2:4 weights are padded, which counts in layers as small as these.
-        assert!(name != "sam" || [1, 2, 3, 4].iter().all(|&form| bytes[form] < bytes[0]), "{bytes:?}");
+        let are_smaller = bytes[1] < bytes[0] && bytes[2] < bytes[0] && bytes[3] < bytes[1] && bytes[4] < bytes[1];
+        assert!(name != "sam" || are_smaller, "{name}: {bytes:?}");
     }
 }
 
