@@ -40,6 +40,17 @@ pub enum Error {
         needs: &'static str,
     },
 
+    /// An environment variable has a value that means nothing.
+    #[error("{name}={value}: the value must be {supported}, or the variable unset")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The supported values.
+        supported: &'static str,
+    },
+
     /// No kernel compresses weights of one type to values of another.
     #[error(
         "compressing {input} tensors to {output} values is unsupported; supported: f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"

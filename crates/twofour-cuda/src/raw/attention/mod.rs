@@ -25,14 +25,41 @@ pub(crate) struct FusedAttention {
     tiles: TileAttention,
     /// TMA copies tiles, and products overlap with softmax. Where there are such kernels.
     hopper: Option<HopperAttention>,
+    selection: Selection,
+    dim: u32,
 }
 
-/// Positions up to which Hopper's own kernels have been compared with f64 on a GPU.
+/// Positions up to which Hopper's own kernels have been compared with f64 on a GPU, and the sizes of heads.
 const HOPPER_POSITIONS: u32 = 384;
+const HOPPER_DIMS: [u32; 1] = [128];
 
-/// Returns whether Hopper's own kernels are selected: for full attention over as many positions as they are tested with (docs/kernels/cuda-attention.md).
-fn selects_hopper(call: &FusedAttentionParameters) -> bool {
-    call.causal == 0 && call.positions <= HOPPER_POSITIONS
+/// The environment variable that selects Hopper's own kernels wherever there are some, if it is `tma`: for tests of what [`Selection::Tested`] leaves out, and for measurements.
+const VARIABLE: &str = "TWOFOUR_ATTENTION";
+
+/// Which calls take Hopper's own kernels (docs/kernels/cuda-attention.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Selection {
+    /// Full attention with heads of a size, and over as many positions, as tests on a GPU have covered.
+    Tested,
+    /// All.
+    Tma,
+}
+
+impl Selection {
+    fn of_environment() -> Result<Self> {
+        match std::env::var_os(VARIABLE) {
+            None => Ok(Self::Tested),
+            Some(value) if value == "tma" => Ok(Self::Tma),
+            Some(value) => {
+                Err(Error::Variable { name: VARIABLE, value: value.to_string_lossy().into(), supported: "tma" })
+            }
+        }
+    }
+
+    fn selects(self, dim: u32, call: &FusedAttentionParameters) -> bool {
+        let is_tested = || call.causal == 0 && call.positions <= HOPPER_POSITIONS && HOPPER_DIMS.contains(&dim);
+        self == Self::Tma || is_tested()
+    }
 }
 
 /// The elements between two heads, two sequences and two positions of a tensor.
@@ -116,7 +143,12 @@ impl FusedAttention {
         let tiles = TileAttention::new(device, instruction, dtype, dim)?;
         let has_hopper = is_hopper && hopper::DIMS.contains(&dim);
         let hopper = has_hopper.then(|| HopperAttention::new(device, dtype, dim)).transpose()?;
-        Ok(Self { tiles, hopper })
+        Ok(Self { tiles, hopper, selection: Selection::of_environment()?, dim })
+    }
+
+    /// Returns Hopper's own kernels, if the call takes them.
+    fn hopper(&self, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
+        self.hopper.as_ref().filter(|_| self.selection.selects(self.dim, call))
     }
 
     /// Launches attention, for at least one query.
@@ -127,9 +159,9 @@ impl FusedAttention {
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match &self.hopper {
-                Some(kernels) if selects_hopper(parameters) => kernels.forward(stream, parameters),
-                _ => self.tiles.forward(stream, parameters),
+            match self.hopper(parameters) {
+                Some(kernels) => kernels.forward(stream, parameters),
+                None => self.tiles.forward(stream, parameters),
             }
         }
     }
@@ -141,9 +173,9 @@ impl FusedAttention {
     pub(crate) unsafe fn backward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match &self.hopper {
-                Some(kernels) if selects_hopper(parameters) => kernels.backward(stream, parameters),
-                _ => self.tiles.backward(stream, parameters),
+            match self.hopper(parameters) {
+                Some(kernels) => kernels.backward(stream, parameters),
+                None => self.tiles.backward(stream, parameters),
             }
         }
     }

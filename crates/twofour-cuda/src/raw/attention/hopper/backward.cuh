@@ -8,7 +8,7 @@ constexpr u32 COLUMNS = 64;                  // of a tile
 constexpr u32 FEW_COLUMNS = 16;              // the last tile's products are over so many where it has no more
 constexpr u32 COLUMNS_BYTES = COLUMNS * DIM * 2;
 constexpr u32 SUMS_BYTES = 1024;             // of a stage for log-sum-exps and deltas; half of it is alignment
-constexpr bool ROWS_IN_REGISTERS = DIM <= 64; // which saves reads of shared memory
+constexpr bool ROWS_IN_REGISTERS = DIM <= 64; // as operands of products
 
 __device__ __forceinline__ void read_two(float (&to)[2], u32 address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(address) : "memory");
@@ -32,12 +32,17 @@ template <bool KEYS> struct Gradients {
     u32 x_weights[COLUMNS / 16][4], y_weights[KEYS ? COLUMNS / 16 : 1][4];
     float row_lse[2], row_delta[2]; // where rows are queries
     u32 own_first, row;             // of the warpgroup, and of the thread
+    u32 x_tile, y_tile;             // where the rows are in shared memory
+
+    __device__ __forceinline__ void load_rows() { x.load(x_tile), y.load(y_tile); }
 
     // Adds the products over the first N columns of a tile from position `first` on, in `stage`. `release_before` releases the stage of the
     // tile before.
     template <u32 N, class F> __device__ __forceinline__ void add(const Attention& p, u32 stage, u32 first, const F& release_before) {
         const u32 lane = threadIdx.x % 32;
         float scores[N / 8][4], gradients[N / 8][4];
+        // Keys stay in registers, which saves reads of shared memory. Queries do not: ptxas before 13.1 gives their registers to weights in this loop.
+        if constexpr (!KEYS) load_rows();
         products_begin();
         issue_scores<N, COLUMNS>(scores, x, stage);
         issue_scores<N, COLUMNS>(gradients, y, stage + COLUMNS_BYTES);
@@ -161,14 +166,16 @@ template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const 
     barrier_wait(shared_address(&rows_full), 0);
     Gradients<KEYS> own;
     own.own_first = own_first, own.row = row;
-    own.x.load(x_tile + group * GROUP_BYTES), own.y.load(y_tile + group * GROUP_BYTES);
-    if constexpr (!KEYS) {
+    own.x_tile = x_tile + group * GROUP_BYTES, own.y_tile = y_tile + group * GROUP_BYTES;
+    if constexpr (KEYS) {
+        own.load_rows();
+    } else {
         const bool is_there[2] = {row < p.positions, row + 8 < p.positions};
         const u64 index = (u64)(turn.sequence * p.heads + turn.head) * p.positions + row, stride = p.results.row;
         const Raw* out = p.out + head_at(p.results, turn.sequence, turn.head) + row * stride + lane % 4 * 2;
         float sums[2] = {};
         Rows<true> dout;
-        dout.load(y_tile + group * GROUP_BYTES);
+        dout.load(own.y_tile);
         #pragma unroll
         for (u32 step = 0; step < STEPS; step++) add_products(sums, dout.at[step], out + 16 * step, stride, is_there);
         #pragma unroll

@@ -11,9 +11,8 @@ use crate::{
     source::{File, Source, Support},
 };
 
-/// Elements of a head that the kernels are made for. Heads of 32 are as fast without TMA; those of 64 have a wrong gradient of queries over more than one tile
-/// (docs/kernels/cuda-attention.md, "Experiments").
-pub(super) const DIMS: [u32; 1] = [128];
+/// Elements of a head that the kernels are made for. Heads of 32 are as fast without TMA.
+pub(super) const DIMS: [u32; 2] = [64, 128];
 
 /// Rows of a warpgroup, and positions of a TMA copy.
 pub(super) const GROUP_ROWS: u32 = 64;
