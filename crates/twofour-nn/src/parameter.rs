@@ -90,7 +90,7 @@ impl<E: Engine> Parameter<E> {
         }
     }
 
-    /// Zeros in the values where a mask, as [`Engine::apply_mask`] has it, prunes.
+    /// Zeros in the values where a mask, as [`LinearOperations::apply_mask`] has it, prunes.
     pub(crate) fn mask_in_place(&mut self, engine: &E, mask: &E::Buffer, cols: usize) -> Result<()> {
         engine.apply_mask_in_place(mask, cols, &mut self.master)?;
         match &mut self.copy {
@@ -168,7 +168,7 @@ impl<E: Engine> Parameter<E> {
         engine.adamw_together(numbers, states, Some(guard))
     }
 
-    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`Engine::adamw`] does, and 0 for gradient descent.
+    /// An optimizer step, unless the guard skips it; nothing if the parameter does not train. Returns what [`StepOperations::adamw`] does, and 0 for gradient descent.
     pub(crate) fn update(
         &mut self,
         engine: &E,

@@ -11,8 +11,8 @@ use twofour::{
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::{
-        AdamWState, AdamWStep, Engine, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, SparseLayer as _,
-        cpu::CpuEngine, cuda::CudaEngine,
+        AdamWState, AdamWStep, Engine, Kind, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
+        SparseLayer as _, StepOperations as _, cpu::CpuEngine, cuda::CudaEngine,
     },
     recipe::{
         DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,

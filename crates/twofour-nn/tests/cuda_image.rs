@@ -56,7 +56,7 @@ fn hidden(encoder: &CudaImageEncoder, pixels: &[f32]) -> Vec<Vec<f32>> {
 #[test]
 fn checkpoints_compute_on_the_gpu_what_they_do_on_the_cpu() {
     let Some(device) = device() else { return };
-    for kind in ["vit", "dinov2", "sam"] {
+    for kind in ["vit", "dinov2", "dinov2_gated", "dinov2_with_registers", "sam"] {
         let checkpoint = ImageCheckpoint::open(directory(kind)).unwrap();
         let pixels = pixels(checkpoint.config(), 3);
         let expected = checkpoint.inference::<f32>().unwrap().forward(&pixels).unwrap();
@@ -82,12 +82,15 @@ fn sam() -> ImageEncoderConfig {
     }
 }
 
-/// DINOv2's in small, with layer scale and a class token.
+/// DINOv2's in small, with layer scale, a class token, registers and SwiGLU.
 fn dinov2() -> ImageEncoderConfig {
     ImageEncoderConfig {
         image: [56, 42],
         patch: 14,
         class_token: true,
+        registers: 4,
+        activation: Nonlinearity::Silu,
+        gated: true,
         layer_scale: true,
         relative_positions: false,
         windows: None,

@@ -11,7 +11,7 @@ use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
     Error, Result,
-    engine::{Engine, Kind, cuda::CudaEngine},
+    engine::{Kind, Memory as _, cuda::CudaEngine},
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{
         Corpus, GradientReduction, SparsityPlan, StepReport, Trainer,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
+    engine::{Engine, Memory as _, cpu::CpuEngine, cuda::CudaEngine},
     model::TrainedModel as _,
     random::Stream,
     recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},

@@ -8,7 +8,8 @@ use twofour::{
     layer::SparseLinearSettings,
 };
 use twofour_nn::engine::{
-    AdamWState, AdamWStep, Engine as _, Kind, PrunedDecay, SecondMoment, SgdState, SgdStep, cpu::CpuEngine,
+    AdamWState, AdamWStep, Kind, LinearOperations as _, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
+    StepOperations as _, cpu::CpuEngine,
 };
 
 const SHAPE: (usize, usize) = (4, 8);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Engine, Kind, Nonlinearity,
+        Kind, LayerOperations as _, LinearOperations as _, Memory as _, Nonlinearity,
         cpu::{CpuBuffer, CpuEngine},
     },
     linear::Linear,

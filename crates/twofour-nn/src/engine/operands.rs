@@ -65,7 +65,7 @@ pub enum Nonlinearity {
     SquaredRelu,
 }
 
-/// What happens to the second moment in an [`Engine::adamw`](super::Engine::adamw) step.
+/// What happens to the second moment in an [`StepOperations::adamw`](super::StepOperations::adamw) step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SecondMoment {
     /// It follows the gradient.
@@ -140,13 +140,13 @@ pub struct SgdStep {
 /// An optimizer's step of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerStep {
-    /// [`Engine::adamw`](super::Engine::adamw).
+    /// [`StepOperations::adamw`](super::StepOperations::adamw).
     AdamW(AdamWStep),
-    /// [`Engine::sgd`](super::Engine::sgd).
+    /// [`StepOperations::sgd`](super::StepOperations::sgd).
     Sgd(SgdStep),
 }
 
-/// A parameter, its gradient and its momentum, as [`Engine::sgd`](super::Engine::sgd) updates them.
+/// A parameter, its gradient and its momentum, as [`StepOperations::sgd`](super::StepOperations::sgd) updates them.
 #[derive(Debug)]
 pub struct SgdState<'a, B, S> {
     /// The master weight, [`Kind::Wide`](super::Kind::Wide).
@@ -170,7 +170,7 @@ pub(super) fn expect_unscaled(engine: &'static str, gradient_scale: f32) -> Resu
     Err(Error::Unsupported { engine, what, remedy: "set the scale to 1" })
 }
 
-/// A 2:4 layer after the update of its master weight, as [`Engine::refresh_together`](super::Engine::refresh_together) takes it.
+/// A 2:4 layer after the update of its master weight, as [`StepOperations::refresh_together`](super::StepOperations::refresh_together) takes it.
 #[derive(Debug)]
 pub struct LayerRefresh<'a, B, S> {
     /// The layer's name, for errors.
@@ -183,7 +183,7 @@ pub struct LayerRefresh<'a, B, S> {
     pub selects_mask: bool,
 }
 
-/// What [`Engine::judge`](super::Engine::judge) multiplies gradients by.
+/// What [`StepOperations::judge`](super::StepOperations::judge) multiplies gradients by.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLimits {
     /// The largest norm of all gradients together; no limit if it is 0 or infinite.
@@ -192,10 +192,10 @@ pub struct StepLimits {
     pub loss_scale: f32,
 }
 
-/// What [`Engine::findings`](super::Engine::findings) reads after a step.
+/// What [`StepOperations::findings`](super::StepOperations::findings) reads after a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepFindings {
-    /// The loss that [`Engine::judge`](super::Engine::judge) was given.
+    /// The loss that [`StepOperations::judge`](super::StepOperations::judge) was given.
     pub loss: f64,
     /// The norm of all gradients together, without the loss scale.
     pub norm: f64,
@@ -210,7 +210,7 @@ impl StepFindings {
     }
 }
 
-/// A parameter, its gradient and its moments, as [`Engine::adamw`](super::Engine::adamw) updates them.
+/// A parameter, its gradient and its moments, as [`StepOperations::adamw`](super::StepOperations::adamw) updates them.
 #[derive(Debug)]
 pub struct AdamWState<'a, B, S> {
     /// The master weight, [`Kind::Wide`](super::Kind::Wide).

@@ -14,7 +14,7 @@ impl<E: Engine> Linear<E> {
     /// Makes the layer 2:4, with the mask of the master weight as it is. `seed` is that of MVUE weight gradients.
     ///
     /// # Errors
-    /// [`Error::InLayer`](crate::Error::InLayer) with what [`Engine::sparse_linear`] refuses; the layer is then as it was.
+    /// [`Error::InLayer`](crate::Error::InLayer) with what [`LinearOperations::sparse_linear`](crate::engine::LinearOperations::sparse_linear) refuses; the layer is then as it was.
     pub fn make_sparse(&mut self, engine: &E, settings: SparseLinearSettings, seed: u64) -> Result<()> {
         self.make_sparse_in(engine, settings, SparsePrecision::Activations, seed)
     }
@@ -22,7 +22,7 @@ impl<E: Engine> Linear<E> {
     /// [`Linear::make_sparse`] with GEMMs of a precision.
     ///
     /// # Errors
-    /// Those of [`Linear::make_sparse`], and of [`Engine::float8_sparse_linear`].
+    /// Those of [`Linear::make_sparse`], and of [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
     pub fn make_sparse_in(
         &mut self,
         engine: &E,
@@ -68,7 +68,7 @@ impl<E: Engine> Linear<E> {
         Ok(())
     }
 
-    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`Engine::pack_squared_relu`]): for the second layer of a feed-forward block with squared
+    /// Makes the weight dense and prunes the input to 2:4 at each pass ([`LinearOperations::pack_squared_relu`](crate::engine::LinearOperations::pack_squared_relu)): for the second layer of a feed-forward block with squared
     /// ReLU, which asks the layer.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ pub enum Masking {
 #[derive(Debug)]
 pub(crate) struct MaskedWeight<E: Engine> {
     mask: Mask,
-    /// The mask as [`Engine::apply_mask`] has it.
+    /// The mask as [`LinearOperations::apply_mask`] has it.
     words: E::Buffer,
     masking: Masking,
     /// The masked weight; absent where the weight itself is masked.

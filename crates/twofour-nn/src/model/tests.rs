@@ -9,7 +9,7 @@ use twofour::{
 use super::{DecoderConfig, Gpt, GptConfig, Inference};
 use crate::{
     block::BatchShape,
-    engine::{Engine as _, Kind, cpu::CpuEngine},
+    engine::{Kind, Memory as _, cpu::CpuEngine},
 };
 
 const ENGINE: CpuEngine = CpuEngine;

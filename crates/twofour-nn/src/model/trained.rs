@@ -150,7 +150,7 @@ pub trait TrainedModel<E: Engine>: Debug + Send + Sized {
     /// parameter is its weight. Returns the sum of the changes of watched second moments.
     ///
     /// # Errors
-    /// Those of [`Engine::adamw`] and [`Engine::sgd`].
+    /// Those of [`StepOperations::adamw`](crate::engine::StepOperations::adamw) and [`StepOperations::sgd`](crate::engine::StepOperations::sgd).
     fn update(
         &mut self,
         engine: &E,

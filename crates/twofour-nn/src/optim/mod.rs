@@ -1,4 +1,4 @@
-//! The numbers that the trainer gives to [`Engine::adamw`](crate::engine::Engine::adamw): learning rates, the factor of clipping, and loss scales.
+//! The numbers that the trainer gives to [`StepOperations::adamw`](crate::engine::StepOperations::adamw): learning rates, the factor of clipping, and loss scales.
 
 mod clip;
 mod loss_scale;

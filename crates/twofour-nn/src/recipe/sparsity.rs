@@ -132,7 +132,7 @@ pub enum SparsePrecision {
     /// That of activations.
     #[default]
     Activations,
-    /// 8-bit floats: [`Engine::float8_sparse_linear`](crate::engine::Engine::float8_sparse_linear).
+    /// 8-bit floats: [`LinearOperations::float8_sparse_linear`](crate::engine::LinearOperations::float8_sparse_linear).
     Fp8,
 }
 

@@ -5,7 +5,8 @@ use twofour::layer::{Accumulate, Activation, SparseLinearSettings, WeightGradien
 use super::{CpuBuffer, CpuEngine};
 use crate::{
     engine::{
-        AdamWState, AdamWStep, AttentionShape, Engine, Kind, LinearShape, PrunedDecay, SecondMoment, SparseLayer as _,
+        AdamWState, AdamWStep, AttentionShape, Kind, LayerOperations as _, LinearOperations as _, LinearShape,
+        Memory as _, PrunedDecay, SecondMoment, SparseLayer as _, StepOperations as _,
     },
     random::Stream,
 };

@@ -7,7 +7,7 @@ use twofour::layer::Accumulate;
 use super::{Bert, BertBatch, BertConfig, BertSamples, EncoderTask};
 use crate::{
     block::BatchShape,
-    engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine},
+    engine::{Kind, Memory as _, Nonlinearity, cpu::CpuEngine},
     model::{EncoderCheckpoint, EncoderConfig, EncoderInput},
     random::Stream,
 };

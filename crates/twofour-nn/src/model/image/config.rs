@@ -28,10 +28,14 @@ pub struct ImageEncoderConfig {
     pub epsilon: f32,
     /// The function of the feed-forward block.
     pub activation: Nonlinearity,
+    /// Whether the hidden layer is `activation(gate) ⊙ up`, of twice as many output features of the first layer: the gate's, then the other's (DINOv2's SwiGLU).
+    pub gated: bool,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
     /// Whether a learned token stands before the patches.
     pub class_token: bool,
+    /// Learned tokens between the class token and the patches, without positions (Darcet et al., "Vision Transformers Need Registers", 2024).
+    pub registers: usize,
     /// Whether the output of each block is multiplied by learned factors, one for each element (DINOv2's layer scale).
     pub layer_scale: bool,
     /// Whether scores have a term for the distance of query and key, of rows and of columns (SAM).
@@ -130,8 +134,10 @@ impl ImageEncoderConfig {
             feed_forward: 4 * width,
             epsilon: 1e-6,
             activation: Nonlinearity::Gelu,
+            gated: false,
             qkv_bias: true,
             class_token: false,
+            registers: 0,
             layer_scale: false,
             relative_positions: true,
             windows: Some(ImageWindows { side: 14, global: global.to_vec() }),
@@ -142,8 +148,8 @@ impl ImageEncoderConfig {
     /// Checks the sizes against each other.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not divide the width, global layers that do not exist, and a class
-    /// token beside windows, relative positions or a neck, or a head without one.
+    /// [`Error::Setting`] for a size that is zero or absurd, a patch that does not divide the image, heads that do not divide the width, global layers that do not exist, a class
+    /// token beside windows, relative positions or a neck, and a head or registers without one.
     pub fn validate(&self) -> Result<()> {
         // Bounds a hostile file's sizes before anything is allocated by them.
         const LARGEST: usize = 1 << 20;
@@ -180,9 +186,13 @@ impl ImageEncoderConfig {
         let is_grid =
             self.windows.is_some() || self.relative_positions || matches!(self.output, ImageOutput::Neck { .. });
         let has_head = matches!(self.output, ImageOutput::Norm { head: Some(_) });
-        if self.class_token && is_grid || !self.class_token && has_head {
+        if self.registers > LARGEST {
+            let found = self.registers.to_string();
+            return Err(Error::Setting { what: "registers", found, expected: "at most 2^20" });
+        }
+        if self.class_token && is_grid || !self.class_token && (has_head || self.registers > 0) {
             let found = if self.class_token { "beside windows, relative positions or a neck" } else { "absent" };
-            let expected = "there for a head, and absent where patches form a grid";
+            let expected = "there for a head or registers, and absent where patches form a grid";
             return Err(Error::Setting { what: "the class token", found: found.to_owned(), expected });
         }
         Ok(())
@@ -199,9 +209,19 @@ impl ImageEncoderConfig {
         rows.saturating_mul(columns)
     }
 
-    /// Tokens of an image: its patches, and the class token.
+    /// Tokens of an image: the class token, registers, and its patches.
     pub fn tokens(&self) -> usize {
-        self.patches() + usize::from(self.class_token)
+        self.learned_tokens().saturating_add(self.patches())
+    }
+
+    /// Tokens before the patches: the class token and registers.
+    pub fn learned_tokens(&self) -> usize {
+        usize::from(self.class_token) + self.registers
+    }
+
+    /// Output features of the feed-forward block's first layer.
+    pub fn up_width(&self) -> usize {
+        if self.gated { 2 * self.feed_forward } else { self.feed_forward }
     }
 
     /// Values of an image.

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// Embeddings of patches and positions, and the class token.
+/// Embeddings of patches and positions, the class token and registers.
 #[derive(Debug)]
 pub(super) struct PatchEmbeddings<T: KernelElement> {
     patches: Linear<T>,
@@ -42,23 +42,28 @@ impl<T: KernelElement> PatchEmbeddings<T> {
     }
 }
 
-/// What is added to the product of each of an image's rows, `[tokens, width]`: its position, and the patches' bias or the class token.
+/// What is added to the product of each of an image's rows, `[tokens, width]`: its position, and the patches' bias or the class token; a register is the token alone.
 pub(in crate::model) fn position_table<T: KernelElement>(
     config: &ImageEncoderConfig,
     parts: &impl Parts<T>,
 ) -> Result<Vec<f32>> {
     let width = config.width;
-    let mut table = parts.vector("positions", config.tokens() * width)?;
+    let positions = config.tokens() - config.registers;
+    let mut table = parts.vector("positions", positions * width)?;
     let bias = parts.vector("patch.bias", width)?;
     let class = if config.class_token { parts.vector("class", width)? } else { vec![] };
     let added = class.chunks_exact(width).chain(std::iter::repeat(bias.as_slice()));
     for (row, added) in table.chunks_exact_mut(width).zip(added) {
         row.iter_mut().zip(added).for_each(|(row, added)| *row += added);
     }
+    if config.registers > 0 {
+        let begin = usize::from(config.class_token) * width;
+        table.splice(begin..begin, parts.vector("registers", config.registers * width)?);
+    }
     Ok(table)
 }
 
-/// The patches of images `[images, channels, height, width]` as rows `[images · tokens, channels · patch · patch]`; that of a class token is zeros.
+/// The patches of images `[images, channels, height, width]` as rows `[images · tokens, channels · patch · patch]`; those of a class token and of registers are zeros.
 pub(in crate::model) fn patch_rows(config: &ImageEncoderConfig, pixels: &[f32]) -> Result<Vec<f32>> {
     let ImageEncoderConfig { image: [height, width], channels, patch, .. } = *config;
     let of_image = config.image_len();
@@ -72,9 +77,7 @@ pub(in crate::model) fn patch_rows(config: &ImageEncoderConfig, pixels: &[f32]) 
     }
     let mut rows = Vec::with_capacity(pixels.len() / of_image * config.tokens() * config.patch_len());
     for image in pixels.chunks_exact(of_image) {
-        if config.class_token {
-            rows.extend(std::iter::repeat_n(0f32, config.patch_len()));
-        }
+        rows.extend(std::iter::repeat_n(0f32, config.learned_tokens() * config.patch_len()));
         for (top, left) in
             (0..height / patch).flat_map(|row| (0..width / patch).map(move |column| (row * patch, column * patch)))
         {

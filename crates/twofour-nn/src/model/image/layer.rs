@@ -16,7 +16,7 @@ use crate::{
             build::Parts,
             linear::Linear,
             norm::Norm,
-            passes::{narrowed, widened},
+            passes::{gated, narrowed, widened},
         },
     },
 };
@@ -40,6 +40,7 @@ impl<T: KernelElement> ImageLayer<T> {
     /// The layer of that number.
     pub(super) fn build(config: &ImageEncoderConfig, parts: &impl Parts<T>, layer: usize) -> Result<Self> {
         let ImageEncoderConfig { width, heads, feed_forward, .. } = *config;
+        let up = config.up_width();
         let at = |part: &str| format!("blocks.{layer}.{part}");
         let norm = |name: &str| {
             Norm::read(NormKind::Layer, config.epsilon, |part| parts.vector(&at(&format!("{name}.{part}")), width))
@@ -57,7 +58,7 @@ impl<T: KernelElement> ImageLayer<T> {
             out: linear("attn.out", (width, width))?,
             attention_scale: scale("attn.scale")?,
             feed_forward_norm: norm("mlp.norm")?,
-            up: linear("mlp.up", (feed_forward, width))?,
+            up: linear("mlp.up", (up, width))?,
             down: linear("mlp.down", (width, feed_forward))?,
             feed_forward_scale: scale("mlp.scale")?,
             windows: WindowGrid::of(config, layer),
@@ -80,9 +81,14 @@ impl<T: KernelElement> ImageLayer<T> {
         };
         add(x, &self.out.forward(&o, tokens, Activation::Identity)?, self.attention_scale.as_deref());
         let h: Vec<T> = self.feed_forward_norm.forward(x);
-        let mut h = widened(&self.up.forward(&h, tokens, Activation::Identity)?);
-        nonlinearity::in_place(config.activation, &mut h);
-        let h: Vec<T> = narrowed(&h);
+        let h = self.up.forward(&h, tokens, Activation::Identity)?;
+        let h: Vec<T> = if config.gated {
+            gated(config.activation, config.feed_forward, &h)
+        } else {
+            let mut h = widened(&h);
+            nonlinearity::in_place(config.activation, &mut h);
+            narrowed(&h)
+        };
         add(x, &self.down.forward(&h, tokens, Activation::Identity)?, self.feed_forward_scale.as_deref());
         Ok(())
     }

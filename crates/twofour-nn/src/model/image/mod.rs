@@ -66,7 +66,7 @@ enum End<T: KernelElement> {
 }
 
 impl<T: KernelElement + StoredElement> ImageEncoder<T> {
-    /// Reads a directory with `config.json` of `model_type` `vit`, `dinov2`, `sam` or `sam_vision_model` and safetensors, as [`ImageCheckpoint::open`] does.
+    /// Reads a directory with `config.json` of `model_type` `vit`, `dinov2`, `dinov2_with_registers`, `sam` or `sam_vision_model` and safetensors, as [`ImageCheckpoint::open`] does.
     ///
     /// # Errors
     /// [`CheckpointError`](super::CheckpointError) for a configuration or tensors that do not fit; those of reading and packing.
@@ -104,7 +104,7 @@ impl<T: KernelElement> ImageEncoder<T> {
         self.layers.iter().map(ImageLayer::bytes).sum()
     }
 
-    /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind the last norm, `[tokens, width]`, the class token first; of SAM
+    /// The last hidden states of each image of `pixels`, `[images, channels, height, width]`: of ViT and DINOv2 behind the last norm, `[tokens, width]`, the class token first, then registers; of SAM
     /// behind the neck, `[rows · columns, channels]`, row by row. Pixel values are as the model's preprocessing makes them: scaled to the model's size and normalized.
     ///
     /// # Errors
@@ -137,15 +137,16 @@ impl<T: KernelElement> ImageEncoder<T> {
             let (expected, found) = (tokens * width, hidden.len());
             return Err(Error::Length { what: "an image's hidden states", expected, found });
         }
-        let input: Vec<T> = narrowed(&head_input(head.input, hidden, width));
+        let input: Vec<T> = narrowed(&head_input(head.input, hidden, &self.config));
         Ok(Some(widened(&linear.forward(&input, 1, Activation::Identity)?)))
     }
 }
 
 /// What a head reads of one image's hidden states.
-fn head_input(input: ImageHeadInput, hidden: &[f32], width: usize) -> Vec<f32> {
-    let (class, patches) = hidden.split_at(width);
-    let mut read = class.to_vec();
+fn head_input(input: ImageHeadInput, hidden: &[f32], config: &ImageEncoderConfig) -> Vec<f32> {
+    let width = config.width;
+    let (learned, patches) = hidden.split_at(config.learned_tokens() * width);
+    let mut read = learned[..width].to_vec();
     if input == ImageHeadInput::ClassTokenAndMean {
         let mut mean = vec![0f32; width];
         patches.chunks_exact(width).for_each(|row| mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x));

@@ -16,13 +16,14 @@ use twofour::{
     select::Selector,
 };
 
-use super::{ImageEncoder, ImageEncoderConfig, ImageWeights, ImageWindows, WeightForm};
+use super::{ImageEncoder, ImageEncoderConfig, ImageOutput, ImageWeights, ImageWindows, WeightForm};
 use crate::{
     Error,
+    engine::Nonlinearity,
     model::{CheckpointError, ImageCheckpoint},
 };
 
-const KINDS: [&str; 3] = ["vit", "dinov2", "sam"];
+const KINDS: [&str; 5] = ["vit", "dinov2", "dinov2_gated", "dinov2_with_registers", "sam"];
 
 #[derive(Deserialize)]
 struct Expected {
@@ -138,12 +139,29 @@ fn pruned_compressed_and_quantized_checkpoints_run() {
 
 #[test]
 fn forms_of_random_weights_compute_about_the_same() {
-    let mut config = ImageEncoderConfig::named("sam-vit-b").unwrap();
-    (config.image, config.layers, config.width, config.heads, config.feed_forward) = ([80, 80], 2, 32, 2, 64);
-    config.windows = Some(ImageWindows { side: 3, global: vec![1] });
+    let mut sam = ImageEncoderConfig::named("sam-vit-b").unwrap();
+    (sam.image, sam.layers, sam.width, sam.heads, sam.feed_forward) = ([80, 80], 2, 32, 2, 64);
+    sam.windows = Some(ImageWindows { side: 3, global: vec![1] });
+    let dinov2 = ImageEncoderConfig {
+        class_token: true,
+        registers: 3,
+        gated: true,
+        activation: Nonlinearity::Silu,
+        layer_scale: true,
+        relative_positions: false,
+        windows: None,
+        output: ImageOutput::Norm { head: None },
+        ..sam.clone()
+    };
+    for config in [sam, dinov2] {
+        forms_compute_about_the_same(&config);
+    }
+}
+
+fn forms_compute_about_the_same(config: &ImageEncoderConfig) {
     let hidden = |weights: ImageWeights| {
         let encoder = ImageEncoder::<f32>::random(config.clone(), weights, 7).unwrap();
-        (encoder.weight_bytes(), encoder.forward(&pixels(&config, 1)).unwrap().remove(0))
+        (encoder.weight_bytes(), encoder.forward(&pixels(config, 1)).unwrap().remove(0))
     };
     let [dense, sparse, dense_int8, sparse_int8] =
         [WeightForm::Dense, WeightForm::TwoFour, WeightForm::DenseInt8, WeightForm::TwoFourInt8]
@@ -174,7 +192,12 @@ fn refused(copy: &tempfile::TempDir) -> CheckpointError {
 #[test]
 fn configurations_that_do_not_fit_are_refused_by_name() {
     for (kind, field, value, named) in [
-        ("dinov2", "use_swiglu_ffn", json!(true), "use_swiglu_ffn"),
+        ("dinov2", "use_swiglu_ffn", json!(true), "mlp.weights_"),
+        ("dinov2", "use_swiglu_ffn", json!(1), "use_swiglu_ffn"),
+        ("dinov2", "model_type", json!("dinov2_with_registers"), "is missing"),
+        ("dinov2_gated", "mlp_ratio", json!(2), "mlp.weights_"),
+        ("dinov2_with_registers", "num_register_tokens", json!(3), "register_tokens"),
+        ("dinov2_with_registers", "num_register_tokens", json!(-1), "num_register_tokens"),
         ("dinov2", "mlp_ratio", json!(3), "mlp.fc"),
         ("dinov2", "image_size", json!(12), "position_embeddings"),
         ("vit", "hidden_size", json!(20), "tensor"),
@@ -185,7 +208,7 @@ fn configurations_that_do_not_fit_are_refused_by_name() {
         ("vit", "patch_size", json!([4, 2]), "patch_size"),
         ("vit", "hidden_act", json!("quick_gelu"), "hidden_act"),
         ("vit", "qkv_bias", json!(false), ".bias"),
-        ("vit", "model_type", json!("swin"), "vit, dinov2, sam and sam_vision_model"),
+        ("vit", "model_type", json!("swin"), "vit, dinov2, dinov2_with_registers, sam and sam_vision_model"),
         ("sam", "vision_config", json!(null), "vision_config"),
         ("sam", "vision_config", json!(7), "vision_config"),
     ] {

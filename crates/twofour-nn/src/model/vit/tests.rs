@@ -9,7 +9,7 @@ use crate::{
     Error,
     block::BatchShape,
     engine::{
-        Engine, Kind,
+        Kind, Memory as _,
         cpu::{CpuBuffer, CpuEngine},
     },
     model::{Gpt, TrainedModel},

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::training;
 use crate::{
-    engine::{Engine as _, Nonlinearity, cpu::CpuEngine},
+    engine::{Memory as _, Nonlinearity, cpu::CpuEngine},
     model::{BertConfig, EncoderConfig, EncoderTask},
     questions::tests::{asked, tokenizer},
     recipe::{Method, TrainingSettings},

@@ -2,7 +2,7 @@
 
 use super::{bits, corpus, layers, mixed, model, steps, trainer, trainer_with, training};
 use crate::{
-    engine::{Engine as _, cpu::CpuEngine},
+    engine::{Memory as _, cpu::CpuEngine},
     recipe::{DecayTarget, Method, OptimizerKind, TrainingSettings},
     train::{Decay, DecaySearch, LayerForm, SparseBegin, SparsityPlan, Trainer},
 };

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    engine::{Engine as _, SparseLayer as _, cpu::CpuEngine},
+    engine::{Memory as _, SparseLayer as _, cpu::CpuEngine},
     recipe::{
         DecayTarget, Method, ModelKind, ModelSettings, OptimizerKind, SparsePrecision, SwitchMean, TrainingSettings,
     },

@@ -8,7 +8,7 @@ use super::{bits, corpus, layers, model, plans, steps, trainer, trainer_with, tr
 use crate::{
     Error, Result,
     engine::{
-        Engine as _, SparseLayer as _,
+        Memory as _, SparseLayer as _,
         cpu::{CpuBuffer, CpuEngine},
     },
     recipe::{Method, SparsePrecision, TrainingSettings},

@@ -10,7 +10,7 @@ use twofour::{
 
 use super::{bits, corpus, cubic, in_place, layers, model, one_shot, steps, trainer, trainer_with, training};
 use crate::{
-    engine::{Engine as _, cpu::CpuEngine},
+    engine::{Memory as _, cpu::CpuEngine},
     linear::{Linear, Masking},
     model::Inference,
     recipe::{Method, TrainingSettings},

@@ -26,7 +26,7 @@ use crate::{
 /// | `model_type` | the encoder | ignored tensors |
 /// |---|---|---|
 /// | `vit` | ViT | the pooler |
-/// | `dinov2` | DINOv2 without registers, whose feed-forward blocks are no SwiGLU | the mask token |
+/// | `dinov2`, `dinov2_with_registers` | DINOv2, with one activation or SwiGLU in its feed-forward blocks | the mask token |
 /// | `sam`, `sam_vision_model` | the image encoder of SAM | prompt encoder, mask decoder, and the embedding that they share |
 ///
 /// ViT and DINOv2 have a head for classes where `classifier.weight` is stored.
@@ -40,19 +40,19 @@ pub struct ImageCheckpoint {
 /// The kinds of image encoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Vit,
-    Dinov2,
+    Transformer(vit::Family),
     Sam,
     SamVision,
 }
 
 impl Kind {
-    const SUPPORTED: &'static str = "vit, dinov2, sam and sam_vision_model";
+    const SUPPORTED: &'static str = "vit, dinov2, dinov2_with_registers, sam and sam_vision_model";
 
     fn of(name: Option<&str>) -> Option<Self> {
         Some(match name? {
-            "vit" => Kind::Vit,
-            "dinov2" => Kind::Dinov2,
+            "vit" => Kind::Transformer(vit::Family::Vit),
+            "dinov2" => Kind::Transformer(vit::Family::Dinov2),
+            "dinov2_with_registers" => Kind::Transformer(vit::Family::Dinov2WithRegisters),
             "sam" => Kind::Sam,
             "sam_vision_model" => Kind::SamVision,
             _ => return None,
@@ -76,8 +76,7 @@ impl ImageCheckpoint {
         let reader = Reader::open(directory)?;
         let shape_of = |name: &str| stored_shape(&reader, name);
         let config = match kind {
-            Kind::Vit => vit::config(&fields, vit::Family::Vit, shape_of)?,
-            Kind::Dinov2 => vit::config(&fields, vit::Family::Dinov2, shape_of)?,
+            Kind::Transformer(family) => vit::config(&fields, family, shape_of)?,
             Kind::Sam => sam::config(&fields.object_if("vision_config")?.ok_or_else(|| {
                 fields.unsupported("vision_config", "the description of the image encoder is required")
             })?)?,
@@ -89,8 +88,9 @@ impl ImageCheckpoint {
         }
         let has = |prefix: &str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let layout = match kind {
-            Kind::Vit => vit::layout(&config, vit::Family::Vit, if has("vit.") { "vit." } else { "" }),
-            Kind::Dinov2 => vit::layout(&config, vit::Family::Dinov2, if has("dinov2.") { "dinov2." } else { "" }),
+            Kind::Transformer(family) => {
+                vit::layout(&config, family, if has(family.prefix()) { family.prefix() } else { "" })
+            }
             Kind::Sam | Kind::SamVision => sam::layout(&config),
         };
         layout.check(&reader)?;

@@ -37,7 +37,9 @@ pub(super) fn config(fields: &Fields) -> Result<ImageEncoderConfig, CheckpointEr
         epsilon: fields.number_if("layer_norm_eps")?.unwrap_or(1e-6) as f32,
         activation: activation(fields, "hidden_act", "gelu")?,
         qkv_bias: fields.flag("qkv_bias", true)?,
+        gated: false,
         class_token: false,
+        registers: 0,
         layer_scale: false,
         relative_positions: fields.flag("use_rel_pos", true)?,
         // A side of 0 stands for attention over the whole image in every layer.

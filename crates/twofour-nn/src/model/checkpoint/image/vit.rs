@@ -6,13 +6,28 @@ use super::super::{
     layout::{Layout, StoredLinear},
     llama::activation,
 };
-use crate::model::image::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput};
+use crate::{
+    engine::Nonlinearity,
+    model::image::{ImageEncoderConfig, ImageHead, ImageHeadInput, ImageOutput},
+};
 
-/// The families that differ in names, layer scale and what their heads read.
+/// The families that differ in names, layer scale, registers and what their heads read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Family {
     Vit,
     Dinov2,
+    Dinov2WithRegisters,
+}
+
+impl Family {
+    /// What the names of tensors begin with, in a checkpoint that has a head's class.
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Family::Vit => "vit.",
+            Family::Dinov2 => "dinov2.",
+            Family::Dinov2WithRegisters => "dinov2_with_registers.",
+        }
+    }
 }
 
 /// The linear layer that scores classes.
@@ -24,18 +39,21 @@ pub(super) fn config(
     shape_of: impl Fn(&str) -> Option<Vec<usize>>,
 ) -> Result<ImageEncoderConfig, CheckpointError> {
     let width = fields.size("hidden_size")?;
-    let (feed_forward, epsilon, patch) = match family {
-        Family::Vit => (fields.size("intermediate_size")?, 1e-12, 16),
-        Family::Dinov2 => {
-            fields.expect_flag("use_swiglu_ffn", false, "feed-forward blocks have one activation and no gate")?;
-            let ratio = fields.number_if("mlp_ratio")?.unwrap_or(4.0);
-            // What transformers makes of it: rounded down.
-            ((width as f64 * ratio) as usize, 1e-6, 14)
-        }
+    let is_vit = family == Family::Vit;
+    let gated = !is_vit && fields.flag("use_swiglu_ffn", false)?;
+    let (feed_forward, epsilon, patch) = if is_vit {
+        (fields.size("intermediate_size")?, 1e-12, 16)
+    } else {
+        let ratio = fields.number_if("mlp_ratio")?.unwrap_or(4.0);
+        // What transformers makes of it: rounded down; with a gate two thirds of it, rounded up to a multiple of 8.
+        let hidden = (width as f64 * ratio) as usize;
+        let hidden = if gated { (hidden as f64 * 2.0 / 3.0) as usize } else { hidden };
+        (if gated { hidden.next_multiple_of(8) } else { hidden }, 1e-6, 14)
     };
-    let input = match family {
-        Family::Vit => ImageHeadInput::ClassToken,
-        Family::Dinov2 => ImageHeadInput::ClassTokenAndMean,
+    let input = if is_vit { ImageHeadInput::ClassToken } else { ImageHeadInput::ClassTokenAndMean };
+    let registers = match family {
+        Family::Dinov2WithRegisters => fields.size_if("num_register_tokens")?.unwrap_or(4),
+        Family::Vit | Family::Dinov2 => 0,
     };
     // The number of classes is that of the names of labels, which a configuration may leave out.
     let classes = shape_of(&format!("{HEAD}.weight")).and_then(|shape| shape.first().copied());
@@ -52,17 +70,20 @@ pub(super) fn config(
         heads: fields.size("num_attention_heads")?,
         feed_forward,
         epsilon: fields.number_if("layer_norm_eps")?.unwrap_or(epsilon) as f32,
-        activation: activation(fields, "hidden_act", "gelu")?,
+        // The gate's function is no field.
+        activation: if gated { Nonlinearity::Silu } else { activation(fields, "hidden_act", "gelu")? },
+        gated,
         qkv_bias: fields.flag("qkv_bias", true)?,
         class_token: true,
-        layer_scale: family == Family::Dinov2,
+        registers,
+        layer_scale: !is_vit,
         relative_positions: false,
         windows: None,
         output: ImageOutput::Norm { head: classes.map(|classes| ImageHead { classes, input }) },
     })
 }
 
-/// Where the tensors lie; `prefix` is `vit.` or `dinov2.`, or nothing where the model was stored without a head's class.
+/// Where the tensors lie; `prefix` is the family's, or nothing where the model was stored without a head's class.
 pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) -> Layout {
     let ImageEncoderConfig { width, feed_forward, .. } = *config;
     let mut layout = Layout {
@@ -72,12 +93,16 @@ pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) 
     let embeddings = |part: &str| format!("{prefix}embeddings.{part}");
     layout.patches(config, &embeddings("patch_embeddings.projection"));
     layout.tensor("class", embeddings("cls_token"), [1, 1, width]);
-    layout.tensor("positions", embeddings("position_embeddings"), [1, config.tokens(), width]);
-    let names = match family {
-        Family::Vit => {
+    layout.tensor("positions", embeddings("position_embeddings"), [1, config.tokens() - config.registers, width]);
+    if config.registers > 0 {
+        layout.tensor("registers", embeddings("register_tokens"), [1, config.registers, width]);
+    }
+    let names = match (family, config.gated) {
+        (Family::Vit, _) => {
             Names { norms: ["layernorm_before", "layernorm_after"], up: "intermediate.dense", down: "output.dense" }
         }
-        Family::Dinov2 => Names { norms: ["norm1", "norm2"], up: "mlp.fc1", down: "mlp.fc2" },
+        (_, false) => Names { norms: ["norm1", "norm2"], up: "mlp.fc1", down: "mlp.fc2" },
+        (_, true) => Names { norms: ["norm1", "norm2"], up: "mlp.weights_in", down: "mlp.weights_out" },
     };
     for layer in 0..config.layers {
         let ours = |part: &str| format!("blocks.{layer}.{part}");
@@ -89,7 +114,7 @@ pub(super) fn layout(config: &ImageEncoderConfig, family: Family, prefix: &str) 
         layout.linear(ours("attn.qkv"), qkv);
         layout.one_linear(ours("attn.out"), theirs("attention.output.dense"), (width, width));
         layout.norm(&ours("mlp.norm"), &theirs(names.norms[1]), width);
-        layout.one_linear(ours("mlp.up"), theirs(names.up), (feed_forward, width));
+        layout.one_linear(ours("mlp.up"), theirs(names.up), (config.up_width(), width));
         layout.one_linear(ours("mlp.down"), theirs(names.down), (width, feed_forward));
         if config.layer_scale {
             layout.tensor(ours("attn.scale"), theirs("layer_scale1.lambda1"), [width]);

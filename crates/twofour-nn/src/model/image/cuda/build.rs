@@ -28,6 +28,7 @@ use crate::{
             cuda::{
                 CudaLinear, CudaNorm,
                 build::{MOST_WIDTH, no_dtype, repeatable},
+                functions::gate,
             },
             passes::narrowed,
             stored::StoredLinears,
@@ -93,6 +94,9 @@ impl CudaImageEncoder {
             let remedy = "run the model on the CPU (--device cpu)";
             return Err(Error::Unsupported { engine: "CUDA inference", what, remedy });
         }
+        if config.gated {
+            gate(config.activation)?;
+        }
         let build = Build { context: &context, config, parts, marker: std::marker::PhantomData };
         let layers = (0..config.layers).map(|layer| build.layer(layer)).collect::<Result<_>>()?;
         let end = match config.output {
@@ -152,7 +156,9 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
         let scale = |name: &str| self.config.layer_scale.then(|| self.vector(&at(name), width)).transpose();
         let qkv = self.parts.stored_linear(&at("attn.qkv"), (3 * width, width))?;
         let qkv_bias: Vec<f32> = qkv.iter().flat_map(|part| part.bias.iter().flatten().copied()).collect();
-        let (up, up_activates) = linear("mlp.up", (feed_forward, width), fused(self.config.activation))?;
+        // A gate's function is of half of the outputs.
+        let function = if self.config.gated { identity } else { fused(self.config.activation) };
+        let (up, up_activates) = linear("mlp.up", (self.config.up_width(), width), function)?;
         Ok(CudaImageLayer {
             window: self.config.window(layer),
             attention_norm: self.norm(&at("attn.norm"), width)?,
@@ -163,7 +169,7 @@ impl<T: KernelElement, P: StoredLinears<T>> Build<'_, T, P> {
             attention_scale: scale("attn.scale")?,
             feed_forward_norm: self.norm(&at("mlp.norm"), width)?,
             up,
-            up_activates,
+            up_activates: up_activates && !self.config.gated,
             down: linear("mlp.down", (width, feed_forward), identity)?.0,
             feed_forward_scale: scale("mlp.scale")?,
         })

@@ -4,19 +4,18 @@ use twofour::DataType;
 use twofour_cuda::{
     decode::{Normalized, TokenNorm, TokenNormTensors, normalize_tokens},
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut},
-    raw::elementwise::ElementFunction,
     transformer::{
         DenseLinear, ImageAttention, ImageAttentionTensors, NormKind, SplitHeadsMut, activation_forward, add_in_place,
-        convert, copy, image_attention, scale_rows,
+        convert, copy, gated_forward, image_attention, scale_rows,
     },
 };
 
 use super::{super::ImageOutput, CudaEnd, CudaImageEncoder, layer::CudaImageLayer, neck::NeckWork};
 use crate::{
     Result,
-    engine::Nonlinearity,
     model::inference::cuda::{
         CudaLinear, CudaNorm,
+        functions::{element_function, gate},
         hidden::{Hidden, first},
         linear::Input,
     },
@@ -90,7 +89,7 @@ impl Work {
             lse: DeviceBuffer::zeros(context, DataType::F32, lse)?,
             o: zeros(config.width)?,
             delta: zeros(config.width)?,
-            up: zeros(config.feed_forward)?,
+            up: zeros(config.up_width())?,
             activated: zeros(if has(|layer| !layer.up_activates) { config.feed_forward } else { 0 })?,
             neck,
         })
@@ -144,16 +143,21 @@ impl Work {
         self.add_block(encoder, &layer.out, layer.attention_scale.as_ref(), (tokens, Source::Attention))?;
         self.normalize_to_h(encoder, &layer.feed_forward_norm, layer.up.takes_integers(), tokens)?;
         let input = self.h.input(&layer.up, (tokens, width))?;
-        let hidden = tokens * config.feed_forward;
-        layer.up.forward(context, input, tokens, first(&mut self.up, hidden)?)?;
-        let source = if layer.up_activates {
-            Source::Up
-        } else {
-            let x = self.up.as_slice().part(0..hidden)?;
-            activation_forward(context, function(config.activation), x, first(&mut self.activated, hidden)?)?;
-            Source::Activated
-        };
+        layer.up.forward(context, input, tokens, first(&mut self.up, tokens * config.up_width())?)?;
+        let source = if layer.up_activates { Source::Up } else { self.activate(encoder, tokens)? };
         self.add_block(encoder, &layer.down, layer.feed_forward_scale.as_ref(), (tokens, source))
+    }
+
+    /// Launches the function of the hidden layer, and its gate.
+    fn activate(&mut self, encoder: &CudaImageEncoder, tokens: usize) -> Result<Source> {
+        let (config, context) = (&encoder.config, &encoder.context);
+        let x = self.up.as_slice().part(0..tokens * config.up_width())?;
+        let to = first(&mut self.activated, tokens * config.feed_forward)?;
+        match config.gated {
+            true => gated_forward(context, gate(config.activation)?, (tokens, config.feed_forward), x, to)?,
+            false => activation_forward(context, element_function(config.activation), x, to)?,
+        }
+        Ok(Source::Activated)
     }
 
     /// Launches attention, a part of the images at a time.
@@ -260,14 +264,4 @@ fn normalized(
     let bias = norm.bias.as_ref().map(DeviceBuffer::as_slice);
     let tensors = TokenNormTensors { x, delta: Some(delta), gain: norm.gain.as_slice(), bias, to };
     Ok(normalize_tokens(&encoder.context, shape, tensors)?)
-}
-
-fn function(of: Nonlinearity) -> ElementFunction {
-    match of {
-        Nonlinearity::Relu => ElementFunction::Activation(twofour_cuda::Activation::Relu),
-        Nonlinearity::Gelu => ElementFunction::Activation(twofour_cuda::Activation::Gelu),
-        Nonlinearity::Silu => ElementFunction::Activation(twofour_cuda::Activation::Silu),
-        Nonlinearity::TanhGelu => ElementFunction::TanhGelu,
-        Nonlinearity::SquaredRelu => ElementFunction::SquaredRelu,
-    }
 }

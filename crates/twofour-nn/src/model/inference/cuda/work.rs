@@ -7,16 +7,16 @@ use twofour_cuda::{
         embed_tokens, gate_to_i8, normalize_tokens,
     },
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
-    raw::elementwise::ElementFunction,
-    transformer::{Gate, Rotary, activation_forward, gated_forward},
+    transformer::{Rotary, activation_forward, gated_forward},
 };
 
 use super::{
     CudaInference, CudaLinear, CudaNorm,
+    functions::{element_function, gate},
     hidden::{Hidden, first},
     linear::Input,
 };
-use crate::{Error, Result, engine::Nonlinearity};
+use crate::{Error, Result};
 
 /// The tensors between the layers, for a number of tokens.
 #[derive(Debug)]
@@ -172,25 +172,10 @@ impl Work {
         let hidden = config.feed_forward;
         let x = self.up.as_slice().part(0..tokens * config.up_width())?;
         if !config.gated {
-            let function = match config.activation {
-                Nonlinearity::Relu => ElementFunction::Activation(twofour_cuda::Activation::Relu),
-                Nonlinearity::Gelu => ElementFunction::Activation(twofour_cuda::Activation::Gelu),
-                Nonlinearity::Silu => ElementFunction::Activation(twofour_cuda::Activation::Silu),
-                Nonlinearity::TanhGelu => ElementFunction::TanhGelu,
-                Nonlinearity::SquaredRelu => ElementFunction::SquaredRelu,
-            };
+            let function = element_function(config.activation);
             return Ok(activation_forward(context, function, x, first(&mut self.gated.floats, tokens * hidden)?)?);
         }
-        let gate = match config.activation {
-            Nonlinearity::Silu => Gate::Silu,
-            Nonlinearity::Gelu => Gate::Gelu,
-            Nonlinearity::TanhGelu => Gate::TanhGelu,
-            Nonlinearity::Relu => Gate::Relu,
-            Nonlinearity::SquaredRelu => {
-                let (engine, what) = ("CUDA inference", "squared ReLU with a gate".into());
-                return Err(Error::Unsupported { engine, what, remedy: "run the model on the CPU (--device cpu)" });
-            }
-        };
+        let gate = gate(config.activation)?;
         if down.takes_integers() {
             let to = (first(&mut self.gated.integers, tokens * hidden)?, first(&mut self.gated.scales, tokens)?);
             return Ok(gate_to_i8(context, gate, (tokens, hidden), x, to)?);

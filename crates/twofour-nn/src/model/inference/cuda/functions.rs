@@ -1,0 +1,33 @@
+//! The kernels' functions of hidden layers.
+
+use twofour_cuda::{Activation, raw::elementwise::ElementFunction, transformer::Gate};
+
+use crate::{Error, Result, engine::Nonlinearity};
+
+/// A hidden layer's function.
+pub(in crate::model) fn element_function(of: Nonlinearity) -> ElementFunction {
+    match of {
+        Nonlinearity::Relu => ElementFunction::Activation(Activation::Relu),
+        Nonlinearity::Gelu => ElementFunction::Activation(Activation::Gelu),
+        Nonlinearity::Silu => ElementFunction::Activation(Activation::Silu),
+        Nonlinearity::TanhGelu => ElementFunction::TanhGelu,
+        Nonlinearity::SquaredRelu => ElementFunction::SquaredRelu,
+    }
+}
+
+/// A gate's function.
+///
+/// # Errors
+/// [`Error::Unsupported`] for squared ReLU.
+pub(in crate::model) fn gate(of: Nonlinearity) -> Result<Gate> {
+    Ok(match of {
+        Nonlinearity::Silu => Gate::Silu,
+        Nonlinearity::Gelu => Gate::Gelu,
+        Nonlinearity::TanhGelu => Gate::TanhGelu,
+        Nonlinearity::Relu => Gate::Relu,
+        Nonlinearity::SquaredRelu => {
+            let (engine, what) = ("CUDA inference", "squared ReLU with a gate".into());
+            return Err(Error::Unsupported { engine, what, remedy: "run the model on the CPU (--device cpu)" });
+        }
+    })
+}
