@@ -32,6 +32,15 @@ impl Stream {
     pub const DEFAULT: Stream = Stream(std::ptr::null_mut());
 }
 
+/// Bytes of a device's pool of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PooledMemory {
+    /// Allocated now.
+    pub in_use: usize,
+    /// Taken from the device: allocated, and kept for later allocations.
+    pub reserved: usize,
+}
+
 /// A GPU, with kernels compiled for it. Clones share all state, and can be used from several threads.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
@@ -166,6 +175,29 @@ impl Device {
     /// CUDA graph keeps what it was captured with.
     pub fn set_tile_scheduler(&self, scheduler: TileScheduler) {
         self.0.schedules_tiles.store(scheduler == TileScheduler::Hardware, Ordering::Relaxed);
+    }
+
+    /// Returns what the pool holds from which this crate's buffers and workspaces are allocated: that of the device's stream-ordered allocations.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn pooled_memory(&self) -> Result<PooledMemory> {
+        use sys::CUmemPool_attribute as Attribute;
+        self.bind()?;
+        let failed = |error| Error::driver("asking for the memory of a pool", error);
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the driver is loaded, the device was opened, and the pointer is valid.
+        unsafe { sys::cuDeviceGetMemPool(&mut pool, self.0.context.cu_device()) }.result().map_err(failed)?;
+        let bytes = |attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: the pool is the device's, and both attributes are 64-bit numbers, for which there is room.
+            let asked = unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) };
+            asked.result().map(|()| bytes as usize).map_err(failed)
+        };
+        Ok(PooledMemory {
+            in_use: bytes(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            reserved: bytes(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+        })
     }
 
     /// Returns the device's primary context, in which memory for the kernels must be allocated.

@@ -44,7 +44,7 @@ mod tile_scheduler;
 pub mod transformer;
 
 pub use architecture::Architecture;
-pub use device::{Device, DevicePtr, Stream};
+pub use device::{Device, DevicePtr, PooledMemory, Stream};
 pub use error::{Error, Result};
 pub use tile_scheduler::TileScheduler;
 pub use twofour::{DataType, kernel::Activation};

@@ -28,13 +28,23 @@ pub(super) struct Contender<D: TrainingData> {
     name: &'static str,
     trainer: Trainer<CudaEngine, D>,
     times: Vec<f64>,
-    bytes: usize,
+    memory: Memory,
     loss: f64,
+}
+
+/// Device memory that a contender has taken, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Memory {
+    all: usize,
+    /// By the pool of buffers, and allocated from it.
+    pool: usize,
+    allocated: usize,
+    workspace: usize,
 }
 
 impl<D: TrainingData> Contender<D> {
     pub(super) fn new(device: &Device, task: &Task<D>, (name, rule): ContenderForm) -> Result<Self> {
-        let before = device.context().mem_get_info()?.0;
+        let (before, pool_before) = (device.context().mem_get_info()?.0, device.pooled_memory()?);
         let settings = settings(task.batch);
         let engine = CudaEngine::new(device, DataType::BF16)?;
         let model = (task.build)(&engine)?;
@@ -47,18 +57,24 @@ impl<D: TrainingData> Contender<D> {
             }
         };
         let trainer = Trainer::with_model(engine, model, &settings, plan, task.data.clone())?;
-        let mut contender = Contender { name, trainer, times: vec![], bytes: 0, loss: f64::NAN };
+        let mut contender = Contender { name, trainer, times: vec![], memory: Memory::default(), loss: f64::NAN };
         for _ in 0..WARM_UP {
             contender.step()?;
         }
         contender.times.clear();
-        contender.bytes = before.saturating_sub(device.context().mem_get_info()?.0);
+        let pool = device.pooled_memory()?;
+        contender.memory = Memory {
+            all: before.saturating_sub(device.context().mem_get_info()?.0),
+            pool: pool.reserved.saturating_sub(pool_before.reserved),
+            allocated: pool.in_use.saturating_sub(pool_before.in_use),
+            workspace: contender.trainer.engine().context().workspace_bytes(),
+        };
         Ok(contender)
     }
 
     /// Device memory that it has taken.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.memory.all
     }
 
     /// One step.
@@ -109,7 +125,10 @@ impl<D: TrainingData> Contender<D> {
             captured,
             launched_ms,
             tokens_per_s: (task.batch * positions) as f64 / ms * 1e3,
-            bytes: self.bytes,
+            bytes: self.memory.all,
+            pool_bytes: self.memory.pool,
+            allocated_bytes: self.memory.allocated,
+            workspace_bytes: self.memory.workspace,
             phases: phases.into_iter().map(|(phase, all)| Phase { phase, ms: median(all) }).collect(),
             loss: self.loss,
         })

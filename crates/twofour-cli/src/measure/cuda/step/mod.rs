@@ -43,6 +43,10 @@ pub(crate) struct StepRow {
     pub(crate) tokens_per_s: f64,
     /// Device memory that the model, its optimizer and its steps took.
     pub(crate) bytes: usize,
+    /// Of it, what the pool of buffers took from the device, what of that is allocated, and what of that is workspace.
+    pub(crate) pool_bytes: usize,
+    pub(crate) allocated_bytes: usize,
+    pub(crate) workspace_bytes: usize,
     /// Milliseconds of device time of each phase of a step; the median of steps that were measured apart.
     pub(crate) phases: Vec<Phase>,
     /// The loss of the last step.
