@@ -22,7 +22,7 @@ cargo test -p twofour-cuda --no-run --message-format json |
         adamw | borrowed | borrowed_int4 | compress | decode_attention | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
         esac
     done
-cargo test -p twofour-nn --test cuda --test cuda_bert --test cuda_inference --test cuda_ranks --test cuda_vit --no-run --message-format json |
+cargo test -p twofour-nn --test cuda --test cuda_bert --test cuda_image --test cuda_inference --test cuda_ranks --test cuda_vit --no-run --message-format json |
     sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
     while read -r name executable; do strip -o "$folder/test-nn-$name" "$executable"; done
 cp bench/gpu_run.sh "$folder/run"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [sanitizers] [suites] [grid] [python]     the first three if none is named
+#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [grid] [python]     tests, sanitizers and suites if none is named
 #
 # grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
 #
@@ -9,7 +9,7 @@
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [sanitizers] [suites] [grid] [python]}
+out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [grid] [python]}
 shift
 mkdir -p "$out"
 parts=${*:-tests sanitizers suites}
@@ -34,6 +34,16 @@ try() {
 
 tests() {
     for test in "$here"/test-*; do try "$(basename "$test")" "$test" --test-threads 16; done
+}
+
+# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of a model, and its times beside those of the kernels that are selected.
+attention() {
+    try attention-selected "$here/twofour" bench cuda --suite attention --force -o "$out/attention.json"
+    export TWOFOUR_ATTENTION=tma
+    try attention-tma-tests "$here/test-transformer" attention --test-threads 16
+    try attention-tma-vit "$here/test-nn-cuda_vit"
+    try attention-tma "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tma.json"
+    unset TWOFOUR_ATTENTION
 }
 
 sanitizers() {
@@ -95,9 +105,9 @@ python() {
 
 for part in $parts; do
     case $part in
-    tests | sanitizers | suites | grid | python) ;;
+    tests | attention | sanitizers | suites | grid | python) ;;
     *)
-        echo "run: $part is none of tests, sanitizers, suites, grid, python" >&2
+        echo "run: $part is none of tests, attention, sanitizers, suites, grid, python" >&2
         exit 2
         ;;
     esac

@@ -166,21 +166,34 @@ fn a_long_product_with_many_rounds_of_tiles() {
 }
 
 /// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of them.
-#[test]
-fn every_tile_takes_several_turns() {
+fn every_tile_takes_several_turns(order: Order, activation: Option<Activation>) {
     let Some(bench) = hopper() else { return };
-    for (order, activation) in [
-        (Order::TokensFirst, None),
-        (Order::FeaturesFirst, None),
-        (Order::TokensFirst, Some(Activation::Relu)),
-        (Order::FeaturesFirst, Some(Activation::Relu)),
-    ] {
-        let case = Case { order, activation, ..Case::plain((4672, 3300, 448), DataType::BF16) };
-        let given = Given::<bf16, bf16>::new(&bench, &case);
-        for method in GemmMethod::all(given.problem, bench.device.architecture()) {
-            given.check(Some(method));
-        }
+    let case = Case { order, activation, ..Case::plain((4672, 3300, 448), DataType::BF16) };
+    let given = Given::<bf16, bf16>::new(&bench, &case);
+    for method in GemmMethod::all(given.problem, bench.device.architecture()) {
+        given.check(Some(method));
     }
+}
+
+// A test each: racecheck takes minutes for one.
+#[test]
+fn every_tile_takes_several_turns_tokens_first() {
+    every_tile_takes_several_turns(Order::TokensFirst, None);
+}
+
+#[test]
+fn every_tile_takes_several_turns_features_first() {
+    every_tile_takes_several_turns(Order::FeaturesFirst, None);
+}
+
+#[test]
+fn every_tile_takes_several_turns_tokens_first_with_an_activation() {
+    every_tile_takes_several_turns(Order::TokensFirst, Some(Activation::Relu));
+}
+
+#[test]
+fn every_tile_takes_several_turns_features_first_with_an_activation() {
+    every_tile_takes_several_turns(Order::FeaturesFirst, Some(Activation::Relu));
 }
 
 /// As many features as a vocabulary has words.
