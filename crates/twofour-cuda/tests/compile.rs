@@ -102,7 +102,7 @@ fn the_representative_pairs_have_every_template_for_every_architecture_and_many_
     assert!(pairs.iter().all(|(source, architecture)| source.is_for(*architecture)));
 }
 
-/// With `TWOFOUR_COMPILE_ALL` set, every kernel for every architecture that it is for: about six times the time. With `TWOFOUR_COMPILE_ONLY`, those whose names contain its value.
+/// With `TWOFOUR_COMPILE_ALL` set, every kernel for every architecture that it is for. With `TWOFOUR_COMPILE_ONLY`, those whose names contain its value.
 #[test]
 fn kernels_compile_without_spills_and_warnings() {
     let Some(compiler) = compiler() else { return };
