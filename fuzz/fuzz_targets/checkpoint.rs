@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use twofour::file::Reader;
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
-    engine::{Engine as _, cpu::CpuEngine},
+    engine::{Memory as _, cpu::CpuEngine},
     recipe::{Method, ModelKind, ModelSettings, TrainingSettings},
     train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
 };
