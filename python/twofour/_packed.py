@@ -182,7 +182,7 @@ def pack_sparse(dense: torch.Tensor) -> Packed:
         row, col = lost.nonzero()[0].tolist()
         nonzeros = int((dense[row, col // 4 * 4 : col // 4 * 4 + 4] != 0).sum())
         raise ValueError(
-            f"row {row}, group {col // 4}: {nonzeros} non-zeros where 2:4 allows 2; prune the tensor first, or ask for pruning"
+            f"row {row}, group {col // 4}: {nonzeros} non-zeros where 2:4 allows 2; prune the tensor first"
         )
     return weight
 

@@ -253,7 +253,7 @@ pub enum Error {
 
     /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
     #[error(
-        "{count} elements are -0.0, which the compressed form stores as +0.0; allow that (NegativeZeros::Normalise) or          replace them by +0.0"
+        "{count} elements are -0.0, which the compressed form stores as +0.0; allow that (NegativeZeros::Normalise) or replace them by +0.0"
     )]
     NegativeZeros {
         /// How many.
@@ -262,7 +262,7 @@ pub enum Error {
 
     /// A group with more non-zeros (or kept elements) than the pattern allows.
     #[error(
-        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or ask for pruning",
+        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first; `compress` has --prune and --keep-dense",
         axis.line_name()
     )]
     TooManyKept {
@@ -279,6 +279,12 @@ pub enum Error {
         /// Group length.
         m: usize,
     },
+
+    /// A weight that is 2:4 along its columns, where the compressed form is 2:4 along rows.
+    #[error(
+        "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is pruned so for its layer; the compressed form is 2:4 along stored rows, so leave it dense, `--keep-dense` or `--exclude`; pruning it again would take half of what is left"
+    )]
+    AlongColumns,
 
     /// A packed transpose of a mask that is 2:4 along rows only.
     #[error("a packed transpose requires a mask that is 2:4 along columns too: choose a transposable mask rule")]
@@ -396,7 +402,7 @@ pub enum Error {
     },
 
     /// The output already exists.
-    #[error("{}: already exists; pass --force (or Overwrite::Yes) to replace it", path.display())]
+    #[error("{}: already exists; allow overwriting, `--force`, to replace it", path.display())]
     Exists {
         /// The file or directory.
         path: PathBuf,

@@ -77,8 +77,8 @@ mod writer;
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
     NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, Quantization,
-    QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, compress, decompress,
-    files_beside, prune, prune_and_quantize_with, prune_with, quantize,
+    QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, check_output, compress,
+    decompress, files_beside, prune, prune_and_quantize_with, prune_with, quantize,
 };
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};

@@ -240,10 +240,7 @@ impl Output {
             let reason = "is a directory; name the file to write".to_owned();
             return Err(Error::Format { path: path.to_owned(), reason });
         }
-        // symlink_metadata: a dangling link is an existing output too.
-        if overwrite == Overwrite::No && fs::symlink_metadata(path).is_ok() {
-            return Err(Error::Exists { path: path.to_owned() });
-        }
+        expect_replaceable(path, overwrite)?;
         let directory = directory_of(path);
         let temp = Temporary::create_in(directory).map_err(|source| Error::Io {
             path: directory.to_owned(),
@@ -298,6 +295,20 @@ impl Sealed {
             Err(e) => Err(Error::Io { path: self.path, action: "giving it its name", source: e }),
         }
     }
+}
+
+/// Returns an error where something has the output's name that `overwrite` does not allow to replace, or that is no file: a device, say, would become a file.
+pub(super) fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()> {
+    // symlink_metadata: a dangling link is an existing output too.
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if overwrite == Overwrite::No {
+        return Err(Error::Exists { path: path.to_owned() });
+    }
+    if !found.is_file() && !found.is_symlink() {
+        let reason = "is no file but a device, a pipe or a socket, and is not replaced; name another output".to_owned();
+        return Err(Error::Format { path: path.to_owned(), reason });
+    }
+    Ok(())
 }
 
 /// The directory that holds the path's last component.

@@ -148,7 +148,7 @@ impl CompressOutcome {
 /// A sharded input gives a directory with the same file names; see [`crate::file`](mod@crate::file) for what happens on the way.
 ///
 /// # Errors
-/// Those of [`Reader::open`]; [`Error::TooManyKept`] for a tensor that is not 2:4 and [`NotSparse::Error`];
+/// Those of [`Reader::open`]; [`Error::TooManyKept`], or [`Error::AlongColumns`], for a tensor that is not 2:4 and [`NotSparse::Error`];
 /// [`Error::NotANumber`] or [`Error::Infinite`] where a tensor would have to be pruned and is not finite;
 /// [`Error::NegativeZeros`] for [`NegativeZeros::Refuse`]; [`Error::Exists`] where the output exists and may not be
 /// replaced; [`Error::Interrupted`] where `progress` breaks off; [`Error::Io`] where the system refuses. Nothing is left then.
@@ -285,7 +285,11 @@ impl OnMatrix for Inspect<'_> {
             }
             (_, NotSparse::Error) => {
                 // There is one; a second pass finds its place.
-                Mask::of_nonzeros(matrix).verify(Pattern::TWO_FOUR, Axis::Row)?;
+                let mask = Mask::of_nonzeros(matrix);
+                if matrix.rows() >= 4 && mask.verify(Pattern::TWO_FOUR, Axis::Column).is_ok() {
+                    return Err(Error::AlongColumns);
+                }
+                mask.verify(Pattern::TWO_FOUR, Axis::Row)?;
                 Ok(Planned::Compress { negative_zeros: census.negative_zeros })
             }
             (violations, NotSparse::KeepDense) => Ok(Planned::KeepDense { violations }),

@@ -1,7 +1,7 @@
 //! Where a conversion writes: a file, or a directory of shards with their index.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -9,8 +9,9 @@ use std::{
 
 use super::super::{
     Index, Overwrite, Plan, Reader, Writer,
+    find::INDEX_SUFFIX,
     unique::quoted,
-    writer::{Output, Sealed, directory_of, sync_directory},
+    writer::{Output, Sealed, directory_of, expect_replaceable, sync_directory},
 };
 use super::beside::Beside;
 use crate::{Error, Result};
@@ -36,12 +37,10 @@ impl Destination {
         let sharded_in = reader.index().map(|(index, _)| directory_of(index));
         let whole = reader.directory().filter(|_| !names_file);
         let Some(source) = sharded_in.or(whole) else {
-            if path.is_dir() {
+            if path.is_dir() || path.as_os_str().to_string_lossy().ends_with(std::path::MAIN_SEPARATOR) {
                 return fault("is a directory, but the input is a single file; name the file to write");
             }
-            if exists && overwrite == Overwrite::No {
-                return Err(Error::Exists { path: path.to_owned() });
-            }
+            expect_replaceable(path, overwrite)?;
             return Ok(Destination { path: path.to_owned(), overwrite, is_directory: false });
         };
         if names_file {
@@ -62,6 +61,7 @@ impl Destination {
             if overwrite == Overwrite::No && fs::read_dir(path).map_err(listing)?.next().is_some() {
                 return Err(Error::Exists { path: path.to_owned() });
             }
+            expect_no_other_model(reader, path)?;
         }
         Ok(Destination { path: path.to_owned(), overwrite, is_directory: true })
     }
@@ -194,6 +194,28 @@ impl Opened {
         made.iter_mut().for_each(|made| made.0 = None);
         sealed.into_iter().chain(index).try_for_each(Sealed::publish)
     }
+}
+
+/// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
+fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
+    let index = reader.index().map(|(path, _)| path);
+    let replaced: HashSet<String> =
+        reader.shards().iter().map(|shard| shard.path()).chain(index).map(file_name).collect();
+    let io = |source| Error::Io { path: output.to_owned(), action: "listing the directory", source };
+    let mut others = Vec::new();
+    for entry in fs::read_dir(output).map_err(io)? {
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
+        if (name.ends_with(".safetensors") || name.ends_with(INDEX_SUFFIX)) && !replaced.contains(&name) {
+            others.push(name);
+        }
+    }
+    others.sort_unstable();
+    let Some(first) = others.first() else { return Ok(()) };
+    let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
+    let reason = format!(
+        "holds {first}{more}, of another model, which the output would not replace; remove what is there or name another directory"
+    );
+    Err(Error::Format { path: output.to_owned(), reason })
 }
 
 /// The last component of a path that names a file.

@@ -107,6 +107,16 @@ trait Conversion {
     fn write(&mut self, reader: &Reader, item: Item<'_>, writer: &mut Writer) -> Result<()>;
 }
 
+/// Checks that a conversion of `reader` could write to `output`, for callers with long work to do before. The conversions check it themselves.
+///
+/// # Errors
+/// [`Error::Exists`] where there is an output already and `overwrite` does not allow to replace it; [`Error::Format`] where a file is named for a directory of shards or the
+/// other way round, where the output is the input's own directory, is no file but a device, or holds another model that the output would leave there; [`Error::Io`] where the
+/// directory that is to hold the output cannot be read.
+pub fn check_output(reader: &Reader, output: impl AsRef<Path>, overwrite: Overwrite) -> Result<()> {
+    Destination::new(reader, output.as_ref(), overwrite).map(drop)
+}
+
 /// Runs a conversion over every shard of a model.
 fn run(
     conversion: &mut impl Conversion,

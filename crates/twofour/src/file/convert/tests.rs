@@ -200,6 +200,13 @@ fn dense_weights_are_refused_kept_or_pruned() {
     assert!(error.contains("in: tensor `w`: row 1, group 0: 3 non-zeros where 2:4 allows 2"), "{error}");
     assert_eq!(entries(directory.path()), ["in"]);
 
+    let columns: Vec<f32> = (0..32).map(|i| if i / 8 < 2 { 1.0 } else { 0.0 }).collect();
+    save(&at("columns"), &Model::from([("c".to_owned(), tensor(&[4, 8], &columns))]));
+    let error =
+        compress(at("columns"), at("out"), Overwrite::No, &with(NotSparse::Error), &mut no_progress()).unwrap_err();
+    assert!(error.to_string().contains("tensor `c`: is 2:4 along columns"), "{error}");
+    fs::remove_file(at("columns")).unwrap();
+
     let kept = compress(at("in"), at("kept"), Overwrite::No, &with(NotSparse::KeepDense), &mut no_progress()).unwrap();
     assert_eq!(kept.tensors[0].outcome, CompressOutcome::KeptDense { violations: 1 });
     assert_eq!(load(&at("kept")), load(&at("in")));
@@ -365,6 +372,49 @@ fn outputs_in_the_wrong_place_are_refused() {
         compress(at("many"), at("full"), Overwrite::Yes, &CompressOptions::default(), &mut no_progress()).unwrap();
     }
     assert_eq!(entries(&at("full")), ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "readme"]);
+}
+
+/// A directory that holds another model is no place for an output that would leave it there, and a pipe or a device is none either.
+#[test]
+fn what_an_output_would_not_replace_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let model = Model::from([("w".to_owned(), tensor(&[1, 4], &[1.0f32, 0.0, 2.0, 0.0]))]);
+    save(&at("one"), &model);
+    save_sharded(&at("many"), &model, |_| 1);
+    fs::create_dir(at("single")).unwrap();
+    save(&at("single/model.safetensors"), &model);
+    let refusal = |input: &str, output: &str| {
+        let check = check_output(&Reader::open(at(input)).unwrap(), at(output), Overwrite::Yes).unwrap_err();
+        let error = compress(at(input), at(output), Overwrite::Yes, &CompressOptions::default(), &mut no_progress())
+            .unwrap_err();
+        assert_eq!(check.to_string(), error.to_string());
+        error.to_string()
+    };
+    for (output, held, input) in [
+        ("indexed", "model.safetensors.index.json", "single"),
+        ("five", "model-00005-of-00005.safetensors", "single"),
+        ("five", "model-00005-of-00005.safetensors", "many"),
+        ("whole", "model.safetensors", "many"),
+    ] {
+        fs::create_dir_all(at(output)).unwrap();
+        fs::write(at(output).join(held), "another").unwrap();
+        let message = refusal(input, output);
+        assert!(message.contains(&format!("holds {held}, of another model")), "{input} {output}: {message}");
+        assert_eq!(entries(&at(output)), [held]);
+    }
+    fs::write(at("five/a.safetensors"), "").unwrap();
+    assert!(refusal("many", "five").contains("holds a.safetensors and 1 more"));
+    assert!(refusal("one", "new/").contains("name the file to write"));
+    #[cfg(unix)]
+    {
+        let socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        assert!(refusal("one", "socket").contains("no file but a device"));
+        let created = Writer::create(at("socket"), Overwrite::Yes, Plan::new(), BTreeMap::new());
+        assert!(created.unwrap_err().to_string().contains("no file but a device"));
+        drop(socket);
+        assert!(!fs::symlink_metadata(at("socket")).unwrap().is_file());
+    }
 }
 
 #[test]
