@@ -93,6 +93,15 @@ pub enum Error {
         count: u64,
     },
 
+    /// A model whose scores of tokens are NaN or infinite.
+    #[error(
+        "{what}: the model's scores of tokens are NaN or infinite; look for weights that are not finite, for a damaged configuration, and, where it computes in f16, try bf16 or f32"
+    )]
+    NotFinite {
+        /// What was computed from them.
+        what: &'static str,
+    },
+
     /// A setting outside its range.
     #[error("{what}: {found} is not {expected}")]
     Setting {

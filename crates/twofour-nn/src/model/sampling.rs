@@ -37,9 +37,17 @@ impl Sampling {
     }
 
     /// Chooses a token by `logits` (destroyed); `index` counts the tokens chosen so far.
-    pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> u32 {
+    ///
+    /// # Errors
+    /// Those of [`expect_scores`].
+    pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> Result<u32> {
+        expect_scores(logits)?;
+        Ok(self.choose_finite(logits, index))
+    }
+
+    fn choose_finite(&self, logits: &mut [f32], index: u64) -> u32 {
         let max = vector::widest(|| vector::max(logits));
-        // Below this the scaled logits could overflow, and the choice is certain long before. The first token where a score is not a number.
+        // Below this the scaled logits could overflow, and the choice is certain long before.
         if self.temperature < 1e-4 {
             return logits.iter().position(|v| *v == max).unwrap_or(0) as u32;
         }
@@ -57,6 +65,18 @@ impl Sampling {
     }
 }
 
+/// Returns an error unless a token can be chosen by these scores: none is NaN, and the largest is finite.
+///
+/// # Errors
+/// [`Error::NotFinite`].
+pub(crate) fn expect_scores(logits: &[f32]) -> Result<()> {
+    let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &v| if v > largest { v } else { largest });
+    match largest.is_finite() && !logits.iter().any(|v| v.is_nan()) {
+        true => Ok(()),
+        false => Err(Error::NotFinite { what: "the next token" }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,8 +84,19 @@ mod tests {
     #[test]
     fn temperature_zero_takes_the_best_and_the_lower_of_equals() {
         let greedy = Sampling { temperature: 0.0, seed: 3 };
-        assert_eq!(greedy.choose(&mut [0.0, 2.0, 2.0, 1.0], 0), 1);
-        assert_eq!(greedy.choose(&mut [-5.0], 0), 0);
+        assert_eq!(greedy.choose(&mut [0.0, 2.0, 2.0, 1.0], 0).unwrap(), 1);
+        assert_eq!(greedy.choose(&mut [-5.0], 0).unwrap(), 0);
+    }
+
+    #[test]
+    fn no_token_is_chosen_by_scores_that_are_not_finite() {
+        for temperature in [0.0, 1.0] {
+            let sampling = Sampling { temperature, seed: 0 };
+            for scores in [[f32::NAN, 1.0], [1.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+                assert!(sampling.choose(&mut scores.clone(), 0).is_err(), "{scores:?}");
+            }
+            assert_eq!(sampling.choose(&mut [f32::NEG_INFINITY, 0.0], 0).unwrap(), 1);
+        }
     }
 
     #[test]
@@ -74,7 +105,7 @@ mod tests {
         let logits = [2.0 * 0.5f32.ln(), 2.0 * 0.3f32.ln(), 2.0 * 0.2f32.ln(), f32::NEG_INFINITY];
         let mut counts = [0f32; 4];
         for index in 0..20_000 {
-            counts[sampling.choose(&mut logits.clone(), index) as usize] += 1.0 / 20_000.0;
+            counts[sampling.choose(&mut logits.clone(), index).unwrap() as usize] += 1.0 / 20_000.0;
         }
         for (found, expected) in counts.iter().zip([0.5, 0.3, 0.2, 0.0]) {
             assert!((found - expected).abs() < 0.015, "{counts:?}");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Question, QuestionFile, QuestionsError};
-use crate::{Result, model::Tokenizer};
+use crate::{Error, Result, model::Tokenizer};
 
 /// How texts are cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +62,9 @@ impl Windows {
         let framing = before.len() + 2 * after.len();
         if settings.question == 0 || settings.length < framing + settings.question + 4 {
             let WindowSettings { length, question } = settings;
-            let reason = format!("windows of {length} tokens are too short for {question} of a question and some text");
-            return Err(fault(reason).into());
+            let found = format!("{length}, of which {question} for a question");
+            let expected = "long enough for a question, the tokens between, and four tokens of text";
+            return Err(Error::Setting { what: "window", found, expected });
         }
         let contexts = file.contexts.iter().map(|context| tokenizer.encode_with_places(context));
         let question = |question: &Question| {

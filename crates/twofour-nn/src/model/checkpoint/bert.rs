@@ -61,7 +61,7 @@ impl EncoderCheckpoint {
             return Err(CheckpointError::UnsupportedModel { path, found, supported: "bert" }.into());
         }
         let config = config(&fields)?;
-        config.validate()?;
+        config.validate().map_err(|error| fields.not_valid(&error))?;
         let reader = Reader::open(directory)?;
         if config.layers > reader.tensors().count() {
             return Err(fields.unsupported("num_hidden_layers", "the files have fewer tensors than that").into());
@@ -220,7 +220,7 @@ fn config(fields: &Fields) -> Result<EncoderConfig, CheckpointError> {
         width: fields.size("hidden_size")?,
         heads: fields.size("num_attention_heads")?,
         feed_forward: fields.size("intermediate_size")?,
-        epsilon: fields.number_if("layer_norm_eps")?.unwrap_or(1e-12) as f32,
+        epsilon: fields.positive("layer_norm_eps", 1e-12)? as f32,
         activation: activation(fields, "hidden_act", "gelu")?,
     })
 }

@@ -62,6 +62,11 @@ impl Fields {
         }
     }
 
+    /// The error for sizes of a configuration that make no model.
+    pub(super) fn not_valid(&self, error: &crate::Error) -> CheckpointError {
+        CheckpointError::NotAConfig { path: self.path.clone(), reason: error.to_string() }
+    }
+
     fn of<T>(&self, field: &str, expected: &'static str, read: impl FnOnce(&Value) -> Option<T>) -> Result<Option<T>> {
         match self.get(field) {
             None => Ok(None),
@@ -99,6 +104,12 @@ impl Fields {
     /// A number, where the field is there.
     pub(super) fn number_if(&self, field: &str) -> Result<Option<f64>> {
         self.of(field, "a number", Value::as_f64)
+    }
+
+    /// A number above 0 that f32 holds, or `default` where the field is absent: an epsilon, or the base of rotary frequencies.
+    pub(super) fn positive(&self, field: &str, default: f64) -> Result<f64> {
+        let positive = |value: &Value| value.as_f64().filter(|v| (*v as f32) > 0.0 && (*v as f32).is_finite());
+        Ok(self.of(field, "a number above 0", positive)?.unwrap_or(default))
     }
 
     /// A number that must be there.

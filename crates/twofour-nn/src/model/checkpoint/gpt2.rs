@@ -24,7 +24,7 @@ pub(super) fn config(fields: &Fields) -> Result<DecoderConfig, CheckpointError> 
         head_dim: width / heads.max(1),
         feed_forward: fields.size_if("n_inner")?.unwrap_or(4 * width),
         norm: NormKind::Layer,
-        epsilon: fields.number_if("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+        epsilon: fields.positive("layer_norm_epsilon", 1e-5)? as f32,
         positions: Positions::Learned,
         activation: activation(fields, "activation_function", "gelu_new")?,
         gated: false,

@@ -55,7 +55,7 @@ pub(super) fn config(fields: &Fields, family: Family) -> Result<DecoderConfig> {
         head_dim,
         feed_forward: fields.size("intermediate_size")?,
         norm: NormKind::RootMeanSquare,
-        epsilon: fields.number_if("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        epsilon: fields.positive("rms_norm_eps", 1e-6)? as f32,
         positions: Positions::Rotary(rope(fields)?),
         activation: activation(fields, "hidden_act", "silu")?,
         gated: true,
@@ -83,10 +83,8 @@ fn rope(fields: &Fields) -> Result<Rope> {
         Some(parameters) => Some(parameters),
         None => fields.object_if("rope_scaling")?,
     };
-    let base = match parameters.as_ref().map(|parameters| parameters.number_if("rope_theta")).transpose()?.flatten() {
-        Some(base) => base,
-        None => fields.number_if("rope_theta")?.unwrap_or(10_000.0),
-    };
+    let holder = parameters.as_ref().filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
+    let base = holder.positive("rope_theta", 10_000.0)?;
     for fields in [Some(fields), parameters.as_ref()].into_iter().flatten() {
         if fields.number_if("partial_rotary_factor")?.unwrap_or(1.0) != 1.0 {
             return Err(fields.unsupported("partial_rotary_factor", "whole heads are rotated"));

@@ -98,7 +98,7 @@ impl Checkpoint {
             Some(family) => llama::config(&fields, family)?,
             None => gpt2::config(&fields)?,
         };
-        config.validate()?;
+        config.validate().map_err(|error| fields.not_valid(&error))?;
         let reader = Reader::open(directory)?;
         // A weight that this program compressed is read whatever tool's name the configuration has for its form.
         if fields.get("quantization_config").is_some() && reader.compressed_weights().next().is_none() {

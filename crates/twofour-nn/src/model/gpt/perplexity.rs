@@ -66,7 +66,7 @@ impl<E: Engine> Gpt<E> {
                 progress(batch.last().map_or(0, |(range, _)| range.end), tokens.len());
             }
         }
-        Ok(Perplexity { perplexity: (sum / scored as f64).exp(), tokens: scored })
+        Perplexity::of(sum, scored)
     }
 }
 

@@ -119,7 +119,7 @@ impl<T: KernelElement> Inference<T> {
             }
             let mut logits = session.feed(&text[unread..])?;
             unread = text.len();
-            let token = sampling.choose(&mut logits, index as u64);
+            let token = sampling.choose(&mut logits, index as u64)?;
             text.push(token);
             if f(token).is_break() {
                 break;

@@ -23,6 +23,21 @@ pub struct Perplexity {
     pub tokens: usize,
 }
 
+impl Perplexity {
+    /// The perplexity of `tokens` tokens whose `-log p` have this sum.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] where it is NaN or infinite.
+    pub(crate) fn of(sum: f64, tokens: usize) -> Result<Self> {
+        let perplexity = (sum / tokens as f64).exp();
+        if perplexity.is_finite() {
+            Ok(Self { perplexity, tokens })
+        } else {
+            Err(Error::NotFinite { what: "perplexity" })
+        }
+    }
+}
+
 impl Windows {
     /// Checks the sizes, for a model of that context.
     ///
@@ -61,7 +76,7 @@ impl<T: KernelElement> Inference<T> {
     /// The perplexity of a text, window by window; `progress(done, total)` is told the tokens that are scored.
     ///
     /// # Errors
-    /// Those of [`Windows::validate`]; a text of fewer than two tokens; those of the products.
+    /// Those of [`Windows::validate`]; a text of fewer than two tokens; [`Error::NotFinite`]; those of the products.
     pub fn perplexity(
         &self,
         tokens: &[u32],
@@ -79,13 +94,21 @@ impl<T: KernelElement> Inference<T> {
             scored += count;
             progress(range.end, tokens.len());
         }
-        Ok(Perplexity { perplexity: (sum / scored as f64).exp(), tokens: scored })
+        Perplexity::of(sum, scored)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_perplexity_that_is_no_number_is_an_error() {
+        assert_eq!(Perplexity::of(0.0, 3).unwrap(), Perplexity { perplexity: 1.0, tokens: 3 });
+        for sum in [f64::NAN, f64::INFINITY, 1e6] {
+            assert!(matches!(Perplexity::of(sum, 3), Err(Error::NotFinite { what: "perplexity" })), "{sum}");
+        }
+    }
 
     #[test]
     fn every_token_is_scored_once_and_a_windows_first_never() {

@@ -82,7 +82,7 @@ impl ImageCheckpoint {
             })?)?,
             Kind::SamVision => sam::config(&fields)?,
         };
-        config.validate()?;
+        config.validate().map_err(|error| fields.not_valid(&error))?;
         if config.layers > reader.tensors().count() {
             return Err(fields.unsupported("num_hidden_layers", "the files have fewer tensors than that").into());
         }

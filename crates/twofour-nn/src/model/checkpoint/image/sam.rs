@@ -34,7 +34,7 @@ pub(super) fn config(fields: &Fields) -> Result<ImageEncoderConfig, CheckpointEr
         width,
         heads: fields.size_if("num_attention_heads")?.unwrap_or(12),
         feed_forward,
-        epsilon: fields.number_if("layer_norm_eps")?.unwrap_or(1e-6) as f32,
+        epsilon: fields.positive("layer_norm_eps", 1e-6)? as f32,
         activation: activation(fields, "hidden_act", "gelu")?,
         qkv_bias: fields.flag("qkv_bias", true)?,
         gated: false,

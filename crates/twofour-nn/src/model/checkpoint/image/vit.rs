@@ -69,7 +69,7 @@ pub(super) fn config(
         width,
         heads: fields.size("num_attention_heads")?,
         feed_forward,
-        epsilon: fields.number_if("layer_norm_eps")?.unwrap_or(epsilon) as f32,
+        epsilon: fields.positive("layer_norm_eps", epsilon)? as f32,
         // The gate's function is no field.
         activation: if gated { Nonlinearity::Silu } else { activation(fields, "hidden_act", "gelu")? },
         gated,

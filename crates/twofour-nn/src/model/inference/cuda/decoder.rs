@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, sync::PoisonError};
 use super::{CudaInference, CudaSession};
 use crate::{
     Error, Result,
-    model::{Decoder, DecoderConfig, Perplexity, Sampling, Windows},
+    model::{Decoder, DecoderConfig, Perplexity, Sampling, Windows, sampling::expect_scores},
 };
 
 /// Below this temperature the most likely token is taken, as on the CPU.
@@ -54,7 +54,7 @@ impl Decoder for CudaInference {
                 true => greedy(&mut session, &text[unread..], is_chosen)?,
                 false => {
                     session.prefill(0, &text[unread..])?;
-                    sampling.choose(&mut session.scores(0)?, index as u64)
+                    sampling.choose(&mut session.scores(0)?, index as u64)?
                 }
             };
             is_chosen = true;
@@ -87,7 +87,7 @@ impl Decoder for CudaInference {
             scored += count;
             progress(range.end, tokens.len());
         }
-        Ok(Perplexity { perplexity: (sum / scored as f64).exp(), tokens: scored })
+        Perplexity::of(sum, scored)
     }
 }
 
@@ -97,6 +97,8 @@ fn greedy(session: &mut CudaSession<'_>, unread: &[u32], is_chosen: bool) -> Res
         session.decode()?;
     } else {
         session.prefill(0, unread)?;
+        // The device looks for no NaN: what a damaged model computes shows at the first token.
+        expect_scores(&session.scores(0)?)?;
         session.choose()?;
     }
     Ok(session.chosen()?.first().copied().unwrap_or_default())
