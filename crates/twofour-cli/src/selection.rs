@@ -7,7 +7,7 @@
 //! |---|---|
 //! | embedding | contains `embed`, or is `wte`, `wpe` or `shared` |
 //! | norm | contains `norm`, is `ln` or `bn`, or begins with `ln_` or `bn_` |
-//! | output head | is the last before `weight`, one of `head`, `lm_head`, `output`, `output_projection`, `classifier`, `qa_outputs`, `score`, `proj_out`, `logits`; and no part is a number, so that it is not inside a repeated layer |
+//! | output head | is the last before `weight`, one of `head`, `lm_head`, `output`, `output_projection`, `classifier`, `qa_outputs`, `score`, `proj_out`, `logits`, or is anywhere one of `lm_head`, `predictions`, `vocab_transform`; and no part is a number, so that it is not inside a repeated layer |
 //!
 //! `--include` replaces these rules of names; `--exclude` removes tensors from either. A `*` matches dots too.
 
@@ -168,10 +168,10 @@ fn by_name(name: &str) -> Result<(), Skipped> {
     const HEADS: [&str; 9] =
         ["head", "lm_head", "output", "output_projection", "classifier", "qa_outputs", "score", "proj_out", "logits"];
     let repeated = parts.iter().any(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
-    match parts.last() {
-        Some(last) if HEADS.contains(last) && !repeated => Err(Skipped::Head),
-        _ => Ok(()),
-    }
+    // What comes between the last layer and the scores of tokens: BERT's, RoBERTa's and DistilBERT's.
+    const WITHIN: [&str; 3] = ["lm_head", "predictions", "vocab_transform"];
+    let is_head = parts.last().is_some_and(|last| HEADS.contains(last)) || parts.iter().any(|p| WITHIN.contains(p));
+    if is_head && !repeated { Err(Skipped::Head) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -205,6 +205,8 @@ mod tests {
             ("blocks.2.mlp.up.weight", Ok(())),
             ("head.weight", Err(Head)),
             ("qa_outputs.weight", Err(Head)),
+            ("cls.predictions.transform.dense.weight", Err(Head)),
+            ("lm_head.dense.weight", Err(Head)),
             ("weight", Ok(())),
             ("weights", Err(NoWeight)),
         ] {

@@ -58,16 +58,16 @@ fn windows_and_texts_that_do_not_fit_are_refused() {
     fs::write(dir.path().join("text"), "two of every four").unwrap();
     fs::write(dir.path().join("short"), "").unwrap();
     fs::write(dir.path().join("bytes"), [0xFF, 0xFE]).unwrap();
-    for (text, more, word) in [
-        ("text", &["--window", "41"][..], "window"),
-        ("text", &["--window", "8", "--stride", "9"], "stride"),
-        ("text", &["--window", "8", "--stride", "0"], "stride"),
-        ("short", &[], "tokens of the text"),
-        ("bytes", &[], "UTF-8"),
-        ("absent", &[], "absent"),
+    for (text, more, code, word) in [
+        ("text", &["--window", "41"][..], 2, "window"),
+        ("text", &["--window", "8", "--stride", "9"], 2, "stride"),
+        ("text", &["--window", "8", "--stride", "0"], 2, "stride"),
+        ("short", &[], 1, "tokens of the text"),
+        ("bytes", &[], 1, "UTF-8"),
+        ("absent", &[], 1, "absent"),
     ] {
         let arguments = [&["eval", model.to_str().unwrap(), "--text", text], more].concat();
-        let message = run(dir.path(), &arguments).bad(1);
+        let message = run(dir.path(), &arguments).bad(code);
         assert!(message.contains(word), "{text} {more:?}: {message}");
     }
 }
@@ -80,6 +80,46 @@ fn a_damaged_checkpoint_is_refused_by_name() {
     for command in [&["generate", "."][..], &["eval", ".", "--text", "text"]] {
         let message = run(dir.path(), command).bad(1);
         assert!(message.contains("mamba") && message.contains("config.json"), "{message}");
+    }
+}
+
+/// What a damaged model computes is no number, and no answer.
+#[test]
+fn scores_that_are_not_finite_and_a_configuration_that_makes_them_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text"), "two of every four").unwrap();
+    let copy = |name: &str| {
+        fs::create_dir(at.join(name)).unwrap();
+        for entry in fs::read_dir(checkpoint("llama")).unwrap().map(Result::unwrap) {
+            fs::copy(entry.path(), at.join(name).join(entry.file_name())).unwrap();
+        }
+        at.join(name)
+    };
+    let eval = |model: &str| run(at, &["eval", model, "--text", "text", "--json"]).bad(1);
+
+    let shard = copy("nan").join("model-00003-of-00003.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&shard, bytes).unwrap();
+    assert!(eval("nan").contains("perplexity: the model's scores of tokens are NaN"));
+    for temperature in ["0", "0.8"] {
+        let generate = ["generate", "nan", "--prompt", "two", "--temperature", temperature];
+        assert!(run(at, &generate).bad(1).contains("the next token: the model's scores of tokens are NaN"));
+    }
+
+    let config = copy("config").join("config.json");
+    let sound = fs::read_to_string(&config).unwrap();
+    for (field, from, to) in [
+        ("rms_norm_eps", "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": -1"),
+        ("rope_parameters.rope_theta", "\"rope_theta\": 500.0", "\"rope_theta\": 0"),
+        ("heads", "\"num_attention_heads\": 4", "\"num_attention_heads\": 0"),
+    ] {
+        assert!(sound.contains(from), "{from}");
+        fs::write(&config, sound.replace(from, to)).unwrap();
+        let message = eval("config");
+        assert!(message.contains(field) && message.contains("config.json"), "{message}");
     }
 }
 

@@ -97,6 +97,12 @@ fn what_calibration_requires_is_said() {
     assert!(bad(2, &with("short.txt")).contains("short.txt"));
     assert!(bad(1, &with("missing.txt")).contains("missing.txt"));
     bad(2, &[&with("text.txt")[..], &["--samples", "0"]].concat());
+    // What is at the output is looked at before anything is read, let alone computed.
+    fs::create_dir(at.join("out")).unwrap();
+    fs::write(at.join("out/notes"), "mine").unwrap();
+    let arguments = prune(&with("missing.txt"));
+    let message = run(at, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).bad(1);
+    assert!(message.contains("already exists"), "{message}");
 }
 
 #[test]
@@ -174,7 +180,10 @@ fn perplexity_before_and_after_is_that_of_eval() {
     // Nothing is pruned where the model cannot be measured.
     let bad = |more: &[&str], code| run(at, &[&["prune", &model, "-o", "no"], more].concat()).bad(code);
     assert!(bad(&["--eval", "absent.txt"], 1).contains("absent.txt"));
-    assert!(bad(&["--eval", "text.txt", "--window", "41"], 1).contains("window"));
+    assert!(bad(&["--eval", "text.txt", "--window", "41"], 2).contains("window"));
+    let file = ["prune", &model, "-o", "no.safetensors", "--eval", "text.txt"];
+    assert!(run(at, &file).bad(2).contains("name a directory"));
+    assert!(!names(at).contains(&"no.safetensors".to_owned()));
     assert!(bad(&["--window", "8"], 2).contains("--eval"));
     assert!(!names(at).contains(&"no".to_owned()));
 }

@@ -192,7 +192,7 @@ fn mistakes_of_an_encoders_recipe_are_told_at_once() {
         ("model.kind=llama", "bert is a \"bert\""),
         ("model.layers=3", "found 3, but bert has 2"),
         ("model.context=64", "positions for 40 tokens"),
-        ("model.context=9", "too short"),
+        ("model.context=9", "long enough"),
         ("model.patch=4", "only a \"vit\""),
         ("model.kv_heads=2", "only a \"llama\""),
         ("model.from=absent", "absent"),

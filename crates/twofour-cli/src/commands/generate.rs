@@ -8,7 +8,10 @@ use serde::Serialize;
 use twofour_nn::model::Sampling;
 
 use super::model::ModelArguments;
-use crate::{exit::Verdict, present::Screen};
+use crate::{
+    exit::{Usage, Verdict},
+    present::Screen,
+};
 
 /// Write text with a model
 ///
@@ -61,7 +64,7 @@ impl Generate {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let sampling = Sampling { temperature: self.temperature, seed: self.seed };
-        sampling.validate()?;
+        sampling.validate().map_err(|error| Usage(error.to_string()))?;
         self.model = self.model.located(screen)?;
         let model = self.model.load()?;
         let prompt = model.prompt(&self.prompt)?;

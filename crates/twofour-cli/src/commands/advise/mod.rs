@@ -8,7 +8,11 @@ mod format;
 mod passes;
 mod timing;
 
-use std::{collections::BTreeMap, path::PathBuf, thread};
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::PathBuf,
+    thread,
+};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -102,7 +106,9 @@ enum Where {
 
 impl Advise {
     /// Runs the command.
-    pub(crate) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+    pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
+        let mut seen = HashSet::new();
+        self.tokens.retain(|tokens| seen.insert(*tokens));
         let shapes = self.shapes(screen)?;
         let threads = match self.threads {
             Some(threads) => threads.into(),

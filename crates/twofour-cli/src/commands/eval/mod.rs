@@ -107,7 +107,7 @@ impl Eval {
     fn windows(&self, context: usize) -> Result<Windows> {
         let window = self.window.unwrap_or(context.min(WINDOW));
         let windows = Windows { window, stride: self.stride.unwrap_or(window) };
-        windows.validate(context)?;
+        windows.validate(context).map_err(|error| Usage(error.to_string()))?;
         Ok(windows)
     }
 

@@ -22,6 +22,7 @@ use twofour_nn::model::{Calibration, Observation, open_blockwise};
 use super::{
     method::{Method, Sampling},
     solution::{Adjusted, Solution, Solutions},
+    store::Store,
 };
 use crate::{interrupt, present::Screen, selection::Selection};
 
@@ -51,11 +52,8 @@ pub(super) fn solve(
     let framing = checkpoint.framing(&tokenizer)?;
     let pieces = sampling.pieces(&tokenizer.encode(&text)?, &framing, checkpoint.context())?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = tempfile::Builder::new()
-        .prefix(".twofour-calibration-")
-        .tempdir_in(parent)
-        .with_context(|| format!("{}: making a folder for adjusted weights", parent.display()))?;
-    let solver = Solver { reader: checkpoint.reader(), selection, how, folder: folder.path() };
+    let store = Store::create_in(parent)?;
+    let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };
     let tokens = pieces.iter().map(Vec::len).sum();
     let compared = COMPARED.div_ceil(pieces.len());
     let mut calibration = Calibration::new(checkpoint.as_ref(), &pieces)?;
@@ -94,7 +92,7 @@ pub(super) fn solve(
             return Err(error);
         }
     }
-    Ok(Solutions::new(weights, folder, tokens))
+    Ok(Solutions::new(weights, store, tokens))
 }
 
 /// What is known of the input of some linear layers.
@@ -129,7 +127,7 @@ struct Solver<'a> {
     reader: &'a Reader,
     selection: &'a Selection,
     how: How,
-    folder: &'a Path,
+    store: &'a Store,
 }
 
 impl Solver<'_> {
@@ -208,11 +206,11 @@ impl Solver<'_> {
             input.sample.relative_error(matrix, MatrixRef::new(rows, cols, &pruned)?).map_err(named)?;
         let adjusted = match values {
             None => None,
-            Some(Values::Integers(weight)) => Some(Adjusted::integers(self.folder, &weight)?),
+            Some(Values::Integers(weight)) => Some(Adjusted::integers(self.store, &weight)?),
             Some(Values::Floats(_)) => {
                 let stored =
                     if input.is_transposed { MatrixRef::new(rows, cols, &pruned)?.transposed() } else { pruned };
-                Some(Adjusted::floats(self.folder, &stored)?)
+                Some(Adjusted::floats(self.store, &stored)?)
             }
         };
         let (mask, axis) = if input.is_transposed { (mask.transposed(), Axis::Column) } else { (mask, Axis::Row) };
@@ -271,7 +269,7 @@ impl Solver<'_> {
     /// The pruned weight in its stored orientation.
     fn values(&self, name: &str, solution: &Solution) -> Result<Vec<f32>> {
         match &solution.adjusted {
-            Some(adjusted) => Ok(adjusted.values()?),
+            Some(adjusted) => Ok(adjusted.values(self.store)?),
             None => {
                 let (rows, cols, stored) = self.stored(name)?;
                 Ok(solution.mask.apply(MatrixRef::new(rows, cols, &stored)?)?)

@@ -5,14 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
-use twofour_nn::model::{LanguageModel, SavedModel, Windows};
+use twofour_nn::model::{Checkpoint, LanguageModel, SavedModel, Windows};
 
 use super::super::eval;
-use crate::present::Screen;
+use crate::{exit::Usage, present::Screen};
 
 /// The text on which perplexity is measured.
 #[derive(Debug, Clone, Args)]
@@ -54,14 +54,19 @@ pub(super) struct Before {
 
 impl EvaluationOptions {
     /// Measures the input, where a text is given.
-    pub(super) fn before(&self, screen: &Screen, input: &Path) -> Result<Option<Before>> {
+    pub(super) fn before(&self, screen: &Screen, (input, output): (&Path, &Path)) -> Result<Option<Before>> {
         let Some(path) = &self.eval else { return Ok(None) };
+        let is_file = output.extension().is_some_and(|extension| extension == "safetensors");
+        if is_file && Checkpoint::is_at(SavedModel::locate(input)) {
+            let reason = "--eval runs the model that was written, for which its config.json and tokenizer have to be beside it; name a directory to write";
+            bail!(Usage(reason.to_owned()));
+        }
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let model = LanguageModel::load(SavedModel::locate(input), None)?;
         let context = model.decoder.config().context;
         let window = self.window.unwrap_or(context.min(eval::WINDOW));
         let windows = Windows { window, stride: self.stride.unwrap_or(window) };
-        windows.validate(context)?;
+        windows.validate(context).map_err(|error| Usage(error.to_string()))?;
         let (tokens, dtype) = (model.tokenizer.encode(&text)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))

@@ -5,6 +5,7 @@ mod evaluation;
 mod method;
 mod report;
 mod solution;
+mod store;
 
 use std::path::PathBuf;
 
@@ -143,12 +144,14 @@ impl Prune {
         let reader = Reader::open(&self.input)?;
         selection.expect_matches(&reader)?;
         let selector = self.selector()?;
+        let places = (self.input.as_path(), self.output.output.as_path());
+        let overwrite = self.output.overwrite();
+        file::check_output(&reader, places.1, overwrite)?;
         tracing::info!(input = %reader.path().display(), "pruning");
         drop(reader);
 
         let _guard = interrupt::guard();
-        let places = (self.input.as_path(), self.output.output.as_path());
-        let before = self.evaluation.before(screen, places.0)?;
+        let before = self.evaluation.before(screen, places)?;
         let solutions = match sampling {
             None => None,
             Some(sampling) => {
@@ -159,7 +162,6 @@ impl Prune {
         let mut progress = screen.progress();
         let mut show = |p: file::Progress<'_>| super::output::show(&mut progress, p);
         let chosen = |tensor: &TensorInfo| selection.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok();
-        let overwrite = self.output.overwrite();
         let report = match (&solutions, quantization) {
             (None, _) => {
                 let mut choose = |tensor: &TensorInfo| chosen(tensor).then_some(selector);

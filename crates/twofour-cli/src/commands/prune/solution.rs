@@ -1,12 +1,8 @@
 //! What calibrated pruning found, with adjusted weights on disk until they are written.
 
-use std::{
-    collections::HashMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::HashMap;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use half::f16;
 use twofour::{
     Axis, Compressed, Mask,
@@ -15,12 +11,14 @@ use twofour::{
     int8::Int8,
 };
 
+use super::store::{Place, Store};
+
 /// What became of the weights that calibration reached, by name.
 #[derive(Debug)]
 pub(super) struct Solutions {
     weights: HashMap<String, Solution>,
     /// Adjusted weights.
-    _folder: tempfile::TempDir,
+    store: Store,
     /// Tokens that the model ran on.
     pub(super) tokens: usize,
 }
@@ -36,8 +34,8 @@ pub(super) struct Solution {
 }
 
 impl Solutions {
-    pub(super) fn new(weights: HashMap<String, Solution>, folder: tempfile::TempDir, tokens: usize) -> Self {
-        Solutions { weights, _folder: folder, tokens }
+    pub(super) fn new(weights: HashMap<String, Solution>, store: Store, tokens: usize) -> Self {
+        Solutions { weights, store, tokens }
     }
 
     /// The axis along which a weight's pattern holds, if it was pruned.
@@ -60,14 +58,14 @@ impl Solutions {
         let mask = solution.mask.clone();
         match &solution.adjusted {
             None => Ok(PrunedWeight::Mask(mask)),
-            Some(adjusted) => Ok(PrunedWeight::Adjusted { weight: adjusted.values()?, mask }),
+            Some(adjusted) => Ok(PrunedWeight::Adjusted { weight: adjusted.values(&self.store)?, mask }),
         }
     }
 
     /// What a weight was pruned and quantized to.
     pub(super) fn quantized(&self, tensor: &TensorInfo) -> twofour::Result<QuantizedWeight> {
         match &self.solution(tensor)?.adjusted {
-            Some(Adjusted::Integers(integers)) => integers.read(),
+            Some(Adjusted::Integers(integers)) => integers.read(&self.store),
             _ => Err(twofour::Error::NoParameter { name: tensor.name.clone() }),
         }
     }
@@ -77,7 +75,7 @@ impl Solutions {
 #[derive(Debug)]
 pub(super) enum Adjusted {
     /// Little-endian f32.
-    Floats(PathBuf),
+    Floats(Place),
     /// Integers with scales.
     Integers(StoredIntegers),
 }
@@ -88,21 +86,21 @@ pub(super) struct StoredIntegers {
     quantization: Quantization,
     shape: [usize; 2],
     /// i8.
-    values: PathBuf,
+    values: Place,
     /// Little-endian u32.
-    meta: PathBuf,
+    meta: Place,
     /// Little-endian f32.
-    scales: PathBuf,
+    scales: Place,
 }
 
 impl Adjusted {
-    /// Writes a weight of floats into the folder.
-    pub(super) fn floats(folder: &Path, weight: &[f32]) -> Result<Self> {
-        Ok(Adjusted::Floats(write(folder, bytemuck::cast_slice(weight))?))
+    /// Stores a weight of floats.
+    pub(super) fn floats(store: &Store, weight: &[f32]) -> Result<Self> {
+        Ok(Adjusted::Floats(store.write(bytemuck::cast_slice(weight))?))
     }
 
-    /// Writes a weight of integers into the folder.
-    pub(super) fn integers(folder: &Path, weight: &QuantizedWeight) -> Result<Self> {
+    /// Stores a weight of integers.
+    pub(super) fn integers(store: &Store, weight: &QuantizedWeight) -> Result<Self> {
         let (integers, scales) = match weight {
             QuantizedWeight::Int8(weight) => (weight.weight(), weight.scales().to_vec()),
             QuantizedWeight::Int4(weight) => {
@@ -112,26 +110,25 @@ impl Adjusted {
         Ok(Adjusted::Integers(StoredIntegers {
             quantization: weight.quantization(),
             shape: [integers.rows(), integers.cols()],
-            values: write(folder, bytemuck::cast_slice(integers.values()))?,
-            meta: write(folder, bytemuck::cast_slice(integers.meta()))?,
-            scales: write(folder, bytemuck::cast_slice(&scales))?,
+            values: store.write(bytemuck::cast_slice(integers.values()))?,
+            meta: store.write(bytemuck::cast_slice(integers.meta()))?,
+            scales: store.write(bytemuck::cast_slice(&scales))?,
         }))
     }
 
     /// The weight, dense.
-    pub(super) fn values(&self) -> twofour::Result<Vec<f32>> {
+    pub(super) fn values(&self, store: &Store) -> twofour::Result<Vec<f32>> {
         match self {
-            Adjusted::Floats(path) => Ok(bytemuck::allocation::pod_collect_to_vec(&read(path)?)),
-            Adjusted::Integers(integers) => Ok(integers.read()?.dequantize().to_dense()),
+            Adjusted::Floats(place) => store.read(*place),
+            Adjusted::Integers(integers) => Ok(integers.read(store)?.dequantize().to_dense()),
         }
     }
 }
 
 impl StoredIntegers {
-    fn read(&self) -> twofour::Result<QuantizedWeight> {
-        let ([rows, cols], values) = (self.shape, bytemuck::allocation::pod_collect_to_vec(&read(&self.values)?));
-        let meta = bytemuck::allocation::pod_collect_to_vec(&read(&self.meta)?);
-        let scales: Vec<f32> = bytemuck::allocation::pod_collect_to_vec(&read(&self.scales)?);
+    fn read(&self, store: &Store) -> twofour::Result<QuantizedWeight> {
+        let ([rows, cols], values, meta) = (self.shape, store.read(self.values)?, store.read(self.meta)?);
+        let scales: Vec<f32> = store.read(self.scales)?;
         let weight = Compressed::from_parts(rows, cols, values, meta)?;
         Ok(match self.quantization {
             Quantization::Int8(granularity) => QuantizedWeight::Int8(Int8::from_parts(weight, scales, granularity)?),
@@ -141,17 +138,4 @@ impl StoredIntegers {
             }
         })
     }
-}
-
-/// Writes a file of a name that no other has.
-fn write(folder: &Path, bytes: &[u8]) -> Result<PathBuf> {
-    let number = fs::read_dir(folder).map(Iterator::count).unwrap_or_default();
-    let path = folder.join(format!("{number}.part"));
-    fs::write(&path, bytes).with_context(|| format!("{}: writing an adjusted weight", path.display()))?;
-    Ok(path)
-}
-
-fn read(path: &Path) -> twofour::Result<Vec<u8>> {
-    let failed = |source| twofour::Error::Io { path: path.to_owned(), action: "reading an adjusted weight", source };
-    fs::read(path).map_err(failed)
 }
