@@ -13,18 +13,34 @@ cd "$(dirname "$0")/.."
 cargo build --release -p twofour-cli
 strip -o "$folder/twofour" target/release/twofour
 rm -f "$folder"/test-*
-# Each line of cargo's messages that names an executable names a test's source, too.
-cargo test -p twofour-cuda --no-run --message-format json |
-    sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
+# Builds the tests of package $1 whose names match $2, and packs those that need a device, each as $3-NAME. Each line of cargo's messages that names an
+# executable names a test's source, too. The messages go to a file, because in a pipe a failed build would not end this.
+messages=$(mktemp) executables=$(mktemp)
+trap 'rm -f "$messages" "$executables"' EXIT
+pack_tests() {
+    cargo test -p "$1" --test "$2" --no-run --message-format json >"$messages"
+    sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' "$messages" >"$executables"
+    built=$(grep -c '^{"reason":"compiler-artifact".*"kind":\["test"\]' "$messages" || true)
+    found=0
     while read -r name executable; do
-        # Those without a device are for machines with a compiler.
+        found=$((found + 1))
         case $name in
-        adamw | borrowed | borrowed_int4 | compress | decode_attention | devices | dispatch | gemm | int4 | layer | passes | prune | transformer) strip -o "$folder/test-$name" "$executable" ;;
+        # Without a device, for machines with a compiler.
+        compile | lanes | methods) ;;
+        *) strip -o "$folder/$3-$name" "$executable" ;;
         esac
-    done
-cargo test -p twofour-nn --test cuda --test cuda_bert --test cuda_image --test cuda_inference --test cuda_ranks --test cuda_vit --no-run --message-format json |
-    sed -n 's|.*"kind":\["test"\].*"name":"\([a-z0-9_]*\)".*"executable":"\([^"]*\)".*|\1 \2|p' |
-    while read -r name executable; do strip -o "$folder/test-nn-$name" "$executable"; done
+    done <"$executables"
+    [ "$found" -gt 0 ] && [ "$found" -eq "$built" ] || {
+        echo "gpu_pack: $1: cargo names $built tests, and $found executables were found" >&2
+        exit 1
+    }
+}
+pack_tests twofour-cuda '*' test
+pack_tests twofour-nn 'cuda*' test-nn
+# What the tests of image encoders read.
+rm -rf "$folder/checkpoints"
+mkdir "$folder/checkpoints"
+for kind in vit dinov2 dinov2_gated dinov2_with_registers sam; do cp -r "crates/twofour-nn/tests/fixtures/checkpoints/$kind" "$folder/checkpoints"; done
 cp bench/gpu_run.sh "$folder/run"
 # The Python package, its tests and its benchmarks, where maturin is installed.
 rm -rf "$folder/python"

@@ -1,29 +1,34 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [grid] [python]     tests, sanitizers and suites if none is named
+#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [python]     tests, sanitizers and suites if none is named
 #
+# step is whole training steps of ViT-L and of GPT-2 774M, encoder SAM's image encoders with random weights. A run may take TWOFOUR_LIMIT seconds.
 # grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
 #
 # Logs and each suite's JSON go to OUT, a line for each run to stdout. TWOFOUR_CUSPARSELT and TWOFOUR_CUBLASLT name the folders of the
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [grid] [python]}
+out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [python]}
 shift
 mkdir -p "$out"
 parts=${*:-tests sanitizers suites}
 # A test that finds no GPU fails.
-export TWOFOUR_CACHE="$here/cache" TWOFOUR_REQUIRE_GPU=1 RUST_BACKTRACE=0
+export TWOFOUR_CACHE="$here/cache" TWOFOUR_CHECKPOINTS="$here/checkpoints" TWOFOUR_REQUIRE_GPU=1 RUST_BACKTRACE=0
 failed=0
 
-# A run by its name: its log, its time, and what its log says of it.
+# A run by its name: its log, its time, and what its log says of it. Tests of which none has the names that are asked for have failed.
 try() {
     name=$1
     shift
     begun=$(date +%s)
     timeout "${TWOFOUR_LIMIT:-300}" "$@" >"$out/$name.log" 2>&1
     code=$?
+    if [ $code -eq 0 ] && grep -qx 'running 0 tests' "$out/$name.log"; then
+        echo 'no test has such a name' >>"$out/$name.log"
+        code=1
+    fi
     said=$(grep -E '^test result|SUMMARY|FAILED' "$out/$name.log" | sort -u | head -n 4 | tr '\n' ' ')
     echo "$name: $([ $code -eq 0 ] && echo ok || echo "exit code $code"), $(($(date +%s) - begun)) s. $said"
     [ $code -eq 0 ] || {
@@ -36,14 +41,26 @@ tests() {
     for test in "$here"/test-*; do try "$(basename "$test")" "$test" --test-threads 16; done
 }
 
-# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of a model, and its times beside those of the kernels that are selected.
+# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of models, and its times beside those of the kernels that are selected.
 attention() {
     try attention-selected "$here/twofour" bench cuda --suite attention --force -o "$out/attention.json"
     export TWOFOUR_ATTENTION=tma
     try attention-tma-tests "$here/test-transformer" attention --test-threads 16
     try attention-tma-vit "$here/test-nn-cuda_vit"
+    try attention-tma-image "$here/test-nn-cuda_image"
+    # Of the other models only heads of 64 have such kernels.
+    try attention-tma-gpt "$here/test-nn-cuda" heads_of_64
     try attention-tma "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tma.json"
     unset TWOFOUR_ATTENTION
+}
+
+# Every kernel of GEMM once under racecheck, each part of names with a limit of its own.
+racecheck_gemm() {
+    set -- "$sanitizer" --tool racecheck --error-exitcode 9 "$here/test-gemm" --test-threads 1
+    for words in again endings graph long across; do try "racecheck-test-gemm-$words" "$@" "$words"; done
+    for order in tokens_first features_first tokens_first_with_an_activation features_first_with_an_activation; do
+        try "racecheck-test-gemm-turns-$order" "$@" --exact "every_method::every_tile_takes_several_turns_$order"
+    done
 }
 
 sanitizers() {
@@ -59,6 +76,10 @@ sanitizers() {
             name=$(basename "$test")
             only= without=
             case $tool-$name in
+            racecheck-test-gemm)
+                racecheck_gemm
+                continue
+                ;;
             # Every kernel once: the tests of all products would take another nine minutes a tool.
             *-test-gemm) only="again endings turns graph long across" ;;
             # cuSPARSELt's kernels have hazards of their own. Where it is found without being named this fails.
@@ -78,6 +99,18 @@ suites() {
     for suite in prune train-linear layer decode gemm attention block generate; do
         try "suite-$suite" "$here/twofour" bench cuda --suite "$suite" --force -o "$out/$suite.json"
     done
+}
+
+step() {
+    for model in vit-l gpt2; do
+        try "suite-step-$model" "$here/twofour" bench cuda --suite step --model "$model" --force -o "$out/step-$model.json"
+    done
+}
+
+# Those whose table docs/benchmarks.md has.
+encoder() {
+    try encoder-sam-vit-b "$here/twofour" bench encoder sam-vit-b --batch 1,8 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-b.json"
+    try encoder-sam-vit-h "$here/twofour" bench encoder sam-vit-h --batch 4 --rounds 5 --device cuda --force -o "$out/encoder-sam-vit-h.json"
 }
 
 # A part of the grid: whoever has a GPU for minutes calls again.
@@ -105,9 +138,9 @@ python() {
 
 for part in $parts; do
     case $part in
-    tests | attention | sanitizers | suites | grid | python) ;;
+    tests | attention | sanitizers | suites | step | encoder | grid | python) ;;
     *)
-        echo "run: $part is none of tests, attention, sanitizers, suites, grid, python" >&2
+        echo "run: $part is none of tests, attention, sanitizers, suites, step, encoder, grid, python" >&2
         exit 2
         ;;
     esac

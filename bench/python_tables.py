@@ -86,6 +86,7 @@ def model_table(folder):
     body = []
     for name, of in (step or {"results": {}})["results"].items():
         dense, sparse = of["dense"], of["2:4"]
+        # The H200's record is of peaks while both models were in memory.
         memory = f"{sparse['peak_bytes'] / dense['peak_bytes']:.2f} of the memory"
         body.append([f"training step, {name}, compiled", f"{dense['ms']:.1f} ms", f"{sparse['ms']:.1f} ms", f"{dense['ms'] / sparse['ms']:.3f}x; {memory}"])
     for case in (bert or {"results": []})["results"]:

@@ -5,7 +5,7 @@
 ``--compile outside`` compiles the module that DistributedDataParallel wraps around the model, in one graph for each of its buckets;
 ``inside`` wraps it around the compiled model, which is one graph. Model, optimizer and sizes are those of ``vit_step.py``; each rank has a batch of its own. A figure is the
 median over rounds of the slowest rank's median. "host_ms" is the time until a step that begins on an idle device returns, which is when all of it is launched:
-where that is longer than the device takes, the host decides. After the last round the masks of all ranks are compared. ``--profile`` prints the kernels
+where that is longer than the device takes, the host decides. Peak memory is rank 0's, of each model alone. After the last round the masks of all ranks are compared. ``--profile`` prints the kernels
 of a step of rank 0.
 """
 
@@ -72,6 +72,7 @@ def process(rank: int, ranks: int, rounds: int, batch: int, tokens: int, where: 
         contender.forward = distributed(contender.model, rank, where)
         for _ in range(5):
             contender.step()
+        contender.measure_peak()
         contenders[name] = contender
     times = {name: [] for name in contenders}
     for number in range(rounds):

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
     Architecture, Error, Result, TileScheduler, cache::Cache, libraries::loader, once_map::OnceMap, source::Source,
@@ -183,11 +183,8 @@ impl Device {
     /// [`Error::Driver`].
     pub fn pooled_memory(&self) -> Result<PooledMemory> {
         use sys::CUmemPool_attribute as Attribute;
-        self.bind()?;
         let failed = |error| Error::driver("asking for the memory of a pool", error);
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: the driver is loaded, the device was opened, and the pointer is valid.
-        unsafe { sys::cuDeviceGetMemPool(&mut pool, self.0.context.cu_device()) }.result().map_err(failed)?;
+        let pool = self.pool().map_err(failed)?;
         let bytes = |attribute| {
             let mut bytes = 0u64;
             // SAFETY: the pool is the device's, and both attributes are 64-bit numbers, for which there is room.
@@ -198,6 +195,29 @@ impl Device {
             in_use: bytes(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
             reserved: bytes(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
         })
+    }
+
+    /// Waits for the work of all streams, and gives back to the device what the pool of [`Device::pooled_memory`] holds and is not allocated. Dropped buffers are
+    /// freed in the order of their streams, and the pool keeps their memory, so that free memory is counted rightly only after this.
+    /// No stream of the device may be capturing a graph: the driver ends the capture.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn release_pooled_memory(&self) -> Result<()> {
+        let failed = |error| Error::driver("giving back the memory of a pool", error);
+        self.0.context.synchronize().map_err(failed)?;
+        let pool = self.pool().map_err(failed)?;
+        // SAFETY: the pool is the device's. Allocated memory stays.
+        unsafe { sys::cuMemPoolTrimTo(pool, 0) }.result().map_err(failed)
+    }
+
+    /// The device's pool of stream-ordered allocations.
+    fn pool(&self) -> std::result::Result<sys::CUmemoryPool, DriverError> {
+        self.0.context.bind_to_thread()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the driver is loaded, the device was opened, and the pointer is valid.
+        unsafe { sys::cuDeviceGetMemPool(&mut pool, self.0.context.cu_device()) }.result()?;
+        Ok(pool)
     }
 
     /// Returns the device's primary context, in which memory for the kernels must be allocated.

@@ -69,6 +69,18 @@ fn a_device_that_is_not_there_is_told() {
     }
 }
 
+/// Other tests of this file allocate little meanwhile.
+#[test]
+fn the_pool_gives_back_what_was_dropped_and_keeps_what_is_allocated() {
+    let Some(bench) = device().map(Bench::new) else { return };
+    let kept = bench.up(&[1u8, 2, 3]);
+    drop(bench.up(&vec![0u8; 256 << 20]));
+    bench.device.release_pooled_memory().unwrap();
+    let pool = bench.device.pooled_memory().unwrap();
+    assert!(pool.reserved < pool.in_use + (128 << 20), "{pool:?}");
+    assert_eq!(bench.down(&kept), [1, 2, 3]);
+}
+
 #[test]
 fn every_device_and_thread_gets_the_same() {
     let Some(first) = device() else { return };

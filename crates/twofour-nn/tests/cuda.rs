@@ -178,6 +178,46 @@ fn a_llama_trains_as_on_the_cpu() {
     }
 }
 
+/// Causal attention with two heads of 64, with keys of their own or shared, over a context that no tile of attention divides. `TWOFOUR_ATTENTION=tma` selects other
+/// kernels for such heads on sm_90a. Dense, because new masks make large differences of rounding.
+#[test]
+fn heads_of_64_train_as_on_the_cpu() {
+    let text = b"Two of every four weights are kept, and the others are zero. ".repeat(60);
+    let corpus = Arc::new(Corpus::new(text, 0.1).unwrap());
+    for (kind, kv_heads) in [(ModelKind::Gpt, None), (ModelKind::Llama, Some(1))] {
+        let settings = ModelSettings { kind, heads: 2, kv_heads, context: 150, ..model() };
+        let plan = SparsityPlan::dense();
+        let Some(engine) = engine(DataType::BF16) else { return };
+        let mut cpu = Trainer::new(CpuEngine, &settings, &training(), plan.clone(), corpus.clone()).unwrap();
+        let mut cuda = Trainer::new(engine, &settings, &training(), plan, corpus.clone()).unwrap();
+        for step in 0..10 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            let what = format!("{kind:?}, step {step}: {a:?}, {b:?}");
+            assert!((a.loss - b.loss).abs() < 0.01 * a.loss, "{what}");
+            assert!((a.gradient_norm - b.gradient_norm).abs() < 0.05 * a.gradient_norm, "{what}");
+            // While weights are the same.
+            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
+            for (name, size, apart) in gradients.into_iter().flatten() {
+                assert!(apart < 0.05 * size + 0.002 * a.gradient_norm, "{kind:?}, {name}: {apart} of {size}");
+            }
+        }
+    }
+}
+
+/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the GPU's.
+fn gradients(cpu: &Trainer<CpuEngine>, cuda: &Trainer<CudaEngine>) -> Vec<(String, f64, f64)> {
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let pairs = cpu.model().parameters().into_iter().zip(cuda.model().parameters());
+    pairs
+        .map(|(a, b)| {
+            let (x, y) =
+                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
+            let apart = norm(&mut x.iter().zip(&y).map(|(x, y)| x - y));
+            (a.name().to_owned(), norm(&mut x.iter().copied()), apart)
+        })
+        .collect()
+}
+
 /// In f32, each of these operations and its gradient.
 #[test]
 fn operations_of_a_llama_are_those_of_the_cpu() {

@@ -25,23 +25,21 @@ fn engine(compute: DataType) -> Option<CudaEngine> {
     }
 }
 
-/// Images whose classes are told by where they are bright.
-fn images() -> Arc<ImageSet> {
+/// Images of `side * side` values, whose classes are told by where they are bright.
+fn images(side: usize) -> Arc<ImageSet> {
     let stream = Stream::new(1, "images");
     let labels: Vec<u8> = (0..200).map(|i| stream.below(i, 4) as u8).collect();
+    let image = side * side;
     let value = |at: usize| {
-        let bright = if usize::from(labels[at / 256]) == at % 256 / 64 { 150 } else { 0 };
+        let bright = if usize::from(labels[at / image]) == at % image / (image / 4) { 150 } else { 0 };
         bright + stream.below(1000 + at as u64, 100) as u8
     };
-    Arc::new(ImageSet::new([16, 16, 1], (0..200 * 256).map(value).collect(), labels.clone(), 0.2).unwrap())
+    Arc::new(ImageSet::new([side, side, 1], (0..200 * image).map(value).collect(), labels.clone(), 0.2).unwrap())
 }
 
-fn trainer<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
-    trainer_at(engine, method, pooling, 1e-3)
-}
-
-fn trainer_at<E: Engine>(engine: E, method: Method, pooling: Pooling, learning_rate: f64) -> Trainer<E, ImageSet> {
-    let model = ModelSettings {
+/// A model over images of 16 x 16 values, which are 16 tokens.
+fn model(pooling: Pooling) -> ModelSettings {
+    ModelSettings {
         kind: ModelKind::Vit,
         layers: 2,
         width: 128,
@@ -53,8 +51,11 @@ fn trainer_at<E: Engine>(engine: E, method: Method, pooling: Pooling, learning_r
         classes: Some(10),
         pooling: Some(pooling),
         ..Default::default()
-    };
-    let training = TrainingSettings {
+    }
+}
+
+fn training(learning_rate: f64) -> TrainingSettings {
+    TrainingSettings {
         batch: 16,
         micro_batch: Some(8),
         steps: 60,
@@ -63,12 +64,44 @@ fn trainer_at<E: Engine>(engine: E, method: Method, pooling: Pooling, learning_r
         learning_rate,
         final_learning_rate: learning_rate / 10.0,
         ..Default::default()
-    };
+    }
+}
+
+fn plan(method: Method) -> SparsityPlan {
     let layers = (0..2).flat_map(|layer| ["up", "down"].map(|part| format!("blocks.{layer}.mlp.{part}"))).collect();
-    Trainer::new(engine, &model, &training, SparsityPlan::of_method(method, layers, 60), images()).unwrap()
+    SparsityPlan::of_method(method, layers, 60)
+}
+
+fn trainer<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
+    trainer_at(engine, method, pooling, 1e-3)
+}
+
+fn trainer_at<E: Engine>(engine: E, method: Method, pooling: Pooling, learning_rate: f64) -> Trainer<E, ImageSet> {
+    Trainer::new(engine, &model(pooling), &training(learning_rate), plan(method), images(16)).unwrap()
+}
+
+/// With heads of 64 over images of 48 x 48 values: 144 tokens, and one more where there is a class token. No tile of attention divides either.
+fn trainer_with_heads_of_64<E: Engine>(engine: E, method: Method, pooling: Pooling) -> Trainer<E, ImageSet> {
+    let model = ModelSettings { heads: 2, image: Some(48), ..model(pooling) };
+    let training = TrainingSettings { batch: 4, micro_batch: Some(2), ..training(3e-4) };
+    Trainer::new(engine, &model, &training, plan(method), images(48)).unwrap()
 }
 
 const METHODS: [Method; 6] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte, Method::Step];
+
+/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the GPU's.
+fn gradients(cpu: &Trainer<CpuEngine, ImageSet>, cuda: &Trainer<CudaEngine, ImageSet>) -> Vec<(String, f64, f64)> {
+    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+    let pairs = cpu.model().parameters().into_iter().zip(cuda.model().parameters());
+    pairs
+        .map(|(a, b)| {
+            let (x, y) =
+                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
+            let apart = norm(&mut x.iter().zip(&y).map(|(x, y)| x - y));
+            (a.name().to_owned(), norm(&mut x.iter().copied()), apart)
+        })
+        .collect()
+}
 
 #[test]
 fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
@@ -83,13 +116,8 @@ fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {
                 "{pooling:?}, {step}: {a:?}, {b:?}"
             );
         }
-        // The gradients of the last step, parameter by parameter.
-        for (a, b) in cpu.model().parameters().into_iter().zip(cuda.model().parameters()) {
-            let (x, y) =
-                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
-            let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-            let (size, apart) = (norm(&mut x.iter().copied()), norm(&mut x.iter().zip(&y).map(|(x, y)| x - y)));
-            assert!(apart < 0.02 * size + 1e-6, "{pooling:?}, {}: {apart} of {size}", a.name());
+        for (name, size, apart) in gradients(&cpu, &cuda) {
+            assert!(apart < 0.02 * size + 1e-6, "{pooling:?}, {name}: {apart} of {size}");
         }
         // The last batch has five images.
         let (a, b) = (cpu.evaluate(37).unwrap(), cuda.evaluate(37).unwrap());
@@ -112,6 +140,30 @@ fn losses_of_every_method_are_those_of_the_cpu_within_two_percent_and_steps_are_
         assert!((a.loss - b.loss).abs() < 0.02 * a.loss.max(0.5), "{method:?}: {a:?}, {b:?}");
         assert_eq!(cuda.take_note(), None, "{method:?}");
         assert!(cuda.engine().replayed_steps() > 0 || method == Method::Step, "{method:?}");
+    }
+}
+
+/// `TWOFOUR_ATTENTION=tma` selects other kernels for such heads on sm_90a.
+#[test]
+fn heads_of_64_train_as_on_the_cpu() {
+    for (method, pooling) in
+        [(Method::Dense, Pooling::Class), (Method::Dense, Pooling::Mean), (Method::Ste, Pooling::Class)]
+    {
+        let Some(cuda) = engine(DataType::BF16) else { return };
+        let mut cpu = trainer_with_heads_of_64(CpuEngine, method, pooling);
+        let mut cuda = trainer_with_heads_of_64(cuda, method, pooling);
+        for step in 0..10 {
+            let (a, b) = (cpu.step().unwrap(), cuda.step().unwrap());
+            let what = format!("{method:?}, {pooling:?}, step {step}: {a:?}, {b:?}");
+            assert!((a.loss - b.loss).abs() < 0.02 * a.loss.max(0.5), "{what}");
+            assert!((a.gradient_norm - b.gradient_norm).abs() < 0.05 * a.gradient_norm, "{what}");
+            // While weights are the same.
+            let gradients = (step == 0).then(|| gradients(&cpu, &cuda));
+            for (name, size, apart) in gradients.into_iter().flatten() {
+                let most = 0.05 * size + 0.002 * a.gradient_norm;
+                assert!(apart < most, "{method:?}, {pooling:?}, {name}: {apart} of {size}");
+            }
+        }
     }
 }
 
@@ -144,7 +196,7 @@ fn features_on_the_gpu_tell_classes_apart_as_those_of_the_cpu_do() {
         cpu.step().unwrap();
         cuda.step().unwrap();
     }
-    let images = images();
+    let images = images(16);
     let (engine, model) = cpu.engine_and_model();
     let a = model.probe(engine, &images, 64).unwrap();
     let (engine, model) = cuda.engine_and_model();

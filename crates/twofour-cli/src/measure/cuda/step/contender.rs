@@ -44,6 +44,8 @@ struct Memory {
 
 impl<D: TrainingData> Contender<D> {
     pub(super) fn new(device: &Device, task: &Task<D>, (name, rule): ContenderForm) -> Result<Self> {
+        // What earlier contenders left in the pool would not be counted as taken.
+        device.release_pooled_memory()?;
         let (before, pool_before) = (device.context().mem_get_info()?.0, device.pooled_memory()?);
         let settings = settings(task.batch);
         let engine = CudaEngine::new(device, DataType::BF16)?;

@@ -6,7 +6,7 @@ mod model;
 use anyhow::Result;
 use serde::Serialize;
 use twofour_cuda::Device;
-use twofour_nn::train::TrainingData;
+use twofour_nn::{model::GptConfig, train::TrainingData};
 
 use contender::Contender;
 pub(crate) use model::{BLOCK_MODELS, STEP_MODELS, StepModel, named};
@@ -41,11 +41,13 @@ pub(crate) struct StepRow {
     pub(crate) launched_ms: f64,
     /// Tokens a second, at the median.
     pub(crate) tokens_per_s: f64,
-    /// Device memory that the model, its optimizer and its steps took.
+    /// Device memory that the model, its optimizer and its steps took; without what the process takes once, for kernels and libraries.
     pub(crate) bytes: usize,
-    /// Of it, what the pool of buffers took from the device, what of that is allocated, and what of that is workspace.
+    /// Of it, what the pool of buffers took from the device.
     pub(crate) pool_bytes: usize,
+    /// Of that, what is allocated. Contenders' memory is compared by this.
     pub(crate) allocated_bytes: usize,
+    /// Of that, what is workspace.
     pub(crate) workspace_bytes: usize,
     /// Milliseconds of device time of each phase of a step; the median of steps that were measured apart.
     pub(crate) phases: Vec<Phase>,
@@ -65,16 +67,30 @@ pub(crate) struct Phase {
 /// Times steps of a model, `rounds` of each contender, interleaved where memory holds all of them at once.
 pub(crate) fn step(device: &Device, model: &StepModel, rounds: u32) -> Result<Vec<StepRow>> {
     match model.sizes {
-        Sizes::Gpt(config) => measure(device, &Task::gpt(config)?, rounds),
-        Sizes::Vit { layers, tokens, batch } => measure(device, &Task::vit(layers, tokens, batch)?, rounds),
+        Sizes::Gpt(config) => {
+            load(device, &Task::gpt(GptConfig { layers: 1, ..config })?)?;
+            measure(device, &Task::gpt(config)?, rounds)
+        }
+        Sizes::Vit { layers, tokens, batch } => {
+            load(device, &Task::vit(1, tokens, batch)?)?;
+            measure(device, &Task::vit(layers, tokens, batch)?, rounds)
+        }
     }
 }
 
+/// Takes the memory that a process takes once, for kernels and libraries, so that no contender's memory has it: trains a layer of each form, one after the other.
+fn load<D: TrainingData>(device: &Device, layer: &Task<D>) -> Result<()> {
+    for form in layer.contenders {
+        Contender::new(device, layer, *form)?;
+    }
+    device.release_pooled_memory().map_err(Into::into)
+}
+
 fn measure<D: TrainingData>(device: &Device, task: &Task<D>, rounds: u32) -> Result<Vec<StepRow>> {
-    let before = device.context().mem_get_info()?.0;
+    let free = device.context().mem_get_info()?.0;
     let forms = task.contenders;
     let first = Contender::new(device, task, forms[0])?;
-    let fits = first.bytes().saturating_mul(forms.len()) <= before / 20 * 19;
+    let fits = first.bytes().saturating_mul(forms.len()) <= free / 20 * 19;
     let mut rows = Vec::new();
     if fits {
         let mut all = vec![first];

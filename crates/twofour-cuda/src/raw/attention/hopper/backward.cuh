@@ -48,6 +48,8 @@ template <bool KEYS> struct Gradients {
         issue_scores<N, COLUMNS>(gradients, y, stage + COLUMNS_BYTES);
         products_wait<1>();
         settle_all(scores);
+        // Rows are last used by these products where they are loaded for each tile, and in the last call.
+        x.keep();
         held_all(x_weights), held_all(y_weights);
         release_before();
         // Queries beyond the last have an infinite log-sum-exp, and gradients of keys beyond the last are not stored.
@@ -81,6 +83,7 @@ template <bool KEYS> struct Gradients {
             products_wait<0>();
         }
         settle_all(gradients);
+        y.keep();
         #pragma unroll
         for (u32 i = 0; i < N / 8; i++) {
             float delta[2];

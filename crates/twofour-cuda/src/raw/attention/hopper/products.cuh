@@ -10,11 +10,17 @@ template <> struct Rows<true> {
         #pragma unroll
         for (u32 step = 0; step < STEPS; step++) load_matrices(at[step], tile + place<GROUP_ROWS>(row, 2 * step + lane / 16));
     }
+    // Called after the wait for products of these rows: see `held`.
+    __device__ __forceinline__ void keep() const {
+        #pragma unroll
+        for (u32 step = 0; step < STEPS; step++) held(at[step]);
+    }
 };
 
 template <> struct Rows<false> {
     u64 at;
     __device__ __forceinline__ void load(u32 tile) { at = operand<ROW_BYTES>(uniform(tile)); }
+    __device__ __forceinline__ void keep() const {}
 };
 
 // Returns where a step over DIM is in a tile of COUNT rows.
