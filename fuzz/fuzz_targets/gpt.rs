@@ -12,6 +12,7 @@ use twofour::{
 };
 use twofour_fuzz::damaged_file;
 use twofour_nn::{
+    Error,
     engine::cpu::CpuEngine,
     model::{Gpt, GptConfig, Inference, Sampling},
 };
@@ -45,5 +46,9 @@ fuzz_target!(init: {
         text.push(token);
         ControlFlow::Continue(())
     });
-    assert!(generated.is_ok() && text.len() == 1, "{generated:?}");
+    match generated {
+        Ok(()) => assert_eq!(text.len(), 1),
+        // Weights may be anything, and so may what they give.
+        generated => assert!(matches!(generated, Err(Error::NotFinite { .. })), "{generated:?}"),
+    }
 });

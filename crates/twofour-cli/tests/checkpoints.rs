@@ -105,7 +105,7 @@ fn scores_that_are_not_finite_and_a_configuration_that_makes_them_are_errors() {
     fs::write(&shard, bytes).unwrap();
     assert!(eval("nan").contains("perplexity: the model's scores of tokens are NaN"));
     for temperature in ["0", "0.8"] {
-        let generate = ["generate", "nan", "--prompt", "two", "--temperature", temperature];
+        let generate = ["generate", "nan", "--prompt", "two", "--temperature", temperature, "--json"];
         assert!(run(at, &generate).bad(1).contains("the next token: the model's scores of tokens are NaN"));
     }
 

@@ -76,8 +76,8 @@ impl Checkpoint {
     /// Opens a directory.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, and for tensors that do not fit it; those
-    /// of [`Reader::open`] and [`DecoderConfig::validate`].
+    /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, for sizes that [`DecoderConfig::validate`]
+    /// refuses, and for tensors that do not fit it; those of [`Reader::open`].
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref();
         let fields = Fields::read(&directory.join(CONFIG_FILE))?;

@@ -229,10 +229,13 @@ fn configurations_that_do_not_fit_are_refused_by_name() {
         [("vit", "num_attention_heads", json!(3)), ("vit", "patch_size", json!(5)), ("vit", "hidden_size", json!(0))]
     {
         let copy = with_config(kind, |config| config[field] = value.clone());
-        assert!(matches!(ImageCheckpoint::open(copy.path()), Err(Error::Setting { .. })), "{field}");
+        assert!(
+            matches!(ImageCheckpoint::open(copy.path()), Err(Error::Checkpoint(CheckpointError::NotAConfig { .. }))),
+            "{field}"
+        );
     }
     let copy = with_config("sam", |config| config["vision_config"]["global_attn_indexes"] = json!([3]));
-    assert!(matches!(ImageCheckpoint::open(copy.path()), Err(Error::Setting { .. })));
+    assert!(matches!(ImageCheckpoint::open(copy.path()), Err(Error::Checkpoint(CheckpointError::NotAConfig { .. }))));
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl ImageCheckpoint {
     /// Opens a directory with `config.json` of one of the types above, and safetensors.
     ///
     /// # Errors
-    /// [`CheckpointError`] for a configuration or tensors that do not fit; those of [`Reader::open`] and [`ImageEncoderConfig::validate`].
+    /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that [`ImageEncoderConfig::validate`] refuses; those of [`Reader::open`].
     pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
         let directory = directory.as_ref();
         let fields = Fields::read(&directory.join(super::CONFIG_FILE))?;
