@@ -107,6 +107,35 @@ fn what_calibration_requires_is_said() {
     assert!(message.contains("already exists"), "{message}");
 }
 
+/// An activation that is not finite has its cause in the weights, and these are named.
+#[test]
+fn a_weight_that_is_not_finite_is_named_by_calibrated_methods() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("text.txt"), text()).unwrap();
+    fs::create_dir(at.join("nan")).unwrap();
+    for name in names(checkpoint("mistral").as_ref()) {
+        fs::copy(PathBuf::from(checkpoint("mistral")).join(&name), at.join("nan").join(&name)).unwrap();
+    }
+    let path = at.join("nan/model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let weight = &tensors["model.layers.0.self_attn.v_proj.weight"];
+    assert_eq!(weight["dtype"], "F16", "{weight}");
+    let [begin, cols] = [&weight["data_offsets"][0], &weight["shape"][1]].map(|v| v.as_u64().unwrap() as usize);
+    let index = header + begin + 2 * (2 * cols + 3);
+    bytes[index..index + 2].copy_from_slice(&[0, 0x7E]);
+    fs::write(&path, bytes).unwrap();
+    for method in ["wanda", "sparsegpt"] {
+        let arguments =
+            ["prune", "nan", "-o", "out", "--method", method, "--calibration", "text.txt", "--length", "24"];
+        let message = run(at, &arguments).bad(1);
+        assert!(message.contains("`model.layers.0.self_attn.v_proj.weight`: row 2, column 3"), "{message}");
+        assert_eq!(names(at), ["nan", "text.txt"]);
+    }
+}
+
 #[test]
 fn sparsegpt_quantizes_in_its_own_pass() {
     let dir = tempfile::tempdir().unwrap();

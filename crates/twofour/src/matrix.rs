@@ -1,5 +1,7 @@
 //! A borrowed dense matrix.
 
+use rayon::prelude::*;
+
 use crate::{Element, Error, Result};
 
 /// A dense row-major matrix, `[rows, cols]`, that somebody else owns.
@@ -47,6 +49,30 @@ impl<'a, T: Element> MatrixRef<'a, T> {
     /// Where `row` is not below [`MatrixRef::rows`], as indexing does.
     pub fn row(&self, row: usize) -> &'a [T] {
         &self.data[row * self.cols..][..self.cols]
+    }
+
+    /// Checks that every element is finite; on all threads.
+    ///
+    /// # Errors
+    /// [`Error::NotANumber`] or [`Error::Infinite`] with the place of the first that is not.
+    ///
+    /// ```
+    /// use twofour::MatrixRef;
+    /// MatrixRef::new(1, 2, &[1.0f32, -0.0])?.expect_finite()?;
+    /// let error = MatrixRef::new(2, 2, &[0.0, 1.0, f32::NAN, f32::INFINITY])?.expect_finite().unwrap_err();
+    /// assert!(error.to_string().starts_with("row 1, column 0: NaN"));
+    /// # Ok::<(), twofour::Error>(())
+    /// ```
+    pub fn expect_finite(&self) -> Result<()> {
+        let found = (0..self.rows).into_par_iter().find_map_first(|row| {
+            let col = self.row(row).iter().position(|v| !v.to_f32().is_finite())?;
+            Some((row, col, self.row(row)[col].to_f32()))
+        });
+        match found {
+            None => Ok(()),
+            Some((row, col, value)) if value.is_nan() => Err(Error::NotANumber { row, col }),
+            Some((row, col, _)) => Err(Error::Infinite { row, col }),
+        }
     }
 
     /// A band of the matrix: `height` rows from `first` on.

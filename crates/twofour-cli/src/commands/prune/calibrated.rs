@@ -73,6 +73,7 @@ pub(super) fn solve(
             }
         })?;
         if let Some(error) = failed {
+            solver.expect_finite_weights()?;
             return Err(error.context(format!("inputs of block {block}")));
         }
         for input in inputs.into_values() {
@@ -166,6 +167,17 @@ impl Solver<'_> {
         // The end of a text has the longest context.
         let skipped = observation.tokens.saturating_sub(compared);
         input.sample.add(&observation.x[skipped * features..]).map_err(named)?;
+        Ok(())
+    }
+
+    /// An error for the first weight that is not finite: what is computed with it tells less.
+    fn expect_finite_weights(&self) -> Result<()> {
+        for tensor in self.reader.plain_tensors().filter(|tensor| tensor.dtype.element().is_some()) {
+            interrupt::check()?;
+            let &[rows, cols] = tensor.shape.as_slice() else { continue };
+            let (_, _, values) = self.stored(&tensor.name)?;
+            MatrixRef::new(rows, cols, &values)?.expect_finite().map_err(|error| error.in_tensor(&tensor.name))?;
+        }
         Ok(())
     }
 

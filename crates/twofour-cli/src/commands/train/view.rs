@@ -13,7 +13,7 @@ pub(super) struct View {
     progress: Progress,
     steps: u64,
     told: u64,
-    /// A running mean of the loss: single batches are noisy.
+    /// A running mean of the loss, because single batches are noisy; none after one that is not finite.
     loss: Option<f64>,
     val_loss: Option<f64>,
 }
@@ -26,9 +26,7 @@ impl View {
 
     /// Shows a step.
     pub(super) fn update(&mut self, screen: &mut Screen, metrics: &StepMetrics) -> Result<()> {
-        if let Some(loss) = metrics.loss {
-            self.loss = Some(self.loss.map_or(loss, |mean| 0.9 * mean + 0.1 * loss));
-        }
+        self.loss = metrics.loss.map(|loss| self.loss.map_or(loss, |mean| 0.9 * mean + 0.1 * loss));
         self.val_loss = metrics.val_loss.or(self.val_loss);
         let done = metrics.step + 1;
         let mut message = self.loss.map_or("loss not finite".to_owned(), |loss| format!("loss {loss:.3}"));

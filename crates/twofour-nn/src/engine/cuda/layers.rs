@@ -6,12 +6,12 @@ use twofour::{
 };
 use twofour_cuda::{
     layer,
-    transformer::{self, ElementFunction, Embedding, Gate, LossFactor, NormInput},
+    transformer::{self, ElementFunction, Embedding, LossFactor, NormInput},
 };
 
-use super::{CudaAttention, CudaBuffer, CudaEngine, CudaRotary, attention, norm, rows_of};
+use super::{CudaAttention, CudaBuffer, CudaEngine, CudaRotary, attention, functions::gate, norm, rows_of};
 use crate::{
-    Error, Result,
+    Result,
     engine::{AttentionShape, Buffer as _, LayerOperations, Nonlinearity},
 };
 
@@ -226,17 +226,4 @@ impl LayerOperations for CudaEngine {
         self.pool.give(status);
         Ok(())
     }
-}
-
-fn gate(function: Nonlinearity) -> Result<Gate> {
-    Ok(match function {
-        Nonlinearity::Relu => Gate::Relu,
-        Nonlinearity::Gelu => Gate::Gelu,
-        Nonlinearity::TanhGelu => Gate::TanhGelu,
-        Nonlinearity::Silu => Gate::Silu,
-        Nonlinearity::SquaredRelu => {
-            let what = "a gate of squared ReLU".to_owned();
-            return Err(Error::Unsupported { engine: "cuda", what, remedy: "use squared ReLU without a gate" });
-        }
-    })
 }

@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod buffer;
 mod control;
+pub(crate) mod functions;
 mod guard;
 mod layers;
 mod linear;

@@ -5,8 +5,7 @@ use std::{collections::HashMap, fmt, ops::ControlFlow, path::Path};
 use rayon::prelude::*;
 
 use super::{
-    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer,
-    reject_not_finite, run,
+    CompressedInfo, Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run,
 };
 use crate::{
     Arithmetic, Axis, Compressed, Element, Error, Mask, MatrixRef, Pattern, Result, file::StoredDType, select,
@@ -295,7 +294,7 @@ impl OnMatrix for Inspect<'_> {
             (violations, NotSparse::KeepDense) => Ok(Planned::KeepDense { violations }),
             (_, NotSparse::Prune) => {
                 if census.not_finite {
-                    reject_not_finite(matrix)?;
+                    matrix.expect_finite()?;
                 }
                 Ok(Planned::Prune)
             }

@@ -14,13 +14,11 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use rayon::prelude::*;
-
 use super::{
     CompressedInfo, Overwrite, Part, Plan, PlannedTensor, Reader, StoredDType, TensorInfo, TensorView, ValueFormat,
     Writer,
 };
-use crate::{Arithmetic, DataType, Element, Error, MatrixRef, Result, match_element};
+use crate::{Arithmetic, DataType, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
 pub use beside::files_beside;
@@ -209,17 +207,4 @@ trait OnMatrix {
     type Output;
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
-}
-
-/// An error with the place of the first NaN or infinity.
-fn reject_not_finite<T: Element>(matrix: MatrixRef<'_, T>) -> Result<()> {
-    let found = (0..matrix.rows()).into_par_iter().find_map_first(|row| {
-        let col = matrix.row(row).iter().position(|v| !v.to_f32().is_finite())?;
-        Some((row, col, matrix.row(row)[col].to_f32()))
-    });
-    match found {
-        None => Ok(()),
-        Some((row, col, value)) if value.is_nan() => Err(Error::NotANumber { row, col }),
-        Some((row, col, _)) => Err(Error::Infinite { row, col }),
-    }
 }

@@ -4,9 +4,7 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use rayon::prelude::*;
 
-use super::{
-    Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, reject_not_finite, run,
-};
+use super::{Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run};
 use crate::{
     Arithmetic, Axis, Error, Mask, MatrixRef, Result,
     file::StoredDType,
@@ -229,7 +227,7 @@ impl OnMatrix for Finite {
     type Output = ();
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        reject_not_finite(matrix)
+        matrix.expect_finite()
     }
 }
 

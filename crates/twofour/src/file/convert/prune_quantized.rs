@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
-    Quantization, QuantizedWeight, Reader, TensorInfo, Writer, reject_not_finite, run,
+    Quantization, QuantizedWeight, Reader, TensorInfo, Writer, run,
 };
 use crate::{Arithmetic, Error, Mask, MatrixRef, Result};
 
@@ -113,7 +113,7 @@ impl OnMatrix for Finite {
     type Output = ();
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        reject_not_finite(matrix)
+        matrix.expect_finite()
     }
 }
 

@@ -21,14 +21,13 @@ use super::{
 };
 use crate::{
     Error, Result,
-    engine::Nonlinearity,
+    engine::{Nonlinearity, cuda::functions::gate},
     model::{
         ImageCheckpoint,
         inference::{
             cuda::{
                 CudaLinear, CudaNorm,
                 build::{MOST_WIDTH, no_dtype, repeatable},
-                functions::gate,
             },
             passes::narrowed,
             stored::StoredLinears,

@@ -13,9 +13,9 @@ use twofour_cuda::{
 use super::{super::ImageOutput, CudaEnd, CudaImageEncoder, layer::CudaImageLayer, neck::NeckWork};
 use crate::{
     Result,
+    engine::cuda::functions::{element_function, gate},
     model::inference::cuda::{
         CudaLinear, CudaNorm,
-        functions::{element_function, gate},
         hidden::{Hidden, first},
         linear::Input,
     },

@@ -2,7 +2,6 @@
 
 pub(in crate::model) mod build;
 mod decoder;
-pub(in crate::model) mod functions;
 pub(in crate::model) mod hidden;
 pub(in crate::model) mod linear;
 mod random;

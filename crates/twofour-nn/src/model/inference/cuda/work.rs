@@ -12,11 +12,13 @@ use twofour_cuda::{
 
 use super::{
     CudaInference, CudaLinear, CudaNorm,
-    functions::{element_function, gate},
     hidden::{Hidden, first},
     linear::Input,
 };
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    engine::cuda::functions::{element_function, gate},
+};
 
 /// The tensors between the layers, for a number of tokens.
 #[derive(Debug)]

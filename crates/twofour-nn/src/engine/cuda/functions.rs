@@ -5,7 +5,7 @@ use twofour_cuda::{Activation, raw::elementwise::ElementFunction, transformer::G
 use crate::{Error, Result, engine::Nonlinearity};
 
 /// A hidden layer's function.
-pub(in crate::model) fn element_function(of: Nonlinearity) -> ElementFunction {
+pub(crate) fn element_function(of: Nonlinearity) -> ElementFunction {
     match of {
         Nonlinearity::Relu => ElementFunction::Activation(Activation::Relu),
         Nonlinearity::Gelu => ElementFunction::Activation(Activation::Gelu),
@@ -19,15 +19,16 @@ pub(in crate::model) fn element_function(of: Nonlinearity) -> ElementFunction {
 ///
 /// # Errors
 /// [`Error::Unsupported`] for squared ReLU.
-pub(in crate::model) fn gate(of: Nonlinearity) -> Result<Gate> {
+pub(crate) fn gate(of: Nonlinearity) -> Result<Gate> {
     Ok(match of {
         Nonlinearity::Silu => Gate::Silu,
         Nonlinearity::Gelu => Gate::Gelu,
         Nonlinearity::TanhGelu => Gate::TanhGelu,
         Nonlinearity::Relu => Gate::Relu,
         Nonlinearity::SquaredRelu => {
-            let (engine, what) = ("CUDA inference", "squared ReLU with a gate".into());
-            return Err(Error::Unsupported { engine, what, remedy: "run the model on the CPU (--device cpu)" });
+            let (engine, what) = ("cuda", "squared ReLU with a gate".to_owned());
+            let remedy = "leave out the gate, or compute on the CPU (--device cpu)";
+            return Err(Error::Unsupported { engine, what, remedy });
         }
     })
 }
