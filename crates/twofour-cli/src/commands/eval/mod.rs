@@ -73,7 +73,15 @@ struct Answer {
 type Found = (Perplexity, Windows, DataType, Instant);
 
 /// The window where none is given, for models of a longer context.
-pub(super) const WINDOW: usize = 2048;
+const WINDOW: usize = 2048;
+
+/// The windows that the options ask for, for a model of that context.
+pub(super) fn windows(window: Option<usize>, stride: Option<usize>, context: usize) -> Result<Windows, Usage> {
+    let window = window.unwrap_or(context.min(WINDOW));
+    let windows = Windows { window, stride: stride.unwrap_or(window) };
+    windows.validate(context).map_err(|error| Usage(error.to_string()))?;
+    Ok(windows)
+}
 
 impl Eval {
     /// Runs the command.
@@ -103,17 +111,9 @@ impl Eval {
         Ok(Verdict::Yes)
     }
 
-    /// The windows for a model of that context.
-    fn windows(&self, context: usize) -> Result<Windows> {
-        let window = self.window.unwrap_or(context.min(WINDOW));
-        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
-        windows.validate(context).map_err(|error| Usage(error.to_string()))?;
-        Ok(windows)
-    }
-
     fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
         let model = self.model.load()?;
-        let windows = self.windows(model.decoder.config().context)?;
+        let windows = windows(self.window, self.stride, model.decoder.config().context)?;
         let tokens = model.tokenizer.encode(text)?;
         let (begin, mut progress) = (Instant::now(), screen.progress());
         let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
@@ -124,7 +124,7 @@ impl Eval {
 
     fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
         let (saved, dtype) = self.model.open()?;
-        let windows = self.windows(saved.config().context)?;
+        let windows = windows(self.window, self.stride, saved.config().context)?;
         let tokens = saved.tokenizer()?.encode(text)?;
         let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
         let mut model = saved.model(&engine, windows.window)?;

@@ -63,10 +63,7 @@ impl EvaluationOptions {
         }
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         let model = LanguageModel::load(SavedModel::locate(input), None)?;
-        let context = model.decoder.config().context;
-        let window = self.window.unwrap_or(context.min(eval::WINDOW));
-        let windows = Windows { window, stride: self.stride.unwrap_or(window) };
-        windows.validate(context).map_err(|error| Usage(error.to_string()))?;
+        let windows = eval::windows(self.window, self.stride, model.decoder.config().context)?;
         let (tokens, dtype) = (model.tokenizer.encode(&text)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))
