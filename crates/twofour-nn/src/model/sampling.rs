@@ -39,17 +39,12 @@ impl Sampling {
     /// Chooses a token by `logits` (destroyed); `index` counts the tokens chosen so far.
     ///
     /// # Errors
-    /// Those of [`expect_scores`].
+    /// Those of [`largest_score`].
     pub(crate) fn choose(&self, logits: &mut [f32], index: u64) -> Result<u32> {
-        expect_scores(logits)?;
-        Ok(self.choose_finite(logits, index))
-    }
-
-    fn choose_finite(&self, logits: &mut [f32], index: u64) -> u32 {
-        let max = vector::widest(|| vector::max(logits));
+        let max = largest_score(logits)?;
         // Below this the scaled logits could overflow, and the choice is certain long before.
         if self.temperature < 1e-4 {
-            return logits.iter().position(|v| *v == max).unwrap_or(0) as u32;
+            return Ok(logits.iter().position(|v| *v == max).unwrap_or(0) as u32);
         }
         logits.iter_mut().for_each(|v| *v = (*v - max) / self.temperature);
         softmax::in_place(logits);
@@ -57,22 +52,22 @@ impl Sampling {
         for (token, &p) in logits.iter().enumerate() {
             left -= f64::from(p);
             if left < 0.0 {
-                return token as u32;
+                return Ok(token as u32);
             }
         }
         // The probabilities sum to one only up to rounding: what is left belongs to the last token that has any.
-        logits.iter().rposition(|&p| p > 0.0).unwrap_or(0) as u32
+        Ok(logits.iter().rposition(|&p| p > 0.0).unwrap_or(0) as u32)
     }
 }
 
-/// Returns an error unless a token can be chosen by these scores: none is NaN, and the largest is finite.
+/// The largest score. A token can be chosen only where none is NaN and the largest is finite.
 ///
 /// # Errors
-/// [`Error::NotFinite`].
-pub(crate) fn expect_scores(logits: &[f32]) -> Result<()> {
-    let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &v| if v > largest { v } else { largest });
+/// [`Error::NotFinite`] elsewhere.
+pub(crate) fn largest_score(logits: &[f32]) -> Result<f32> {
+    let largest = vector::widest(|| vector::max(logits));
     match largest.is_finite() && !logits.iter().any(|v| v.is_nan()) {
-        true => Ok(()),
+        true => Ok(largest),
         false => Err(Error::NotFinite { what: "the next token" }),
     }
 }

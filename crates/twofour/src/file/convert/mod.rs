@@ -208,3 +208,14 @@ trait OnMatrix {
 
     fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<Self::Output>;
 }
+
+/// Checks that every element is finite.
+struct Finite;
+
+impl OnMatrix for Finite {
+    type Output = ();
+
+    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
+        matrix.expect_finite()
+    }
+}

@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::ControlFlow, path::Path};
 
 use rayon::prelude::*;
 
-use super::{Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run};
+use super::{Conversion, Finite, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, Reader, TensorInfo, Writer, run};
 use crate::{
     Arithmetic, Axis, Error, Mask, MatrixRef, Result,
     file::StoredDType,
@@ -217,17 +217,6 @@ impl Conversion for Prune<'_> {
         };
         self.report.tensors.push(PrunedTensor { name: item.name().to_owned(), dtype, shape, outcome });
         Ok(())
-    }
-}
-
-/// Checks that every element is finite.
-struct Finite;
-
-impl OnMatrix for Finite {
-    type Output = ();
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        matrix.expect_finite()
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Conversion, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
+    Conversion, Finite, Item, Matrix, OnMatrix, Overwrite, Plan, Progress, PruneOutcome, PruneReport, PrunedTensor,
     Quantization, QuantizedWeight, Reader, TensorInfo, Writer, run,
 };
 use crate::{Arithmetic, Error, Mask, MatrixRef, Result};
@@ -103,17 +103,6 @@ impl PruneQuantized<'_> {
         let outcome = matrix.run(reader, Retained(&mask))?;
         weight.write(&tensor.name, writer)?;
         Ok(outcome)
-    }
-}
-
-/// Checks that every element is finite.
-struct Finite;
-
-impl OnMatrix for Finite {
-    type Output = ();
-
-    fn run<T: Arithmetic>(self, matrix: MatrixRef<'_, T>) -> Result<()> {
-        matrix.expect_finite()
     }
 }
 

@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, sync::PoisonError};
 use super::{CudaInference, CudaSession};
 use crate::{
     Error, Result,
-    model::{Decoder, DecoderConfig, Perplexity, Sampling, Windows, sampling::expect_scores},
+    model::{Decoder, DecoderConfig, Perplexity, Sampling, Windows, sampling::largest_score},
 };
 
 /// Below this temperature the most likely token is taken, as on the CPU.
@@ -98,7 +98,7 @@ fn greedy(session: &mut CudaSession<'_>, unread: &[u32], is_chosen: bool) -> Res
     } else {
         session.prefill(0, unread)?;
         // The device looks for no NaN: what a damaged model computes shows at the first token.
-        expect_scores(&session.scores(0)?)?;
+        largest_score(&session.scores(0)?)?;
         session.choose()?;
     }
     Ok(session.chosen()?.first().copied().unwrap_or_default())
