@@ -278,6 +278,13 @@ fn only_regular_files_are_read() {
     fs::remove_dir(&odd).unwrap();
     fs::write(&odd, "").unwrap();
     assert!(refusal(&odd).contains("0 bytes are too few"));
+    let outside = tempfile::tempdir().unwrap();
+    for folder in ["last", "model"] {
+        fs::create_dir(outside.path().join(folder)).unwrap();
+    }
+    assert!(refusal(outside.path()).ends_with("holds no .safetensors file"));
+    fs::copy(&odd, outside.path().join("model/model.safetensors")).unwrap();
+    assert!(refusal(outside.path()).contains("but these folders in it do: model; name one of them"));
     fs::write(directory.path().join("second.safetensors"), "").unwrap();
     assert!(refusal(directory.path()).contains("holds 2 .safetensors files and no index"));
 }
