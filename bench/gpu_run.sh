@@ -41,7 +41,7 @@ tests() {
     for test in "$here"/test-*; do try "$(basename "$test")" "$test" --test-threads 16; done
 }
 
-# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of models, and its times beside those of the kernels that are selected.
+# Attention by TMA for every call that has such kernels, which is more than are selected: its tests, those of models, and its times beside those of the other kernels and of the selection.
 attention() {
     try attention-selected "$here/twofour" bench cuda --suite attention --force -o "$out/attention.json"
     export TWOFOUR_ATTENTION=tma
@@ -51,6 +51,8 @@ attention() {
     # Of the other models only heads of 64 have such kernels.
     try attention-tma-gpt "$here/test-nn-cuda" heads_of_64
     try attention-tma "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tma.json"
+    export TWOFOUR_ATTENTION=tiles
+    try attention-tiles "$here/twofour" bench cuda --suite attention --force -o "$out/attention-tiles.json"
     unset TWOFOUR_ATTENTION
 }
 

@@ -44,14 +44,22 @@ const fn shape(batch: usize, positions: usize, heads: usize, head_dim: usize, ca
     AttentionShape { batch, positions, heads, kv_heads: heads, head_dim, causal }
 }
 
-/// ViT-L at two resolutions, GPT-2 (774 M), GPT-2 small, and heads of 128 and 32 elements.
-pub(crate) const ATTENTION_SHAPES: [AttentionShape; 6] = [
+/// ViT-L at two resolutions, GPT-2 (774 M), GPT-2 small, and heads of 128 and 32 elements; then lengths between them.
+pub(crate) const ATTENTION_SHAPES: [AttentionShape; 14] = [
     shape(32, 257, 16, 64, false),
     shape(8, 1626, 16, 64, false),
     shape(8, 1024, 20, 64, true),
     shape(32, 256, 12, 64, true),
     shape(2, 4096, 32, 128, true),
     shape(16, 512, 8, 32, true),
+    shape(64, 64, 12, 64, false),
+    shape(64, 128, 12, 64, false),
+    shape(16, 577, 12, 64, false),
+    shape(64, 128, 12, 64, true),
+    shape(20, 384, 12, 64, true),
+    shape(16, 512, 12, 64, true),
+    shape(16, 256, 16, 128, true),
+    shape(8, 512, 16, 128, true),
 ];
 
 const ENGINES: [(&str, AttentionEngine); 2] = [("fused", AttentionEngine::Fused), ("gemms", AttentionEngine::Batched)];

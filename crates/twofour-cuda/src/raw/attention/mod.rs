@@ -29,36 +29,50 @@ pub(crate) struct FusedAttention {
     dim: u32,
 }
 
-/// Positions up to which Hopper's own kernels have been compared with f64 on a GPU, and the sizes of heads.
-const HOPPER_POSITIONS: u32 = 384;
-const HOPPER_DIMS: [u32; 1] = [128];
-
-/// The environment variable that selects Hopper's own kernels wherever there are some, if it is `tma`: for tests of what [`Selection::Tested`] leaves out, and for measurements.
+/// The environment variable that selects the kernels of all calls, for tests and measurements: `tma`, those of `hopper`, wherever there are some; `tiles`, the others.
 const VARIABLE: &str = "TWOFOUR_ATTENTION";
 
-/// Which calls take Hopper's own kernels (docs/kernels/cuda-attention.md).
+/// What a call computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+/// Which calls take Hopper's own kernels, where there are some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Selection {
-    /// Full attention with heads of a size, and over as many positions, as tests on a GPU have covered.
-    Tested,
+    /// Those that they were measured to be faster for (docs/kernels/cuda-attention.md).
+    Faster,
     /// All.
     Tma,
+    /// None.
+    Tiles,
 }
 
 impl Selection {
     fn of_environment() -> Result<Self> {
         match std::env::var_os(VARIABLE) {
-            None => Ok(Self::Tested),
+            None => Ok(Self::Faster),
             Some(value) if value == "tma" => Ok(Self::Tma),
+            Some(value) if value == "tiles" => Ok(Self::Tiles),
             Some(value) => {
-                Err(Error::Variable { name: VARIABLE, value: value.to_string_lossy().into(), supported: "tma" })
+                Err(Error::Variable { name: VARIABLE, value: value.to_string_lossy().into(), supported: "tma, tiles" })
             }
         }
     }
 
-    fn selects(self, dim: u32, call: &FusedAttentionParameters) -> bool {
-        let is_tested = || call.causal == 0 && call.positions <= HOPPER_POSITIONS && HOPPER_DIMS.contains(&dim);
-        self == Self::Tma || is_tested()
+    fn selects(self, pass: Pass, dim: u32, positions: u32, is_causal: bool) -> bool {
+        let least = match (pass, dim, is_causal) {
+            (Pass::Forward, ..=64, true) => 1024,
+            (Pass::Forward, ..) => 193,
+            (Pass::Backward, ..) => 97,
+        };
+        match self {
+            Self::Faster => positions >= least,
+            Self::Tma => true,
+            Self::Tiles => false,
+        }
     }
 }
 
@@ -147,8 +161,8 @@ impl FusedAttention {
     }
 
     /// Returns Hopper's own kernels, if the call takes them.
-    fn hopper(&self, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
-        self.hopper.as_ref().filter(|_| self.selection.selects(self.dim, call))
+    fn hopper(&self, pass: Pass, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
+        self.hopper.as_ref().filter(|_| self.selection.selects(pass, self.dim, call.positions, call.causal != 0))
     }
 
     /// Launches attention, for at least one query.
@@ -159,7 +173,7 @@ impl FusedAttention {
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match self.hopper(parameters) {
+            match self.hopper(Pass::Forward, parameters) {
                 Some(kernels) => kernels.forward(stream, parameters),
                 None => self.tiles.forward(stream, parameters),
             }
@@ -173,10 +187,38 @@ impl FusedAttention {
     pub(crate) unsafe fn backward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match self.hopper(parameters) {
+            match self.hopper(Pass::Backward, parameters) {
                 Some(kernels) => kernels.backward(stream, parameters),
                 None => self.tiles.backward(stream, parameters),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pass, Selection};
+
+    #[test]
+    fn each_pass_takes_the_kernels_that_were_measured_to_be_faster() {
+        // dim, positions, causal; forward and backward on Hopper's own kernels.
+        let cases = [
+            (64, 64, false, [false, false]),
+            (64, 128, false, [false, true]),
+            (64, 257, false, [true, true]),
+            (64, 577, false, [true, true]),
+            (64, 128, true, [false, true]),
+            (64, 512, true, [false, true]),
+            (64, 1024, true, [true, true]),
+            (128, 256, true, [true, true]),
+            (128, 4096, true, [true, true]),
+        ];
+        for (dim, positions, is_causal, expected) in cases {
+            let of = |selection: Selection| {
+                [Pass::Forward, Pass::Backward].map(|pass| selection.selects(pass, dim, positions, is_causal))
+            };
+            assert_eq!(of(Selection::Faster), expected, "{dim}, {positions}, {is_causal}");
+            assert_eq!((of(Selection::Tma), of(Selection::Tiles)), ([true; 2], [false; 2]));
         }
     }
 }

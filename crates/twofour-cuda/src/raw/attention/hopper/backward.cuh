@@ -121,7 +121,7 @@ template <bool KEYS> struct Gradients {
 template <bool KEYS, u32 GROUPS> __device__ __forceinline__ void backward(const Attention& p) {
     constexpr u32 ROWS = GROUPS * GROUP_ROWS, STAGE_BYTES = 2 * COLUMNS_BYTES + (KEYS ? SUMS_BYTES : 0);
     __shared__ u64 rows_full;
-    __shared__ Stages<BACKWARD_STAGES> stages;
+    __shared__ Stages<BACKWARD_STAGES, KEYS ? 32 : 1> stages;
     const u32 share = p.heads / p.kv_heads;
     const Turn turn = turn_of_cta(p, KEYS ? p.kv_heads : p.heads);
     // Under a causal mask, the first keys and the last queries have the most work, and come first.

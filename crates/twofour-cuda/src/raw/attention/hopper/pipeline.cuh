@@ -62,12 +62,13 @@ template <u32 COUNT> __device__ __forceinline__ void copy_positions(u32 to, cons
     }
 }
 
-// Barriers of a circular buffer: `full` counts copied bytes, `empty` the warps that have read a stage. Tile t is in stage t % COUNT.
-template <u32 COUNT> struct Stages {
+// Barriers of a circular buffer: `full` counts copied bytes, `empty` the arrivals of those that have read a stage, ARRIVALS of each warp: 1, or 32 where
+// copies without a tensor map fill a part of the stage. Compute-sanitizer's racecheck tracks those copies, but no arrival for other lanes. Tile t is in stage t % COUNT.
+template <u32 COUNT, u32 ARRIVALS = 1> struct Stages {
     u64 full[COUNT], empty[COUNT];
 
     __device__ __forceinline__ void init(u32 warps) {
-        for (u32 i = 0; i < COUNT; i++) barrier_init(shared_address(&full[i]), 1), barrier_init(shared_address(&empty[i]), warps);
+        for (u32 i = 0; i < COUNT; i++) barrier_init(shared_address(&full[i]), 1), barrier_init(shared_address(&empty[i]), ARRIVALS * warps);
     }
     // Waits until the stage of a tile has been read, and returns the barrier for its copies, which transfer `bytes`.
     __device__ __forceinline__ u32 begin(u32 tile, u32 bytes) {
@@ -80,7 +81,7 @@ template <u32 COUNT> struct Stages {
     // Called by all lanes of a warp, after they have read the tile.
     __device__ __forceinline__ void release(u32 tile) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&empty[tile % COUNT]));
+        if (threadIdx.x % 32 < ARRIVALS) barrier_arrive(shared_address(&empty[tile % COUNT]));
     }
 };
 
