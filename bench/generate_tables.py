@@ -76,6 +76,12 @@ def table(path, raw):
     return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"
 
 
+def memory(row, first, shown):
+    """Memory of a row. Older files have what the driver's free memory fell by, which is right for the first batch alone: the pool keeps what it took for it."""
+    found = row.get("allocated_bytes", row.get("memory_bytes") if row["batch"] == first else None)
+    return shown(found) if found else "-"
+
+
 # Forms that a GPU's other forms are compared with, where they were measured.
 GPU_BASES = {"dense-bf16": "dense bf16", "dense-int8": "dense int8", "int4-weight-only": "dense int4"}
 
@@ -84,6 +90,7 @@ def gpu_table(path, raw):
     """Decoding by a replayed CUDA graph: a row for each form of weights and batch size, with its speedups over the dense forms of the same batch size."""
     result = json.loads(path.read_text())
     rows = {(row["model"], row["batch"], row["weights"]): row for row in result["rows"]}
+    first = result["rows"][0]["batch"]
     bases = {base: name for base, name in GPU_BASES.items() if any(weights == base for _, _, weights in rows)}
     heads = ["model", "batch", "weights", "step", "tokens/s", *(f"over {name}" for name in bases.values()), "GB/s", "model size", "memory"]
     lines = [
@@ -96,6 +103,6 @@ def gpu_table(path, raw):
     for (model, batch, weights), row in rows.items():
         over = [rows.get((model, batch, base)) for base in bases]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), size(row["memory_bytes"])]
+        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first, size)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

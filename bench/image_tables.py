@@ -2,6 +2,7 @@
 
 import json
 
+from generate_tables import memory
 
 def size(count):
     return f"{count / 2**30:.2f} GiB"
@@ -18,8 +19,7 @@ def table(path, raw):
         "|---|---|---|---|---|---|---|",
     ]
     for row in found["rows"]:
-        memory = size(row["memory_bytes"]) if row.get("memory_bytes") else "-"
         lines.append(
-            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory} |"
+            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory(row, found['rows'][0]['batch'], size)} |"
         )
     return "\n".join(lines) + "\n"

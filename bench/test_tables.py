@@ -67,7 +67,7 @@ class Generation(unittest.TestCase):
     def test_a_gpu_s_forms_are_compared_with_the_dense_forms_of_their_batch_that_were_measured(self):
         def row(batch, weights, step):
             return {
-                "model": "m", "batch": batch, "weights": weights, "step_ms": step, "tokens_per_s": 1.0, "gb_per_s": 2.0, "weight_bytes": 2**30, "memory_bytes": 2**31,
+                "model": "m", "batch": batch, "weights": weights, "step_ms": step, "tokens_per_s": 1.0, "gb_per_s": 2.0, "weight_bytes": 2**30, "allocated_bytes": 2**31,
             }
 
         rows = [row(1, "dense-bf16", 6.0), row(1, "2:4-int4", 2.0), row(8, "2:4-int4", 2.0)]
@@ -238,6 +238,21 @@ class Layer(unittest.TestCase):
             line = readme_tables.layer_table(path).splitlines()[-1]
         cells = ["8, 64, 128", "f16", "300.0 µs", "240.0 µs", "1.25x", "14.0 µs", "100.0 µs to 70.0 µs", "90.0 µs to 60.0 µs", "110.0 µs to 96.0 µs"]
         self.assertEqual(line, "| " + " | ".join(cells + ["200.0 µs", "1.50x", "56.0 µs"]) + " |")
+
+
+class Attention(unittest.TestCase):
+    def test_torch_is_its_fastest_engine_by_both_passes_or_by_their_sum(self):
+        shape = {"shape": [8, 512, 16, 64], "causal": True}
+        row = lambda contender, part, us: shape | {"contender": contender, "part": part, "us": us, "tflops": 10.0}
+        ours = [row("fused", "forward", 10.0), row("fused", "backward", 30.0), row("fused", "both", 40.0), row("gemms", "both", 1.0)]
+        one = [row("cudnn", "forward", 10.0), row("cudnn", "backward", 26.0), row("cudnn", "both", 90.0)]
+        other = [row("flash", "forward", 20.0), row("flash", "backward", 30.0), row("flash", "both", 44.0)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "attention.json"
+            path.write_text(json.dumps({**result(), "rows": ours}))
+            (path.parent / "attention-torch.json").write_text(json.dumps({"torch": "2", "cudnn": 9, "rows": one + other}))
+            line = readme_tables.attention_table(path).splitlines()[-1]
+        self.assertTrue(line.endswith("| 36.0 µs (cudnn) | 0.90x |"), line)
 
 
 class Step(unittest.TestCase):

@@ -30,7 +30,7 @@ fn image_encoders_are_pruned_compressed_quantized_and_measured() {
             );
             assert!(rows[1]["weight_bytes"].as_u64() < rows[0]["weight_bytes"].as_u64(), "{kind} {model}: {found}");
             for row in rows {
-                assert!(row["images_per_s"].as_f64() > Some(0.0) && row["memory_bytes"].is_null(), "{found}");
+                assert!(row["images_per_s"].as_f64() > Some(0.0) && row["allocated_bytes"].is_null(), "{found}");
                 assert_eq!(row["seconds"].as_array().unwrap().len(), 2);
             }
         }

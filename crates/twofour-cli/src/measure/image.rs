@@ -21,8 +21,8 @@ pub(crate) enum ImageSource<'a> {
 pub(crate) struct ImagePass<'a> {
     /// Seconds of a forward pass of the batch.
     pub(crate) seconds: Box<dyn FnMut() -> Result<f64> + 'a>,
-    /// Bytes of the device's memory that the contender takes, where it is known.
-    pub(crate) memory_bytes: Option<usize>,
+    /// Bytes of the device's memory that are allocated for the contender, where it is known.
+    pub(crate) allocated_bytes: Option<usize>,
 }
 
 /// Encoders of one description.
@@ -74,7 +74,7 @@ impl<T: KernelElement> ImageContenders for CpuImages<T> {
                 std::hint::black_box(encoder.forward(&pixels)?);
                 Ok(begun.elapsed().as_secs_f64())
             });
-            passes.push(ImagePass { seconds, memory_bytes: None });
+            passes.push(ImagePass { seconds, allocated_bytes: None });
         }
         Ok(passes)
     }

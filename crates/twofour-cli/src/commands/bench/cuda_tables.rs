@@ -63,7 +63,7 @@ pub(super) fn generation(rows: &[GenerationRow]) -> Table {
             format!("{:.1}", row.tokens_per_s),
             format!("{:.2}", row.weight_bytes as f64 * 1e-9),
             format!("{:.0}", row.gb_per_s),
-            format!("{:.1}", row.memory_bytes as f64 * 1e-9),
+            format!("{:.1}", row.allocated_bytes as f64 * 1e-9),
         ]);
     }
     table

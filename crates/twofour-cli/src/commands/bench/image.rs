@@ -90,8 +90,8 @@ struct Row {
     speedup: f64,
     /// Bytes of the blocks' linear weights.
     weight_bytes: usize,
-    /// Bytes that the driver's free memory fell by: for weights, the batch, what lies between the layers, and workspace. Null on a CPU.
-    memory_bytes: Option<usize>,
+    /// Bytes of device memory that are allocated: weights, the batch, what lies between the layers, and workspace. Null on a CPU.
+    allocated_bytes: Option<usize>,
     /// Seconds of each round.
     seconds: Vec<f64>,
 }
@@ -209,7 +209,7 @@ fn rows(
             }
         }
     }
-    let memory: Vec<_> = passes.iter().map(|pass| pass.memory_bytes).collect();
+    let memory: Vec<_> = passes.iter().map(|pass| pass.allocated_bytes).collect();
     let first = seconds.first().cloned().unwrap_or_default();
     let row = |(index, seconds): (usize, Vec<f64>)| {
         let own = median(&mut seconds.clone());
@@ -221,7 +221,7 @@ fn rows(
             images_per_s: batch as f64 / own,
             speedup: median(&mut ratios.collect::<Vec<_>>()),
             weight_bytes: contenders.weight_bytes()[index],
-            memory_bytes: memory[index],
+            allocated_bytes: memory[index],
             seconds,
         }
     };
@@ -260,7 +260,7 @@ impl ImageAnswer {
                 format!("{:.2}", row.images_per_s),
                 paint(style::STRONG, format!("{:.2}x", row.speedup)),
                 units::bytes(row.weight_bytes as u64),
-                row.memory_bytes.map_or(String::new(), |bytes| units::bytes(bytes as u64)),
+                row.allocated_bytes.map_or(String::new(), |bytes| units::bytes(bytes as u64)),
             ]);
         }
         screen.line(table)

@@ -44,8 +44,8 @@ pub(crate) struct GenerationRow {
     pub(crate) weight_bytes: usize,
     /// Bytes of weights, keys and values that a step reads, over its time.
     pub(crate) gb_per_s: f64,
-    /// Bytes of the weights, and of what the driver's free memory fell by for cache, workspace and tensors of a step.
-    pub(crate) memory_bytes: usize,
+    /// Bytes of device memory that are allocated: embedding and weights, cache, and tensors of a step. The workspace, which all forms share, counts for the first.
+    pub(crate) allocated_bytes: usize,
 }
 
 /// A named shape.
@@ -100,22 +100,26 @@ pub(crate) fn generation(
 ) -> Result<Vec<GenerationRow>> {
     let dtype = DataType::BF16;
     let shared = LayerContext::new(device)?;
-    let mut models = vec![];
+    let (mut models, mut of_weights) = (vec![], vec![]);
     for (form, weights) in weights {
         progress(&format!("weights {form}"));
+        let before = device.pooled_memory()?.in_use;
         models.push(CudaInference::random(shared.clone(), config, *weights, dtype)?);
+        shared.synchronize()?;
+        of_weights.push(device.pooled_memory()?.in_use.saturating_sub(before));
     }
     let mut rows = vec![];
     for &batch in batches {
         let mut sessions = vec![];
         for (model, (form, _)) in models.iter().zip(weights) {
             progress(&format!("{form}, batch {batch}"));
-            let free = free_bytes()?;
+            let before = device.pooled_memory()?.in_use;
             let mut session = model.session(batch, context)?;
             prefill(&mut session, batch, config.vocabulary)?;
             session.decode()?;
             shared.synchronize()?;
-            sessions.push((session, free.saturating_sub(free_bytes()?)));
+            // The pool keeps what it took for other sessions: what is allocated is counted.
+            sessions.push((session, device.pooled_memory()?.in_use.saturating_sub(before)));
         }
         // A graph is captured once no memory is freed any more.
         for (session, _) in &mut sessions {
@@ -158,7 +162,7 @@ pub(crate) fn generation(
                 tokens_per_s: batch as f64 / step_ms * 1e3,
                 weight_bytes: model.weight_bytes(),
                 gb_per_s: (model.weight_bytes() + cached) as f64 / step_ms * 1e-6,
-                memory_bytes: model.weight_bytes() + sessions[index].1,
+                allocated_bytes: of_weights[index] + sessions[index].1,
             });
         }
     }
@@ -172,8 +176,4 @@ fn prefill(session: &mut CudaSession<'_>, batch: usize, vocabulary: usize) -> Re
         session.prefill(sequence, &prompt)?;
     }
     Ok(session.choose()?)
-}
-
-fn free_bytes() -> Result<usize> {
-    Ok(cudarc::driver::result::mem_get_info()?.0)
 }

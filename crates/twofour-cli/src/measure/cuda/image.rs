@@ -17,7 +17,8 @@ const WARM_UP: usize = 2;
 
 /// On a GPU. Each contender has a context of its own, and so a workspace of its own.
 pub(crate) struct CudaImages {
-    /// With the bytes that the driver's free memory fell by for the weights.
+    device: Device,
+    /// With the bytes of device memory that were allocated for the weights.
     encoders: Vec<(CudaImageEncoder, usize)>,
 }
 
@@ -33,10 +34,10 @@ impl CudaImages {
         let mut add = |encoder: &dyn Fn(LayerContext) -> Result<CudaImageEncoder>| -> Result<()> {
             let context = LayerContext::new(device)?;
             context.synchronize()?;
-            let free = free_bytes()?;
+            let before = device.pooled_memory()?.in_use;
             let encoder = encoder(context)?;
             encoder.context().synchronize()?;
-            encoders.push((encoder, free.saturating_sub(free_bytes()?)));
+            encoders.push((encoder, device.pooled_memory()?.in_use.saturating_sub(before)));
             Ok(())
         };
         match source {
@@ -51,7 +52,7 @@ impl CudaImages {
                 }
             }
         }
-        Ok(CudaImages { encoders })
+        Ok(CudaImages { device: device.clone(), encoders })
     }
 }
 
@@ -60,20 +61,21 @@ impl ImageContenders for CudaImages {
         let (mut ready, mut longest) = (vec![], 0f64);
         for (index, (encoder, of_weights)) in self.encoders.iter().enumerate() {
             progress(index);
-            let free = free_bytes()?;
+            let before = self.device.pooled_memory()?.in_use;
             let mut batch = encoder.batch(images)?;
             batch.write(&random_pixels(encoder.config(), images))?;
             for _ in 0..WARM_UP {
                 seconds(encoder, &mut batch, 1)?;
             }
             longest = longest.max(seconds(encoder, &mut batch, 1)?);
-            let memory = of_weights + free.saturating_sub(free_bytes()?);
+            // The pool keeps what it took for other batches: what is allocated is counted.
+            let memory = of_weights + self.device.pooled_memory()?.in_use.saturating_sub(before);
             ready.push((encoder, batch, memory));
         }
         let passes = (SAMPLE / longest.max(1e-6)).ceil().clamp(1.0, 1000.0) as usize;
         let pass = |(encoder, mut batch, memory): (&'a CudaImageEncoder, CudaImageBatch<'a>, usize)| ImagePass {
             seconds: Box::new(move || Ok(seconds(encoder, &mut batch, passes)? / passes as f64)),
-            memory_bytes: Some(memory),
+            allocated_bytes: Some(memory),
         };
         Ok(ready.into_iter().map(pass).collect())
     }
@@ -92,8 +94,4 @@ fn seconds(encoder: &CudaImageEncoder, batch: &mut CudaImageBatch<'_>, passes: u
     }
     encoder.context().synchronize()?;
     Ok(begun.elapsed().as_secs_f64())
-}
-
-fn free_bytes() -> Result<usize> {
-    Ok(cudarc::driver::result::mem_get_info()?.0)
 }

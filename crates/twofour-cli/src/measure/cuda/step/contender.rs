@@ -43,7 +43,7 @@ struct Memory {
 }
 
 impl<D: TrainingData> Contender<D> {
-    pub(super) fn new(device: &Device, task: &Task<D>, (name, rule): ContenderForm) -> Result<Self> {
+    pub(super) fn new(device: &Device, task: &Task<D>, (name, form): ContenderForm) -> Result<Self> {
         // What earlier contenders left in the pool would not be counted as taken.
         device.release_pooled_memory()?;
         let (before, pool_before) = (device.context().mem_get_info()?.0, device.pooled_memory()?);
@@ -51,11 +51,11 @@ impl<D: TrainingData> Contender<D> {
         let engine = CudaEngine::new(device, DataType::BF16)?;
         let model = (task.build)(&engine)?;
         let layers: Vec<String> = model.linears().map(|linear| linear.name().to_owned()).collect();
-        let plan = match rule {
+        let plan = match form {
             None => SparsityPlan::dense(),
-            Some(rule) => {
+            Some((rule, precision)) => {
                 let layers = layers.into_iter().filter(|name| name.contains(".mlp.")).collect();
-                SparsityPlan { rule, ..SparsityPlan::of_method(Method::Ste, layers, settings.steps) }
+                SparsityPlan { rule, precision, ..SparsityPlan::of_method(Method::Ste, layers, settings.steps) }
             }
         };
         let trainer = Trainer::with_model(engine, model, &settings, plan, task.data.clone())?;

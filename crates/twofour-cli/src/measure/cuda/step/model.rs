@@ -7,7 +7,7 @@ use twofour::{layer::MaskRule, select::Transposable};
 use twofour_nn::{
     engine::cuda::CudaEngine,
     model::{DecoderConfig, Gpt, GptConfig, Vit, VitConfig},
-    recipe::{Pooling, TrainingSettings},
+    recipe::{Pooling, SparsePrecision, TrainingSettings},
     train::{Corpus, ImageSet, TrainingData},
 };
 
@@ -69,12 +69,16 @@ pub(crate) fn named<'a>(models: &'a [StepModel], name: &'a str) -> impl Iterator
 }
 
 /// The name of a contender, and how its MLPs are.
-pub(super) type ContenderForm = (&'static str, Option<MaskRule>);
+pub(super) type ContenderForm = (&'static str, Option<(MaskRule, SparsePrecision)>);
 
-const CONTENDERS: [ContenderForm; 3] = [
+const GREEDY: MaskRule = MaskRule::Transposable(Transposable::GreedyAbs);
+
+/// The contenders of a ViT are the first two.
+const CONTENDERS: [ContenderForm; 4] = [
     ("dense", None),
-    ("2:4, greedy", Some(MaskRule::Transposable(Transposable::GreedyAbs))),
-    ("2:4, magnitude", Some(MaskRule::Magnitude)),
+    ("2:4, greedy", Some((GREEDY, SparsePrecision::Activations))),
+    ("2:4, magnitude", Some((MaskRule::Magnitude, SparsePrecision::Activations))),
+    ("2:4, greedy, fp8", Some((GREEDY, SparsePrecision::Fp8))),
 ];
 
 /// Makes the model that learns from samples `D`.
