@@ -190,4 +190,4 @@ def test_two_threads_and_a_fork():
     with ThreadPoolExecutor(2) as pool:
         assert all(np.array_equal(pruned, expected) for pruned in pool.map(twofour.prune, [dense] * 8))
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert np.array_equal(pool.apply_async(twofour.prune, (dense,)).get(timeout=20), expected)
+        assert np.array_equal(pool.apply_async(twofour.prune, (dense,)).get(timeout=120), expected)
