@@ -127,13 +127,19 @@ fn plans() -> Vec<(&'static str, SparsityPlan)> {
 fn blocks() -> SparsifierPlan {
     let rule = SparsifierRule::WeightNorm { block: [4, 4], zeros: 12, norm: BlockNorm::L2 };
     let schedule = LevelSchedule::Cubic { start_level: 0.2, start: 1, steps: 14 };
-    SparsifierPlan { rule, level: 0.75, schedule, in_place: false }
+    SparsifierPlan { rule, level: 0.75, schedule, ..SparsifierPlan::TWO_OF_FOUR }
 }
 
 /// Unstructured masks in two rises, whose pruned weights stay zero.
 fn in_place() -> SparsifierPlan {
     let schedule = LevelSchedule::Iterative { start: 0, every: 6, rounds: 2 };
-    SparsifierPlan { rule: SparsifierRule::Unstructured, level: 0.5, schedule, in_place: true }
+    SparsifierPlan {
+        rule: SparsifierRule::Unstructured,
+        level: 0.5,
+        schedule,
+        in_place: true,
+        ..SparsifierPlan::TWO_OF_FOUR
+    }
 }
 
 /// FST, but for one layer that has another method, and one that becomes 2:4 later.

@@ -37,7 +37,7 @@ fn trainer<E: Engine>(engine: E) -> Trainer<E> {
     let of = |method, part: &str| SparsityPlan::of_method(method, vec![format!("blocks.0.mlp.{part}")], training.steps);
     let rule = SparsifierRule::WeightNorm { block: [2, 4], zeros: 6, norm: BlockNorm::L1 };
     let schedule = LevelSchedule::Cubic { start_level: 0.0, start: 10, steps: 90 };
-    let masks = SparsifierPlan { rule, level: 0.8, schedule, in_place: false };
+    let masks = SparsifierPlan { rule, level: 0.8, schedule, ..SparsifierPlan::TWO_OF_FOUR };
     let begin = SparseBegin::Step(10);
     let own = SparsityPlan { sparsifier: Some(masks), mask_every: 4, begin, ..of(Method::Sparsifier, "down") };
     let plan = SparsityPlan { mask_every: 3, overrides: vec![own], ..of(Method::Fst, "up") };

@@ -3,7 +3,8 @@
 use twofour::layer::WeightGradient;
 
 use super::{
-    LayerOverride, LevelScheduleKind, Mistakes, Recipe, SparsifierKind, SparsifierSettings, SparsitySettings,
+    LayerOverride, LevelScheduleKind, Mistakes, Recipe, SparsifierCriterion, SparsifierKind, SparsifierSettings,
+    SparsitySettings,
     layers::globs,
     parse::Sections,
     reader::{Section, name_of},
@@ -66,6 +67,7 @@ impl CheckedSparsifier<'_> {
         let is_diagonal = kind == SparsifierKind::NearlyDiagonal;
         let blocks = "only \"weight-norm\" has blocks of its own";
         for (key, is_given, why) in [
+            ("criterion", own.criterion.is_some() && is_diagonal, "its band does not depend on weights"),
             ("level", own.level.is_some() && is_diagonal, "its band does not depend on a level"),
             ("block", own.block.is_some() && !is_norm, blocks),
             ("zeros_per_block", own.zeros_per_block.is_some() && !is_norm, blocks),
@@ -154,6 +156,13 @@ impl CheckedSparsifier<'_> {
         let begin = self.settings.begin.map_or_else(|| SparsifierPlan::default_begin(own, steps), step_of);
         let end = self.settings.end.map_or(steps, step_of);
         let until = SparsifierPlan::until(own, steps);
+        if own.criterion == Some(SparsifierCriterion::Saliency) && begin == 0 {
+            let problem = "found the first step, expected a later one: with the criterion \"saliency\" masks are chosen by the gradient of the step before";
+            match schedule {
+                Steps => self.add(m, "at", problem),
+                _ => m.add(self.around.place("begin"), format!("{}.begin", self.name), problem),
+            }
+        }
         match schedule {
             Cubic | Iterative if !(begin..=end).contains(&until) || (schedule == Cubic && until == begin) => {
                 let problem = format!(

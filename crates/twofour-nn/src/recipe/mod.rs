@@ -42,7 +42,7 @@ pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
 pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan};
-pub use sparsifier::{LevelScheduleKind, SparsifierKind, SparsifierSettings};
+pub use sparsifier::{LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierSettings};
 pub use sparsity::{
     DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,
     SwitchMean,

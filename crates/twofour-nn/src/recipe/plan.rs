@@ -210,7 +210,7 @@ impl Recipe {
         let (own, SparseBegin::Step(begin)) = (part.sparsifier.as_ref()?, part.begin) else { return None };
         let end = part.end.unwrap_or(self.training.steps);
         let levels = own.levels([begin, end], part.mask_every);
-        let (layers, rule) = (part.layers.clone(), own.rule.to_string());
+        let (layers, rule) = (part.layers.clone(), own.to_string());
         (!layers.is_empty()).then_some(LevelPlan { layers, rule, in_place: own.in_place, levels })
     }
 

@@ -69,6 +69,7 @@ fn read_sparsifier(s: &mut Section<'_>, m: &mut Mistakes) -> Option<SparsifierSe
     let block = sides.and_then(|sides| <[u64; 2]>::try_from(sides).ok());
     Some(SparsifierSettings {
         kind: s.choice("kind", m),
+        criterion: s.choice("criterion", m),
         level: s.number("level", SHARE, m),
         block: block.map(|sides| sides.map(|side| side as usize)),
         zeros_per_block: s.integer("zeros_per_block", 0, LARGEST_BLOCK, m).map(|zeros| zeros as usize),

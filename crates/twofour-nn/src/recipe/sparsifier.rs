@@ -29,6 +29,22 @@ impl Named for SparsifierKind {
     ];
 }
 
+/// What is compared where a sparsifier chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SparsifierCriterion {
+    /// The weight.
+    #[default]
+    Magnitude,
+    /// The weight times its gradient in the step before ([`Saliency`](twofour::criterion::Saliency)).
+    Saliency,
+}
+
+impl Named for SparsifierCriterion {
+    const ALL: &'static [(&'static str, Self)] =
+        &[("magnitude", SparsifierCriterion::Magnitude), ("saliency", SparsifierCriterion::Saliency)];
+}
+
 impl Named for BlockNorm {
     const ALL: &'static [(&'static str, Self)] = &[("l1", BlockNorm::L1), ("l2", BlockNorm::L2)];
 }
@@ -66,6 +82,8 @@ impl Named for LevelScheduleKind {
 pub struct SparsifierSettings {
     /// The rule; required.
     pub kind: Option<SparsifierKind>,
+    /// What is compared; magnitudes if absent.
+    pub criterion: Option<SparsifierCriterion>,
     /// The target of the level, from 0 to 1: of blocks, or of elements with `unstructured`. 1 with `2:4`, else 0.5.
     pub level: Option<f64>,
     /// Rows and columns of a block of `weight-norm`; 1 and 4 if absent.
@@ -111,7 +129,7 @@ impl SparsifierSettings {
         let mut base = section.clone();
         if self.kind.is_some_and(|kind| Some(kind) != base.kind) {
             (base.level, base.block, base.zeros_per_block) = (None, None, None);
-            (base.norm, base.nearliness) = (None, None);
+            (base.norm, base.nearliness, base.criterion) = (None, None, None);
         }
         if self.schedule.is_some_and(|schedule| schedule != base.schedule.unwrap_or_default()) {
             (base.start_level, base.until, base.rounds) = (None, None, None);
@@ -119,6 +137,7 @@ impl SparsifierSettings {
         }
         SparsifierSettings {
             kind: self.kind.or(base.kind),
+            criterion: self.criterion.or(base.criterion),
             level: self.level.or(base.level),
             block: self.block.or(base.block),
             zeros_per_block: self.zeros_per_block.or(base.zeros_per_block),

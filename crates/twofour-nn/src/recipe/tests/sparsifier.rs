@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{GOOD, lines, parse};
 use crate::{
-    recipe::{DeviceKind, Method, Recipe, SparsifierKind, SparsifierSettings},
+    recipe::{DeviceKind, Method, Recipe, SparsifierCriterion, SparsifierKind, SparsifierSettings},
     train::{BlockNorm, LevelSchedule, SparseBegin, SparsifierRule},
 };
 
@@ -75,6 +75,31 @@ fn a_sparsifier_is_planned_for_the_section_and_for_overrides() {
     assert_eq!(plan.memory.packed, 4 * 64 * 256 / 8);
     // Dense GEMMs are in f32, too.
     assert!(parse(RICH, &["training.precision=f32"]).unwrap().compute_type(DeviceKind::Cuda).is_ok());
+}
+
+#[test]
+fn a_criterion_is_read_and_shown_and_needs_the_gradient_of_a_step() {
+    let text = RICH.replacen("norm = 'l1'", "criterion = 'saliency'", 1);
+    let recipe = parse(&text, &[]).unwrap();
+    let plan = recipe.sparsity_plan().unwrap();
+    assert_eq!(plan.sparsifier.as_ref().unwrap().criterion, SparsifierCriterion::Saliency);
+    let shown = recipe.plan(DeviceKind::Cpu);
+    assert_eq!(shown.levels[0].rule, "24 of 32 in blocks [4, 8], of weights times gradients");
+    // The band of the override does not depend on weights.
+    let band = plan.part_of("blocks.1.mlp.up").unwrap().sparsifier.as_ref().unwrap();
+    assert_eq!(band.criterion, SparsifierCriterion::Magnitude);
+    let saliency =
+        ["sparsity.method=sparsifier", "sparsity.sparsifier.kind='2:4'", "sparsity.sparsifier.criterion=saliency"];
+    assert_eq!(parse(GOOD, &saliency).unwrap().sparsity_plan().unwrap().begin, SparseBegin::Step(1));
+    let found = lines(parse(GOOD, &[&saliency[..], &["sparsity.begin=0"]].concat()));
+    assert!(
+        found.len() == 1 && found[0].contains("sparsity.begin: found the first step, expected a later one"),
+        "{found:?}"
+    );
+    let shares =
+        ["sparsity.sparsifier.schedule=steps", "sparsity.sparsifier.at=[0]", "sparsity.sparsifier.factors=[1]"];
+    let found = lines(parse(GOOD, &[&saliency[..], &shares[..]].concat()));
+    assert!(found.len() == 1 && found[0].contains("sparsity.sparsifier.at: found the first step"), "{found:?}");
 }
 
 #[test]
@@ -156,6 +181,16 @@ fn every_mistake_is_named_with_its_line() {
             "line 16: sparsity.sparsifier.block: found a list, expected rows and columns: a list of 2 whole numbers from 1",
         ),
         ("block = [4, 8]", "block = [0, 8]", "line 16: sparsity.sparsifier.block"),
+        (
+            "norm = 'l1'",
+            "criterion = 'saliensy'",
+            "line 18: sparsity.sparsifier.criterion: found \"saliensy\"; did you mean `saliency`?",
+        ),
+        (
+            "nearliness = 5",
+            "criterion = 'saliency'",
+            "line 29: sparsity.override.sparsifier.criterion: excluded by the kind \"nearly-diagonal\"",
+        ),
         ("level = 0.75", "level = 1.5", "line 19: sparsity.sparsifier.level: found 1.5, expected a share from 0 to 1"),
         (
             "level = 0.75",

@@ -11,6 +11,7 @@ use crate::{
     engine::Engine,
     linear::{Linear, Masking},
     model::TrainedModel,
+    recipe::SparsifierCriterion,
     train::{LayerForm, SparsifierPlan, SparsityPlan, Trainer, TrainingData},
 };
 
@@ -42,7 +43,18 @@ pub(in crate::train) fn masking_of(part: &SparsityPlan) -> Masking {
     }
 }
 
-/// Chooses the mask of a layer's weight as it is, at the level of a step; returns it with the number of elements that changed.
+/// What the rule of a layer's masks compares: the master weight as it is, or its products with the gradients of the last step. Where one of those is not finite, so that the step was
+/// skipped, it is the weight.
+fn compared<E: Engine>(engine: &E, criterion: SparsifierCriterion, linear: &Linear<E>) -> Result<Vec<f32>> {
+    let master = engine.read(linear.weight().master())?;
+    let (SparsifierCriterion::Saliency, Some(gradient)) = (criterion, linear.weight().gradient()) else {
+        return Ok(master);
+    };
+    let products: Vec<f32> = master.iter().zip(engine.read(gradient)?).map(|(w, g)| w * g).collect();
+    Ok(if products.iter().all(|product| product.is_finite()) { products } else { master })
+}
+
+/// Chooses the mask of a layer at the level of a step; returns it with the number of elements that changed.
 pub(in crate::train) fn choose<E: Engine>(
     engine: &E,
     sparsifier: &mut Sparsifier,
@@ -50,10 +62,10 @@ pub(in crate::train) fn choose<E: Engine>(
     linear: &Linear<E>,
 ) -> Result<(Mask, u64)> {
     let name = linear.weight().name();
-    let master = engine.read(linear.weight().master())?;
+    let compared = compared(engine, plan.criterion, linear)?;
     sparsifier.set_level(name, plan.level_at(step))?;
-    let weight = MatrixRef::new(linear.out_features(), linear.in_features(), &master)?;
-    let flips = sparsifier.step_one(name, weight)?;
+    let matrix = MatrixRef::new(linear.out_features(), linear.in_features(), &compared)?;
+    let flips = sparsifier.step_one(name, matrix)?;
     let mask = sparsifier.mask(name).ok_or_else(|| twofour::Error::NoParameter { name: name.to_owned() })?;
     Ok((mask.clone(), flips))
 }

@@ -1,10 +1,12 @@
 //! What a sparsifier does with the layers of a part of the plan.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use twofour::sparsify::Schedule;
 
 use super::{LevelSchedule, SparsifierRule};
-use crate::{Error, Result};
+use crate::{Error, Result, recipe::SparsifierCriterion};
 
 /// Levels that a plan lists; the others are left out.
 const LISTED: u64 = 10;
@@ -14,6 +16,9 @@ const LISTED: u64 = 10;
 pub struct SparsifierPlan {
     /// The rule of masks.
     pub rule: SparsifierRule,
+    /// What the rule compares.
+    #[serde(default)]
+    pub criterion: SparsifierCriterion,
     /// The level that the schedule goes to, from 0 to 1; what it means is the rule's affair.
     pub level: f64,
     /// The levels before.
@@ -26,6 +31,7 @@ impl SparsifierPlan {
     /// 2:4 by magnitude from the start, with regrowth.
     pub const TWO_OF_FOUR: Self = SparsifierPlan {
         rule: SparsifierRule::TWO_OF_FOUR,
+        criterion: SparsifierCriterion::Magnitude,
         level: 1.0,
         schedule: LevelSchedule::Constant,
         in_place: false,
@@ -90,5 +96,15 @@ impl SparsifierPlan {
         at.dedup();
         let listed = at.into_iter().filter(|step| (begin..end).contains(step));
         listed.map(|step| (step, self.level_at(step))).collect()
+    }
+}
+
+/// What it prunes, in words.
+impl fmt::Display for SparsifierPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.criterion {
+            SparsifierCriterion::Magnitude => self.rule.fmt(f),
+            SparsifierCriterion::Saliency => write!(f, "{}, of weights times gradients", self.rule),
+        }
     }
 }

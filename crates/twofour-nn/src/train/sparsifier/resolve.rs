@@ -3,7 +3,7 @@
 use super::{LevelSchedule, SparsifierPlan, SparsifierRule};
 use crate::{
     Error, Result,
-    recipe::{LevelScheduleKind, SparsifierKind, SparsifierSettings},
+    recipe::{LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierSettings},
 };
 
 /// A share of all steps, as a step.
@@ -18,12 +18,13 @@ fn missing(what: &'static str, expected: &'static str) -> Error {
 
 impl SparsifierPlan {
     /// The step from which layers are masked where a recipe says nothing else: 0, half of the run with the schedule `one-shot`, a tenth with `iterative` and `cubic`,
-    /// and the first of `at` with `steps`.
+    /// and the first of `at` with `steps`. Gradients come with the first step, so that it is not before step 1 with the criterion `saliency`.
     pub(crate) fn default_begin(settings: &SparsifierSettings, steps: u64) -> u64 {
+        let least = u64::from(settings.criterion == Some(SparsifierCriterion::Saliency));
         match settings.schedule.unwrap_or_default() {
-            LevelScheduleKind::Constant => 0,
-            LevelScheduleKind::OneShot => steps / 2,
-            LevelScheduleKind::Iterative | LevelScheduleKind::Cubic => steps / 10,
+            LevelScheduleKind::Constant => least,
+            LevelScheduleKind::OneShot => least.max(steps / 2),
+            LevelScheduleKind::Iterative | LevelScheduleKind::Cubic => least.max(steps / 10),
             LevelScheduleKind::Steps => {
                 settings.at.as_ref().and_then(|at| at.first()).map_or(0, |share| step_of(*share, steps))
             }
@@ -84,7 +85,8 @@ impl SparsifierPlan {
             }
         };
         let level = settings.level.unwrap_or(level);
-        let plan = SparsifierPlan { rule, level, schedule, in_place: settings.in_place.unwrap_or(false) };
+        let (criterion, in_place) = (settings.criterion.unwrap_or_default(), settings.in_place.unwrap_or(false));
+        let plan = SparsifierPlan { rule, criterion, level, schedule, in_place };
         plan.check()?;
         Ok(plan)
     }

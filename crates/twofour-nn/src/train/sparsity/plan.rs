@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Error, Result,
     engine::PrunedDecay,
-    recipe::{DecayTarget, Method, SparsePrecision, SwitchMean},
+    recipe::{DecayTarget, Method, SparsePrecision, SparsifierCriterion, SwitchMean},
     train::SparsifierPlan,
 };
 
@@ -264,6 +264,10 @@ impl SparsityPlan {
         if !is_plain || !matches!(self.weight_gradient, WeightGradient::Dense | WeightGradient::Masked) {
             let reason = "its layers are dense GEMMs under a mask";
             return Err(conflict("the method `sparsifier`", "decay, observed masks, 8-bit floats or MVUE", reason));
+        }
+        if own.criterion == SparsifierCriterion::Saliency && self.begin == SparseBegin::Step(0) {
+            let reason = "they are chosen by the gradient of the step before";
+            return Err(conflict("the criterion `saliency`", "masks from step 0", reason));
         }
         if own.in_place && self.weight_gradient == WeightGradient::Dense {
             let reason = "what is pruned stays zero, so its gradient is masked";

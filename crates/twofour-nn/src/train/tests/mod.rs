@@ -134,7 +134,7 @@ fn cubic() -> SparsityPlan {
     let rule = SparsifierRule::WeightNorm { block: [4, 4], zeros: 12, norm: BlockNorm::L1 };
     let schedule = LevelSchedule::Cubic { start_level: 0.1, start: 1, steps: 7 };
     SparsityPlan {
-        sparsifier: Some(SparsifierPlan { rule, level: 0.75, schedule, in_place: false }),
+        sparsifier: Some(SparsifierPlan { rule, level: 0.75, schedule, ..SparsifierPlan::TWO_OF_FOUR }),
         mask_every: 2,
         begin: SparseBegin::Step(1),
         ..SparsityPlan::of_method(Method::Sparsifier, layers(), 60)
@@ -145,7 +145,13 @@ fn cubic() -> SparsityPlan {
 fn in_place() -> SparsityPlan {
     let schedule = LevelSchedule::Iterative { start: 2, every: 3, rounds: 3 };
     SparsityPlan {
-        sparsifier: Some(SparsifierPlan { rule: SparsifierRule::Unstructured, level: 0.6, schedule, in_place: true }),
+        sparsifier: Some(SparsifierPlan {
+            rule: SparsifierRule::Unstructured,
+            level: 0.6,
+            schedule,
+            in_place: true,
+            ..SparsifierPlan::TWO_OF_FOUR
+        }),
         weight_gradient: WeightGradient::Masked,
         mask_every: 0,
         begin: SparseBegin::Step(2),

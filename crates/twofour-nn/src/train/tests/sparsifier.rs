@@ -13,7 +13,7 @@ use crate::{
     engine::{Memory as _, cpu::CpuEngine},
     linear::{Linear, Masking},
     model::Inference,
-    recipe::{Method, TrainingSettings},
+    recipe::{Method, SparsifierCriterion, TrainingSettings},
     train::{
         CHECKPOINT_FILE, DecaySearch, LayerForm, LevelSchedule, SparseBegin, SparsifierPlan, SparsifierRule,
         SparsityPlan, Trainer,
@@ -69,6 +69,28 @@ fn masks_are_those_of_a_sparsifier_outside_of_the_loop_and_levels_follow_the_sch
 }
 
 #[test]
+fn saliency_compares_products_of_weights_and_gradients() {
+    let own = SparsifierPlan { criterion: SparsifierCriterion::Saliency, ..SparsifierPlan::TWO_OF_FOUR };
+    let base = SparsityPlan::of_method(Method::Sparsifier, layers(), 60);
+    let begin = SparseBegin::Step(1);
+    let plan = SparsityPlan { sparsifier: Some(own.clone()), mask_every: 1, begin, ..base };
+    let mut trainer = trainer(&plan);
+    let mut differs = false;
+    for _ in 0..4 {
+        trainer.step().unwrap();
+        for linear in masked(&trainer) {
+            let gradient = CpuEngine.read(linear.weight().gradient().unwrap()).unwrap();
+            let values = master(linear);
+            let products: Vec<f32> = values.iter().zip(&gradient).map(|(w, g)| w * g).collect();
+            let expected = own.rule.mask(matrix(linear, &products), 1.0).unwrap();
+            assert_eq!(linear.masked().unwrap().0, &expected, "{}", linear.name());
+            differs |= own.rule.mask(matrix(linear, &values), 1.0).unwrap() != expected;
+        }
+    }
+    assert!(differs, "magnitudes would have chosen the same");
+}
+
+#[test]
 fn flip_rates_are_the_shares_of_changed_elements() {
     let plan = cubic();
     let mut trainer = trainer(&plan);
@@ -94,7 +116,7 @@ fn pruned_weights_train_stay_or_are_zero() {
             rule: SparsifierRule::Unstructured,
             level: 0.5,
             in_place: masking == Masking::InPlace,
-            schedule: LevelSchedule::Constant,
+            ..SparsifierPlan::TWO_OF_FOUR
         };
         let gradient = match masking {
             Masking::StraightThrough => twofour::layer::WeightGradient::Dense,
@@ -236,8 +258,10 @@ fn plans_that_contradict_themselves_are_refused() {
     let rule = |rule| with(SparsifierPlan { rule, ..own.clone() });
     good.check().unwrap();
     let norm = crate::train::BlockNorm::L2;
+    let saliency = SparsifierPlan { criterion: SparsifierCriterion::Saliency, ..own.clone() };
     for (bad, word) in [
         (SparsityPlan { sparsifier: None, ..cubic() }, "rule of its masks"),
+        (SparsityPlan { begin: SparseBegin::Step(0), ..with(saliency) }, "gradient of the step before"),
         (SparsityPlan { method: Method::Ste, ..cubic() }, "`ste`"),
         (SparsityPlan { observes: true, ..cubic() }, "observed"),
         (SparsityPlan { weight_gradient: twofour::layer::WeightGradient::Mvue, ..cubic() }, "MVUE"),
@@ -265,7 +289,7 @@ fn plans_that_contradict_themselves_are_refused() {
 #[test]
 fn a_band_around_the_diagonal_learns() {
     let rule = SparsifierRule::NearlyDiagonal { nearliness: 33 };
-    let own = SparsifierPlan { rule, level: 1.0, schedule: LevelSchedule::Constant, in_place: false };
+    let own = SparsifierPlan { rule, ..SparsifierPlan::TWO_OF_FOUR };
     let base = SparsityPlan::of_method(Method::Sparsifier, layers(), 60);
     let mut trainer = trainer(&SparsityPlan { sparsifier: Some(own), mask_every: 0, ..base });
     let before = trainer.validate(100).unwrap();
