@@ -67,7 +67,7 @@ impl Recipe {
                 }
             } else if masked {
                 let part = parts.as_ref().and_then(|plan| plan.part_of(&name));
-                let rule = part.and_then(|part| part.sparsifier.as_ref()).map(|own| own.rule.to_string());
+                let rule = part.and_then(|part| part.sparsifier.as_ref()).map(|own| own.to_string());
                 let rule = rule.map_or("masked".to_owned(), |rule| format!("prunes {rule}"));
                 if overriding.is_some() { format!("{rule}, by an override") } else { rule }
             } else if prunes_input {

@@ -85,6 +85,7 @@ fn a_criterion_is_read_and_shown_and_needs_the_gradient_of_a_step() {
     assert_eq!(plan.sparsifier.as_ref().unwrap().criterion, SparsifierCriterion::Saliency);
     let shown = recipe.plan(DeviceKind::Cpu);
     assert_eq!(shown.levels[0].rule, "24 of 32 in blocks [4, 8], of weights times gradients");
+    assert_eq!(shown.layers[2].reason, "prunes 24 of 32 in blocks [4, 8], of weights times gradients");
     // The band of the override does not depend on weights.
     let band = plan.part_of("blocks.1.mlp.up").unwrap().sparsifier.as_ref().unwrap();
     assert_eq!(band.criterion, SparsifierCriterion::Magnitude);
