@@ -32,14 +32,7 @@ pub(crate) struct FusedAttention {
 /// The environment variable that selects the kernels of all calls, for tests and measurements: `tma`, those of `hopper`, wherever there are some; `tiles`, the others.
 const VARIABLE: &str = "TWOFOUR_ATTENTION";
 
-/// What a call computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pass {
-    Forward,
-    Backward,
-}
-
-/// Which calls take Hopper's own kernels, where there are some.
+/// Which calls take Hopper's own kernels, where there are some. Both passes take the same family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Selection {
     /// Those that they were measured to be faster for (docs/kernels/cuda-attention.md).
@@ -62,12 +55,8 @@ impl Selection {
         }
     }
 
-    fn selects(self, pass: Pass, dim: u32, positions: u32, is_causal: bool) -> bool {
-        let least = match (pass, dim, is_causal) {
-            (Pass::Forward, ..=64, true) => 1024,
-            (Pass::Forward, ..) => 193,
-            (Pass::Backward, ..) => 97,
-        };
+    fn selects(self, dim: u32, positions: u32, is_causal: bool) -> bool {
+        let least = if is_causal && dim <= 64 { 257 } else { 97 };
         match self {
             Self::Faster => positions >= least,
             Self::Tma => true,
@@ -161,8 +150,8 @@ impl FusedAttention {
     }
 
     /// Returns Hopper's own kernels, if the call takes them.
-    fn hopper(&self, pass: Pass, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
-        self.hopper.as_ref().filter(|_| self.selection.selects(pass, self.dim, call.positions, call.causal != 0))
+    fn hopper(&self, call: &FusedAttentionParameters) -> Option<&HopperAttention> {
+        self.hopper.as_ref().filter(|_| self.selection.selects(self.dim, call.positions, call.causal != 0))
     }
 
     /// Launches attention, for at least one query.
@@ -173,7 +162,7 @@ impl FusedAttention {
     pub(crate) unsafe fn forward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match self.hopper(Pass::Forward, parameters) {
+            match self.hopper(parameters) {
                 Some(kernels) => kernels.forward(stream, parameters),
                 None => self.tiles.forward(stream, parameters),
             }
@@ -187,7 +176,7 @@ impl FusedAttention {
     pub(crate) unsafe fn backward(&self, stream: Stream, parameters: &FusedAttentionParameters) -> Result<()> {
         // SAFETY: the pointers are valid, as this function requires.
         unsafe {
-            match self.hopper(Pass::Backward, parameters) {
+            match self.hopper(parameters) {
                 Some(kernels) => kernels.backward(stream, parameters),
                 None => self.tiles.backward(stream, parameters),
             }
@@ -197,28 +186,30 @@ impl FusedAttention {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pass, Selection};
+    use super::Selection;
 
     #[test]
-    fn each_pass_takes_the_kernels_that_were_measured_to_be_faster() {
-        // dim, positions, causal; forward and backward on Hopper's own kernels.
+    fn calls_take_the_kernels_that_were_measured_to_be_faster() {
+        // dim, positions, causal; whether Hopper's own kernels took less for both passes.
         let cases = [
-            (64, 64, false, [false, false]),
-            (64, 128, false, [false, true]),
-            (64, 257, false, [true, true]),
-            (64, 577, false, [true, true]),
-            (64, 128, true, [false, true]),
-            (64, 512, true, [false, true]),
-            (64, 1024, true, [true, true]),
-            (128, 256, true, [true, true]),
-            (128, 4096, true, [true, true]),
+            (64, 64, false, false),
+            (64, 128, false, true),
+            (64, 257, false, true),
+            (64, 577, false, true),
+            (64, 1626, false, true),
+            (64, 128, true, false),
+            (64, 256, true, false),
+            (64, 384, true, true),
+            (64, 512, true, true),
+            (64, 1024, true, true),
+            (128, 256, true, true),
+            (128, 512, true, true),
+            (128, 4096, true, true),
         ];
         for (dim, positions, is_causal, expected) in cases {
-            let of = |selection: Selection| {
-                [Pass::Forward, Pass::Backward].map(|pass| selection.selects(pass, dim, positions, is_causal))
-            };
+            let of = |selection: Selection| selection.selects(dim, positions, is_causal);
             assert_eq!(of(Selection::Faster), expected, "{dim}, {positions}, {is_causal}");
-            assert_eq!((of(Selection::Tma), of(Selection::Tiles)), ([true; 2], [false; 2]));
+            assert!(of(Selection::Tma) && !of(Selection::Tiles));
         }
     }
 }
