@@ -76,10 +76,10 @@ def table(path, raw):
     return "\n".join(lines(json.loads(path.read_text()), raw)) + "\n"
 
 
-def memory(row, first, shown):
+def memory(row, first):
     """Memory of a row. Older files have what the driver's free memory fell by, which is right for the first batch alone: the pool keeps what it took for it."""
     found = row.get("allocated_bytes", row.get("memory_bytes") if row["batch"] == first else None)
-    return shown(found) if found else "-"
+    return size(found) if found else "-"
 
 
 # Forms that a GPU's other forms are compared with, where they were measured.
@@ -103,6 +103,6 @@ def gpu_table(path, raw):
     for (model, batch, weights), row in rows.items():
         over = [rows.get((model, batch, base)) for base in bases]
         over = ["" if base is None or base is row else f"{base['step_ms'] / row['step_ms']:.2f}x" for base in over]
-        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first, size)]
+        cells = [model, batch, weights, f"{row['step_ms']:.2f} ms", f"{row['tokens_per_s']:.0f}", *over, f"{row['gb_per_s']:.0f}", size(row["weight_bytes"]), memory(row, first)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -2,10 +2,7 @@
 
 import json
 
-from generate_tables import memory
-
-def size(count):
-    return f"{count / 2**30:.2f} GiB"
+from generate_tables import memory, size
 
 
 def table(path, raw):
@@ -20,6 +17,6 @@ def table(path, raw):
     ]
     for row in found["rows"]:
         lines.append(
-            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory(row, found['rows'][0]['batch'], size)} |"
+            f"| {row['weights']} | {row['batch']} | {row['ms']:.1f} ms | {row['images_per_s']:.1f} | {row['speedup']:.2f}x | {size(row['weight_bytes'])} | {memory(row, found['rows'][0]['batch'])} |"
         )
     return "\n".join(lines) + "\n"

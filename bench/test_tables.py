@@ -86,6 +86,11 @@ class Generation(unittest.TestCase):
             lines = generate_tables.gpu_table(path, "raw").splitlines()
             self.assertIn("| m | 8 | 2:4-int4 | 2.00 ms | 1 |  | 1.50x | 2 | 1.00 GiB | 2.00 GiB |", lines)
 
+    def test_memory_of_an_older_file_is_that_of_its_first_batch_alone(self):
+        old = lambda batch: {"batch": batch, "memory_bytes": 2**30}
+        self.assertEqual([generate_tables.memory(old(batch), 1) for batch in (1, 8)], ["1.00 GiB", "-"])
+        self.assertEqual(generate_tables.memory({"batch": 8, "allocated_bytes": 2**31}, 1), "2.00 GiB")
+
 
 class Vision(unittest.TestCase):
     def test_a_row_has_mean_and_range_of_both_accuracies_and_the_best_head_is_first(self):
@@ -246,6 +251,7 @@ class Attention(unittest.TestCase):
         row = lambda contender, part, us: shape | {"contender": contender, "part": part, "us": us, "tflops": 10.0}
         ours = [row("fused", "forward", 10.0), row("fused", "backward", 30.0), row("fused", "both", 40.0), row("gemms", "both", 1.0)]
         one = [row("cudnn", "forward", 10.0), row("cudnn", "backward", 26.0), row("cudnn", "both", 90.0)]
+        one.append(row("cudnn", "forward", 12.0))  # another run
         other = [row("flash", "forward", 20.0), row("flash", "backward", 30.0), row("flash", "both", 44.0)]
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "attention.json"

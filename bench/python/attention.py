@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Those of the suite: sequences, positions, heads, elements of a head, causal.
-SHAPES = ((32, 257, 16, 64, False), (8, 1626, 16, 64, False), (8, 1024, 20, 64, True), (32, 256, 12, 64, True), (2, 4096, 32, 128, True), (16, 512, 8, 32, True))
-SHAPES += ((64, 64, 12, 64, False), (64, 128, 12, 64, False), (16, 577, 12, 64, False), (64, 128, 12, 64, True), (20, 384, 12, 64, True), (16, 512, 12, 64, True))
-SHAPES += ((16, 256, 16, 128, True), (8, 512, 16, 128, True))
+SHAPES = ((32, 257, 16, 64, False), (8, 1626, 16, 64, False), (8, 1024, 20, 64, True), (32, 256, 12, 64, True), (2, 4096, 32, 128, True), (16, 512, 8, 32, True),
+          (64, 64, 12, 64, False), (64, 128, 12, 64, False), (16, 577, 12, 64, False), (64, 128, 12, 64, True), (20, 384, 12, 64, True), (16, 512, 12, 64, True),
+          (16, 256, 16, 128, True), (8, 512, 16, 128, True))
 ENGINES = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 

@@ -13,7 +13,7 @@ pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// The index of a directory, or its only `.safetensors` file.
 pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
     let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
-    let (mut indices, mut files, mut folders) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut indices, mut files) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(directory).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
         let text = name.to_string_lossy();
@@ -21,16 +21,13 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
             indices.push(directory.join(&name));
         } else if text.ends_with(".safetensors") {
             files.push(directory.join(&name));
-        } else if holds_safetensors(&directory.join(&name)) {
-            folders.push(text.into_owned());
         }
     }
-    folders.sort();
     let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
     match (indices.as_mut_slice(), files.as_mut_slice()) {
         ([index], _) => Ok(std::mem::take(index)),
         ([], [file]) => Ok(std::mem::take(file)),
-        ([], []) => fault(match folders.as_slice() {
+        ([], []) => fault(match folders_with_safetensors(directory).as_slice() {
             [] => "the directory holds no .safetensors file".to_owned(),
             folders => format!(
                 "the directory holds no .safetensors file, but these folders in it do: {}; name one of them",
@@ -46,10 +43,14 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether a path is a directory with a `.safetensors` file.
-fn holds_safetensors(path: &Path) -> bool {
-    let has_one = |entries: fs::ReadDir| {
-        entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with(".safetensors"))
+/// The names of the folders of a directory that hold a `.safetensors` file, sorted.
+fn folders_with_safetensors(directory: &Path) -> Vec<String> {
+    let names = |path: &Path| -> Vec<String> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     };
-    fs::read_dir(path).is_ok_and(has_one)
+    let holds_one = |folder: &String| names(&directory.join(folder)).iter().any(|name| name.ends_with(".safetensors"));
+    let mut folders: Vec<String> = names(directory).into_iter().filter(holds_one).collect();
+    folders.sort();
+    folders
 }
