@@ -1,6 +1,8 @@
 //! On a device: training on the GPU against training on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::sync::Arc;
 
 use twofour::{
@@ -8,7 +10,6 @@ use twofour::{
     layer::{MaskRule, SparseLinearSettings, WeightGradient},
     select::Transposable,
 };
-use twofour_cuda::Device;
 use twofour_nn::{
     engine::{
         AdamWState, AdamWStep, Engine, Kind, Memory as _, PrunedDecay, SecondMoment, SgdState, SgdStep,
@@ -22,17 +23,7 @@ use twofour_nn::{
     },
 };
 
-/// An engine on the first device, or a message why the test is skipped.
-fn engine(compute: DataType) -> Option<CudaEngine> {
-    match Device::open(0) {
-        Ok(device) => Some(CudaEngine::new(&device, compute).unwrap()),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::{engine, gradients};
 
 fn model() -> ModelSettings {
     ModelSettings {
@@ -208,20 +199,6 @@ fn heads_of_64_train_as_on_the_cpu() {
             }
         }
     }
-}
-
-/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the GPU's.
-fn gradients(cpu: &Trainer<CpuEngine>, cuda: &Trainer<CudaEngine>) -> Vec<(String, f64, f64)> {
-    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-    let pairs = cpu.model().parameters().into_iter().zip(cuda.model().parameters());
-    pairs
-        .map(|(a, b)| {
-            let (x, y) =
-                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
-            let apart = norm(&mut x.iter().zip(&y).map(|(x, y)| x - y));
-            (a.name().to_owned(), norm(&mut x.iter().copied()), apart)
-        })
-        .collect()
 }
 
 /// In f32, each of these operations and its gradient.

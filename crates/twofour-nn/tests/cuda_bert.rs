@@ -1,6 +1,8 @@
 //! On a device: the encoder on the GPU against the encoder on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -8,7 +10,6 @@ use twofour::{
     DataType,
     layer::{Accumulate, SparseLinearSettings},
 };
-use twofour_cuda::Device;
 use twofour_nn::{
     engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine, cuda::CudaEngine},
     model::{Bert, BertConfig, BertSamples, EncoderConfig, EncoderTask, Tokenizer},
@@ -18,17 +19,7 @@ use twofour_nn::{
     train::{Corpus, EncoderData, MaskedText, QuestionSet, SparsityPlan, SpecialTokens, Trainer},
 };
 
-/// An engine on the first device, or a message why the test is skipped.
-fn engine(compute: DataType) -> Option<CudaEngine> {
-    match Device::open(0) {
-        Ok(device) => Some(CudaEngine::new(&device, compute).unwrap()),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::engine;
 
 const TASKS: [EncoderTask; 2] = [EncoderTask::MaskedTokens, EncoderTask::Answers];
 

@@ -1,11 +1,13 @@
 //! On a device: image encoders on the GPU against the same on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::path::{Path, PathBuf};
 
 use half::bf16;
 use twofour::DataType;
-use twofour_cuda::{Device, layer::LayerContext};
+use twofour_cuda::layer::LayerContext;
 use twofour_nn::{
     Error,
     engine::Nonlinearity,
@@ -15,17 +17,7 @@ use twofour_nn::{
     },
 };
 
-/// The first device, or a message why the test is skipped.
-fn device() -> Option<Device> {
-    match Device::open(0) {
-        Ok(device) => Some(device),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::device;
 
 /// A checkpoint of `TWOFOUR_CHECKPOINTS`, which a machine without the sources sets, or of the sources.
 fn directory(kind: &str) -> PathBuf {

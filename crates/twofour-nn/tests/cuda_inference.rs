@@ -1,6 +1,8 @@
 //! On a device: inference on the GPU against inference on the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -22,19 +24,9 @@ use twofour_nn::{
     },
 };
 
-const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
+use support::device;
 
-/// The first device, or a message why the test is skipped.
-fn device() -> Option<Device> {
-    match Device::open(0) {
-        Ok(device) => Some(device),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
 
 /// A LLaMA of grouped queries, and a GPT with biases, layer normalization and GELU.
 fn configs() -> [(&'static str, DecoderConfig); 2] {

@@ -1,6 +1,8 @@
 //! On two devices: data parallel training against one device. With fewer devices the tests skip; with `TWOFOUR_REQUIRE_TWO_GPUS` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::{
     sync::Arc,
     thread,
@@ -8,7 +10,6 @@ use std::{
 };
 
 use twofour::DataType;
-use twofour_cuda::Device;
 use twofour_nn::{
     Error, Result,
     engine::{Kind, Memory as _, cuda::CudaEngine},
@@ -19,24 +20,13 @@ use twofour_nn::{
     },
 };
 
+use support::two_engines;
+
 type Member = (CudaEngine, Box<dyn GradientReduction<CudaEngine>>);
 type Make = Arc<dyn Fn(CudaEngine) -> Result<Trainer<CudaEngine>> + Send + Sync>;
 
-/// Engines on the first two devices, or a message why the test is skipped.
-fn engines(compute: DataType) -> Option<Vec<CudaEngine>> {
-    let devices: Result<Vec<Device>, _> = (0..2).map(Device::open).collect();
-    match devices {
-        Ok(devices) => Some(devices.iter().map(|device| CudaEngine::new(device, compute).unwrap()).collect()),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_TWO_GPUS").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
 fn members(compute: DataType) -> Option<Vec<Member>> {
-    let engines = engines(compute)?;
+    let engines = two_engines(compute)?;
     let sums = NcclReduction::group(&engines).unwrap();
     Some(engines.into_iter().zip(sums.into_iter().map(|sums| Box::new(sums) as _)).collect())
 }
@@ -93,7 +83,7 @@ fn two_gpus_do_what_micro_batches_do() {
         for (name, plan) in plans().into_iter().filter(|(name, _)| compute != DataType::F32 || *name == "dense") {
             let Some(members) = members(compute) else { return };
             let together = lead(members, make(&plan, None), |trainer| steps(trainer, 12)).unwrap();
-            let Some(engine) = engines(compute).and_then(|mut engines| engines.pop()) else { return };
+            let Some(engine) = two_engines(compute).and_then(|mut engines| engines.pop()) else { return };
             let alone = steps(&mut make(&plan, Some(2))(engine).unwrap(), 12).unwrap();
             for (a, b) in together.iter().zip(&alone) {
                 assert_eq!((a.skipped, a.targets), (b.skipped, b.targets), "{name} {compute}: {a:?}, {b:?}");

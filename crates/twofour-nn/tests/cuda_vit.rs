@@ -1,29 +1,19 @@
 //! On a device: a vision transformer on the GPU against the CPU. Without a device the tests skip; with `TWOFOUR_REQUIRE_GPU` set they fail.
 #![cfg(feature = "cuda")]
 
+mod support;
+
 use std::sync::Arc;
 
 use twofour::DataType;
-use twofour_cuda::Device;
 use twofour_nn::{
-    engine::{Engine, Memory as _, cpu::CpuEngine, cuda::CudaEngine},
-    model::TrainedModel as _,
+    engine::{Engine, cpu::CpuEngine},
     random::Stream,
     recipe::{Method, ModelKind, ModelSettings, Pooling, TrainingSettings},
     train::{ImageSet, SparsityPlan, Trainer},
 };
 
-/// An engine on the first device, or a message why the test is skipped.
-fn engine(compute: DataType) -> Option<CudaEngine> {
-    match Device::open(0) {
-        Ok(device) => Some(CudaEngine::new(&device, compute).unwrap()),
-        Err(error) if std::env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
+use support::{engine, gradients};
 
 /// Images of `side * side` values, whose classes are told by where they are bright.
 fn images(side: usize) -> Arc<ImageSet> {
@@ -88,20 +78,6 @@ fn trainer_with_heads_of_64<E: Engine>(engine: E, method: Method, pooling: Pooli
 }
 
 const METHODS: [Method; 6] = [Method::Dense, Method::Fixed, Method::Ste, Method::SrSte, Method::SSte, Method::Step];
-
-/// Of each parameter: its name, the norm of its gradient on the CPU in the last step, and that of the difference to the GPU's.
-fn gradients(cpu: &Trainer<CpuEngine, ImageSet>, cuda: &Trainer<CudaEngine, ImageSet>) -> Vec<(String, f64, f64)> {
-    let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-    let pairs = cpu.model().parameters().into_iter().zip(cuda.model().parameters());
-    pairs
-        .map(|(a, b)| {
-            let (x, y) =
-                (cpu.engine().read(a.gradient().unwrap()).unwrap(), cuda.engine().read(b.gradient().unwrap()).unwrap());
-            let apart = norm(&mut x.iter().zip(&y).map(|(x, y)| x - y));
-            (a.name().to_owned(), norm(&mut x.iter().copied()), apart)
-        })
-        .collect()
-}
 
 #[test]
 fn f32_on_the_gpu_is_the_cpu_but_for_rounding() {

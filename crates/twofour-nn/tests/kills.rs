@@ -1,5 +1,8 @@
 //! A run that is killed at random moments, and goes on from its checkpoint each time, ends with the bytes of a run that was left alone.
 
+#[cfg(feature = "cuda")]
+mod support;
+
 use std::{
     env, fs,
     path::Path,
@@ -98,7 +101,6 @@ mod cuda {
 
     use super::*;
     use twofour::DataType;
-    use twofour_cuda::Device;
     use twofour_nn::engine::cuda::CudaEngine;
 
     const KILLS: u32 = 100;
@@ -106,14 +108,7 @@ mod cuda {
     const LANES: u32 = 4;
 
     fn engine() -> Option<CudaEngine> {
-        match Device::open(0) {
-            Ok(device) => Some(CudaEngine::new(&device, DataType::BF16).unwrap()),
-            Err(error) if env::var_os("TWOFOUR_REQUIRE_GPU").is_none() => {
-                eprintln!("skipped: {error}");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        support::engine(DataType::BF16)
     }
 
     #[test]

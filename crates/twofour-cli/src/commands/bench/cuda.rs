@@ -8,6 +8,7 @@ use twofour_cuda::{DataType, Device, cache::Cache, dispatch::Dispatcher};
 
 use super::{
     cuda_answer::{Answer, Rows, Versions},
+    cuda_shapes::ShapeOptions,
     cuda_tables::product,
     grid::GridOptions,
     output::Output,
@@ -28,6 +29,7 @@ use crate::{
 Examples:
   twofour bench cuda --suite prune
   twofour bench cuda --suite gemm --rounds 20 -o gemm.json
+  twofour bench cuda --suite layer --shape 3072x768 --tokens 2048,8192
   twofour bench cuda --suite step --model vit-l -o step-vit.json
   twofour bench cuda --suite generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5
   twofour bench cuda --suite grid --limit 240 -o grid.json       # again and again until all cells are there
@@ -74,6 +76,9 @@ pub(super) struct Cuda {
     #[arg(long, default_value_t = 30, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(5..=10_000))]
     rounds: u32,
 
+    #[command(flatten)]
+    shape: ShapeOptions,
+
     /// Weights of the suite grid instead of the models': `OUT IN [NAME]` on each line, or a JSON list of [OUT, IN, "NAME"]
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
@@ -108,7 +113,7 @@ pub(super) struct Cuda {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Suite {
+pub(super) enum Suite {
     /// Prune, and compress the weight and its transpose
     Prune,
     /// GEMMs of many tokens (prefill)
@@ -134,7 +139,7 @@ enum Suite {
 }
 
 impl Suite {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Suite::Prune => "prune",
             Suite::Gemm => "gemm",
@@ -157,6 +162,7 @@ type TrainMeasure = fn(&Device, &Libraries, DataType, [usize; 3], u32) -> Result
 impl Cuda {
     /// Runs the command.
     pub(super) fn run(self, screen: &mut Screen) -> Result<Verdict> {
+        self.shape.expect_of(self.suite)?;
         if self.suite == Suite::Grid {
             return self.grid().run(screen);
         }
@@ -227,8 +233,8 @@ impl Cuda {
         progress: &mut Progress,
         measure: TrainMeasure,
     ) -> Result<Vec<TrainRow>> {
-        let works: Vec<_> =
-            cuda::TRAIN_TYPES.iter().flat_map(|t| cuda::TRAIN_SHAPES.iter().map(move |s| (*t, *s))).collect();
+        let shapes = self.shape.products(&cuda::TRAIN_SHAPES);
+        let works: Vec<_> = cuda::TRAIN_TYPES.iter().flat_map(|t| shapes.iter().map(move |s| (*t, *s))).collect();
         let mut rows = Vec::new();
         for (done, (element, shape)) in works.iter().enumerate() {
             progress.steps(&format!("{element} {}", product(*shape)), done as u64, works.len() as u64);
@@ -262,11 +268,11 @@ impl Cuda {
     }
 
     fn prune(&self, device: &Device, progress: &mut Progress) -> Result<Vec<PruneRow>> {
-        let works = cuda::PRUNE_SHAPES;
+        let works = self.shape.weights(&cuda::PRUNE_SHAPES);
         let mut rows = Vec::new();
-        for (done, shape) in works.into_iter().enumerate() {
-            progress.steps(&format!("prune [{}, {}]", shape.0, shape.1), done as u64, works.len() as u64);
-            rows.extend(cuda::prune(device, shape, self.rounds)?);
+        for (done, shape) in works.iter().enumerate() {
+            progress.steps(&format!("prune [{}, {}]", shape[0], shape[1]), done as u64, works.len() as u64);
+            rows.extend(cuda::prune(device, *shape, self.rounds)?);
         }
         Ok(rows)
     }
@@ -289,8 +295,12 @@ impl Cuda {
 
     /// The models of a suite that were asked for.
     fn models(&self, all: &[StepModel]) -> Result<Vec<StepModel>> {
-        let Some(name) = &self.model else { return Ok(all.to_vec()) };
-        let models: Vec<_> = cuda::named(all, name).copied().collect();
+        let given = self.shape.models(self.suite)?;
+        let Some(name) = &self.model else { return Ok(if given.is_empty() { all.to_vec() } else { given }) };
+        if !given.is_empty() {
+            bail!(Usage("--model and --shape each name what is trained; leave one out".to_owned()));
+        }
+        let models: Vec<_> = cuda::named(all, name).cloned().collect();
         if models.is_empty() {
             let known: Vec<_> = all.iter().map(StepModel::name).collect();
             let known = known.join(", ");
@@ -314,8 +324,8 @@ impl Cuda {
         // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
         let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
-        let works: Vec<_> =
-            cuda::GEMM_TYPES.iter().flat_map(|t| cuda::GEMM_SHAPES.iter().map(move |s| (*t, *s))).collect();
+        let shapes = self.shape.products(&cuda::GEMM_SHAPES);
+        let works: Vec<_> = cuda::GEMM_TYPES.iter().flat_map(|t| shapes.iter().map(move |s| (*t, *s))).collect();
         let mut rows = Vec::new();
         for (done, (element, shape)) in works.iter().enumerate() {
             progress.steps(&format!("{element} {}", product(*shape)), done as u64, works.len() as u64);
@@ -330,15 +340,15 @@ impl Cuda {
         // Results of other runs are not used.
         let forgetful = tempfile::tempdir()?;
         let dispatcher = Dispatcher::with_cache(device, &Cache::at(forgetful.path()));
-        let works: Vec<_> =
-            cuda::DECODE_TYPES.iter().flat_map(|t| cuda::DECODE_LAYERS.iter().map(move |s| (*t, *s))).collect();
+        let (layers, counts) = (self.shape.weights(&cuda::DECODE_LAYERS), self.shape.tokens(&cuda::DECODE_TOKENS));
+        let works: Vec<_> = cuda::DECODE_TYPES.iter().flat_map(|t| layers.iter().map(move |s| (*t, *s))).collect();
         let mut rows = Vec::new();
         for (done, (element, layer)) in works.iter().enumerate() {
             progress.steps(&format!("{element} [{}, {}]", layer[0], layer[1]), done as u64, works.len() as u64);
             let layer = Layer::random(device, &dispatcher, *element, *layer)?;
             let layer = if *element == DataType::BF16 { layer.with_int4()? } else { layer };
-            for tokens in cuda::DECODE_TOKENS {
-                rows.extend(layer.measure(tokens, self.rounds)?);
+            for tokens in &counts {
+                rows.extend(layer.measure(*tokens, self.rounds)?);
             }
         }
         Ok(rows)
@@ -360,6 +370,7 @@ impl Cuda {
         } else if let Some(model) = &self.model {
             told += &format!(" --model {model}");
         }
+        told += &self.shape.told();
         told
     }
 }

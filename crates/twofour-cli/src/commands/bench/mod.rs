@@ -4,6 +4,7 @@ mod answer;
 mod cpu;
 mod cuda;
 mod cuda_answer;
+mod cuda_shapes;
 mod cuda_tables;
 mod draw;
 mod encoder;

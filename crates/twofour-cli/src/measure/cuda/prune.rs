@@ -40,11 +40,11 @@ pub(crate) struct PruneRow {
 }
 
 /// The weights that are pruned.
-pub(crate) const PRUNE_SHAPES: [(usize, usize); 5] =
-    [(4096, 14336), (14336, 4096), (8192, 8192), (1024, 4096), (4096, 1024)];
+pub(crate) const PRUNE_SHAPES: [[usize; 2]; 5] =
+    [[4096, 14336], [14336, 4096], [8192, 8192], [1024, 4096], [4096, 1024]];
 
 /// Times pruning of a random weight along both axes, by the common rules, beside a plain copy of as many bytes.
-pub(crate) fn prune(device: &Device, (rows, cols): (usize, usize), rounds: u32) -> Result<Vec<PruneRow>> {
+pub(crate) fn prune(device: &Device, [rows, cols]: [usize; 2], rounds: u32) -> Result<Vec<PruneRow>> {
     let stream = device.context().new_stream()?;
     let mut random = Random::new();
     // The sum of four is bell-shaped enough: ties between magnitudes are what matters.

@@ -67,9 +67,9 @@ pub(crate) struct Phase {
 /// Times steps of a model, `rounds` of each contender, interleaved where memory holds all of them at once.
 pub(crate) fn step(device: &Device, model: &StepModel, rounds: u32) -> Result<Vec<StepRow>> {
     match model.sizes {
-        Sizes::Gpt(config) => {
-            load(device, &Task::gpt(GptConfig { layers: 1, ..config })?)?;
-            measure(device, &Task::gpt(config)?, rounds)
+        Sizes::Gpt { config, batch } => {
+            load(device, &Task::gpt(GptConfig { layers: 1, ..config }, batch)?)?;
+            measure(device, &Task::gpt(config, batch)?, rounds)
         }
         Sizes::Vit { layers, tokens, batch } => {
             load(device, &Task::vit(1, tokens, batch)?)?;

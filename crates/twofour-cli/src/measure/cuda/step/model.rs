@@ -1,6 +1,6 @@
 //! The models whose steps are measured, and what they learn from.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use anyhow::Result;
 use twofour::{layer::MaskRule, select::Transposable};
@@ -14,6 +14,9 @@ use twofour_nn::{
 /// Sequences of a GPT's batch.
 const BATCH: usize = 8;
 
+/// Elements of a head of the GPTs whose width is given.
+const HEAD: usize = 64;
+
 /// GPT-2 774M's blocks, over bytes.
 const LARGE: GptConfig = GptConfig { layers: 36, width: 1280, heads: 20, context: 1024, feed_forward: 5120 };
 
@@ -21,16 +24,19 @@ const LARGE: GptConfig = GptConfig { layers: 36, width: 1280, heads: 20, context
 const PATCH: (usize, usize) = (14, 3);
 
 /// A model by name.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct StepModel {
-    name: &'static str,
+    name: Cow<'static, str>,
     pub(super) sizes: Sizes,
 }
 
 /// The sizes of a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sizes {
-    Gpt(GptConfig),
+    Gpt {
+        config: GptConfig,
+        batch: usize,
+    },
     /// Of ViT-L's width.
     Vit {
         layers: usize,
@@ -39,25 +45,50 @@ pub(super) enum Sizes {
     },
 }
 
+/// Blocks of GPT-2 774M.
+const fn gpt2(layers: usize) -> Sizes {
+    Sizes::Gpt { config: GptConfig { layers, ..LARGE }, batch: BATCH }
+}
+
 /// The models of the suite `step`: a third of GPT-2 774M, and all of it; ViT-L with images of two sizes.
 pub(crate) const STEP_MODELS: [StepModel; 4] = [
-    StepModel { name: "gpt2-12-layers", sizes: Sizes::Gpt(GptConfig { layers: 12, ..LARGE }) },
-    StepModel { name: "gpt2-774m", sizes: Sizes::Gpt(LARGE) },
-    StepModel { name: "vit-l-32x257", sizes: Sizes::Vit { layers: 24, tokens: 257, batch: 32 } },
-    StepModel { name: "vit-l-8x1626", sizes: Sizes::Vit { layers: 24, tokens: 1626, batch: 8 } },
+    StepModel { name: Cow::Borrowed("gpt2-12-layers"), sizes: gpt2(12) },
+    StepModel { name: Cow::Borrowed("gpt2-774m"), sizes: gpt2(LARGE.layers) },
+    StepModel { name: Cow::Borrowed("vit-l-32x257"), sizes: Sizes::Vit { layers: 24, tokens: 257, batch: 32 } },
+    StepModel { name: Cow::Borrowed("vit-l-8x1626"), sizes: Sizes::Vit { layers: 24, tokens: 1626, batch: 8 } },
 ];
 
 /// The models of the suite `block`: one block of each width.
 pub(crate) const BLOCK_MODELS: [StepModel; 3] = [
-    StepModel { name: "gpt2-block", sizes: Sizes::Gpt(GptConfig { layers: 1, ..LARGE }) },
-    StepModel { name: "vit-l-block-32x257", sizes: Sizes::Vit { layers: 1, tokens: 257, batch: 32 } },
-    StepModel { name: "vit-l-block-8x1626", sizes: Sizes::Vit { layers: 1, tokens: 1626, batch: 8 } },
+    StepModel { name: Cow::Borrowed("gpt2-block"), sizes: gpt2(1) },
+    StepModel { name: Cow::Borrowed("vit-l-block-32x257"), sizes: Sizes::Vit { layers: 1, tokens: 257, batch: 32 } },
+    StepModel { name: Cow::Borrowed("vit-l-block-8x1626"), sizes: Sizes::Vit { layers: 1, tokens: 1626, batch: 8 } },
 ];
 
 impl StepModel {
     /// The name.
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Blocks of a GPT with MLPs of a shape `[out, in]`, over one sequence of at most 1024 tokens, or several of 1024; or a reason why there is none.
+    pub(crate) fn gpt(layers: usize, [outputs, inputs]: [usize; 2], tokens: usize) -> Result<Self, String> {
+        if !inputs.is_multiple_of(HEAD) {
+            return Err(format!(
+                "a width of {inputs} has no whole number of heads of {HEAD}; choose a multiple of {HEAD}"
+            ));
+        }
+        let context = tokens.min(LARGE.context);
+        if !tokens.is_multiple_of(context) || tokens < 2 {
+            let most = LARGE.context;
+            return Err(format!(
+                "{tokens} tokens are no sequences of {most}; choose 2 to {most}, or a multiple of {most}"
+            ));
+        }
+        let config = GptConfig { layers, width: inputs, heads: inputs / HEAD, context, feed_forward: outputs };
+        let batch = tokens / context;
+        let name = Cow::Owned(format!("{outputs}x{inputs}, {batch} x {context}"));
+        Ok(StepModel { name, sizes: Sizes::Gpt { config, batch } })
     }
 }
 
@@ -97,7 +128,7 @@ pub(super) struct Task<D: TrainingData> {
 
 impl Task<Corpus> {
     /// A GPT over bytes.
-    pub(super) fn gpt(config: GptConfig) -> Result<Self> {
+    pub(super) fn gpt(config: GptConfig, batch: usize) -> Result<Self> {
         let GptConfig { layers, width, heads, context, feed_forward } = config;
         let build = move |engine: &CudaEngine| {
             Gpt::build(engine, &DecoderConfig::from(&config), |name, shape| Ok(values(name, shape.iter().product())))
@@ -105,7 +136,7 @@ impl Task<Corpus> {
         Ok(Task {
             kind: "gpt",
             sizes: [layers, width, heads, context, feed_forward],
-            batch: BATCH,
+            batch,
             contenders: &CONTENDERS,
             build: Box::new(build),
             data: Arc::new(corpus()?),
@@ -194,7 +225,8 @@ mod tests {
     };
 
     use super::{
-        BATCH, BLOCK_MODELS, LARGE, STEP_MODELS, Sizes, bits, corpus, images, named, settings, values, vit_config,
+        BATCH, BLOCK_MODELS, LARGE, STEP_MODELS, Sizes, StepModel, bits, corpus, images, named, settings, values,
+        vit_config,
     };
 
     /// What a GPU is given trains: here with a tiny model of the same context on a CPU.
@@ -229,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_name_selects_a_model_or_a_family() {
-        let of = |name| named(&STEP_MODELS, name).map(|model| model.name()).collect::<Vec<_>>();
+        let of = |name| named(&STEP_MODELS, name).map(StepModel::name).collect::<Vec<_>>();
         assert_eq!(of("vit-l"), ["vit-l-32x257", "vit-l-8x1626"]);
         assert_eq!(of("vit-l-8x1626"), ["vit-l-8x1626"]);
         assert_eq!(of("gpt2"), ["gpt2-12-layers", "gpt2-774m"]);
