@@ -3,7 +3,7 @@
 Replaces what stands between markers such as `<!-- cpu-table -->` and `<!-- /cpu-table -->`. README.md has two short tables: eight CPU figures
 of every machine (`bench/results/*/cpu.json`, made by `twofour bench cpu -o cpu.json`), and eight GPU figures, from `grid.json` where it has
 them, else from `gemm.json` and `decode.json`; where docs/grid-h200.svg exists, the heat map stands above them. docs/benchmarks.md has every
-result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer.json`, `train-linear.json`, `block.json`,
+result: `cpu.json`, and of GPUs `grid.json`, `gemm.json`, `decode.json`, `layer*.json`, `train-linear.json`, `block.json`,
 `step*.json` (ViT-L beside `python-vit_step.json`), `overhead.json` and `prune.json` (`twofour bench cuda --suite ...`), docs/python.md has `python-*.json` (`python_tables.py`); `prune.json` with `prune-torch.json` (`bench/pytorch_prune.py`) beside it. With a file's name as the argument it
 prints that `cpu.json`'s table.
 """
@@ -411,7 +411,7 @@ DOCUMENTS = {
         "decode-table": ("decode.json", decode_table),
         "gpu-generate-table": ("generate.json", lambda path: generate_tables.gpu_table(path, link(path))),
         "image-table": ("encoder-sam-*.json", lambda path: image_tables.table(path, link(path))),
-        "layer-table": ("layer.json", layer_table),
+        "layer-table": ("layer*.json", layer_table),
         "attention-table": ("attention.json", attention_table),
         "block-table": ("block.json", step_table),
         "step-table": ("step*.json", step_table),

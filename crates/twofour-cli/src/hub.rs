@@ -16,6 +16,8 @@ use hf_hub::{
     },
 };
 
+use twofour_nn::model::{Checkpoint, SavedModel};
+
 use crate::present::{Progress, Screen};
 
 /// A repository of the hub: `OWNER/NAME`, or `OWNER/NAME@REVISION` with a branch, a tag or a commit.
@@ -50,14 +52,18 @@ fn is_of_model(file: &str) -> bool {
     !file.contains('/') && (is_text || file.ends_with(".safetensors"))
 }
 
-/// The path of a model on this machine: the path that was given, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
+/// The path of a model on this machine: the path that was given, or of the folder of a training run the checkpoint in it, or, where nothing is there and it can be a name on the hub, the downloaded snapshot.
 ///
 /// # Errors
 /// The hub does not answer, or has no such model; the repository has no safetensors; offline, the model is not in the cache.
 pub(crate) fn locate(model: &Path, screen: &Screen) -> Result<PathBuf> {
     let name = match model.to_str().and_then(Name::of) {
         Some(name) if model.symlink_metadata().is_err() => name,
-        _ => return Ok(model.to_owned()),
+        _ => {
+            let inside = model.join(SavedModel::DIRECTORY);
+            let is_run = !Checkpoint::is_at(model) && Checkpoint::is_at(&inside);
+            return Ok(if is_run { inside } else { model.to_owned() });
+        }
     };
     if env::var("HF_HUB_OFFLINE")
         .is_ok_and(|value| matches!(value.to_lowercase().as_str(), "1" | "true" | "yes" | "on"))

@@ -157,7 +157,7 @@ fn by_name(name: &str) -> Result<(), Skipped> {
     if parts.pop() != Some("weight") {
         return Err(Skipped::NoWeight);
     }
-    if parts.iter().any(|p| p.contains("embed") || ["wte", "wpe", "shared"].contains(p)) {
+    if parts.iter().any(|p| p.contains("embed") || ["wte", "wpe", "shared", "positions"].contains(p)) {
         return Err(Skipped::Embedding);
     }
     let norm =

@@ -253,7 +253,7 @@ pub enum Error {
 
     /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
     #[error(
-        "{count} elements are -0.0, which the compressed form stores as +0.0; allow that (NegativeZeros::Normalise) or replace them by +0.0"
+        "{count} elements are -0.0, which the compressed form stores as +0.0; allow +0.0 in their place (`NegativeZeros::Normalise`; on the command line without --exact), or replace them"
     )]
     NegativeZeros {
         /// How many.

@@ -31,7 +31,7 @@ impl Screen {
 
     /// Prints text for people and a line break; nothing with `--quiet` or `--json`.
     pub(crate) fn line(&mut self, text: impl std::fmt::Display) -> Result<()> {
-        if self.quiet || self.json { Ok(()) } else { self.write(format!("{text}\n").as_bytes()) }
+        if self.quiet || self.json { Ok(()) } else { self.styled(format!("{text}\n").as_bytes()) }
     }
 
     /// Prints the JSON answer, if `--json` is given.
@@ -41,7 +41,7 @@ impl Screen {
         }
         let mut text = serde_json::to_vec_pretty(answer).context("writing JSON")?;
         text.push(b'\n');
-        self.write(&text)
+        self.raw(&text)
     }
 
     /// Returns whether `--verbose` asks for every detail.
@@ -59,8 +59,8 @@ impl Screen {
         if self.json { Ok(()) } else { self.raw(bytes) }
     }
 
-    /// Prints the command's output bytes unchanged.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Prints text, where stdout is no terminal without its colours.
+    fn styled(&mut self, bytes: &[u8]) -> Result<()> {
         if self.closed {
             return Ok(());
         }

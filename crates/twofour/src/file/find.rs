@@ -25,8 +25,20 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
     }
     let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
     match (indices.as_mut_slice(), files.as_mut_slice()) {
-        ([index], _) => Ok(std::mem::take(index)),
-        ([], [file]) => Ok(std::mem::take(file)),
+        ([index], files) => match files.iter().find(|file| is_whole_of(file, index)) {
+            Some(file) => fault(format!(
+                "the directory holds both {} and its index, which may be of another model; name one of them, or remove one",
+                named(file)
+            )),
+            None => Ok(std::mem::take(index)),
+        },
+        ([], [file]) => match shards_of(&named(file)) {
+            Some(shards) if shards > 1 => fault(format!(
+                "the directory holds {}, one of {shards} shards, and no index; copy the index and the other shards, or name the file",
+                named(file)
+            )),
+            _ => Ok(std::mem::take(file)),
+        },
         ([], []) => fault(match folders_with_safetensors(directory).as_slice() {
             [] => "the directory holds no .safetensors file".to_owned(),
             folders => format!(
@@ -41,6 +53,23 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
         )),
         (indices, _) => fault(format!("the directory holds {} indices; name one of them", indices.len())),
     }
+}
+
+fn named(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Whether a file has the name of an index without its end: the model in one file, beside that in shards.
+fn is_whole_of(file: &Path, index: &Path) -> bool {
+    named(index).strip_suffix(".index.json").is_some_and(|whole| named(file) == whole)
+}
+
+/// The number of shards that a name tells, as in `model-00002-of-00004.safetensors`.
+fn shards_of(name: &str) -> Option<u32> {
+    let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (_, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(number) && is_number(count)).then(|| count.parse().ok())?
 }
 
 /// The names of the folders of a directory that hold a `.safetensors` file, sorted.

@@ -287,6 +287,33 @@ fn only_regular_files_are_read() {
     assert!(refusal(outside.path()).contains("but these folders in it do: model; name one of them"));
     fs::write(directory.path().join("second.safetensors"), "").unwrap();
     assert!(refusal(directory.path()).contains("holds 2 .safetensors files and no index"));
+    // One shard of several is no model; a file and an index of the same name may be of two models.
+    let shards = tempfile::tempdir().unwrap();
+    small_model(&shards.path().join("model-00002-of-00004.safetensors"), Overwrite::No).unwrap();
+    assert!(refusal(shards.path()).contains("model-00002-of-00004.safetensors, one of 4 shards, and no index"));
+    let whole = tempfile::tempdir().unwrap();
+    small_model(&whole.path().join("model-00001-of-00001.safetensors"), Overwrite::No).unwrap();
+    Reader::open(whole.path()).unwrap();
+    let both = tempfile::tempdir().unwrap();
+    small_model(&both.path().join("model.safetensors"), Overwrite::No).unwrap();
+    fs::write(both.path().join("model.safetensors.index.json"), "{}").unwrap();
+    assert!(refusal(both.path()).contains("both model.safetensors and its index"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_what_is_no_file_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("link.safetensors");
+    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+    let error = small_model(&link, Overwrite::Yes).unwrap_err().to_string();
+    assert!(error.contains("a device, a pipe or a socket"), "{error}");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    fs::remove_file(&link).unwrap();
+    let file = directory.path().join("file.safetensors");
+    small_model(&file, Overwrite::No).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    small_model(&link, Overwrite::Yes).unwrap();
 }
 
 #[test]

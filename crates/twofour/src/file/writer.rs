@@ -304,7 +304,9 @@ pub(super) fn expect_replaceable(path: &Path, overwrite: Overwrite) -> Result<()
     if overwrite == Overwrite::No {
         return Err(Error::Exists { path: path.to_owned() });
     }
-    if !found.is_file() && !found.is_symlink() {
+    // Of a link what it leads to: it would be replaced by a file.
+    let leads_elsewhere = found.is_symlink() && fs::metadata(path).is_ok_and(|target| !target.is_file());
+    if leads_elsewhere || !found.is_file() && !found.is_symlink() {
         let reason = "is no file but a device, a pipe or a socket, and is not replaced; name another output".to_owned();
         return Err(Error::Format { path: path.to_owned(), reason });
     }

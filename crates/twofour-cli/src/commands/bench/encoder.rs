@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use serde::Serialize;
 use twofour::DataType;
 use twofour_cuda::Device;
-use twofour_nn::model::{EncoderCheckpoint, SavedModel};
+use twofour_nn::model::{Checkpoint, EncoderCheckpoint, SavedModel};
 
 use super::{
     super::train::TrainDevice,
@@ -130,7 +130,15 @@ impl Encoder {
         if let Some(model) = ImageModel::find(&self.model)? {
             return self.images(&model, screen);
         }
-        let checkpoint = EncoderCheckpoint::open(SavedModel::locate(&self.model))?;
+        let path = SavedModel::locate(&self.model);
+        let is_other = Checkpoint::is_at(&path) && !EncoderCheckpoint::is_at(&path);
+        let checkpoint = match EncoderCheckpoint::open(path) {
+            Err(error) if is_other => {
+                let measured = "bench encoder measures bert, vit, dinov2, dinov2_with_registers and sam, bench generate decoders";
+                return Err(anyhow::Error::from(error).context(measured));
+            }
+            opened => opened?,
+        };
         let (length, context) = (self.length(), checkpoint.config().context);
         if length > context {
             bail!(Usage(format!("--length {length}: the model's context is {context} tokens")));

@@ -251,13 +251,17 @@ impl Generate {
 
     fn weights(&self, source: &ModelSource) -> Result<Vec<Weights>> {
         let is_stored = source.directory().is_some();
+        let is_part = source.layers.is_some() || source.vocabulary.is_some();
         if !self.weights.is_empty() {
-            if self.weights.contains(&Weights::Stored)
-                && (!is_stored || source.layers.is_some() || source.vocabulary.is_some())
-            {
+            if self.weights.contains(&Weights::Stored) && (!is_stored || is_part) {
                 bail!(Usage("--weights stored: needs a checkpoint's directory as --model, whole".to_owned()));
             }
             return Ok(self.weights.clone());
+        }
+        if is_stored && is_part {
+            bail!(Usage(
+                "--layers and --vocabulary: a checkpoint's own weights are measured whole; leave them out, or name random weights with --weights".to_owned()
+            ));
         }
         Ok(match is_stored {
             true => vec![Weights::Stored],

@@ -56,12 +56,20 @@ impl Output {
         if self.force {
             return replace(path, text);
         }
-        let mut file = NamedTempFile::new_in(directory(path))?;
+        let mut file = temporary(path)?;
         file.write_all(text)?;
         file.as_file().sync_all()?;
         file.persist_noclobber(path)?;
         Ok(())
     }
+}
+
+/// A file beside `path` that may get its name, readable as any new file is.
+fn temporary(path: &Path) -> Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    Ok(builder.tempfile_in(directory(path))?)
 }
 
 /// Returns an error unless a file can be written there.
@@ -70,14 +78,17 @@ pub(super) fn expect_file(path: &Path) -> Result<()> {
     if path.is_dir() {
         bail!(Usage(format!("-o {shown}: is a directory; name a file")));
     }
-    NamedTempFile::new_in(directory(path)).with_context(|| shown.to_string())?;
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        bail!(Usage(format!("-o {shown}: is a device, a pipe or a socket; name a file")));
+    }
+    temporary(path).with_context(|| shown.to_string())?;
     Ok(())
 }
 
 /// Replaces a file atomically: concurrent readers see the whole of the old text or of the new one, also after a kill.
 pub(super) fn replace(path: &Path, text: &[u8]) -> Result<()> {
     let write = || -> Result<()> {
-        let mut file = NamedTempFile::new_in(directory(path))?;
+        let mut file = temporary(path)?;
         file.write_all(text)?;
         file.as_file().sync_all()?;
         file.persist(path)?;

@@ -21,7 +21,7 @@ use crate::{
     device::{Kernel, Launch},
     raw::{
         DenseWeight, MetaOrder, Packed,
-        grid::{BLOCK, SIDE, blocks, shape},
+        grid::{BLOCK, MOST_GRID_ROWS, SIDE, blocks, shape},
         headers,
         weight::RawMeta,
     },
@@ -86,6 +86,8 @@ pub struct Pruner {
     output: DataType,
     /// One for each rule, for shapes and addresses that allow vector loads of whole tiles.
     rules: [Kernel; 6],
+    /// The same for one weight, which take its parameters from the launch itself: several weights are told apart by loads that cost each CTA time.
+    alone: [Kernel; 6],
     /// For every rule, shape and address.
     any: Kernel,
     /// For rows of whole tiles, and for every shape.
@@ -161,18 +163,23 @@ impl Pruner {
     pub fn new(device: &Device, input: DataType, output: DataType) -> Result<Self> {
         let source = source(input, output);
         expect_types(device, input, output, &source)?;
-        let kernel = |name| device.kernel(&source, name);
+        let kernel = |name: &str| device.kernel(&source, name);
+        let of_rules = |suffix: &str| -> Result<[Kernel; 6]> {
+            let rule = |name: &str| kernel(&format!("both_ways_{name}{suffix}"));
+            Ok([
+                rule("greedy")?,
+                rule("greedy_signed")?,
+                rule("causal1122")?,
+                rule("optimal")?,
+                rule("given")?,
+                rule("rows")?,
+            ])
+        };
         Ok(Self {
             input,
             output,
-            rules: [
-                kernel("both_ways_greedy")?,
-                kernel("both_ways_greedy_signed")?,
-                kernel("both_ways_causal1122")?,
-                kernel("both_ways_optimal")?,
-                kernel("both_ways_given")?,
-                kernel("both_ways_rows")?,
-            ],
+            rules: of_rules("")?,
+            alone: of_rules("_alone")?,
             any: kernel("both_ways_any")?,
             apply_mask: [kernel("apply_mask_of_tiles")?, kernel("apply_mask_of_tiles_any")?],
         })
@@ -231,6 +238,14 @@ impl Pruner {
                 && is_whole(to.packed, weight.rows, weight.cols)
                 && is_whole(to.transposed, weight.cols, weight.rows);
             if is_whole { whole.push(raw) } else { others.push(raw) }
+        }
+        if let ([raw], true) = (whole.as_slice(), others.is_empty()) {
+            let (rows, cols) = (raw.rows.div_ceil(SIDE as u32), raw.cols.div_ceil(SIDE as u32));
+            if rows as usize <= MOST_GRID_ROWS {
+                let launch = Launch::simple((cols, rows), BLOCK);
+                // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
+                return unsafe { self.alone[rule as usize].launch(stream, launch, raw) };
+            }
         }
         for (kernel, all) in [(&self.rules[rule as usize], whole), (&self.any, others)] {
             for some in all.chunks(WEIGHTS) {

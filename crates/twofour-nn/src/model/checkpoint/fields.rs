@@ -112,9 +112,17 @@ impl Fields {
         Ok(self.of(field, "a number above 0", positive)?.unwrap_or(default))
     }
 
-    /// A number that must be there.
-    pub(super) fn number(&self, field: &str) -> Result<f64> {
-        self.number_if(field)?.ok_or_else(|| self.wrong(field, "a number"))
+    /// A number above 0 that must be there.
+    pub(super) fn positive_number(&self, field: &str) -> Result<f64> {
+        match self.get(field) {
+            Some(_) => self.positive(field, 1.0),
+            None => Err(self.wrong(field, "a number above 0")),
+        }
+    }
+
+    /// Whether there is no field.
+    pub(super) fn is_empty(&self) -> bool {
+        self.values.is_empty()
     }
 
     /// A flag with its default.

@@ -77,11 +77,12 @@ pub(super) fn activation(fields: &Fields, field: &str, default: &str) -> Result<
     })
 }
 
-/// Rotary positions: `rope_parameters`, or `rope_theta` and `rope_scaling` as older versions wrote them.
+/// Rotary positions: `rope_scaling`, as older versions and users write it, comes before `rope_parameters`, and with either, `rope_theta` may be in it or beside it.
+/// transformers 5 has the same order.
 fn rope(fields: &Fields) -> Result<Rope> {
-    let parameters = match fields.object_if("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => fields.object_if("rope_scaling")?,
+    let parameters = match fields.object_if("rope_scaling")?.filter(|scaling| !scaling.is_empty()) {
+        Some(scaling) => Some(scaling),
+        None => fields.object_if("rope_parameters")?,
     };
     let holder = parameters.as_ref().filter(|parameters| parameters.get("rope_theta").is_some()).unwrap_or(fields);
     let base = holder.positive("rope_theta", 10_000.0)?;
@@ -95,14 +96,23 @@ fn rope(fields: &Fields) -> Result<Rope> {
     let scaling = match parameters.text_if(key)? {
         None | Some("default") => None,
         Some("llama3") => Some(RopeScaling {
-            factor: parameters.number("factor")?,
-            low_frequency_factor: parameters.number("low_freq_factor")?,
-            high_frequency_factor: parameters.number("high_freq_factor")?,
-            original_context: parameters.number("original_max_position_embeddings")?,
+            factor: parameters.positive_number("factor")?,
+            low_frequency_factor: parameters.positive_number("low_freq_factor")?,
+            high_frequency_factor: parameters.positive_number("high_freq_factor")?,
+            original_context: original_context(fields, &parameters)?,
         }),
         Some(_) => return Err(parameters.unsupported(key, "supported are default and llama3")),
     };
     Ok(Rope { base, scaling })
+}
+
+/// The context that positions were trained for: the configuration's own field, that of the scaling, or the whole context, in this order, as in transformers 5.
+fn original_context(fields: &Fields, scaling: &Fields) -> Result<f64> {
+    const FIELD: &str = "original_max_position_embeddings";
+    match [fields, scaling].into_iter().find(|holder| holder.get(FIELD).is_some()) {
+        Some(holder) => holder.positive_number(FIELD),
+        None => fields.positive_number("max_position_embeddings"),
+    }
 }
 
 /// The sliding window of each layer: of all layers, of those from `max_window_layers` on, or of those that `layer_types` lists.

@@ -67,6 +67,18 @@ pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
     Ok(Fields::read(&directory.join(CONFIG_FILE))?.text_if("model_type")?.map(str::to_owned))
 }
 
+/// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
+fn has_own_head(reader: &Reader) -> Result<bool> {
+    let Some(head) = reader.tensors().find(|tensor| tensor.name == "lm_head.weight") else { return Ok(false) };
+    let is_embedding = |name: &str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
+    let Some(embedding) = reader.tensors().find(|tensor| is_embedding(&tensor.name)) else { return Ok(false) };
+    if head.shape != embedding.shape {
+        return Ok(false);
+    }
+    Ok(head.dtype != embedding.dtype
+        || *reader.tensor(&head.name)?.bytes()? != *reader.tensor(&embedding.name)?.bytes()?)
+}
+
 impl Checkpoint {
     /// Whether the directory has a configuration, and so is meant as a checkpoint.
     pub fn is_at(directory: impl AsRef<Path>) -> bool {
@@ -94,12 +106,13 @@ impl Checkpoint {
                 return Err(CheckpointError::UnsupportedModel { path, found, supported }.into());
             }
         };
-        let config = match family {
+        let mut config = match family {
             Some(family) => llama::config(&fields, family)?,
             None => gpt2::config(&fields)?,
         };
         config.validate().map_err(|error| fields.not_valid(&error))?;
         let reader = Reader::open(directory)?;
+        config.tied = config.tied && !has_own_head(&reader)?;
         // A weight that this program compressed is read whatever tool's name the configuration has for its form.
         if fields.get("quantization_config").is_some() && reader.compressed_weights().next().is_none() {
             return Err(fields.unsupported("quantization_config", "weights are f32, f16, bf16 or compressed").into());

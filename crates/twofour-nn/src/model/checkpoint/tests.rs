@@ -17,7 +17,7 @@ use twofour::{
 use super::{Checkpoint, CheckpointError};
 use crate::{
     Error,
-    model::{Inference, Sampling, Windows},
+    model::{Inference, Positions, Rope, Sampling, Windows},
 };
 
 const FAMILIES: [&str; 5] = ["llama", "mistral", "qwen2", "qwen3", "gpt2"];
@@ -339,6 +339,21 @@ fn what_older_versions_stored_is_ignored() {
     assert_eq!(greedy(&model, &expected.prompt_tokens, 12), expected.greedy);
 }
 
+/// transformers 5 ties no head that is stored and is not the embedding.
+#[test]
+fn a_head_of_its_own_is_used_whatever_is_said_of_tying() {
+    let tied = with_config("llama", |config| config["tie_word_embeddings"] = json!(true));
+    let checkpoint = Checkpoint::open(tied.path()).unwrap();
+    assert!(!checkpoint.config().tied);
+    let expected = expected("llama");
+    assert_eq!(greedy(&checkpoint.inference::<f32>().unwrap(), &expected.prompt_tokens, 12), expected.greedy);
+    let same = with_tensors("gpt2", |tensors| {
+        let (_, shape, values) = tensors.iter().find(|(name, ..)| name.ends_with("wte.weight")).unwrap().clone();
+        tensors.push(("lm_head.weight".into(), shape, values));
+    });
+    assert!(Checkpoint::open(same.path()).unwrap().config().tied);
+}
+
 #[test]
 fn fields_that_are_not_supported_are_named() {
     for (family, field, value, word) in [
@@ -347,6 +362,9 @@ fn fields_that_are_not_supported_are_named() {
         ("llama", "hidden_act", json!("mish"), "hidden_act"),
         ("llama", "rope_parameters", json!({"rope_type": "yarn", "factor": 2.0}), "rope_parameters.rope_type"),
         ("llama", "rope_parameters", json!({"rope_type": "llama3"}), "rope_parameters.factor"),
+        ("llama", "rope_parameters", json!({"rope_type": "llama3", "factor": -8.0}), "rope_parameters.factor"),
+        ("llama", "rope_parameters", json!({"rope_type": "llama3", "factor": 0}), "rope_parameters.factor"),
+        ("llama", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "rope_scaling.rope_type"),
         ("llama", "num_attention_heads", json!("four"), "num_attention_heads"),
         ("llama", "hidden_size", json!(null), "hidden_size"),
         ("llama", "num_hidden_layers", json!(1 << 20), "num_hidden_layers"),
@@ -380,6 +398,23 @@ fn older_configurations_mean_the_same() {
     });
     let open = |path: &Path| Checkpoint::open(path).unwrap().config().clone();
     assert_eq!(open(older.path()), open(&directory("llama")));
+    // What users add to a configuration of today comes first, as in transformers.
+    let added = with_config("llama", |config| {
+        let mut scaling = config["rope_parameters"].clone();
+        scaling["factor"] = json!(4.0);
+        config.insert("rope_scaling".into(), scaling);
+    });
+    let Positions::Rotary(Rope { scaling, .. }) = open(added.path()).positions else { panic!("no rotary positions") };
+    assert_eq!(scaling.map(|scaling| scaling.factor), Some(4.0));
+    // The field of the configuration itself is before that of the scaling; without either it is the whole context.
+    for (own, nested, expected) in [(Some(20.0), Some(16.0), 20.0), (None, Some(16.0), 16.0), (None, None, 40.0)] {
+        let copy = with_config("llama", |config| {
+            config.extend(own.map(|own| ("original_max_position_embeddings".to_owned(), json!(own))));
+            config["rope_parameters"]["original_max_position_embeddings"] = json!(nested);
+        });
+        let Positions::Rotary(Rope { scaling, .. }) = open(copy.path()).positions else { panic!("{own:?}") };
+        assert_eq!(scaling.map(|scaling| scaling.original_context), Some(expected), "{own:?}, {nested:?}");
+    }
     let older = with_config("mistral", |config| {
         config.remove("rope_parameters");
         config.insert("rope_theta".into(), json!(10_000.0));

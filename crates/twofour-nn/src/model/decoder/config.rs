@@ -115,9 +115,12 @@ impl DecoderConfig {
             return Err(Error::Setting { what: "elements of a head", found, expected: "even, as rotation requires" });
         }
         if !self.windows.is_empty() && (self.windows.len() != self.layers || self.windows.contains(&Some(0))) {
-            let found = format!("{:?}", self.windows);
+            let found = match self.windows.iter().position(|window| *window == Some(0)) {
+                Some(layer) => format!("0 for layer {layer}"),
+                None => format!("{} for {} layers", self.windows.len(), self.layers),
+            };
             return Err(Error::Setting {
-                what: "windows",
+                what: "sliding windows",
                 found,
                 expected: "a positive number or none for each layer",
             });
