@@ -81,6 +81,11 @@ fn a_run_leaves_a_report_a_picture_and_models_that_write() {
     // Again: the same report, nothing trained. Asked for something else: refused.
     let again = run(dir.path(), &["quickstart", "--out", "q", "--json"]).good();
     assert_eq!(again.json(), report);
+    for option in [["--seed", "7"], ["--minutes", "5"]] {
+        let asked = run(dir.path(), &[&["quickstart", "--out", "q"], &option[..]].concat()).bad(2);
+        assert!(asked.contains("--minutes 0.05 --seed 0") && asked.contains("--force"), "{asked}");
+    }
+    run(dir.path(), &["quickstart", "--out", "q", "--minutes", "0.05", "--seed", "0"]).good();
     run(dir.path(), &["check", "q/sparse.safetensors"]).good();
 
     let text = |model: &str, seed: &str| {

@@ -373,6 +373,128 @@ fn a_loss_that_stays_infinite_stops_the_run_with_its_last_checkpoint() {
 }
 
 #[test]
+fn a_run_that_ends_with_skipped_steps_is_an_error_and_leaves_no_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let ran = train(directory.path(), "ste", "run", &["training.learning_rate=1e30"]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for words in ["of 20 steps were skipped", "no model was written", "another folder (-o)", "NaN or infinite"] {
+        assert!(ran.stderr.contains(words), "{words}: {ran:?}");
+    }
+    assert!(!ran.stdout.contains("training loss"), "{ran:?}");
+    assert_eq!(names(&directory.path().join("run")), ["last", "lock", "metrics.jsonl", "recipe.toml"]);
+    assert_eq!(lines(&directory.path().join("run")).len(), 20);
+    // The same command has the same answer.
+    let again = train(directory.path(), "ste", "run", &["training.learning_rate=1e30"]);
+    assert_eq!((again.code, again.stderr.lines().last()), (Some(1), ran.stderr.lines().last()));
+}
+
+#[test]
+fn a_divergence_says_what_can_be_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = ["training.steps=100", "training.learning_rate=1e30", "training.checkpoint_every=0"];
+    let ran = train(directory.path(), "dense", "run", &more);
+    assert!(ran.code == Some(1) && ran.stderr.contains("stopped before the first checkpoint"), "{ran:?}");
+    assert!(ran.stderr.contains("into a new folder") && !ran.stderr.contains("go on from"), "{ran:?}");
+}
+
+#[test]
+fn a_folder_in_which_nothing_was_trained_is_taken_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("run");
+    // Text of too few tokens, which is known once it is encoded.
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "two": 1, "of": 2, "four": 3}, "unk_token": "[UNK]"}
+    });
+    fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let llama = ["model.kind=llama", "data.tokenizer=tokenizer.json", "data.text=['text']"];
+    for (text, code) in [("a".repeat(2000), 1), ("two of four ".repeat(200), 0)] {
+        fs::write(directory.path().join("text"), text).unwrap();
+        let ran = train(directory.path(), "ste", "encoded", &llama);
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        assert_eq!(directory.path().join("encoded/recipe.toml").exists(), code == 0, "{ran:?}");
+    }
+    // What a kill before the first step leaves.
+    train(directory.path(), "ste", "whole", &["training.seed=3"]).good();
+    fs::create_dir_all(&folder).unwrap();
+    fs::copy(directory.path().join("whole/recipe.toml"), folder.join("recipe.toml")).unwrap();
+    fs::write(folder.join("metrics.jsonl"), "").unwrap();
+    train(directory.path(), "ste", "run", &["training.seed=4"]).good();
+    assert!(fs::read_to_string(folder.join("recipe.toml")).unwrap().contains("seed = 4"));
+    // Not where steps were done, and not somebody's own file.
+    let own = directory.path().join("own");
+    fs::create_dir(&own).unwrap();
+    let text = fs::read_to_string(directory.path().join("whole/recipe.toml")).unwrap();
+    fs::write(own.join("recipe.toml"), format!("# mine\n{text}")).unwrap();
+    for folder in ["whole", "own"] {
+        let message = train(directory.path(), "ste", folder, &["training.seed=4"]).bad(2);
+        assert!(message.contains("training.seed: 3 there, 4 here"), "{message}");
+    }
+    assert!(fs::read_to_string(own.join("recipe.toml")).unwrap().starts_with("# mine"));
+}
+
+#[test]
+fn other_text_before_the_first_checkpoint_begins_anew_and_is_recorded() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, words) in [("a.txt", "two of every four "), ("b.txt", "other words for you ")] {
+        fs::write(directory.path().join(name), words.repeat(100)).unwrap();
+    }
+    train(directory.path(), "ste", "run", &["data.text=['a.txt']"]).good();
+    train(directory.path(), "ste", "whole", &["data.text=['b.txt']"]).good();
+    let folder = directory.path().join("run");
+    fs::remove_dir_all(folder.join("last")).unwrap();
+    train(directory.path(), "ste", "run", &["data.text=['b.txt']"]).good();
+    let recipe = fs::read_to_string(folder.join("recipe.toml")).unwrap();
+    assert!(recipe.contains("b.txt") && !recipe.contains("a.txt"), "{recipe}");
+    assert_eq!(timeless(&folder), timeless(&directory.path().join("whole")));
+}
+
+#[test]
+fn a_checkpoint_that_a_kill_left_unkept_is_kept_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = ["training.keep_checkpoints=2"];
+    train(directory.path(), "ste", "run", &more).good();
+    let kept = directory.path().join("run/checkpoints");
+    assert_eq!(names(&kept), ["0000000015", "0000000020"]);
+    fs::remove_dir_all(kept.join("0000000020")).unwrap();
+    train(directory.path(), "ste", "run", &more).good();
+    assert_eq!(names(&kept), ["0000000015", "0000000020"]);
+}
+
+#[test]
+fn parts_of_a_run_have_their_own_times() {
+    let directory = tempfile::tempdir().unwrap();
+    let part = "sparsity.override=[{layers=['blocks.0.attn.qkv'], method='ste'}]";
+    let dry = |method: &str, more: &[&str]| {
+        let dry: Vec<String> = [arguments(method, "dry", more), vec!["--dry-run".to_owned()]].concat();
+        run(directory.path(), &dry.iter().map(String::as_str).collect::<Vec<_>>()).good().stdout
+    };
+    let shown = dry("fst", &[part]);
+    for words in ["layers are 2:4: blocks.0.mlp.up and 1 more", "from step 0 to 17", "blocks.0.attn.qkv", "to 20"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    assert!(dry("gradual", &[]).contains("3:4 from step 2, 2:4 from step 6 to 20"));
+    let ran = train(directory.path(), "fst", "run", &[part, "sparsity.mask_every=4"]).good();
+    assert!(ran.stdout.contains("some of them only until step 17"), "{ran:?}");
+    assert!(!ran.stdout.contains("dense at the end"), "{ran:?}");
+    let report = read_json(directory.path().join("run/report.json"));
+    assert_eq!(report["plan"]["sparse"][1], 20, "{report}");
+    assert_eq!(report["plan"]["stages"][0]["end"], 17, "{report}");
+    // STEP without bounds may end dense.
+    train(directory.path(), "step", "step", &["sparsity.begin=0", "sparsity.switch_latest=1"]).good();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_beyond_the_memory_of_the_machine_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let message = train(directory.path(), "ste", "run", &["training.batch=1048576", "model.context=4096"]).bad(2);
+    assert!(message.contains("this machine has") && message.contains("training.micro_batch"), "{message}");
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
 fn devices_and_precisions_that_are_not_there_leave_no_folder() {
     let directory = tempfile::tempdir().unwrap();
     let message = train(directory.path(), "ste", "run", &["training.precision=bf16"]).bad(2);
@@ -419,6 +541,8 @@ fn a_vision_transformer_trains_on_images_and_damaged_images_are_refused() {
     };
     let train = |more: &[&str]| train_from("vit", "run", more);
     train(&[]).good();
+    let diverged = train_from("vit", "diverged", &["training.learning_rate=1e30", "training.steps=20"]);
+    assert!(diverged.code == Some(1) && diverged.stderr.contains("of 20 steps were skipped"), "{diverged:?}");
     train_from("study-vit", "study", &["sparsity.method=fst"]).good();
     let report: Value = serde_json::from_slice(&fs::read(directory.path().join("run/report.json")).unwrap()).unwrap();
     assert!(report["val_accuracy"].as_f64().unwrap() > 0.9, "{report}");

@@ -84,7 +84,7 @@ pub enum Error {
 
     /// Too many consecutive steps with a loss or gradients that are not finite.
     #[error(
-        "step {step}: the loss or a gradient was NaN or infinite in {count} consecutive steps; go on from the last checkpoint with a lower learning rate or a longer warm-up"
+        "step {step}: the loss or a gradient was NaN or infinite in {count} consecutive steps; train again with a lower learning rate or a longer warm-up, into a new folder, because a run goes on only with the settings that it began with"
     )]
     Diverged {
         /// The last of these steps.

@@ -76,6 +76,9 @@ impl Quickstart {
         }
         let folder = if self.force { Folder::begin_anew(&self.out)? } else { Folder::open(&self.out)? };
         if let Some(report) = folder.report()? {
+            if let Some(plan) = folder.plan()? {
+                self.expect_same(&plan, &folder)?;
+            }
             screen.line(format!("{} holds a finished run; --force begins anew.\n", folder.path().display()))?;
             return finish(screen, &folder, &report);
         }
@@ -116,6 +119,20 @@ impl Quickstart {
         Ok(report)
     }
 
+    /// Refuses options that are not those of the run in the folder.
+    fn expect_same(&self, plan: &Plan, folder: &Folder) -> Result<()> {
+        let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
+        if differs {
+            bail!(Usage(format!(
+                "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, choose another --out, or begin anew with --force",
+                folder.path().display(),
+                plan.minutes,
+                plan.seed
+            )));
+        }
+        Ok(())
+    }
+
     /// The plan of the run in the folder, or a new one.
     fn plan<E: Engine>(
         &self,
@@ -125,15 +142,7 @@ impl Quickstart {
         open: &impl Fn() -> Result<E>,
     ) -> Result<Plan> {
         if let Some(plan) = folder.plan()? {
-            let differs = self.minutes.is_some_and(|m| m != plan.minutes) || self.seed.is_some_and(|s| s != plan.seed);
-            if differs {
-                bail!(Usage(format!(
-                    "{} holds a run with --minutes {} --seed {}; leave these options away to go on with it, or choose another --out",
-                    folder.path().display(),
-                    plan.minutes,
-                    plan.seed
-                )));
-            }
+            self.expect_same(&plan, folder)?;
             return Ok(plan);
         }
         screen.line("Timing a few steps, to plan the run ...")?;

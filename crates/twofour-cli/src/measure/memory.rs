@@ -18,6 +18,12 @@ const LEAST_BESIDE_LARGE_CACHE: usize = 700 << 20;
 /// The most memory of one contender's copies. Three contenders have their own copies, and the read probe a buffer: about 4 GiB together.
 const MOST: usize = 1100 << 20;
 
+/// Memory that the allocator and the fields around the values take for a copy, beside the copy's struct.
+const OVERHEAD: usize = 512;
+
+/// The most copies: each costs time to make, however small it is.
+const MOST_COPIES: usize = 1 << 16;
+
 /// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the last-level cache or more.
 pub(crate) fn rotation_bytes() -> usize {
     let cache = machine::last_level_cache().map_or(ASSUMED_CACHE, |bytes| bytes as usize);
@@ -36,8 +42,9 @@ impl<W> Rotation<W> {
     /// Returns copies of a weight of `bytes` bytes; `copy` must copy its memory.
     pub(crate) fn new(weight: W, bytes: usize, copy: impl Fn(&W) -> W) -> Self {
         let bytes = bytes.max(mem::size_of::<usize>());
+        let charged = bytes.saturating_add(mem::size_of::<W>() + OVERHEAD);
         // One more than fits: before a copy is used again, all of the others have been read.
-        let count = (rotation_bytes().div_ceil(bytes) + 1).min(MOST / bytes).max(1);
+        let count = (rotation_bytes().div_ceil(bytes) + 1).min(MOST / charged).clamp(1, MOST_COPIES);
         let mut copies = Vec::with_capacity(count);
         copies.push(weight);
         while copies.len() < count {
@@ -67,5 +74,13 @@ mod tests {
         let first = rotation.next() as *const i32;
         (1..count).for_each(|_| assert_ne!(rotation.next() as *const i32, first));
         assert_eq!(rotation.next() as *const i32, first);
+    }
+
+    #[test]
+    fn copies_of_a_tiny_weight_are_bounded() {
+        assert_eq!(Rotation::new([0u8; 8], 2, Clone::clone).copies.len(), MOST_COPIES);
+        // What a copy takes beside its bytes counts, too.
+        let large = Rotation::new([0u8; 1 << 20], 2, Clone::clone);
+        assert!(large.copies.len() << 20 <= MOST, "{}", large.copies.len());
     }
 }

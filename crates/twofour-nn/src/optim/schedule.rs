@@ -5,7 +5,7 @@ use crate::{
     recipe::{ScheduleKind, TrainingSettings},
 };
 
-/// A linear warm-up to the peak, then a fall to the floor, which is kept from the last step on.
+/// A linear warm-up to the peak, then a fall to the floor. The floor is reached one step after the last step of the run, and kept from there on.
 ///
 /// ```
 /// use twofour_nn::{optim::Schedule, recipe::TrainingSettings};
@@ -14,6 +14,7 @@ use crate::{
 /// assert_eq!(schedule.at(0), 1e-4); // a tenth of the way up
 /// assert_eq!(schedule.at(9), 1e-3);
 /// assert!((schedule.at(60) - 5.5e-4).abs() < 1e-12); // half-way down the cosine
+/// assert!(schedule.at(109) > 1e-4); // the last step of the run
 /// assert_eq!(schedule.at(110), 1e-4);
 /// # Ok::<(), twofour_nn::Error>(())
 /// ```

@@ -1,7 +1,7 @@
 //! Settings of a recipe against each other.
 
 use super::{
-    Mistakes, ModelKind, Place, Recipe, ScheduleKind,
+    Mistakes, ModelKind, OptimizerKind, Place, Recipe, ScheduleKind, TrainingSettings,
     check_sparsifier::check_bands,
     check_sparsity::check_sparsity,
     layers,
@@ -156,6 +156,7 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         let problem = "only a \"vit\" has features of images, and the model is of another kind";
         m.add(s.place("linear_probe"), "training.linear_probe", problem);
     }
+    check_optimizer(recipe, sections, m);
     let within_run = sound(m, &["steps", "warm_up", "decay_steps", "schedule"]);
     if within_run && training.warm_up > training.steps {
         let problem = format!("found {}, beyond the run of {} steps", training.warm_up, training.steps);
@@ -164,6 +165,11 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
     match (training.schedule, training.decay_steps) {
         (ScheduleKind::Cosine, Some(_)) if within_run => {
             let problem = "only the schedule \"wsd\" has it, and the schedule is \"cosine\"";
+            m.add(s.place("decay_steps"), "training.decay_steps", problem);
+        }
+        (ScheduleKind::Wsd, Some(1)) if within_run => {
+            let problem =
+                "found 1, expected at least 2: the fall begins at the learning rate, so one step of it changes nothing";
             m.add(s.place("decay_steps"), "training.decay_steps", problem);
         }
         (ScheduleKind::Wsd, _) if within_run && training.warm_up <= training.steps => {
@@ -179,5 +185,26 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             }
         }
         _ => {}
+    }
+}
+
+/// The keys that the other optimizer has. The defaults are in every recipe that is written.
+fn check_optimizer(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
+    let (own, s, default) = (&recipe.training, &sections.training, TrainingSettings::default());
+    if m.has("training.optimizer") {
+        return;
+    }
+    let is_sgd = own.optimizer == OptimizerKind::Sgd;
+    let of_adamw = "only the optimizer \"adamw\" has it, and the optimizer is \"sgd\"";
+    let of_sgd = "only the optimizer \"sgd\" has it, and the optimizer is \"adamw\"";
+    for (key, differs, is_foreign, problem) in [
+        ("momentum", own.momentum != default.momentum, !is_sgd, of_sgd),
+        ("beta1", own.beta1 != default.beta1, is_sgd, of_adamw),
+        ("beta2", own.beta2 != default.beta2, is_sgd, of_adamw),
+        ("epsilon", own.epsilon != default.epsilon, is_sgd, of_adamw),
+    ] {
+        if differs && is_foreign && !m.has(&format!("training.{key}")) {
+            m.add(s.place(key), format!("training.{key}"), problem);
+        }
     }
 }

@@ -251,8 +251,14 @@ impl Checked<'_> {
             m.add(s.place("switch_latest"), self.key("switch_latest"), problem);
         }
         let end = settings.end.map(step_of).or(own.end).unwrap_or(steps);
-        if until.max(begin) >= end {
-            let key = if settings.end.is_some() { "end" } else { "begin" };
+        // STEP without bounds: where variances never settle, no layer becomes 2:4.
+        let is_unbounded = settings.switch_latest.is_some() && begin < end && until == end;
+        if until.max(begin) >= end && !is_unbounded {
+            let key = match (&settings.end, &settings.switch_latest) {
+                (Some(_), _) => "end",
+                (None, Some(_)) if begin < end => "switch_latest",
+                (None, _) => "begin",
+            };
             let problem = format!(
                 "layers would be 2:4 from step {} to step {end} of {steps}, which is never; expected an end after the beginning",
                 until.max(begin)

@@ -41,7 +41,7 @@ pub use load::{LoadedData, LoadedRecipe, RecipeError};
 pub use mistake::{Mistake, Mistakes, Place};
 pub use model::{ModelConfig, ModelKind, ModelSettings, Pooling};
 pub use overrides::{NotAnOverride, Override};
-pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan};
+pub use plan::{DeviceKind, LevelPlan, MemoryPlan, RecipePlan, StagePlan};
 pub use sparsifier::{LevelScheduleKind, SparsifierCriterion, SparsifierKind, SparsifierSettings};
 pub use sparsity::{
     DecayStrength, DecayTarget, Defaults, LayerOverride, Method, Searched, SparsePrecision, SparsitySettings,

@@ -17,6 +17,9 @@ pub(super) const LARGEST: u64 = 1 << 20;
 /// The keys of a model that only a vision transformer has.
 pub(super) const VISION_KEYS: [&str; 5] = ["image", "patch", "channels", "classes", "pooling"];
 
+/// The largest seed: integers of TOML have 64 bits with their sign.
+const LARGEST_SEED: u64 = i64::MAX as u64;
+
 /// The most steps.
 pub(super) const MOST_STEPS: u64 = 1 << 40;
 
@@ -237,7 +240,7 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
         final_learning_rate: s.number("final_learning_rate", NOT_NEGATIVE, m).unwrap_or(d.final_learning_rate),
         warm_up: s.integer("warm_up", 0, MOST_STEPS, m).unwrap_or(d.warm_up),
         schedule: s.choice("schedule", m).unwrap_or(d.schedule),
-        decay_steps: s.integer("decay_steps", 0, MOST_STEPS, m),
+        decay_steps: s.integer("decay_steps", 1, MOST_STEPS, m),
         optimizer: s.choice("optimizer", m).unwrap_or(d.optimizer),
         momentum: s.number("momentum", MOMENT, m).unwrap_or(d.momentum),
         weight_decay: s.number("weight_decay", NOT_NEGATIVE, m).unwrap_or(d.weight_decay),
@@ -246,7 +249,7 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
         epsilon: s.number("epsilon", POSITIVE, m).unwrap_or(d.epsilon),
         clip_norm: s.number("clip_norm", NOT_NEGATIVE, m).unwrap_or(d.clip_norm),
         precision: s.choice("precision", m).unwrap_or(d.precision),
-        seed: s.integer("seed", 0, u64::MAX, m).unwrap_or(d.seed),
+        seed: s.integer("seed", 0, LARGEST_SEED, m).unwrap_or(d.seed),
         validate_every: s.integer("validate_every", 0, MOST_STEPS, m).unwrap_or(d.validate_every),
         validation_sequences: s
             .integer("validation_sequences", 1, LARGEST, m)

@@ -41,7 +41,8 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.masters + self.gradients + self.moments + self.copies + self.packed + self.activations
+        let parts = [self.masters, self.gradients, self.moments, self.copies, self.packed, self.activations];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -56,6 +57,34 @@ pub struct LevelPlan {
     pub in_place: bool,
     /// Steps after which masks are chosen, with the level: every one at which it jumps, and some of those in between.
     pub levels: Vec<(u64, f64)>,
+}
+
+/// When the layers of one part of a recipe are 2:4 or masked: those of the method, or those of one override.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// The method.
+    pub method: &'static str,
+    /// Names of the layers.
+    pub layers: Vec<String>,
+    /// When they become 2:4, or 3:4 first.
+    pub begin: SparseBegin,
+    /// The step before which groups keep three of four; absent where they never do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub two_of_four_from: Option<u64>,
+    /// The step before which they become dense again; that of the run's end where they do not.
+    pub end: u64,
+    /// Whether it is weights that are 2:4, and not inputs, and not weights under masks of a sparsifier.
+    pub two_of_four_weights: bool,
+}
+
+impl StagePlan {
+    /// The first step at which the layers may be sparse.
+    pub fn earliest(&self) -> u64 {
+        match self.begin {
+            SparseBegin::Step(step) => step,
+            SparseBegin::Settled { earliest, .. } => earliest,
+        }
+    }
 }
 
 /// What a recipe will do.
@@ -89,9 +118,11 @@ pub struct RecipePlan {
     pub masked_weights: usize,
     /// Optimizer steps.
     pub steps: u64,
-    /// When the method's layers become 2:4, and the step before which they become dense again (of the first override that has layers, where the method has
-    /// none); absent where no layer is 2:4.
+    /// When the first layers become 2:4 or masked, and the step before which the last ones become dense again; absent where no layer is ever sparse.
     pub sparse: Option<(SparseBegin, u64)>,
+    /// The same for each part: the layers of the method, and those of each override.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StagePlan>,
     /// Tokens of an optimizer step.
     pub step_tokens: u64,
     /// Tokens of all steps.
@@ -170,8 +201,10 @@ impl Recipe {
         // A recipe that was not parsed may contradict itself: its plan is not run then.
         let sparsity = self.sparsity_plan().ok();
         let levels = sparsity.iter().flat_map(|plan| plan.parts().filter_map(|part| self.levels_of(part))).collect();
-        let is_sparse = |part: &&SparsityPlan| part.method != Method::Dense && !part.layers.is_empty();
-        let sparsity = sparsity.as_ref().and_then(|plan| plan.parts().find(is_sparse));
+        let stages: Vec<_> =
+            sparsity.iter().flat_map(|plan| plan.parts().filter_map(|part| self.stage_of(part))).collect();
+        let end = stages.iter().map(|stage| stage.end).max();
+        let begin = stages.iter().min_by_key(|stage| stage.earliest()).map(|stage| stage.begin);
         let sparse = layers.iter().filter(|layer| layer.sparse);
         let sparse_weights = sparse.map(LayerPlan::weights).sum();
         let masked_weights = layers.iter().filter(|layer| layer.masked).map(LayerPlan::weights).sum();
@@ -196,13 +229,27 @@ impl Recipe {
             sparse_weights,
             masked_weights,
             steps: self.training.steps,
-            sparse: sparsity.map(|plan| (plan.begin, plan.end.unwrap_or(self.training.steps))),
+            sparse: begin.zip(end),
+            stages,
             step_tokens,
             tokens: step_tokens.saturating_mul(self.training.steps),
             memory: self.memory(&layers, parameters as u64, sparse_weights as u64, precision, devices),
             layers,
             levels,
         }
+    }
+
+    /// When the layers of a part are sparse, where it has some.
+    fn stage_of(&self, part: &SparsityPlan) -> Option<StagePlan> {
+        let is_sparse = part.method != Method::Dense && !part.layers.is_empty();
+        is_sparse.then(|| StagePlan {
+            method: part.method.name(),
+            layers: part.layers.clone(),
+            begin: part.begin,
+            two_of_four_from: part.two_of_four_from,
+            end: part.end.unwrap_or(self.training.steps),
+            two_of_four_weights: !matches!(part.method, Method::Activation | Method::Sparsifier),
+        })
     }
 
     /// The levels of a part that a sparsifier masks.

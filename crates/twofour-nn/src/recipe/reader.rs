@@ -92,11 +92,7 @@ impl<'a> Section<'a> {
             _ => None,
         };
         if value.is_none() {
-            let expected = match most {
-                u64::MAX => format!("a whole number from {least} up"),
-                _ => format!("a whole number from {least} to {most}"),
-            };
-            self.wrong(key, node, &expected, m);
+            self.wrong(key, node, &format!("a whole number from {least} to {most}"), m);
         }
         value
     }
@@ -144,17 +140,36 @@ impl<'a> Section<'a> {
             Value::Float(value) => Some(value),
             _ => None,
         };
-        let found = match &node.value {
-            Value::List(items) if !items.is_empty() => {
-                let valid = |item| number(item).filter(|value| value.is_finite() && (range.holds)(*value));
-                items.iter().map(valid).collect::<Option<Vec<f64>>>()
+        let valid = |item: &Node| number(item).filter(|value| value.is_finite() && (range.holds)(*value));
+        match &node.value {
+            Value::List(items) if !items.is_empty() => self.each(key, items, range.words, valid, m),
+            _ => {
+                self.wrong(key, node, &format!("a list of at least one number, each {}", range.words), m);
+                None
             }
-            _ => None,
-        };
-        if found.is_none() {
-            self.wrong(key, node, &format!("a list, each of it {}", range.words), m);
         }
-        found
+    }
+
+    /// The values of a list's elements. The first element that has none is noted with its number.
+    fn each<T>(
+        &self,
+        key: &str,
+        items: &[Node],
+        expected: &str,
+        value: impl Fn(&Node) -> Option<T>,
+        m: &mut Mistakes,
+    ) -> Option<Vec<T>> {
+        let mut values = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            let Some(value) = value(item) else {
+                let (found, number) = (item.value.describe(), index + 1);
+                let problem = format!("found {found} as element {number} of the list, expected {expected}");
+                m.add(item.place.clone(), self.path(key), problem);
+                return None;
+            };
+            values.push(value);
+        }
+        Some(values)
     }
 
     /// A list of so many whole numbers within bounds. `what` says what they are.
@@ -170,14 +185,17 @@ impl<'a> Section<'a> {
             Value::Integer(Some(value)) => u64::try_from(value).ok().filter(|value| (least..=most).contains(value)),
             _ => None,
         };
-        let found = match &node.value {
-            Value::List(items) if items.len() == count => items.iter().map(number).collect::<Option<Vec<u64>>>(),
-            _ => None,
+        let problem = match &node.value {
+            Value::List(items) if items.len() == count => {
+                let expected = format!("a whole number from {least} to {most}");
+                return self.each(key, items, &expected, number, m);
+            }
+            Value::List(items) => format!("found a list of {}", items.len()),
+            other => format!("found {}", other.describe()),
         };
-        if found.is_none() {
-            self.wrong(key, node, &format!("{what}: a list of {count} whole numbers from {least} to {most}"), m);
-        }
-        found
+        let problem = format!("{problem}, expected {what}: a list of {count} whole numbers from {least} to {most}");
+        m.add(node.place.clone(), self.path(key), problem);
+        None
     }
 
     /// `true` or `false`.

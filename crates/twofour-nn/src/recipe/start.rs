@@ -173,10 +173,11 @@ pub(super) fn tokenizer(s: &mut Section<'_>, folder: &Path, saved: Option<&Saved
         Tokenizer::File(path) => {
             let text = path.to_string_lossy();
             if path.extension().is_none_or(|extension| extension != "json") {
-                let problem = format!(
-                    "found {text:?}; {} It may also be the path of a tokenizer.json",
-                    suggestion(&text, Tokenizer::NAMES)
-                );
+                let hint = suggestion(&text, Tokenizer::NAMES);
+                let problem = match hint.ends_with('?') {
+                    true => format!("found {text:?}; {hint} It may also be the path of a tokenizer.json"),
+                    false => format!("found {text:?}; {hint}, or the path of a tokenizer.json"),
+                };
                 m.add(place.clone(), "data.tokenizer", problem);
             }
             Tokenizer::File(path_of(&text, &place, folder))

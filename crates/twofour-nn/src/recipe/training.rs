@@ -60,10 +60,11 @@ impl Named for OptimizerKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
-    /// Half a cosine down to the final rate.
+    /// Half a cosine down towards the final rate.
     #[default]
     Cosine,
-    /// Constant, then linear down to the final rate over the last `decay_steps` steps (warm-up, stable, decay).
+    /// Constant, then linear down towards the final rate over the last `decay_steps` steps (warm-up, stable, decay). The first of them still has the
+    /// constant rate.
     Wsd,
 }
 
@@ -83,13 +84,13 @@ pub struct TrainingSettings {
     pub micro_batch: Option<usize>,
     /// The learning rate after the warm-up.
     pub learning_rate: f64,
-    /// The learning rate at the last step.
+    /// The learning rate that the fall goes to. It would be reached one step after the last one, so the last step's rate is a little higher.
     pub final_learning_rate: f64,
     /// Steps over which the learning rate rises linearly.
     pub warm_up: u64,
     /// How it falls.
     pub schedule: ScheduleKind,
-    /// Steps of the fall of the schedule `wsd`; a fifth of all steps if absent.
+    /// Steps of the fall of the schedule `wsd`, at least 2; a fifth of all steps if absent.
     pub decay_steps: Option<u64>,
     /// The optimizer.
     #[serde(skip_serializing_if = "OptimizerKind::is_adamw")]

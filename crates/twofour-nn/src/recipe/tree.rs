@@ -20,7 +20,7 @@ pub(super) struct Node {
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     Text(String),
-    /// `None` beyond 64 bits.
+    /// `None` below -2^63 and above 2^63 - 1.
     Integer(Option<i64>),
     Float(f64),
     Boolean(bool),
@@ -35,7 +35,7 @@ impl Value {
         match self {
             Value::Text(text) => format!("{text:?}"),
             Value::Integer(Some(value)) => value.to_string(),
-            Value::Integer(None) => "an integer of more than 64 bits".to_owned(),
+            Value::Integer(None) => "an integer below -2^63 or above 2^63 - 1".to_owned(),
             Value::Float(value) => format!("{value:?}"),
             Value::Boolean(value) => value.to_string(),
             Value::Date(text) => format!("the date {text}"),

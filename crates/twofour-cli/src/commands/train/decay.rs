@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The trials that are done, and what they found.
-const FILE: &str = "decay.json";
+pub(super) const FILE: &str = "decay.json";
 
 /// The contents of [`FILE`].
 #[derive(Debug, Serialize, Deserialize)]

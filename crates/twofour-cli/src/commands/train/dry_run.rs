@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use twofour_nn::{
-    recipe::{LevelPlan, RecipePlan},
+    recipe::{LevelPlan, RecipePlan, StagePlan},
     train::SparseBegin,
 };
 
@@ -52,9 +52,13 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         row("weights of masked layers", format!("{}, {}", units::count(plan.masked_weights), units::percent(share)));
     }
     row("steps", units::count(plan.steps as usize));
-    // The first of a method's layers says when.
     let is_masked = plan.sparse_weights == 0 && plan.masked_weights > 0;
-    row(if is_masked { "layers are masked" } else { "layers are 2:4" }, when(plan));
+    let what = if is_masked { "layers are masked" } else { "layers are 2:4" };
+    match plan.stages.as_slice() {
+        [] => row(what, "never".to_owned()),
+        [stage] => row(what, when(stage)),
+        stages => stages.iter().for_each(|stage| row(&format!("{what}: {}", some_of(&stage.layers)), when(stage))),
+    }
     row("tokens a step", units::count(plan.step_tokens as usize));
     if plan.devices > 1 {
         row("GPUs, each with its share of the tokens of a step", units::count(plan.devices));
@@ -89,12 +93,24 @@ fn show_levels(screen: &mut Screen, plan: &LevelPlan) -> Result<()> {
     screen.line(table)
 }
 
+/// The first of some layers, and how many more there are.
+fn some_of(layers: &[String]) -> String {
+    match layers {
+        [] => String::new(),
+        [only] => only.clone(),
+        [first, rest @ ..] => format!("{first} and {} more", rest.len()),
+    }
+}
+
 /// The steps at which layers are 2:4, in words.
-fn when(plan: &RecipePlan) -> String {
-    match plan.sparse {
-        None => "never".to_owned(),
-        Some((SparseBegin::Step(begin), end)) => format!("from step {begin} to {end}"),
-        Some((SparseBegin::Settled { earliest, latest }, end)) => {
+fn when(stage: &StagePlan) -> String {
+    let end = stage.end;
+    match (stage.begin, stage.two_of_four_from) {
+        (SparseBegin::Step(begin), Some(from)) if from > begin => {
+            format!("3:4 from step {begin}, 2:4 from step {from} to {end}")
+        }
+        (SparseBegin::Step(begin), _) => format!("from step {begin} to {end}"),
+        (SparseBegin::Settled { earliest, latest }, _) => {
             format!("from when variances have settled, step {earliest} to {latest}, to {end}")
         }
     }

@@ -11,8 +11,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use twofour_nn::recipe::{Recipe, Tokenizer};
+use twofour_nn::{
+    recipe::{Recipe, Tokenizer},
+    train::CHECKPOINT_FILE,
+};
 
+use super::{decay, run, tokens};
 use crate::exit::Usage;
 
 /// The recipe of the run, by which its folder is recognized.
@@ -36,9 +40,12 @@ impl Folder {
     pub(super) fn open(path: &Path) -> Result<Folder> {
         let at = || path.display().to_string();
         match fs::read_dir(path) {
-            Ok(mut entries) => {
-                let foreign = entries.any(|entry| entry.is_ok_and(|entry| !is_trace(&entry.file_name())));
-                if foreign && !path.join(RECIPE).exists() {
+            Ok(entries) => {
+                let names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
+                // Text is encoded before the recipe is written.
+                let is_locked = names.iter().any(|name| name == LOCK);
+                let is_own = |name: &OsStr| is_trace(name) || is_locked && name == tokens::FILE;
+                if names.iter().any(|name| !is_own(name)) && !path.join(RECIPE).exists() {
                     bail!(Usage(format!(
                         "{}: is not empty and holds no training run; nothing was changed, choose another folder with -o",
                         path.display()
@@ -64,25 +71,19 @@ impl Folder {
         &self.path
     }
 
-    /// Writes the recipe into a new folder; in one that holds a run, checks that it is the same recipe.
+    /// Checks that a run in the folder has the same recipe. Nothing is changed.
     ///
     /// # Errors
     /// [`Usage`] with the keys that differ.
-    pub(super) fn adopt(&self, recipe: &Recipe) -> Result<()> {
+    pub(super) fn expect_same(&self, recipe: &Recipe) -> Result<()> {
+        let Some(text) = self.recipe()? else { return Ok(()) };
         let path = self.file(RECIPE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                let text = toml::to_string(&absolute(recipe)?).context("writing the recipe")?;
-                return self.write(RECIPE, text.as_bytes());
-            }
-            Err(e) => return Err(e).with_context(|| path.display().to_string()),
-        };
         let own = Recipe::parse(&text, Path::new(""), &[]).map_err(|mistakes| {
             Usage(format!("{}: changed by hand, or of another version of twofour; {mistakes}", path.display()))
         })?;
         let differing = differences(&own, &absolute(recipe)?)?;
-        if differing.is_empty() {
+        // A recipe that nothing was done by is no run.
+        if differing.is_empty() || !self.has_begun() && is_as_written(&own, &text)? {
             return Ok(());
         }
         bail!(Usage(format!(
@@ -90,6 +91,42 @@ impl Folder {
             self.path.display(),
             differing.join("\n  ")
         )))
+    }
+
+    /// Makes the folder that of the recipe, which [`Folder::expect_same`] has let pass: writes it, unless the folder has a checkpoint to go on from, or a file by
+    /// somebody else that says the same.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) fn adopt(&self, recipe: &Recipe) -> Result<()> {
+        let new = toml::to_string(&absolute(recipe)?).context("writing the recipe")?;
+        if let Some(text) = self.recipe()? {
+            let own = Recipe::parse(&text, Path::new(""), &[])?;
+            if text == new || self.has_checkpoint() || !is_as_written(&own, &text)? {
+                return Ok(());
+            }
+        }
+        self.write(RECIPE, new.as_bytes())
+    }
+
+    /// The text of the folder's recipe, where it has one.
+    fn recipe(&self) -> Result<Option<String>> {
+        let path = self.file(RECIPE);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).with_context(|| path.display().to_string()),
+        }
+    }
+
+    fn has_checkpoint(&self) -> bool {
+        self.file(run::LAST).join(CHECKPOINT_FILE).exists()
+    }
+
+    /// Whether steps or trial runs were done in the folder.
+    fn has_begun(&self) -> bool {
+        let has_steps = fs::metadata(self.file(run::METRICS)).is_ok_and(|file| file.len() > 0);
+        has_steps || self.has_checkpoint() || self.file(decay::FILE).exists()
     }
 
     /// Writes a file atomically.
@@ -140,6 +177,11 @@ fn lock(folder: &Path) -> Result<File> {
     }
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).with_context(at)?;
     Ok(file)
+}
+
+/// Whether a recipe's text is as this program writes it, and so not somebody's own file.
+fn is_as_written(recipe: &Recipe, text: &str) -> Result<bool> {
+    Ok(toml::to_string(recipe).context("comparing recipes")? == text)
 }
 
 /// The recipe with paths that hold wherever the copy is read.

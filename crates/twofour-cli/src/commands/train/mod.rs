@@ -6,6 +6,7 @@
 //! | `device` | where a run computes |
 //! | `folder` | the run's folder: its lock, its recipe, its files |
 //! | `dry_run` | the plan as a table |
+//! | `memory` | whether the run fits into the machine |
 //! | `tokens` | the text as tokens |
 //! | `run` | training, validation, checkpoints |
 //! | `outcome` | the model at the end |
@@ -17,6 +18,7 @@ mod decay;
 mod device;
 mod dry_run;
 mod folder;
+mod memory;
 mod outcome;
 mod picture;
 mod report;
@@ -114,7 +116,10 @@ impl Train {
             return Ok(Verdict::Yes);
         };
         match self.device {
-            TrainDevice::Cpu => train_in(&output, Engines::One(CpuEngine), &loaded, &plan, screen),
+            TrainDevice::Cpu => {
+                memory::expect_room(&plan.memory)?;
+                train_in(&output, Engines::One(CpuEngine), &loaded, &plan, screen)
+            }
             TrainDevice::Cuda(numbers) => {
                 let open = |number: usize| Ok(CudaEngine::new(&Device::open(number)?, compute)?);
                 let mut engines = numbers.into_iter().map(open).collect::<Result<Vec<_>>>()?;
@@ -149,7 +154,7 @@ fn train_in<E: Engine + 'static>(
     screen: &mut Screen,
 ) -> Result<Verdict> {
     let folder = Folder::open(output)?;
-    folder.adopt(&loaded.recipe)?;
+    folder.expect_same(&loaded.recipe)?;
     let _guard = interrupt::guard();
     let trained = match &loaded.data {
         LoadedData::Text(text) => {
@@ -232,13 +237,18 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     if report.skipped_steps > 0 {
         row("skipped steps", units::count(report.skipped_steps as usize));
     }
-    // FST and its kin end dense, as their papers have it.
-    let dense_from = plan.sparse.map(|(_, end)| end).filter(|end| *end < plan.steps);
     if plan.sparse_weights > 0 {
         let share = units::percent(plan.sparse_weights as f64 / plan.parameters as f64);
-        match dense_from {
-            None => row("weights of 2:4 layers", share),
-            Some(end) => row("weights that were 2:4", format!("{share}, until step {end}; dense at the end")),
+        // FST and its kin end dense, as their papers have it.
+        let ends = plan.stages.iter().filter(|stage| stage.two_of_four_weights).map(|stage| stage.end);
+        let (first, last) = (ends.clone().min().unwrap_or(plan.steps), ends.max().unwrap_or(plan.steps));
+        match (first < plan.steps, last < plan.steps) {
+            (false, _) => row("weights of 2:4 layers", share),
+            (true, false) => row("weights of 2:4 layers", format!("{share}, some of them only until step {first}")),
+            (true, true) if first < last => {
+                row("weights that were 2:4", format!("{share}, until steps {first} to {last}; dense at the end"));
+            }
+            (true, true) => row("weights that were 2:4", format!("{share}, until step {last}; dense at the end")),
         }
     }
     if let Some(zeros) = report.model.zeros {

@@ -7,7 +7,7 @@ use twofour::MatrixRef;
 use twofour_nn::{
     engine::Engine,
     model::TrainedModel as _,
-    recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
+    recipe::{LoadedRecipe, Precision, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
     train::{CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData},
 };
@@ -19,7 +19,10 @@ use crate::{
 };
 
 /// The folder of the newest checkpoint.
-const LAST: &str = "last";
+pub(super) const LAST: &str = "last";
+
+/// A line for each step.
+pub(super) const METRICS: &str = "metrics.jsonl";
 
 /// The folder of the checkpoint with the lowest validation loss.
 const BEST: &str = "best";
@@ -76,6 +79,9 @@ impl<D: TrainingData> Beginning<D> {
         screen: &mut Screen,
     ) -> Result<E> {
         let Beginning { recipe, plan, data, .. } = &*self;
+        if recipe.decay_search().is_some() {
+            folder.adopt(recipe)?;
+        }
         let mut training = recipe.training.clone();
         if devices > 1 {
             training.micro_batch = Some(training.micro_batch().min(training.batch / devices));
@@ -118,7 +124,10 @@ pub(super) fn train<E: Engine, D: RunData>(
     folder: &Folder,
     screen: &mut Screen,
 ) -> Result<Report> {
+    // Not before: what is wrong with data and model is known now.
+    folder.adopt(&loaded.recipe)?;
     let mut run = Run::open(trainer, decay, plan.step_tokens, folder)?;
+    run.keep_last(loaded)?;
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -155,7 +164,7 @@ pub(super) fn train<E: Engine, D: RunData>(
 impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
     fn open(trainer: Trainer<E, D>, decay: Option<DecayChoice>, step_tokens: u64, folder: &'a Folder) -> Result<Self> {
         let done = trainer.steps_done();
-        let (log, steps) = MetricsLog::open(&folder.file("metrics.jsonl"), done)?;
+        let (log, steps) = MetricsLog::open(&folder.file(METRICS), done)?;
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
         let saved = (done > 0).then_some(done);
         Ok(Run { trainer, folder, log, steps, best, decay, saved, step_tokens })
@@ -248,6 +257,14 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         Ok(())
     }
 
+    /// Keeps the checkpoint that the run goes on from, where the process that wrote it was killed before it did.
+    fn keep_last(&self, loaded: &LoadedRecipe) -> Result<()> {
+        let (done, training) = (self.trainer.steps_done(), &loaded.recipe.training);
+        let is_due = training.checkpoint_every > 0 && done.is_multiple_of(training.checkpoint_every);
+        let is_skipped = self.steps.last().is_none_or(|step| step.skipped);
+        if self.trainer.is_finished() || is_due && !is_skipped { self.keep(training.keep_checkpoints) } else { Ok(()) }
+    }
+
     /// Keeps the newest checkpoint under its step's name too, where more than one is kept, and removes the oldest.
     fn keep(&self, count: usize) -> Result<()> {
         let folder = self.folder.file("checkpoints");
@@ -278,10 +295,38 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         Ok(())
     }
 
+    /// An error where the run ended with weights that are worth nothing.
+    fn expect_learned(&self, plan: &RecipePlan, last: &StepMetrics) -> Result<()> {
+        let skipped = self.steps.iter().filter(|step| step.skipped).count();
+        let at_end = self.steps.iter().rev().take_while(|step| step.skipped).count();
+        // The scale of an f16 loss is found by skipping a step now and then.
+        let tolerated = usize::from(plan.precision == Precision::F16.name());
+        if last.val_loss.is_some() && at_end <= tolerated {
+            return Ok(());
+        }
+        let loss = match last.val_loss {
+            Some(loss) => format!("{loss:.4}"),
+            None => "NaN or infinite".to_owned(),
+        };
+        let steps = self.steps.len();
+        let because = "because the loss or a gradient was NaN or infinite; ";
+        let updates = match (skipped, at_end) {
+            (0, _) => String::new(),
+            (_, 0) => format!("{skipped} of {steps} steps were skipped, {because}"),
+            _ => format!("{skipped} of {steps} steps were skipped, the last {at_end} among them, {because}"),
+        };
+        bail!(
+            "{updates}the validation loss at the end is {loss}; no model was written; train again with a lower training.learning_rate or a longer training.warm_up, in another folder (-o); {} has the losses, and {} the last checkpoint",
+            self.folder.file(METRICS).display(),
+            self.folder.file(LAST).display()
+        )
+    }
+
     /// Writes the model, the picture, and last the report.
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
+        self.expect_learned(plan, last)?;
         let tokens = self.trainer.data().tokens(self.trainer.model().positions());
         let data = self.trainer.data().clone();
         let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;

@@ -10,7 +10,7 @@ use super::folder::Folder;
 use crate::present::{Screen, units};
 
 /// The tokens, beside what they were made of.
-const FILE: &str = "tokens.safetensors";
+pub(super) const FILE: &str = "tokens.safetensors";
 
 /// The only tensor in it: u32.
 const TENSOR: &str = "tokens";

@@ -185,15 +185,53 @@ fn schedules_beyond_the_run_and_batches_that_do_not_divide_are_refused() {
         ("model.heads=5", "divisor of the width"),
         ("data.validation=0.7", "at most 0.5"),
         ("data.text=[]", "at least one file"),
-        ("training.steps=99999999999999999999", "more than 64 bits"),
+        ("training.steps=99999999999999999999", "above 2^63 - 1"),
         ("training.learning_rate=nan", "above 0"),
         ("training=5", "expected a section"),
     ] {
         let found = one(&[setting]);
         assert!(found.contains(word) && found.starts_with("--set"), "{setting}: {found}");
     }
-    let wsd = one(&["training.schedule=wsd", "training.decay_steps=95"]);
-    assert!(wsd.contains("beyond the run of 100 steps"), "{wsd}");
+    for (steps, word) in [(95, "beyond the run of 100 steps"), (0, "from 1 to"), (1, "at least 2")] {
+        let wsd = one(&["training.schedule=wsd", &format!("training.decay_steps={steps}")]);
+        assert!(wsd.contains(word), "{wsd}");
+    }
+}
+
+#[test]
+fn keys_of_the_other_optimizer_are_refused() {
+    let (sgd, adamw) = ("training.optimizer=sgd", "training.optimizer=adamw");
+    for (optimizer, setting) in [
+        (adamw, "training.momentum=0.5"),
+        (sgd, "training.beta1=0.5"),
+        (sgd, "training.beta2=0.5"),
+        (sgd, "training.epsilon=1e-6"),
+    ] {
+        let found = one(&["sparsity.method=ste", optimizer, setting]);
+        let key = setting.split('=').next().unwrap();
+        assert!(found.contains(key) && found.contains("and the optimizer is"), "{found}");
+        let other = if optimizer == sgd { adamw } else { sgd };
+        let recipe = parse(GOOD, &["sparsity.method=ste", other, setting]).unwrap();
+        // What is written has all keys, and is read again.
+        let text = toml::to_string(&recipe).unwrap();
+        assert_eq!(Recipe::parse(&text, Path::new(""), &[]).unwrap(), recipe, "{text}");
+    }
+}
+
+#[test]
+fn messages_name_the_element_and_the_true_bounds() {
+    for (setting, words) in [
+        ("training.seed=18446744073709551615", "expected a whole number from 0 to 9223372036854775807"),
+        ("training.seed=-1", "expected a whole number from 0 to 9223372036854775807"),
+        ("data.tokenizer=short.txt", "expected `bytes`, `checkpoint`, or the path of a tokenizer.json"),
+    ] {
+        let found = one(&[setting]);
+        assert!(found.contains(words), "{found}");
+    }
+    assert_eq!(parse(GOOD, &["training.seed=9223372036854775807"]).unwrap().training.seed, i64::MAX as u64);
+    let sparsifier = ["sparsity.method=sparsifier", "sparsity.sparsifier.kind=weight-norm"];
+    let found = one(&[sparsifier[0], sparsifier[1], "sparsity.sparsifier.block=[4, -1]"]);
+    assert!(found.contains("found -1 as element 2 of the list, expected a whole number from 1"), "{found}");
 }
 
 #[test]

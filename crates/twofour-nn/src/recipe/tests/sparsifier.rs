@@ -179,7 +179,7 @@ fn every_mistake_is_named_with_its_line() {
         (
             "block = [4, 8]",
             "block = [4]",
-            "line 16: sparsity.sparsifier.block: found a list, expected rows and columns: a list of 2 whole numbers from 1",
+            "line 16: sparsity.sparsifier.block: found a list of 1, expected rows and columns: a list of 2 whole numbers from 1",
         ),
         ("block = [4, 8]", "block = [0, 8]", "line 16: sparsity.sparsifier.block"),
         (

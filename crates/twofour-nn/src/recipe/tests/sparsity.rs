@@ -106,9 +106,13 @@ fn mistakes_of_overrides_and_searches_have_their_line_and_near_misses() {
         (
             "decay_grid = [1e-5, 1e-4]",
             "decay_grid = []",
-            "line 18: sparsity.decay_grid: found a list, expected a list, each of it a number above 0",
+            "line 18: sparsity.decay_grid: found a list, expected a list of at least one number, each a number above 0",
         ),
-        ("decay_grid = [1e-5, 1e-4]", "decay_grid = [1e-5, 'x']", "line 18: sparsity.decay_grid"),
+        (
+            "decay_grid = [1e-5, 1e-4]",
+            "decay_grid = [1e-5, 'x']",
+            "line 18: sparsity.decay_grid: found \"x\" as element 2 of the list, expected a number above 0",
+        ),
         (
             "decay_trial_steps = 12",
             "decay_trial_steps = 101",
@@ -142,6 +146,13 @@ fn steps_switch_is_bounded_by_the_recipe() {
         (given.begin, given.switch_mean),
         (SparseBegin::Settled { earliest: 20, latest: 30 }, SwitchMean::Geometric)
     );
+    // Without bounds, as the toolkit has it. What is beyond the end is the fault of the later bound.
+    let unbounded = plan(&["sparsity.begin=0", "sparsity.switch_latest=1"]);
+    assert_eq!(unbounded.begin, SparseBegin::Settled { earliest: 0, latest: 100 });
+    let found = one(&["sparsity.method=step", "sparsity.begin=1", "sparsity.switch_latest=1"]);
+    assert!(found.contains("sparsity.begin"), "{found}");
+    let found = one(&["sparsity.method=step", "sparsity.switch_latest=0.9", "sparsity.end=0.8"]);
+    assert!(found.contains("sparsity.end"), "{found}");
     let found = one(&["sparsity.method=step", "sparsity.switch_latest=0.05"]);
     assert!(found.contains("at the latest at step 5"), "{found}");
     let found = one(&["sparsity.method=activation", "sparsity.layers=['blocks.*.mlp.*']"]);
@@ -165,4 +176,18 @@ fn squared_relu_takes_the_place_of_an_activation_without_a_gate() {
     assert!(parse(&text, &[]).is_ok());
     let lines = crate::recipe::tests::lines(parse(&text, &llama[..1]));
     assert!(lines.len() == 1 && lines[0].contains("sparsity.override.method"), "{lines:?}");
+}
+
+#[test]
+fn the_plan_says_when_each_part_is_sparse() {
+    use crate::recipe::{DeviceKind, StagePlan};
+    let plan = parse(&format!("{GOOD}{RICH}"), &[]).unwrap().plan(DeviceKind::Cpu);
+    let of =
+        |stage: &StagePlan| (stage.method, stage.earliest(), stage.two_of_four_from, stage.end, stage.layers.len());
+    let stages: Vec<_> = plan.stages.iter().map(of).collect();
+    assert_eq!(stages, [("gradual", 20, Some(50), 100, 1), ("fst", 0, None, 50, 3)]);
+    // From the first that becomes sparse to the last that becomes dense.
+    assert_eq!(plan.sparse, Some((SparseBegin::Step(0), 100)));
+    let never = parse(GOOD, &["sparsity.method=dense"]).unwrap().plan(DeviceKind::Cpu);
+    assert_eq!((never.sparse, never.stages.len()), (None, 0));
 }
