@@ -134,7 +134,8 @@ impl Encoder {
         let is_other = Checkpoint::is_at(&path) && !EncoderCheckpoint::is_at(&path);
         let checkpoint = match EncoderCheckpoint::open(path) {
             Err(error) if is_other => {
-                let measured = "bench encoder measures bert, vit, dinov2, dinov2_with_registers and sam, bench generate decoders";
+                let measured =
+                    "bench encoder measures bert, vit, dinov2, dinov2_with_registers and sam, bench generate decoders";
                 return Err(anyhow::Error::from(error).context(measured));
             }
             opened => opened?,
