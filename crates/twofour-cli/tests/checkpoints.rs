@@ -62,7 +62,7 @@ fn windows_and_texts_that_do_not_fit_are_refused() {
         ("text", &["--window", "41"][..], 2, "window"),
         ("text", &["--window", "8", "--stride", "9"], 2, "stride"),
         ("text", &["--window", "8", "--stride", "0"], 2, "stride"),
-        ("short", &[], 1, "tokens of the text"),
+        ("short", &[], 1, "short: the text is empty"),
         ("bytes", &[], 1, "UTF-8"),
         ("absent", &[], 1, "absent"),
     ] {

@@ -11,7 +11,7 @@ use twofour::{
     layer::{Accumulate, SparseLinearSettings},
 };
 use twofour_nn::{
-    engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine, cuda::CudaEngine},
+    engine::{Engine, Kind, Nonlinearity, cpu::CpuEngine},
     model::{Bert, BertConfig, BertSamples, EncoderConfig, EncoderTask, Tokenizer},
     questions::QuestionFile,
     random::Stream,

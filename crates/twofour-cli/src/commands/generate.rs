@@ -68,6 +68,14 @@ impl Generate {
         self.model = self.model.located(screen)?;
         let model = self.model.load()?;
         let prompt = model.prompt(&self.prompt)?;
+        let context = model.decoder.config().context;
+        if prompt.len() > context {
+            let lost = prompt.len() - context;
+            screen.warn(format_args!(
+                "the prompt has {} tokens and the model's context {context}; the first {lost} are left out",
+                prompt.len()
+            ));
+        }
         let (mut text, mut tokens, mut trouble) = (Vec::new(), Vec::new(), Ok(()));
         let mut decoder = model.tokenizer.decoder(&prompt);
         screen.stream(self.prompt.as_bytes())?;

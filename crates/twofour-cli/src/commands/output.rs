@@ -10,7 +10,7 @@ use crate::{interrupt, present};
 /// Where to write.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OutputOptions {
-    /// Where to write: a file, or for a directory or a sharded model a directory
+    /// Where to write: a file, or for a directory or a sharded model a directory; of a directory with one file of weights a name that ends in .safetensors is those weights alone
     #[arg(long, short, value_name = "OUT")]
     pub(crate) output: PathBuf,
 

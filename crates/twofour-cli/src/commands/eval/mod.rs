@@ -92,10 +92,16 @@ impl Eval {
             (Some(text), None) => text,
             (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
         };
-        let text = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
+        let read = || -> Result<String> {
+            let read = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
+            match read.is_empty() {
+                true => bail!("{}: the text is empty, two tokens are needed", text.display()),
+                false => Ok(read),
+            }
+        };
         let (found, windows, dtype, begin) = match self.model.device() {
-            TrainDevice::Cpu => self.on_cpu(&text, screen)?,
-            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text, screen)?,
+            TrainDevice::Cpu => self.on_cpu(&read()?, screen)?,
+            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &read()?, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,
