@@ -21,7 +21,7 @@ const MOST: usize = 1100 << 20;
 /// Memory that the allocator and the fields around the values take for a copy, beside the copy's struct.
 const OVERHEAD: usize = 512;
 
-/// The most copies: each costs time to make, however small it is.
+/// The most copies: each costs time to make, however small it is. All copies of a weight of less than a few KiB fit a large cache then.
 const MOST_COPIES: usize = 1 << 16;
 
 /// Returns the bytes that must be read before a copy is used again, so that no cache still holds it: twice the last-level cache or more.

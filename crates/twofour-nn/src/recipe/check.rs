@@ -168,8 +168,7 @@ fn check_training(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
             m.add(s.place("decay_steps"), "training.decay_steps", problem);
         }
         (ScheduleKind::Wsd, Some(1)) if within_run => {
-            let problem =
-                "found 1, expected at least 2: the fall begins at the learning rate, so one step of it changes nothing";
+            let problem = "found 1, expected at least 2, or 0 for a constant rate: the fall begins at the learning rate, so one step of it changes nothing";
             m.add(s.place("decay_steps"), "training.decay_steps", problem);
         }
         (ScheduleKind::Wsd, _) if within_run && training.warm_up <= training.steps => {
@@ -195,16 +194,20 @@ fn check_optimizer(recipe: &Recipe, sections: &Sections<'_>, m: &mut Mistakes) {
         return;
     }
     let is_sgd = own.optimizer == OptimizerKind::Sgd;
-    let of_adamw = "only the optimizer \"adamw\" has it, and the optimizer is \"sgd\"";
-    let of_sgd = "only the optimizer \"sgd\" has it, and the optimizer is \"adamw\"";
-    for (key, differs, is_foreign, problem) in [
-        ("momentum", own.momentum != default.momentum, !is_sgd, of_sgd),
-        ("beta1", own.beta1 != default.beta1, is_sgd, of_adamw),
-        ("beta2", own.beta2 != default.beta2, is_sgd, of_adamw),
-        ("epsilon", own.epsilon != default.epsilon, is_sgd, of_adamw),
+    let foreign = |owner: &str, given: &str, default: f64| {
+        format!(
+            "only the optimizer \"{owner}\" has it, and the optimizer is \"{given}\"; leave it out, or set its default, {default}"
+        )
+    };
+    for (key, value, default, is_foreign) in [
+        ("momentum", own.momentum, default.momentum, !is_sgd),
+        ("beta1", own.beta1, default.beta1, is_sgd),
+        ("beta2", own.beta2, default.beta2, is_sgd),
+        ("epsilon", own.epsilon, default.epsilon, is_sgd),
     ] {
-        if differs && is_foreign && !m.has(&format!("training.{key}")) {
-            m.add(s.place(key), format!("training.{key}"), problem);
+        if value != default && is_foreign && !m.has(&format!("training.{key}")) {
+            let (owner, given) = if is_sgd { ("adamw", "sgd") } else { ("sgd", "adamw") };
+            m.add(s.place(key), format!("training.{key}"), foreign(owner, given, default));
         }
     }
 }

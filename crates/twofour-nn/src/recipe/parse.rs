@@ -240,7 +240,7 @@ fn read_training(s: &mut Section<'_>, m: &mut Mistakes) -> TrainingSettings {
         final_learning_rate: s.number("final_learning_rate", NOT_NEGATIVE, m).unwrap_or(d.final_learning_rate),
         warm_up: s.integer("warm_up", 0, MOST_STEPS, m).unwrap_or(d.warm_up),
         schedule: s.choice("schedule", m).unwrap_or(d.schedule),
-        decay_steps: s.integer("decay_steps", 1, MOST_STEPS, m),
+        decay_steps: s.integer("decay_steps", 0, MOST_STEPS, m),
         optimizer: s.choice("optimizer", m).unwrap_or(d.optimizer),
         momentum: s.number("momentum", MOMENT, m).unwrap_or(d.momentum),
         weight_decay: s.number("weight_decay", NOT_NEGATIVE, m).unwrap_or(d.weight_decay),

@@ -280,7 +280,8 @@ impl Recipe {
             masters: 4 * parameters,
             gradients: 4 * parameters,
             moments: if self.training.optimizer == OptimizerKind::Sgd { 4 } else { 8 } * parameters,
-            copies: element * (parameters - sparse_weights),
+            // In f32 the masters are what is computed with.
+            copies: if precision == Precision::F32 { 0 } else { element * (parameters - sparse_weights) },
             packed: layers
                 .iter()
                 .map(|layer| match (layer.sparse, layer.masked) {

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::Index;
 use crate::{Error, Result};
 
 /// The end of an index's file name.
@@ -25,9 +26,9 @@ pub(super) fn find_in_directory(directory: &Path) -> Result<PathBuf> {
     }
     let fault = |reason: String| Err(Error::Format { path: directory.to_owned(), reason });
     match (indices.as_mut_slice(), files.as_mut_slice()) {
-        ([index], files) => match files.iter().find(|file| is_whole_of(file, index)) {
+        ([index], files) => match files.iter().find(|file| is_whole_of(file, index) && !is_shard_of(file, index)) {
             Some(file) => fault(format!(
-                "the directory holds both {} and its index, which may be of another model; name one of them, or remove one",
+                "the directory holds {} and an index of that name, which names other files; name one of them, or remove one",
                 named(file)
             )),
             None => Ok(std::mem::take(index)),
@@ -62,6 +63,12 @@ fn named(path: &Path) -> String {
 /// Whether a file has the name of an index without its end: the model in one file, beside that in shards.
 fn is_whole_of(file: &Path, index: &Path) -> bool {
     named(index).strip_suffix(".index.json").is_some_and(|whole| named(file) == whole)
+}
+
+/// Whether an index names a file as one of its shards, or cannot be read, which is an error of its own.
+fn is_shard_of(file: &Path, index: &Path) -> bool {
+    let parsed = fs::read(index).ok().and_then(|bytes| Index::parse(index, &bytes).ok());
+    parsed.is_none_or(|parsed| parsed.shards().contains(&named(file).as_str()))
 }
 
 /// The number of shards that a name tells, as in `model-00002-of-00004.safetensors`.

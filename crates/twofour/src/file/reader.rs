@@ -124,7 +124,7 @@ impl Shard {
 
 impl Reader {
     /// Opens a model: a `.safetensors` file, a `*.safetensors.index.json`, or a directory that holds either (the index
-    /// wins; without one there must be exactly one `.safetensors` file).
+    /// wins, but over a file of its name that is not one of its shards; without one there must be exactly one `.safetensors` file, and not one of several shards).
     ///
     /// # Errors
     /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`] where

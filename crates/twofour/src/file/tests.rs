@@ -296,8 +296,16 @@ fn only_regular_files_are_read() {
     Reader::open(whole.path()).unwrap();
     let both = tempfile::tempdir().unwrap();
     small_model(&both.path().join("model.safetensors"), Overwrite::No).unwrap();
-    fs::write(both.path().join("model.safetensors.index.json"), "{}").unwrap();
-    assert!(refusal(both.path()).contains("both model.safetensors and its index"));
+    let index = |shard: &str| format!(r#"{{"weight_map": {{"norm": "{shard}"}}}}"#);
+    fs::write(both.path().join("model.safetensors.index.json"), index("model-00001-of-00002.safetensors")).unwrap();
+    assert!(refusal(both.path()).contains("model.safetensors and an index of that name, which names other files"));
+    // An index of one shard, whose file has the model's name: some tools write it.
+    let names: Vec<_> =
+        Reader::open(both.path().join("model.safetensors")).unwrap().tensors().map(|t| t.name.clone()).collect();
+    let map: Vec<String> = names.iter().map(|name| format!("\"{name}\": \"model.safetensors\"")).collect();
+    let whole = format!(r#"{{"weight_map": {{{}}}}}"#, map.join(", "));
+    fs::write(both.path().join("model.safetensors.index.json"), whole).unwrap();
+    Reader::open(both.path()).unwrap();
 }
 
 #[cfg(unix)]

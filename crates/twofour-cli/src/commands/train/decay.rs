@@ -76,6 +76,11 @@ pub(super) fn search<E: Engine, D: TrainingData>(
     Ok((engine, file.choice))
 }
 
+/// An error where the folder has trials of another search or of other text.
+pub(super) fn expect_own(folder: &Folder, search: DecaySearch, corpus: u64) -> Result<()> {
+    read(folder, search, corpus).map(drop)
+}
+
 /// The folder's trials, where they are those of this search on this text.
 fn read(folder: &Folder, search: DecaySearch, corpus: u64) -> Result<DecayFile> {
     let path = folder.file(FILE);

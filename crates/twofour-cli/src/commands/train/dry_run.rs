@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use twofour_nn::{
-    recipe::{LevelPlan, RecipePlan, StagePlan},
+    recipe::{LevelPlan, Method, RecipePlan, StagePlan},
     train::SparseBegin,
 };
 
@@ -52,12 +52,12 @@ pub(super) fn show(screen: &mut Screen, plan: &RecipePlan) -> Result<()> {
         row("weights of masked layers", format!("{}, {}", units::count(plan.masked_weights), units::percent(share)));
     }
     row("steps", units::count(plan.steps as usize));
-    let is_masked = plan.sparse_weights == 0 && plan.masked_weights > 0;
-    let what = if is_masked { "layers are masked" } else { "layers are 2:4" };
     match plan.stages.as_slice() {
-        [] => row(what, "never".to_owned()),
-        [stage] => row(what, when(stage)),
-        stages => stages.iter().for_each(|stage| row(&format!("{what}: {}", some_of(&stage.layers)), when(stage))),
+        [] => row("layers are 2:4", "never".to_owned()),
+        [stage] => row(what_of(stage), when(stage)),
+        stages => {
+            stages.iter().for_each(|stage| row(&format!("{}: {}", what_of(stage), some_of(&stage.layers)), when(stage)))
+        }
     }
     row("tokens a step", units::count(plan.step_tokens as usize));
     if plan.devices > 1 {
@@ -91,6 +91,15 @@ fn show_levels(screen: &mut Screen, plan: &LevelPlan) -> Result<()> {
         table.row([units::count(*step as usize), units::percent(*level)]);
     }
     screen.line(table)
+}
+
+/// What a part's layers are while they are sparse.
+fn what_of(stage: &StagePlan) -> &'static str {
+    match (stage.two_of_four_weights, stage.method == Method::Sparsifier.name()) {
+        (true, _) => "layers are 2:4",
+        (false, true) => "layers are masked",
+        (false, false) => "inputs of layers are 2:4",
+    }
 }
 
 /// The first of some layers, and how many more there are.

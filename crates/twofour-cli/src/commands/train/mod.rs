@@ -38,7 +38,7 @@ use twofour_nn::{
     engine::{Engine, cpu::CpuEngine, cuda::CudaEngine},
     recipe::{LoadedData, LoadedRecipe, ModelConfig, Override, RecipeError, RecipePlan},
     train::{
-        Corpus, EncoderData, GradientReduction, MaskedText,
+        Corpus, EncoderData, GradientReduction, MaskedText, SparseBegin,
         ranks::{NcclReduction, train_together},
     },
 };
@@ -237,7 +237,11 @@ fn finish(screen: &mut Screen, folder: &Folder, plan: &RecipePlan, report: &Repo
     if report.skipped_steps > 0 {
         row("skipped steps", units::count(report.skipped_steps as usize));
     }
-    if plan.sparse_weights > 0 {
+    let never = plan.stages.iter().all(|stage| matches!(stage.begin, SparseBegin::Settled { .. }))
+        && report.model.two_of_four == 0;
+    if plan.sparse_weights > 0 && never && plan.stages.iter().all(|stage| stage.end == plan.steps) {
+        row("weights of 2:4 layers", "none: variances never settled".to_owned());
+    } else if plan.sparse_weights > 0 {
         let share = units::percent(plan.sparse_weights as f64 / plan.parameters as f64);
         // FST and its kin end dense, as their papers have it.
         let ends = plan.stages.iter().filter(|stage| stage.two_of_four_weights).map(|stage| stage.end);

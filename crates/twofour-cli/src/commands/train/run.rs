@@ -7,7 +7,7 @@ use twofour::MatrixRef;
 use twofour_nn::{
     engine::Engine,
     model::TrainedModel as _,
-    recipe::{LoadedRecipe, Precision, Recipe, RecipePlan, SparsePrecision},
+    recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
     train::{CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData},
 };
@@ -79,7 +79,8 @@ impl<D: TrainingData> Beginning<D> {
         screen: &mut Screen,
     ) -> Result<E> {
         let Beginning { recipe, plan, data, .. } = &*self;
-        if recipe.decay_search().is_some() {
+        if let Some(search) = recipe.decay_search() {
+            decay::expect_own(folder, search, data.fingerprint())?;
             folder.adopt(recipe)?;
         }
         let mut training = recipe.training.clone();
@@ -295,19 +296,13 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         Ok(())
     }
 
-    /// An error where the run ended with weights that are worth nothing.
-    fn expect_learned(&self, plan: &RecipePlan, last: &StepMetrics) -> Result<()> {
-        let skipped = self.steps.iter().filter(|step| step.skipped).count();
-        let at_end = self.steps.iter().rev().take_while(|step| step.skipped).count();
-        // The scale of an f16 loss is found by skipping a step now and then.
-        let tolerated = usize::from(plan.precision == Precision::F16.name());
-        if last.val_loss.is_some() && at_end <= tolerated {
+    /// An error where the run ended with weights that are worth nothing: the validation loss is not finite. A step that was skipped has left the weights as they were.
+    fn expect_learned(&self, last: &StepMetrics) -> Result<()> {
+        if last.val_loss.is_some() {
             return Ok(());
         }
-        let loss = match last.val_loss {
-            Some(loss) => format!("{loss:.4}"),
-            None => "NaN or infinite".to_owned(),
-        };
+        let skipped = self.steps.iter().filter(|step| step.skipped).count();
+        let at_end = self.steps.iter().rev().take_while(|step| step.skipped).count();
         let steps = self.steps.len();
         let because = "because the loss or a gradient was NaN or infinite; ";
         let updates = match (skipped, at_end) {
@@ -316,7 +311,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
             _ => format!("{skipped} of {steps} steps were skipped, the last {at_end} among them, {because}"),
         };
         bail!(
-            "{updates}the validation loss at the end is {loss}; no model was written; train again with a lower training.learning_rate or a longer training.warm_up, in another folder (-o); {} has the losses, and {} the last checkpoint",
+            "{updates}the validation loss at the end is NaN or infinite; no model was written; train again with a lower training.learning_rate or a longer training.warm_up, in another folder (-o); {} has the losses, and {} the last checkpoint",
             self.folder.file(METRICS).display(),
             self.folder.file(LAST).display()
         )
@@ -326,7 +321,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
     fn finish(mut self, loaded: &LoadedRecipe, plan: &RecipePlan) -> Result<Report> {
         self.save()?;
         let Some(last) = self.steps.last() else { bail!("a run of no steps") };
-        self.expect_learned(plan, last)?;
+        self.expect_learned(last)?;
         let tokens = self.trainer.data().tokens(self.trainer.model().positions());
         let data = self.trainer.data().clone();
         let probe = data.probe(&loaded.recipe, self.trainer.engine_and_model())?;

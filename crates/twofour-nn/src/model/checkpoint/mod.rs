@@ -2,7 +2,7 @@
 //!
 //! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
 //! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
-//! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding.
+//! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding, unless it has the embedding's shape and other values.
 //!
 //! | `model_type` | beside the sizes |
 //! |---|---|
@@ -69,6 +69,9 @@ pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
 
 /// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
 fn has_own_head(reader: &Reader) -> Result<bool> {
+    if reader.compressed_info("lm_head.weight").is_ok() {
+        return Ok(true);
+    }
     let Some(head) = reader.tensors().find(|tensor| tensor.name == "lm_head.weight") else { return Ok(false) };
     let is_embedding = |name: &str| name.ends_with("embed_tokens.weight") || name.ends_with("wte.weight");
     let Some(embedding) = reader.tensors().find(|tensor| is_embedding(&tensor.name)) else { return Ok(false) };
