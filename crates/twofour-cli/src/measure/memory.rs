@@ -38,13 +38,18 @@ pub(crate) struct Rotation<W> {
     turn: Cell<usize>,
 }
 
+/// The number of copies of a weight of `bytes` bytes in a struct of some more.
+fn copies_of(bytes: usize, of_struct: usize) -> usize {
+    let bytes = bytes.max(mem::size_of::<usize>());
+    let charged = bytes.saturating_add(of_struct + OVERHEAD);
+    // One more than fits: before a copy is used again, all of the others have been read.
+    (rotation_bytes().div_ceil(bytes) + 1).min(MOST / charged).clamp(1, MOST_COPIES)
+}
+
 impl<W> Rotation<W> {
     /// Returns copies of a weight of `bytes` bytes; `copy` must copy its memory.
     pub(crate) fn new(weight: W, bytes: usize, copy: impl Fn(&W) -> W) -> Self {
-        let bytes = bytes.max(mem::size_of::<usize>());
-        let charged = bytes.saturating_add(mem::size_of::<W>() + OVERHEAD);
-        // One more than fits: before a copy is used again, all of the others have been read.
-        let count = (rotation_bytes().div_ceil(bytes) + 1).min(MOST / charged).clamp(1, MOST_COPIES);
+        let count = copies_of(bytes, mem::size_of::<W>());
         let mut copies = Vec::with_capacity(count);
         copies.push(weight);
         while copies.len() < count {
@@ -78,9 +83,10 @@ mod tests {
 
     #[test]
     fn copies_of_a_tiny_weight_are_bounded() {
-        assert_eq!(Rotation::new([0u8; 8], 2, Clone::clone).copies.len(), MOST_COPIES);
+        assert_eq!(copies_of(2, 8), MOST_COPIES);
         // What a copy takes beside its bytes counts, too.
-        let large = Rotation::new([0u8; 1 << 20], 2, Clone::clone);
-        assert!(large.copies.len() << 20 <= MOST, "{}", large.copies.len());
+        let count = copies_of(2, 1 << 20);
+        assert!(count > 1 && count << 20 <= MOST, "{count}");
+        assert_eq!(copies_of(2 * MOST, 8), 1);
     }
 }
