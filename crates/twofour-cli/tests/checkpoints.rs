@@ -57,14 +57,12 @@ fn windows_and_texts_that_do_not_fit_are_refused() {
     let model = checkpoint("llama");
     fs::write(dir.path().join("text"), "two of every four").unwrap();
     fs::write(dir.path().join("short"), "").unwrap();
-    fs::write(dir.path().join("letter"), "t").unwrap();
     fs::write(dir.path().join("bytes"), [0xFF, 0xFE]).unwrap();
     for (text, more, code, word) in [
         ("text", &["--window", "41"][..], 2, "window"),
         ("text", &["--window", "8", "--stride", "9"], 2, "stride"),
         ("text", &["--window", "8", "--stride", "0"], 2, "stride"),
         ("short", &[], 1, "short: the text is empty"),
-        ("letter", &[], 1, "tokens of the text"),
         ("bytes", &[], 1, "UTF-8"),
         ("absent", &[], 1, "absent"),
     ] {
