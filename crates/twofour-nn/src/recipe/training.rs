@@ -90,7 +90,7 @@ pub struct TrainingSettings {
     pub warm_up: u64,
     /// How it falls.
     pub schedule: ScheduleKind,
-    /// Steps of the fall of the schedule `wsd`, at least 2; a fifth of all steps if absent.
+    /// Steps of the fall of the schedule `wsd`: at least 2, or 0 for a constant rate; a fifth of all steps if absent.
     pub decay_steps: Option<u64>,
     /// The optimizer.
     #[serde(skip_serializing_if = "OptimizerKind::is_adamw")]
