@@ -105,9 +105,25 @@ fn a_heat_map_is_drawn_from_the_json() {
         assert!(has(text), "{text}: {texts:#?}");
     }
     assert!(svg.contains("prefers-color-scheme:dark"));
+    assert!(texts.iter().any(|text| text.starts_with("2:4 GEMM by layer")), "{texts:#?}");
     // Every cell has its figure: two data types, two weights, three token counts; cuSPARSELt has no kernel for one token.
     assert_eq!(texts.iter().filter(|text| *text == "1.25").count(), 2 * 2 * 2);
     assert_eq!(texts.iter().filter(|text| *text == "\u{2013}").count(), 2 * 2);
+}
+
+#[test]
+fn a_heat_map_says_what_epilogue_its_gemms_have() {
+    let dir = tempfile::tempdir().unwrap();
+    for (epilogue, title) in
+        [("bias", "with a bias by"), ("bias-gelu", "with a bias and GELU by"), ("scales", "with scales and a bias by")]
+    {
+        let mut results = results();
+        results["epilogue"] = json!(epilogue);
+        fs::write(dir.path().join("grid.json"), results.to_string()).unwrap();
+        run(dir.path(), &["bench", "draw", "grid.json", "--force"]).good();
+        let svg = fs::read_to_string(dir.path().join("grid.svg")).unwrap();
+        assert!(expect_xml(&svg).iter().any(|text| text.contains(title)), "{epilogue}");
+    }
 }
 
 #[test]
@@ -141,7 +157,7 @@ fn what_cannot_be_measured_is_said_before_a_device_is_opened() {
     assert!(grid(&["-o", "."]).bad(2).contains("directory"));
     fs::write(dir.path().join("grid.svg"), "mine").unwrap();
     assert!(grid(&["-o", "grid.json"]).bad(2).contains("grid.svg exists"));
-    for (option, value) in [("--shapes", "shapes"), ("--limit", "5")] {
+    for (option, value) in [("--shapes", "shapes"), ("--epilogue", "bias"), ("--limit", "5")] {
         let error = run(dir.path(), &["bench", "cuda", "--suite", "gemm", option, value]).bad(2);
         assert!(error.contains(option) && error.contains("--suite grid"), "{error}");
     }

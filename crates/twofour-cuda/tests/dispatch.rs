@@ -2,7 +2,7 @@
 
 mod support;
 
-use half::bf16;
+use half::{bf16, f16};
 use support::{Bench, hopper, numbers::result};
 use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
@@ -97,6 +97,93 @@ fn a_choice_for_four_bits_is_remembered_too() {
     }
 }
 
+/// One product with one bias, another, an epilogue that cuBLASLt lacks, and the first again; and a captured call, between which and its replay the bias is another.
+#[test]
+fn a_bias_comes_with_each_call() {
+    let Some(bench) = hopper() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
+    if dispatcher.libraries().dense.is_none() {
+        eprintln!("skipped: no cuBLASLt");
+        return;
+    }
+    let problem = GemmProblem { epilogue: true, ..problem(64, 16, 128) };
+    let (w, x) = ([bf16::ONE; 64 * 128], [bf16::ONE; 16 * 128]);
+    let (w, x) = (bench.up(&w), bench.up(&x));
+    let weight = Weight { dense: Some(bench.at(&w)), packed: None };
+    // SAFETY: the dense engine reads the weight as it is, which lives until the product was run.
+    let product = unsafe { bench.product(&dispatcher, problem, Engine::CublasLt(0), weight) }.unwrap();
+    assert!(product.kernel().contains("adds a bias"), "{}", product.kernel());
+    let biases = [1.0f32, 5.0].map(|bias| bench.up(&[bf16::from_f32(bias); 64]));
+    let out = bench.up(&[bf16::ZERO; 64 * 16]);
+    let run = |which: usize, alpha: f32| {
+        let epilogue = Epilogue { alpha, bias: Some(bench.at(&biases[which])), ..Epilogue::default() };
+        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+        unsafe { product.run_with(bench.stream(), bench.at(&x), bench.at(&out), epilogue) }
+    };
+    let found = || {
+        let found = bench.down(&out);
+        assert!(found.iter().all(|value| *value == found[0]), "{found:?}");
+        found[0].to_f32()
+    };
+    for (which, alpha, expected) in [(0, 1.0, 129.0), (1, 1.0, 133.0), (1, 0.5, 69.0), (0, 1.0, 129.0)] {
+        run(which, alpha).unwrap();
+        assert_eq!(found(), expected, "bias {which}, alpha {alpha}");
+    }
+    bench.wait();
+    let graph = bench.captured(|| run(0, 1.0).unwrap());
+    run(1, 1.0).unwrap();
+    assert_eq!(found(), 133.0);
+    graph.launch().unwrap();
+    assert_eq!(found(), 129.0, "the captured bias");
+    let none = Epilogue { bias: Some(0), ..Epilogue::default() };
+    // SAFETY: the call is refused before anything is launched.
+    let refused = unsafe { product.run_with(bench.stream(), bench.at(&x), bench.at(&out), none) };
+    assert!(matches!(refused, Err(Error::Pointer { .. })), "{refused:?}");
+}
+
+/// The library takes another type of bias where results of 8-bit floats are in f32.
+#[test]
+fn a_bias_of_8_bit_products_is_of_the_results_type() {
+    let Some(bench) = hopper() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
+    if dispatcher.libraries().dense.is_none() {
+        eprintln!("skipped: no cuBLASLt");
+        return;
+    }
+    // Ones in e4m3.
+    let (w, x) = (bench.up(&[0x38u8; 64 * 128]), bench.up(&[0x38u8; 16 * 128]));
+    for output in [DataType::BF16, DataType::F16, DataType::F32] {
+        let bytes = |value: f32| match output {
+            DataType::F32 => value.to_le_bytes().to_vec(),
+            DataType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
+            _ => bf16::from_f32(value).to_le_bytes().to_vec(),
+        };
+        let problem = GemmProblem { epilogue: true, ..GemmProblem::plain(DataType::E4M3, output, 64, 16, 128) };
+        let weight = Weight { dense: Some(bench.at(&w)), packed: None };
+        // SAFETY: the dense engine reads the weight as it is, which lives until the product was run.
+        let product = unsafe { bench.product(&dispatcher, problem, Engine::CublasLt(0), weight) }.unwrap();
+        let (bias, out) = (bench.up(&bytes(3.0).repeat(64)), bench.up(&bytes(0.0).repeat(64 * 16)));
+        let epilogue = Epilogue { bias: Some(bench.at(&bias)), ..Epilogue::default() };
+        // SAFETY: all memory is allocated above, as long as the problem asks for, and lives until the stream has been waited for.
+        unsafe { product.run_with(bench.stream(), bench.at(&x), bench.at(&out), epilogue) }.unwrap();
+        assert!(bench.down(&out) == bytes(131.0).repeat(64 * 16), "{output}, {}", product.kernel());
+    }
+}
+
+/// What the epilogue of a problem is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Ending {
+    Plain,
+    /// The bias of the result's contiguous axis, which cuBLASLt adds itself, aligned to 16 bytes or not.
+    Bias {
+        is_aligned: bool,
+    },
+    /// A scale, both biases and ReLU.
+    All,
+}
+
 /// Every engine that is there, from one dense 2:4 weight, for every kind of problem.
 #[test]
 fn all_engines_compute_the_same() {
@@ -120,11 +207,15 @@ fn all_engines_compute_the_same() {
         GemmProblem { epilogue: true, accumulate: true, ..problem(51, 7, 30) },
     ];
     for problem in problems {
-        engines_compute_the_same(&bench, problem);
+        let aligned = [true, false].map(|is_aligned| Ending::Bias { is_aligned });
+        let endings = if problem.epilogue { vec![Ending::All, aligned[0], aligned[1]] } else { vec![Ending::Plain] };
+        for ending in endings {
+            engines_compute_the_same(&bench, problem, ending);
+        }
     }
 }
 
-fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
+fn engines_compute_the_same(bench: &Bench, problem: GemmProblem, ending: Ending) {
     let GemmProblem { features, tokens, reduction, .. } = problem;
     let number = |i: usize| bf16::from_f32(((i * 7919 + 13) % 257) as f32 / 128.0 - 1.0);
     let dense: Vec<bf16> = (0..features * reduction).map(number).collect();
@@ -142,20 +233,24 @@ fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
             _ => bias.iter().flat_map(|b| bf16::from_f32(*b).to_le_bytes()).collect(),
         }
     };
-    let bias: Vec<f32> = (0..features).map(|f| (f % 5) as f32 - 2.0).collect();
-    let token_bias: Vec<f32> = (0..tokens).map(|t| (t % 3) as f32).collect();
+    // One value before each, so that the bias itself can be unaligned.
+    let bias: Vec<f32> = (0..=features).map(|f| (f % 5) as f32 - 2.0).collect();
+    let token_bias: Vec<f32> = (0..=tokens).map(|t| (t % 3) as f32).collect();
     let biases = [bench.up(&bias_bytes(&bias)), bench.up(&bias_bytes(&token_bias))];
+    let skipped = usize::from(ending == Ending::Bias { is_aligned: false });
+    let (bias, token_bias) = (&bias[skipped..], &token_bias[skipped..]);
+    let [at_bias, at_token_bias] =
+        [0, 1].map(|i: usize| Some(bench.at(&biases[i]) + (skipped * problem.output.bytes()) as u64));
     let (w_there, x_there) = (bench.up(&dense), bench.up(&x));
-    let epilogue = if problem.epilogue {
-        Epilogue {
-            alpha: 0.5,
-            bias: Some(bench.at(&biases[0])),
-            token_bias: Some(bench.at(&biases[1])),
-            activation: Activation::Relu,
-            ..Epilogue::default()
+    let by_token = problem.order == Order::FeaturesFirst;
+    let none = Epilogue::default();
+    let epilogue = match ending {
+        Ending::Plain => none,
+        Ending::Bias { .. } if by_token => Epilogue { token_bias: at_token_bias, ..none },
+        Ending::Bias { .. } => Epilogue { bias: at_bias, ..none },
+        Ending::All => {
+            Epilogue { alpha: 0.5, bias: at_bias, token_bias: at_token_bias, activation: Activation::Relu, ..none }
         }
-    } else {
-        Epilogue::default()
     };
     let folder = tempfile::tempdir().unwrap();
     let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
@@ -183,9 +278,13 @@ fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
             let (mut expected, mut size): (f64, f64) = terms.fold((0.0, 0.0), |(a, b), v| (a + v, b + v.abs()));
             // A library's sums are rounded before an epilogue of ours.
             let mut rounded = expected.abs();
-            if problem.epilogue {
-                expected = (0.5 * expected + f64::from(bias[f] + token_bias[t])).max(0.0);
-                rounded += expected;
+            match ending {
+                Ending::Plain => {}
+                Ending::Bias { .. } => expected += f64::from(if by_token { token_bias[t] } else { bias[f] }),
+                Ending::All => expected = (0.5 * expected + f64::from(bias[f] + token_bias[t])).max(0.0),
+            }
+            if ending != Ending::Plain {
+                rounded += expected.abs();
             }
             if problem.accumulate {
                 expected += 1.0;
@@ -196,7 +295,7 @@ fn engines_compute_the_same(bench: &Bench, problem: GemmProblem) {
             let (value, _) = result(found, problem.output, expected);
             assert!(
                 (value - expected).abs() <= rounded / 256.0 + size + 1e-6,
-                "{engine:?} for {problem:?}: {value}, expected {expected}"
+                "{engine:?} for {problem:?}, {ending:?}: {value}, expected {expected}"
             );
         }
         seen.insert(engine.name());

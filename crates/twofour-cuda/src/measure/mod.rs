@@ -23,10 +23,10 @@ pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, REST, Time, Timer};
 
 use crate::{
-    Device, Error, Result, Stream,
+    Activation, DataType, Device, Error, Result, Stream,
     arguments::expect_dimension,
     libraries::Libraries,
-    problem::GemmProblem,
+    problem::{GemmProblem, Order},
     raw::{
         Packed,
         engine::{Engine, Product, Weight},
@@ -43,8 +43,9 @@ pub struct TrialTensors {
     weight: Arc<RandomWeight>,
     x: CudaSlice<u8>,
     outs: [CudaSlice<u8>; 3],
-    /// Zeros; read where the problem has an epilogue.
+    /// Random where the problem has an epilogue, else zeros that nothing reads: a bias and scales of features, and scales of tokens.
     bias: CudaSlice<u8>,
+    scales: [CudaSlice<u8>; 2],
 }
 
 /// A problem with random tensors, on which engines are compared.
@@ -53,7 +54,17 @@ pub struct Trial {
     device: Device,
     libraries: Libraries,
     problem: GemmProblem,
+    epilogue: TrialEpilogue,
     tensors: Arc<TrialTensors>,
+}
+
+/// The epilogue of a trial whose problem has one: a bias along the result's contiguous axis, which is the most frequent, and what is named here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TrialEpilogue {
+    /// Scales of features and of tokens, as 8-bit layers have them.
+    pub scales: bool,
+    /// The activation.
+    pub activation: Activation,
 }
 
 fn failed(error: cudarc::driver::DriverError) -> Error {
@@ -77,8 +88,13 @@ impl TrialTensors {
         let zeros = |elements: usize| stream.alloc_zeros::<u8>(elements * output.bytes()).map_err(failed);
         let out = || zeros(features * tokens);
         let outs = [out()?, out()?, out()?];
-        let bias = zeros(features)?;
-        Ok(Self { stream: stream.clone(), largest, weight, x, outs, bias })
+        let bias = if largest.epilogue { random(stream, output, features.max(tokens), 2)? } else { zeros(features)? };
+        let scales = |count: usize, seed| {
+            let count = if largest.epilogue { count } else { 0 };
+            random(stream, DataType::F32, count.max(1), seed)
+        };
+        let scales = [scales(features, 3)?, scales(tokens, 4)?];
+        Ok(Self { stream: stream.clone(), largest, weight, x, outs, bias, scales })
     }
 }
 
@@ -120,7 +136,18 @@ impl Trial {
     ) -> Result<Self> {
         expect_dimension("tokens", tokens, tensors.largest.tokens)?;
         let problem = GemmProblem { tokens, ..tensors.largest };
-        Ok(Self { device: device.clone(), libraries: libraries.clone(), problem, tensors: tensors.clone() })
+        let (device, libraries, tensors) = (device.clone(), libraries.clone(), tensors.clone());
+        Ok(Self { device, libraries, problem, epilogue: TrialEpilogue::default(), tensors })
+    }
+
+    /// Returns what the trial's epilogue has besides the bias.
+    pub(crate) fn epilogue(&self) -> TrialEpilogue {
+        self.epilogue
+    }
+
+    /// Returns the trial with an epilogue, for a problem that has one.
+    pub fn with_epilogue(self, epilogue: TrialEpilogue) -> Self {
+        Self { epilogue, ..self }
     }
 
     /// Returns the problem.
@@ -172,9 +199,20 @@ impl Trial {
         let x = self.x().device_ptr(stream).0;
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
-        // A bias is the most frequent epilogue of layers.
-        let bias = self.problem.epilogue.then(|| self.tensors.bias.device_ptr(stream).0);
-        let epilogue = Epilogue { bias, ..Epilogue::default() };
+        let TrialEpilogue { scales, activation } = self.epilogue;
+        let bias = Some(self.tensors.bias.device_ptr(stream).0);
+        // The bias of a layer, whose operands are exchanged where features are not contiguous.
+        let (bias, token_bias) = match self.problem.order {
+            Order::TokensFirst => (bias, None),
+            Order::FeaturesFirst => (None, bias),
+        };
+        let [feature_scales, token_scales] =
+            [0, 1].map(|i: usize| scales.then(|| self.tensors.scales[i].device_ptr(stream).0));
+        let epilogue = if self.problem.epilogue {
+            Epilogue { feature_scales, token_scales, bias, token_bias, activation, ..Epilogue::default() }
+        } else {
+            Epilogue::default()
+        };
         // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)

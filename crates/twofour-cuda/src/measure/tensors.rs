@@ -33,12 +33,15 @@ fn number(bits: u64) -> f32 {
 }
 
 /// Returns an element's bytes: an approximately normal number, or for i8 a uniform one.
-fn element(element: DataType, bits: u64) -> [u8; 2] {
+fn element(element: DataType, bits: u64) -> [u8; 4] {
+    let half = |[low, high]: [u8; 2]| [low, high, 0, 0];
     match element {
-        DataType::F16 => f16::from_f32(number(bits)).to_le_bytes(),
-        DataType::BF16 => bf16::from_f32(number(bits)).to_le_bytes(),
-        DataType::I8 => [(bits >> 8) as u8, 0],
-        _ => [e4m3(number(bits)), 0],
+        DataType::F32 => number(bits).to_le_bytes(),
+        DataType::F16 => half(f16::from_f32(number(bits)).to_le_bytes()),
+        DataType::BF16 => half(bf16::from_f32(number(bits)).to_le_bytes()),
+        DataType::I8 => half([(bits >> 8) as u8, 0]),
+        DataType::E4M3 | DataType::E5M2 => half([e4m3(number(bits)), 0]),
+        DataType::I32 => bits.to_le_bytes()[..4].try_into().expect("four bytes"),
     }
 }
 

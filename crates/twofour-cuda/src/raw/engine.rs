@@ -14,7 +14,7 @@ use crate::{
     arguments::expect_pointers,
     libraries::{
         Libraries,
-        cublaslt::{self, DenseProblem, PartialSums},
+        cublaslt::{self, BiasedPlan, CublasLt, CublasLtPlan, DenseProblem, PartialSums},
         cusparselt,
     },
     problem::{GemmProblem, Order, XOrder},
@@ -65,8 +65,7 @@ impl Libraries {
         let sparse = self.sparse.as_ref().filter(|_| is_plain(problem));
         let sparse = sparse.map_or(0, |sparse| sparse.algorithms(problem).unwrap_or(0));
         let dense = self.dense.as_ref().filter(|_| !problem.is_mixed());
-        let dense = dense
-            .map_or(0, |dense| dense.plans(dense_of(problem), PartialSums::Any, HEURISTICS).map_or(0, |p| p.len()));
+        let dense = dense.map_or(0, |dense| DensePlans::new(dense, problem).map_or(0, |plans| plans.len()));
         ours.chain((0..sparse).map(Engine::CusparseLt)).chain((0..dense).map(Engine::CublasLt)).collect()
     }
 }
@@ -104,6 +103,51 @@ fn needs_finish(problem: GemmProblem) -> bool {
 fn sums_bytes(problem: GemmProblem) -> usize {
     let apart = needs_finish(problem) && (problem.accumulate || dense_sums(problem) != problem.output);
     if apart { problem.features * problem.tokens * dense_sums(problem).bytes() } else { 0 }
+}
+
+/// Returns the bias of a problem's epilogue where cuBLASLt can add it: a bias of its result's rows, and nothing else.
+fn bias_of_rows(problem: GemmProblem, epilogue: Epilogue) -> Option<DevicePtr> {
+    let Epilogue { bias, token_bias, .. } = epilogue;
+    let (of_rows, alone) = match problem.order {
+        Order::TokensFirst => (bias, Epilogue { bias, ..Epilogue::default() }),
+        Order::FeaturesFirst => (token_bias, Epilogue { token_bias, ..Epilogue::default() }),
+    };
+    of_rows.filter(|bias| epilogue == alone && bias.is_multiple_of(16))
+}
+
+/// cuBLASLt's plans of a problem.
+struct DensePlans {
+    plain: Vec<CublasLtPlan>,
+    /// Those that add a bias; none where the library has none, or where [`Finish`] must follow anyway.
+    biased: Vec<BiasedPlan>,
+}
+
+impl DensePlans {
+    fn new(library: &CublasLt, problem: GemmProblem) -> Result<Self> {
+        let (dense, sums) = (dense_of(problem), PartialSums::Any);
+        let plain = library.plans(dense, sums, HEURISTICS)?;
+        // For f32 results of 8-bit floats the library reads biases of another type.
+        let has_type =
+            dense_sums(problem) == problem.output && !(problem.element.bytes() == 1 && problem.output == DataType::F32);
+        let has_biased = problem.epilogue && !problem.accumulate && has_type;
+        let biased = has_biased.then(|| library.plans_biased(dense, sums, HEURISTICS).ok()).flatten();
+        Ok(Self { plain, biased: biased.unwrap_or_default() })
+    }
+
+    /// Returns the number of choices. Those with a bias and those without are numbered alike; where one kind has fewer, its last serves for the rest.
+    fn len(&self) -> usize {
+        self.plain.len().max(self.biased.len())
+    }
+
+    /// Returns the choice of this number: the GEMM, and the one that adds a bias itself.
+    fn take(mut self, which: usize) -> Option<(CublasLtPlan, Option<BiasedPlan>)> {
+        if which >= self.len() || self.plain.is_empty() {
+            return None;
+        }
+        let plain = self.plain.swap_remove(which.min(self.plain.len() - 1));
+        let last = self.biased.len().checked_sub(1);
+        Some((plain, last.map(|last| self.biased.swap_remove(which.min(last)))))
+    }
 }
 
 /// Returns the data type of the output of a GEMM by cuBLASLt: the problem's.
@@ -177,7 +221,9 @@ enum ProductPlan {
         _memory: Vec<CudaSlice<u8>>,
     },
     CublasLt {
-        plan: cublaslt::CublasLtPlan,
+        plan: CublasLtPlan,
+        /// The GEMM that adds a bias itself.
+        biased: Option<BiasedPlan>,
         weight: DevicePtr,
         workspace: DevicePtr,
         finish: Option<Finish>,
@@ -273,16 +319,15 @@ impl Product {
                     return Err(Error::NotComputed { engine, problem });
                 }
                 let library = libraries.dense.as_ref().ok_or(cublaslt::MISSING)?;
-                let mut plans = library.plans(dense_of(problem), PartialSums::Any, HEURISTICS)?;
-                if which >= plans.len() {
-                    let action = "choosing a heuristic that does not exist";
-                    return Err(Error::Vendor { library: "cuBLASLt", action, status: which as i32 });
-                }
+                let action = "choosing a heuristic that does not exist";
+                let missing = Error::Vendor { library: "cuBLASLt", action, status: which as i32 };
+                let (plan, biased) = DensePlans::new(library, problem)?.take(which).ok_or(missing)?;
                 let sums_bytes = sums_bytes(problem);
                 workspace_bytes = cublaslt::WORKSPACE_BYTES + sums_bytes;
                 let held = vec![memory(cublaslt::WORKSPACE_BYTES)?, memory(sums_bytes)?];
                 ProductPlan::CublasLt {
-                    plan: plans.swap_remove(which),
+                    plan,
+                    biased,
                     weight: dense()?,
                     workspace: at(&held[0]),
                     finish: needs_finish(problem).then(|| Finish::new(device)).transpose()?,
@@ -312,8 +357,8 @@ impl Product {
         unsafe { self.run_with(stream, x, out, Epilogue::default()) }
     }
 
-    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. Where a library lacks the epilogue or the output type, a kernel of
-    /// this crate runs after its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the
+    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. A bias along the result's contiguous axis, aligned to 16 bytes, is added by cuBLASLt itself
+    /// where it is the whole epilogue. Where a library lacks the epilogue or the output type, a kernel of this crate runs after its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the
     /// result is added to the output.
     ///
     /// # Errors
@@ -338,16 +383,20 @@ impl Product {
                 // SAFETY: X and the result are valid, as this function requires; the other memory is held by the plan.
                 unsafe { plan.run(stream, *compressed, x, out, *workspace) }
             }
-            ProductPlan::CublasLt { plan, weight, workspace, finish, sums, .. } => {
+            ProductPlan::CublasLt { plan, biased, weight, workspace, finish, sums, .. } => {
                 let to = sums.unwrap_or(out);
                 let (a, b) = match problem.order {
                     Order::TokensFirst => (*weight, x),
                     Order::FeaturesFirst => (x, *weight),
                 };
+                expect_epilogue(epilogue, problem.output)?;
+                if let (Some(biased), Some(bias)) = (biased, bias_of_rows(problem, epilogue)) {
+                    // SAFETY: weight, X, bias and result are valid, as this function requires; the workspace is held by the plan.
+                    return unsafe { biased.run(stream, [a, b, bias, out], *workspace) };
+                }
                 // SAFETY: weight, X and result are valid, as this function requires; the workspace is held by the plan.
                 unsafe { plan.run(stream, a, b, to, *workspace) }?;
                 let Some(finish) = finish else { return Ok(()) };
-                expect_epilogue(epilogue, problem.output)?;
                 // SAFETY: `to` is the plan's buffer or the result, which is valid, as this function requires.
                 unsafe { finish.run(stream, problem, (to, dense_sums(problem)), out, epilogue) }
             }
@@ -369,6 +418,9 @@ impl Product {
         match (&self.plan, self.engine) {
             (ProductPlan::TwoFour { gemm, .. }, _) => gemm.kernel(),
             (_, Engine::CusparseLt(id)) => format!("algorithm {id}"),
+            (ProductPlan::CublasLt { biased: Some(_), .. }, Engine::CublasLt(which)) => {
+                format!("heuristic {which}, adds a bias")
+            }
             (_, Engine::CublasLt(which)) => format!("heuristic {which}"),
             (_, Engine::TwoFour(_)) => String::new(),
         }

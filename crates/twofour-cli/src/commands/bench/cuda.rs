@@ -16,7 +16,8 @@ use super::{
 use crate::{
     exit::{Usage, Verdict},
     measure::cuda::{
-        self, AttentionRow, GemmRow, GenerationRow, Layer, Libraries, PruneRow, StepModel, StepRow, TrainRow,
+        self, AttentionRow, GemmRow, GenerationRow, GridEpilogue, Layer, Libraries, PruneRow, StepModel, StepRow,
+        TrainRow,
     },
     present::{Screen, progress::Progress},
 };
@@ -33,6 +34,7 @@ Examples:
   twofour bench cuda --suite step --model vit-l -o step-vit.json
   twofour bench cuda --suite generate --batch 1,8 --weights dense-bf16,2:4-bf16 --rounds 5
   twofour bench cuda --suite grid --limit 240 -o grid.json       # again and again until all cells are there
+  twofour bench cuda --suite grid --epilogue bias --shapes layers.txt -o bias.json
 
 Suites:
   prune   selecting a transposable mask and compressing W and its transpose from one read, beside a plain copy of as many bytes
@@ -60,7 +62,8 @@ Suites:
   grid    the linear layers of GPT-2, BERT, ViT, Llama, Qwen and Mixtral, fused and single, at 1 to 16384 tokens in bf16 and up to 8192 in
           f16, e4m3 and i8: our fastest kernel, cuBLASLt's and cuSPARSELt's, a dispatcher's choice, and the choice of the cost model
           without measurement. About 2,100 cells. The JSON is written every few seconds, and a later run with the same -o FILE measures only what is
-          missing there (--force begins anew); a heat map is written beside it as .svg (`twofour bench draw` draws it again)")]
+          missing there (--force begins anew); a heat map is written beside it as .svg (`twofour bench draw` draws it again). --epilogue measures
+          layers with a bias, GELU or scales, whose kernels and choices are others")]
 pub(super) struct Cuda {
     /// What to measure
     #[arg(long, value_enum, value_name = "SUITE", default_value_t = Suite::Prune)]
@@ -82,6 +85,10 @@ pub(super) struct Cuda {
     /// Weights of the suite grid instead of the models': `OUT IN [NAME]` on each line, or a JSON list of [OUT, IN, "NAME"]
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
+
+    /// What the GEMMs of the suite grid do with their sums; with an epilogue cuSPARSELt is left out
+    #[arg(long, value_enum, value_name = "EPILOGUE")]
+    epilogue: Option<GridEpilogue>,
 
     /// Seconds after which the suite grid begins no further cell
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -166,7 +173,12 @@ impl Cuda {
         if self.suite == Suite::Grid {
             return self.grid().run(screen);
         }
-        for (given, option) in [(self.shapes.is_some(), "--shapes"), (self.limit.is_some(), "--limit")] {
+        let of_grid = [
+            (self.shapes.is_some(), "--shapes"),
+            (self.epilogue.is_some(), "--epilogue"),
+            (self.limit.is_some(), "--limit"),
+        ];
+        for (given, option) in of_grid {
             if given {
                 bail!(Usage(format!("{option} is for --suite grid, and this is {}", self.suite.name())));
             }
@@ -209,6 +221,7 @@ impl Cuda {
             device: self.device,
             rounds: self.rounds,
             shapes: self.shapes.as_deref(),
+            epilogue: self.epilogue.unwrap_or_default(),
             limit: self.limit.map(|seconds| Duration::from_secs(seconds.into())),
             output: &self.output,
         }

@@ -22,7 +22,7 @@ pub(crate) use encoder::CudaEncoderPair;
 pub(crate) use gemm::{DECODE_LAYERS, DECODE_TOKENS, DECODE_TYPES, GEMM_SHAPES, GEMM_TYPES, GemmRow, Layer, Libraries};
 pub(crate) use generation::{GenerationRow, WEIGHTS, generation, shape};
 pub(crate) use grid::{
-    CellTimes, Fault, GridCell, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
+    CellTimes, Fault, GridCell, GridEpilogue, GridLayer, GridRow, GridTimer, Unsupported, grid_cells, grid_layers,
 };
 pub(crate) use image::CudaImages;
 pub(crate) use layer::layer;

@@ -16,9 +16,9 @@ pub(super) struct Owned {
     destroy: unsafe extern "C" fn(Object) -> c_int,
 }
 
-// SAFETY: the library only reads objects after planning, and binds none to the thread that created it.
+// SAFETY: the library binds no object to the thread that created it.
 unsafe impl Send for Owned {}
-// SAFETY: no object changes after planning.
+// SAFETY: the library only reads objects after planning. Only `BiasedPlan` changes one, which is shared with none but plans that hold the same lock.
 unsafe impl Sync for Owned {}
 
 impl Owned {

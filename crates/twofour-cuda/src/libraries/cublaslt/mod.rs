@@ -5,7 +5,11 @@ mod functions;
 mod plan;
 mod problem;
 
-use std::{ffi::c_int, fmt, ptr, sync::Arc};
+use std::{
+    ffi::c_int,
+    fmt, ptr,
+    sync::{Arc, Mutex},
+};
 
 use descriptors::{Owned, Parts};
 use functions::{
@@ -15,10 +19,11 @@ use functions::{
 
 use crate::{DataType, Device, DevicePtr, Error, Result};
 
+pub(crate) use plan::BiasedPlan;
 pub use plan::{CublasLtPlan, WORKSPACE_BYTES};
 pub use problem::{DenseEpilogue, DenseProblem, PartialSums};
 
-/// Least alignment of the operands of batched GEMMs, in bytes.
+/// Least alignment of the operands of batched GEMMs, and of biases that come with each call, in bytes.
 const ALIGNMENT: u32 = 16;
 
 /// The error where the library is not installed.
@@ -141,6 +146,22 @@ impl CublasLt {
             parts.set(self.0.functions, EPILOGUE_AUX_ROWS, &(dense.rows as i64))?;
         }
         self.plans_of(parts, dense, sums, most)
+    }
+
+    /// Plans a GEMM with a bias, as [`CublasLt::plans`] does. The bias, one value of D's type for each row of D, comes with each call. For 8-bit floats with results in f32
+    /// the library takes another type of bias, so that it is not for those.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`] for a problem that the library does not support.
+    pub(crate) fn plans_biased(&self, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<BiasedPlan>> {
+        // Planning reads the pointer's alignment, not the vector.
+        let vector = DevicePtr::from(ALIGNMENT);
+        let parts = Parts::new(self.0.functions, dense, 1)?;
+        parts.set(self.0.functions, EPILOGUE, &DenseEpilogue::Bias.number())?;
+        parts.set(self.0.functions, EPILOGUE_VECTOR, &vector)?;
+        let named = Arc::new(Mutex::new(vector));
+        let plans = self.plans_of(parts, dense, sums, most)?;
+        Ok(plans.into_iter().map(|plan| BiasedPlan { plan, named: named.clone() }).collect())
     }
 
     fn plans_of(&self, parts: Parts, dense: DenseProblem, sums: PartialSums, most: usize) -> Result<Vec<CublasLtPlan>> {

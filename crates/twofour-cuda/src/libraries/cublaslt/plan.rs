@@ -1,11 +1,15 @@
 //! Planned dense GEMMs.
 
-use std::{ffi::c_void, fmt, ptr, sync::Arc};
+use std::{
+    ffi::c_void,
+    fmt, ptr,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use super::{
     CublasLt, Inner,
     descriptors::Parts,
-    functions::{Algorithm, succeed},
+    functions::{Algorithm, EPILOGUE_VECTOR, succeed},
 };
 use crate::{DevicePtr, Result, Stream};
 
@@ -73,5 +77,38 @@ impl CublasLtPlan {
             )
         };
         succeed("multiplying", done)
+    }
+}
+
+/// A GEMM with [`DenseEpilogue::Bias`](super::DenseEpilogue::Bias), whose bias comes with each call.
+#[derive(Debug, Clone)]
+pub(crate) struct BiasedPlan {
+    pub(super) plan: CublasLtPlan,
+    /// The bias that the descriptor names, which plans of one problem share.
+    pub(super) named: Arc<Mutex<DevicePtr>>,
+}
+
+impl BiasedPlan {
+    /// Launches the GEMM. `bias` has one value of D's type for each row of D, and is aligned to 16 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Vendor`](crate::Error::Vendor).
+    ///
+    /// # Safety
+    /// That of [`CublasLtPlan::run`]; the bias is valid until the stream has passed this call.
+    pub(crate) unsafe fn run(
+        &self,
+        stream: Stream,
+        [a, b, bias, d]: [DevicePtr; 4],
+        workspace: DevicePtr,
+    ) -> Result<()> {
+        // Held until the library has read the descriptor.
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if *named != bias {
+            self.plan.parts.set(self.plan.library.0.functions, EPILOGUE_VECTOR, &bias)?;
+            *named = bias;
+        }
+        // SAFETY: the pointers are valid, as this function requires.
+        unsafe { self.plan.run(stream, a, b, d, workspace) }
     }
 }

@@ -12,7 +12,7 @@ use super::{
     color::Step,
     record::GridRecord,
 };
-use crate::present::units;
+use crate::{measure::cuda::GridEpilogue, present::units};
 
 /// Sizes in pixels.
 const CELL: [usize; 2] = [33, 15];
@@ -36,7 +36,13 @@ pub(in super::super) fn heat_map(record: &GridRecord) -> String {
     let width = bands.iter().map(Band::width).max().unwrap_or(0).max(1180);
     let height = top + bands.iter().map(Band::height).sum::<usize>() + MARGIN;
     let mut svg = Svg::new(width, height);
-    svg.text(MARGIN, 30, "h", &format!("2:4 GEMM by layer and number of tokens: speedup on {}", record.machine.gpu));
+    let gemm = match record.epilogue {
+        GridEpilogue::None => "2:4 GEMM",
+        GridEpilogue::Bias => "2:4 GEMM with a bias",
+        GridEpilogue::BiasGelu => "2:4 GEMM with a bias and GELU",
+        GridEpilogue::Scales => "2:4 GEMM with scales and a bias",
+    };
+    svg.text(MARGIN, 30, "h", &format!("{gemm} by layer and number of tokens: speedup on {}", record.machine.gpu));
     let libraries = &record.libraries;
     let caption = format!(
         "Median device time from a cold L2, the contender's by twofour's, each with its fastest kernel. cuBLASLt {}, cuSPARSELt {}. \u{2013}: no kernel. Means \

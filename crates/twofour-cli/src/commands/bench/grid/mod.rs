@@ -35,7 +35,7 @@ use super::{
 use crate::{
     exit::{Usage, Verdict},
     interrupt,
-    measure::cuda::{self, GridCell, GridTimer},
+    measure::cuda::{self, GridCell, GridEpilogue, GridTimer},
     present::{
         Screen,
         table::{Align, Table},
@@ -55,6 +55,8 @@ pub(super) struct GridOptions<'a> {
     pub(super) rounds: u32,
     /// A file of weights instead of the models'.
     pub(super) shapes: Option<&'a Path>,
+    /// What the GEMMs do with their sums.
+    pub(super) epilogue: GridEpilogue,
     /// When to stop.
     pub(super) limit: Option<Duration>,
     /// Where the JSON goes.
@@ -66,12 +68,13 @@ impl GridOptions<'_> {
     pub(super) fn run(&self, screen: &mut Screen) -> Result<Verdict> {
         let begun = Instant::now();
         let layers = self.shapes.map_or_else(|| Ok(cuda::grid_layers()), shapes::read)?;
-        let cells = cuda::grid_cells(&layers);
+        let cells = cuda::grid_cells(&layers, self.epilogue);
         self.expect_files()?;
         let device = Device::open(self.device)?;
         let [cublaslt, cusparselt] = cuda::Libraries::open(&device)?.versions()?;
         let libraries = twofour_cuda::libraries::Libraries::found(&device);
-        let mut record = GridRecord::new(cuda::gpu(&device)?, Versions { cublaslt, cusparselt }, self.told());
+        let mut record =
+            GridRecord::new(cuda::gpu(&device)?, Versions { cublaslt, cusparselt }, self.epilogue, self.told());
         if let Some(path) = self.output.file().filter(|_| !self.output.is_forced()) {
             record.continue_from(path)?;
         }
@@ -128,6 +131,9 @@ impl GridOptions<'_> {
         let mut told = format!("twofour bench cuda --suite grid --device {} --rounds {}", self.device, self.rounds);
         if let Some(shapes) = self.shapes {
             told.push_str(&format!(" --shapes {}", shapes.display()));
+        }
+        if self.epilogue != GridEpilogue::None {
+            told.push_str(&format!(" --epilogue {}", self.epilogue.name()));
         }
         told
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::super::cuda_answer::Versions;
 use crate::{
     exit::Usage,
-    measure::cuda::{CellTimes, Fault, Gpu, GridCell, GridRow, Unsupported},
+    measure::cuda::{CellTimes, Fault, Gpu, GridCell, GridEpilogue, GridRow, Unsupported},
 };
 
 /// Results of the suite `grid`; `bench/readme_tables.py` reads its JSON.
@@ -20,6 +20,9 @@ pub(in super::super) struct GridRecord {
     pub(super) libraries: Versions,
     /// [`twofour_cuda::kernels::gemm_digest`] of the kernels.
     pub(super) kernels: String,
+    /// What the GEMMs do with their sums.
+    #[serde(default)]
+    pub(super) epilogue: GridEpilogue,
     /// The last command.
     pub(super) command: String,
     /// Weights that this project's kernels do not support.
@@ -35,9 +38,10 @@ pub(super) type CellKey = (String, [usize; 3]);
 
 impl GridRecord {
     /// A record without rows.
-    pub(super) fn new(machine: Gpu, libraries: Versions, command: String) -> Self {
+    pub(super) fn new(machine: Gpu, libraries: Versions, epilogue: GridEpilogue, command: String) -> Self {
         let kernels = twofour_cuda::kernels::gemm_digest();
-        Self { machine, libraries, kernels, command, unsupported: Vec::new(), faults: Vec::new(), rows: Vec::new() }
+        let (unsupported, faults, rows) = (Vec::new(), Vec::new(), Vec::new());
+        Self { machine, libraries, kernels, epilogue, command, unsupported, faults, rows }
     }
 
     /// Reads a file.
@@ -56,7 +60,7 @@ impl GridRecord {
     /// Takes over what an earlier run has written to a file, if it is there.
     ///
     /// # Errors
-    /// Those of [`GridRecord::read`], and [`Usage`] where it was measured on another machine or with other libraries or kernels.
+    /// Those of [`GridRecord::read`], and [`Usage`] where it was measured on another machine, or with other libraries, kernels or another epilogue.
     pub(super) fn continue_from(&mut self, path: &Path) -> Result<()> {
         if let Err(error) = fs::metadata(path)
             && error.kind() == ErrorKind::NotFound
@@ -73,6 +77,7 @@ impl GridRecord {
                 ("cuBLASLt", cublaslt.clone()),
                 ("cuSPARSELt", cusparselt.clone()),
                 ("kernels", record.kernels.clone()),
+                ("epilogue", record.epilogue.name().to_owned()),
             ]
         };
         for ((what, before), (_, now)) in of(&earlier).into_iter().zip(of(self)) {
@@ -108,11 +113,12 @@ impl GridRecord {
 
     /// The JSON, with a line for each row: thousands of rows, of which a version control system shows those that changed.
     pub(super) fn json(&self) -> Result<String> {
-        let Self { machine, libraries, kernels, command, unsupported, faults, rows } = self;
+        let Self { machine, libraries, kernels, epilogue, command, unsupported, faults, rows } = self;
         let mut text = String::from("{\n");
         writeln!(text, "  \"machine\": {},", line(machine)?)?;
         writeln!(text, "  \"libraries\": {},", line(libraries)?)?;
         writeln!(text, "  \"kernels\": {},", line(kernels)?)?;
+        writeln!(text, "  \"epilogue\": {},", line(epilogue)?)?;
         writeln!(text, "  \"command\": {},", line(command)?)?;
         writeln!(text, "  \"unsupported\": {},", lines(unsupported)?)?;
         writeln!(text, "  \"faults\": {},", lines(faults)?)?;

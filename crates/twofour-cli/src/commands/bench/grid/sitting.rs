@@ -108,7 +108,7 @@ mod tests {
     use crate::{
         commands::bench::cuda_answer::Versions,
         exit::Usage,
-        measure::cuda::{Gpu, GridLayer, grid_cells},
+        measure::cuda::{Gpu, GridEpilogue, GridLayer, grid_cells},
     };
 
     fn record() -> GridRecord {
@@ -119,7 +119,8 @@ mod tests {
             driver: "13.0".into(),
             nvrtc: None,
         };
-        GridRecord::new(gpu, Versions { cublaslt: "13.1.0".into(), cusparselt: "0.8.0".into() }, "a command".into())
+        let versions = Versions { cublaslt: "13.1.0".into(), cusparselt: "0.8.0".into() };
+        GridRecord::new(gpu, versions, GridEpilogue::None, "a command".into())
     }
 
     fn layers() -> Vec<GridLayer> {
@@ -135,7 +136,7 @@ mod tests {
     /// Runs with a measurement that says no after so many cells, and returns what it was called with.
     fn run(path: &Path, most: usize) -> (Result<Ended>, Vec<String>, GridRecord) {
         let layers = layers();
-        let cells = grid_cells(&layers);
+        let cells = grid_cells(&layers, GridEpilogue::None);
         let mut record = record();
         record.continue_from(path).unwrap();
         let mut asked = Vec::new();
@@ -178,7 +179,7 @@ mod tests {
     #[test]
     fn time_ends_a_run_between_cells() {
         let layers = layers();
-        let cells = grid_cells(&layers);
+        let cells = grid_cells(&layers, GridEpilogue::None);
         let mut record = record();
         let sitting = Sitting { cells: &cells, file: None, until: Some(Instant::now() + Duration::from_millis(20)) };
         let ended = sitting.run(&mut record, |cell, _| {
@@ -197,7 +198,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("grid.json");
         let layers = layers();
-        let cells = grid_cells(&layers);
+        let cells = grid_cells(&layers, GridEpilogue::None);
         let sitting = Sitting { cells: &cells, file: Some(&path), until: None };
         let mut asked = 0;
         for _ in 0..2 {
@@ -227,6 +228,7 @@ mod tests {
             (changed(&|record| record.machine.driver = "12.0".into()), "driver 12.0"),
             (changed(&|record| record.libraries.cusparselt = "0.7.0".into()), "cuSPARSELt 0.7.0"),
             (changed(&|record| record.kernels = "other".into()), "kernels other"),
+            (changed(&|record| record.epilogue = GridEpilogue::BiasGelu), "epilogue bias-gelu"),
         ] {
             fs::write(&path, earlier.json().unwrap()).unwrap();
             let error = record().continue_from(&path).unwrap_err();

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use twofour_cuda::{DataType, problem::GemmProblem};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use twofour_cuda::{Activation, DataType, measure::TrialEpilogue, problem::GemmProblem};
 
 /// A weight, and the layers of models that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +119,39 @@ const TYPES: [(DataType, &[usize]); 4] = [
     (DataType::F16, &FEWER_TOKENS),
 ];
 
+/// What the GEMMs of a grid do with their sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum GridEpilogue {
+    /// Round them
+    #[default]
+    None,
+    /// Add a bias; cuBLASLt does it, too
+    Bias,
+    /// Add a bias and apply GELU; after cuBLASLt, which lacks it, a kernel does
+    BiasGelu,
+    /// Multiply by a scale of each feature and each token, as 8-bit layers do, and add a bias; after cuBLASLt a kernel does
+    Scales,
+}
+
+impl GridEpilogue {
+    /// Its name as the option has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            GridEpilogue::None => "none",
+            GridEpilogue::Bias => "bias",
+            GridEpilogue::BiasGelu => "bias-gelu",
+            GridEpilogue::Scales => "scales",
+        }
+    }
+
+    /// It, for trials of a problem with an epilogue.
+    pub(super) fn of_trials(self) -> TrialEpilogue {
+        let activation = if self == GridEpilogue::BiasGelu { Activation::Gelu } else { Activation::Identity };
+        TrialEpilogue { scales: self == GridEpilogue::Scales, activation }
+    }
+}
+
 /// A weight in a data type, with a number of tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct GridCell<'a> {
@@ -128,13 +163,16 @@ pub(crate) struct GridCell<'a> {
     pub(crate) tokens: usize,
     /// The most tokens that the grid has in this data type.
     pub(crate) most_tokens: usize,
+    /// What the GEMM does with its sums.
+    pub(crate) epilogue: GridEpilogue,
 }
 
 impl GridCell<'_> {
     /// Returns its GEMM.
     pub(crate) fn problem(&self, tokens: usize) -> GemmProblem {
         let output = if self.element.bytes() == 2 { self.element } else { DataType::BF16 };
-        GemmProblem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs)
+        let plain = GemmProblem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs);
+        GemmProblem { epilogue: self.epilogue != GridEpilogue::None, ..plain }
     }
 
     /// Returns tokens, input features, output features.
@@ -154,12 +192,12 @@ impl fmt::Display for GridCell<'_> {
     }
 }
 
-/// Returns the cells of some weights: by data type, then by weight.
-pub(crate) fn grid_cells(layers: &[GridLayer]) -> Vec<GridCell<'_>> {
+/// Returns the cells of some weights with an epilogue: by data type, then by weight.
+pub(crate) fn grid_cells(layers: &[GridLayer], epilogue: GridEpilogue) -> Vec<GridCell<'_>> {
     let of = |(element, tokens): (DataType, &'static [usize])| {
         layers.iter().flat_map(move |layer| {
             let most_tokens = tokens.iter().copied().max().unwrap_or(1);
-            tokens.iter().map(move |&tokens| GridCell { element, layer, tokens, most_tokens })
+            tokens.iter().map(move |&tokens| GridCell { element, layer, tokens, most_tokens, epilogue })
         })
     };
     TYPES.into_iter().flat_map(of).collect()
@@ -191,7 +229,7 @@ mod tests {
     #[test]
     fn cells_have_every_token_count_in_order_of_the_weights() {
         let layers = grid_layers();
-        let cells = grid_cells(&layers);
+        let cells = grid_cells(&layers, GridEpilogue::None);
         assert_eq!(cells.len(), 40 * (21 + 3 * 11));
         let tokens = |element| cells.iter().filter(|cell| cell.element == element).count();
         assert_eq!([DataType::BF16, DataType::I8].map(tokens), [840, 440]);

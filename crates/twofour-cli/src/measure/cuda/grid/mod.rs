@@ -11,5 +11,5 @@ mod layers;
 mod row;
 
 pub(crate) use cell::{CellTimes, GridTimer};
-pub(crate) use layers::{GridCell, GridLayer, grid_cells, grid_layers};
+pub(crate) use layers::{GridCell, GridEpilogue, GridLayer, grid_cells, grid_layers};
 pub(crate) use row::{Fault, GridRow, Unsupported};
