@@ -397,6 +397,12 @@ def grid_table(path):
     return "\n".join(lines + [""] + grid_tables.grid_lines(result)) + "\n"
 
 
+def epilogue_grid_table(path):
+    result = json.loads(path.read_text())
+    title = {"bias": "A bias", "bias-gelu": "A bias and GELU", "scales": "Scales and a bias"}[result["epilogue"]]
+    return "\n".join([f"{title}: {where(path, result)}", ""] + grid_tables.summary_lines(result)) + "\n"
+
+
 # Documents with their tables: a marker, the files that it is made from (one table each; none: one table of everything), and how.
 DOCUMENTS = {
     "README.md": {
@@ -407,6 +413,7 @@ DOCUMENTS = {
         "cpu-table": ("cpu.json", table),
         "cpu-generate-table": ("cpu-generate-*.json", lambda path: generate_tables.table(path, link(path))),
         "grid-table": ("grid.json", grid_table),
+        "grid-epilogue-table": ("grid-epilogue-*.json", epilogue_grid_table),
         "gemm-table": ("gemm.json", gemm_table),
         "decode-table": ("decode.json", decode_table),
         "gpu-generate-table": ("generate.json", lambda path: generate_tables.gpu_table(path, link(path))),

@@ -227,6 +227,14 @@ class Readme(unittest.TestCase):
         self.assertTrue(table.startswith("**a GPU**, sm_90a, measured by `a command` ([raw](bench/results/h200/grid.json))"))
         self.assertIn("2.00x", table)
 
+    def test_a_grid_with_an_epilogue_says_which(self):
+        path = self.results / "grid-epilogue-bias.json"
+        path.write_text(json.dumps({**result(cell("bf16", LARGE, 1, 20.0, None, 10.0, 10.0, 1.0)), "epilogue": "bias"}))
+        table = readme_tables.epilogue_grid_table(path)
+        self.assertTrue(table.startswith("A bias: **a GPU**, sm_90a, measured by `a command`"))
+        self.assertIn("2.00x", table)
+        self.assertNotIn("floor", table)
+
 
 class Layer(unittest.TestCase):
     def test_steps_and_parts_are_compared_with_dense(self):

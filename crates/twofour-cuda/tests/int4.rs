@@ -68,6 +68,16 @@ fn narrow(value: f32, element: DataType) -> ([u8; 2], f64) {
     }
 }
 
+/// What follows a product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum After {
+    Nothing,
+    /// A bias, for which kernels have stores of its own.
+    Bias,
+    /// Scales, the bias and ReLU.
+    All,
+}
+
 /// What a product is made of, on the device, and what is expected of it: made once for all methods.
 struct Given<'a> {
     bench: &'a Bench,
@@ -76,7 +86,7 @@ struct Given<'a> {
     x: CudaSlice<u8>,
     factors: [CudaSlice<f32>; 2],
     bias: CudaSlice<u8>,
-    with_epilogue: bool,
+    after: After,
     /// For every token, of every feature: the result, and how far from it a sum in f32 may be.
     expected: Vec<(f64, f64)>,
 }
@@ -84,7 +94,7 @@ struct Given<'a> {
 const ALPHA: f32 = 0.0625;
 
 impl<'a> Given<'a> {
-    fn new(bench: &'a Bench, problem: Int4Problem, with_epilogue: bool) -> Self {
+    fn new(bench: &'a Bench, problem: Int4Problem, after: After) -> Self {
         let Int4Problem { element, output, granularity, features, tokens, reduction, .. } = problem;
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
         let w = weight(&mut random, features, reduction, granularity);
@@ -102,10 +112,15 @@ impl<'a> Given<'a> {
             let terms = dense[f * reduction..][..reduction].iter().zip(&x[t * reduction..][..reduction]);
             let (mut sum, mut size) =
                 terms.map(|(w, x)| w * x).fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-            if with_epilogue {
+            if after == After::All {
                 let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
-                sum = (sum * scale + f64::from(bias[f])).max(0.0);
-                size = size * scale.abs() + f64::from(bias[f]).abs();
+                (sum, size) = (sum * scale, size * scale.abs());
+            }
+            if after != After::Nothing {
+                (sum, size) = (sum + f64::from(bias[f]), size + f64::from(bias[f]).abs());
+            }
+            if after == After::All {
+                sum = sum.max(0.0);
             }
             (sum, size * 2e-6)
         };
@@ -117,7 +132,7 @@ impl<'a> Given<'a> {
             x: bench.up(&bytes.concat()),
             factors: [bench.up(&by_feature), bench.up(&by_token)],
             bias: bench.up(&bias_bytes),
-            with_epilogue,
+            after,
             expected: places.map(|(t, f)| result_of(t, f)).collect(),
         }
     }
@@ -130,19 +145,20 @@ impl<'a> Given<'a> {
             None => Int4Gemm::new(&bench.device, problem),
         }
         .unwrap();
-        let what = format!("{} for {problem:?}", decode.kernel());
+        let what = format!("{} for {problem:?}, {:?}", decode.kernel(), self.after);
         let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
-        let epilogue = if self.with_epilogue {
-            Epilogue {
+        let bias = Some(bench.at(&self.bias));
+        let epilogue = match self.after {
+            After::Nothing => Epilogue::default(),
+            After::Bias => Epilogue { bias, ..Epilogue::default() },
+            After::All => Epilogue {
                 alpha: ALPHA,
                 feature_scales: Some(bench.at(&self.factors[0])),
                 token_scales: Some(bench.at(&self.factors[1])),
-                bias: Some(bench.at(&self.bias)),
+                bias,
                 token_bias: None,
                 activation: Activation::Relu,
-            }
-        } else {
-            Epilogue::default()
+            },
         };
         let (x_at, out_at) = (bench.at(&self.x), bench.at(&out));
         // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
@@ -191,8 +207,9 @@ fn products(element: DataType, hopper: bool) {
             };
             let methods: Vec<Int4Method> = Int4Method::all(problem, bench.device.architecture());
             let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
-            for (problem, with_epilogue) in [(problem, false), (problem, true), (other, false)] {
-                let given = Given::new(&bench, problem, with_epilogue);
+            let (all, nothing) = (After::All, After::Nothing);
+            for (problem, after) in [(problem, nothing), (problem, After::Bias), (problem, all), (other, nothing)] {
+                let given = Given::new(&bench, problem, after);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
                 for method in methods.copied().map(Some).chain([None]) {
                     given.check(method);
@@ -223,7 +240,7 @@ fn bf16_products_on_hopper() {
 }
 
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
-fn kernels_once(problem: Int4Problem, with_epilogue: bool, columns: impl Fn(&Int4Method) -> usize) {
+fn kernels_once(problem: Int4Problem, after: After, columns: impl Fn(&Int4Method) -> usize) {
     let Some(bench) = bench() else { return };
     let mut seen = BTreeSet::new();
     for granularity in [Granularity::Group, Granularity::Row] {
@@ -232,11 +249,11 @@ fn kernels_once(problem: Int4Problem, with_epilogue: bool, columns: impl Fn(&Int
             let mut methods = Int4Method::all(problem(256), bench.device.architecture());
             methods.retain(|method| !matches!(method, Int4Method::Streamed(shape) if shape.split > 2));
             for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
-                let given = Given::new(&bench, problem(reduction), with_epilogue);
+                let given = Given::new(&bench, problem(reduction), after);
                 for method in methods.iter().filter(|method| columns(method) == reduction) {
                     let kernel = Int4Gemm::with(&bench.device, given.problem, *method).unwrap().kernel();
                     if seen.insert(kernel.clone()) {
-                        eprintln!("{kernel} of {reduction} columns, {with_epilogue}");
+                        eprintln!("{kernel} of {reduction} columns, {after:?}");
                         given.check(Some(*method));
                     }
                 }
@@ -262,15 +279,17 @@ fn buffers_filled_again(element: DataType) {
         };
         units * 128
     };
-    kernels_once(plain(element, 16), false, columns);
+    kernels_once(plain(element, 16), After::Nothing, columns);
 }
 
 /// With few columns: plain, with an epilogue, and in f32 and the other order.
 fn endings(element: DataType) {
     let plain = plain(element, 144);
     let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..plain };
-    for (problem, with_epilogue) in [(plain, false), (plain, true), (other, false)] {
-        kernels_once(problem, with_epilogue, |_| 256);
+    for (problem, after) in
+        [(plain, After::Nothing), (plain, After::Bias), (plain, After::All), (other, After::Nothing)]
+    {
+        kernels_once(problem, after, |_| 256);
     }
 }
 

@@ -11,7 +11,7 @@ use twofour_cuda::{
 };
 
 use crate::{
-    given::{Case, Given, bench_for},
+    given::{After, Case, Given, bench_for},
     number::Number,
 };
 
@@ -32,21 +32,21 @@ const ANY_SHAPES: [(usize, usize, usize); 9] = [
 fn any_problem<T: Number, X: Number>(outputs: &[DataType]) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
-    let mut turn = 0;
-    for &shape in &ANY_SHAPES {
-        for &output in outputs {
-            for (x_order, order) in [
-                (XOrder::TokensFirst, Order::TokensFirst),
-                (XOrder::TokensFirst, Order::FeaturesFirst),
-                (XOrder::ReductionFirst, Order::TokensFirst),
-                (XOrder::ReductionFirst, Order::FeaturesFirst),
-            ] {
-                // Each case has another of these, so that all of them meet all shapes and orders in turn.
-                turn += 1;
-                let (before, accumulate) = (turn % 2, turn / 2 % 2 == 1);
-                let activation = [None, Some(Activation::Gelu)][turn / 4 % 2].filter(|_| output != DataType::I32);
+    let orders = [
+        (XOrder::TokensFirst, Order::TokensFirst),
+        (XOrder::TokensFirst, Order::FeaturesFirst),
+        (XOrder::ReductionFirst, Order::TokensFirst),
+        (XOrder::ReductionFirst, Order::FeaturesFirst),
+    ];
+    for (i, &shape) in ANY_SHAPES.iter().enumerate() {
+        for (j, &output) in outputs.iter().enumerate() {
+            for (k, (x_order, order)) in orders.into_iter().enumerate() {
+                // Each shape has another of these in every order and type, so that all of them meet all orders and types.
+                let (before, accumulate) = ((i + k) % 2, (i / 2 + j + k / 2) % 2 == 1);
+                let after = [After::Nothing, After::All(Activation::Gelu), After::Bias][(i + j + k) % 3];
+                let after = if output == DataType::I32 { After::Nothing } else { after };
                 let plain = Case::plain(shape, output);
-                let case = Case { x_order, order, before, accumulate, activation, ..plain };
+                let case = Case { x_order, order, before, accumulate, after, ..plain };
                 let given = Given::<T, X>::new(&bench, &case);
                 let mut methods = GemmMethod::likely(given.problem, architecture);
                 assert!(!methods.is_empty(), "{:?}", given.problem);

@@ -11,7 +11,7 @@ use twofour_cuda::{
 };
 
 use crate::{
-    given::{Case, Given, bench_for, planned},
+    given::{After, Case, Given, bench_for, planned},
     number::Number,
     support::hopper,
 };
@@ -22,25 +22,24 @@ struct Way {
     output: DataType,
     x_order: XOrder,
     order: Order,
-    activation: Option<Activation>,
+    after: After,
 }
 
 impl Way {
     fn plain(output: DataType) -> Self {
-        Self { output, x_order: XOrder::TokensFirst, order: Order::TokensFirst, activation: None }
+        Self { output, x_order: XOrder::TokensFirst, order: Order::TokensFirst, after: After::Nothing }
     }
 }
 
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
 fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMethod) -> usize) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
-    let &Way { output, x_order, order, activation } = way;
+    let &Way { output, x_order, order, after } = way;
     let architecture = bench.device.architecture();
     let mut seen = BTreeSet::new();
     let tokens: &[usize] = if x_order == XOrder::TokensFirst { &[1, 7, 13, 27, 60, 130, 136] } else { &[136] };
     for &tokens in tokens {
-        let case =
-            |reduction| Case { x_order, order, activation, ..Case::plain((features, tokens, reduction), output) };
+        let case = |reduction| Case { x_order, order, after, ..Case::plain((features, tokens, reduction), output) };
         // Two steps of clusters, for methods of two blocks to be among them.
         let mut methods = GemmMethod::all(case(512 / T::ELEMENT.bytes()).problem(T::ELEMENT, T::ELEMENT), architecture);
         if x_order == XOrder::TokensFirst {
@@ -52,7 +51,7 @@ fn kernels_once<T: Number>(way: &Way, features: usize, columns: impl Fn(&GemmMet
             for method in methods.iter().filter(|method| columns(method) == reduction) {
                 let gemm = planned(&bench, given.problem, Some(*method));
                 if seen.insert(gemm.kernel()) {
-                    eprintln!("{} of {reduction} columns as {output:?}, {order:?}, {activation:?}", gemm.kernel());
+                    eprintln!("{} of {reduction} columns as {output:?}, {order:?}, {after:?}", gemm.kernel());
                     given.check_plan(&gemm);
                 }
             }
@@ -83,7 +82,9 @@ fn endings<T: Number>(outputs: &[DataType]) {
         let features_first = Way { order: Order::FeaturesFirst, ..plain };
         ways.extend([plain, features_first]);
         if output != DataType::I32 {
-            ways.extend([plain, features_first].map(|way| Way { activation: Some(Activation::Relu), ..way }));
+            let all = After::All(Activation::Relu);
+            ways.extend([plain, features_first].map(|way| Way { after: all, ..way }));
+            ways.push(Way { after: After::Bias, ..plain });
         }
         if [T::ELEMENT, DataType::F32].contains(&output) && T::ELEMENT.bytes() == 2 && hopper().is_some() {
             ways.extend([plain, features_first].map(|way| Way { x_order: XOrder::ReductionFirst, ..way }));

@@ -9,7 +9,7 @@ use twofour_cuda::{
 };
 
 use crate::{
-    given::{Case, Given, bench_for, check},
+    given::{After, Case, Given, bench_for, check},
     number::Number,
     support::{bench, hopper},
 };
@@ -48,7 +48,7 @@ fn products<T: Number>(outputs: &[DataType], few: bool) {
     let Some(bench) = bench_for(T::ELEMENT) else { return };
     let architecture = bench.device.architecture();
     let tiles = mma::MmaTile::all(T::ELEMENT, architecture);
-    let case = |shape, output, order, activation| Case { order, activation, ..Case::plain(shape, output) };
+    let case = |shape, output, order, after| Case { order, after, ..Case::plain(shape, output) };
     let by_all_methods = |case: Case| {
         let mut methods = GemmMethod::all(case.problem(T::ELEMENT, T::ELEMENT), architecture);
         if case.x_order == XOrder::TokensFirst {
@@ -66,23 +66,31 @@ fn products<T: Number>(outputs: &[DataType], few: bool) {
     for &output in outputs {
         let halves = if few && T::ELEMENT.bytes() == 2 { &HALF_A_STEP[..] } else { &[] };
         for &shape in SHAPES.iter().chain(halves) {
-            by_all_methods(case(shape, output, Order::TokensFirst, None));
-            by_all_methods(case(shape, output, Order::FeaturesFirst, None));
+            by_all_methods(case(shape, output, Order::TokensFirst, After::Nothing));
+            by_all_methods(case(shape, output, Order::FeaturesFirst, After::Nothing));
         }
         if output == DataType::I32 {
             continue;
         }
+        for &shape in SHAPES.iter().chain(halves).step_by(if few { 1 } else { 3 }) {
+            for after in [After::Bias, After::BiasThen(Activation::Gelu), After::FeatureScales] {
+                by_all_methods(case(shape, output, Order::TokensFirst, after));
+            }
+        }
         for (i, activation) in
             [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::Silu].into_iter().enumerate()
         {
-            by_all_methods(case(SHAPES[2], output, Order::TokensFirst, Some(activation)));
-            by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, Some(activation)));
+            by_all_methods(case(SHAPES[2], output, Order::TokensFirst, After::All(activation)));
+            by_all_methods(case(SHAPES[4 + i], output, Order::TokensFirst, After::All(activation)));
             if few {
                 continue;
             }
-            check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)));
+            check::<T>(&bench, &case(SHAPES[2 + i], output, Order::FeaturesFirst, After::All(activation)));
             let method = Some(GemmMethod::Mma(tiles[i % tiles.len()]));
-            check::<T>(&bench, &Case { method, ..case(SHAPES[2 + i], output, Order::FeaturesFirst, Some(activation)) });
+            check::<T>(
+                &bench,
+                &Case { method, ..case(SHAPES[2 + i], output, Order::FeaturesFirst, After::All(activation)) },
+            );
         }
     }
 }
@@ -121,7 +129,7 @@ fn products_by_mma() {
         for (features, tokens, reduction) in [(64, 1, 64), (192, 13, 128), (320, 133, 1152)] {
             for order in [Order::TokensFirst, Order::FeaturesFirst] {
                 let plain = Case::plain((features, tokens, reduction), DataType::BF16);
-                let case = Case { order, method, activation: Some(Activation::Relu), ..plain };
+                let case = Case { order, method, after: After::All(Activation::Relu), ..plain };
                 check::<bf16>(&bench, &case);
             }
         }
@@ -166,9 +174,9 @@ fn a_long_product_with_many_rounds_of_tiles() {
 }
 
 /// A block has several tiles one after the other, each of more steps than there are buffers, and not of a multiple of them.
-fn every_tile_takes_several_turns(order: Order, activation: Option<Activation>) {
+fn every_tile_takes_several_turns(order: Order, after: After) {
     let Some(bench) = hopper() else { return };
-    let case = Case { order, activation, ..Case::plain((4672, 3300, 448), DataType::BF16) };
+    let case = Case { order, after, ..Case::plain((4672, 3300, 448), DataType::BF16) };
     let given = Given::<bf16, bf16>::new(&bench, &case);
     for method in GemmMethod::all(given.problem, bench.device.architecture()) {
         given.check(Some(method));
@@ -178,22 +186,22 @@ fn every_tile_takes_several_turns(order: Order, activation: Option<Activation>) 
 // A test each: racecheck takes minutes for one.
 #[test]
 fn every_tile_takes_several_turns_tokens_first() {
-    every_tile_takes_several_turns(Order::TokensFirst, None);
+    every_tile_takes_several_turns(Order::TokensFirst, After::Nothing);
 }
 
 #[test]
 fn every_tile_takes_several_turns_features_first() {
-    every_tile_takes_several_turns(Order::FeaturesFirst, None);
+    every_tile_takes_several_turns(Order::FeaturesFirst, After::Nothing);
 }
 
 #[test]
 fn every_tile_takes_several_turns_tokens_first_with_an_activation() {
-    every_tile_takes_several_turns(Order::TokensFirst, Some(Activation::Relu));
+    every_tile_takes_several_turns(Order::TokensFirst, After::All(Activation::Relu));
 }
 
 #[test]
 fn every_tile_takes_several_turns_features_first_with_an_activation() {
-    every_tile_takes_several_turns(Order::FeaturesFirst, Some(Activation::Relu));
+    every_tile_takes_several_turns(Order::FeaturesFirst, After::All(Activation::Relu));
 }
 
 /// As many features as a vocabulary has words.

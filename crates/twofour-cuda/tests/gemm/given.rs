@@ -21,6 +21,20 @@ use crate::{
     },
 };
 
+/// What follows a product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum After {
+    Nothing,
+    /// A bias of features, for which kernels have stores of its own.
+    Bias,
+    /// A bias of features and an activation, as a layer has them.
+    BiasThen(Activation),
+    /// Scales of features.
+    FeatureScales,
+    /// Scales, both biases and an activation.
+    All(Activation),
+}
+
 pub(crate) struct Case {
     pub(crate) features: usize,
     pub(crate) tokens: usize,
@@ -29,7 +43,7 @@ pub(crate) struct Case {
     pub(crate) x_order: XOrder,
     pub(crate) order: Order,
     pub(crate) method: Option<GemmMethod>,
-    pub(crate) activation: Option<Activation>,
+    pub(crate) after: After,
     /// Elements between an aligned address and X, and results between one and the result.
     pub(crate) before: usize,
     pub(crate) accumulate: bool,
@@ -46,7 +60,7 @@ impl Case {
             x_order: XOrder::TokensFirst,
             order: Order::TokensFirst,
             method: None,
-            activation: None,
+            after: After::Nothing,
             before: 0,
             accumulate: false,
         }
@@ -54,9 +68,9 @@ impl Case {
 
     /// Of a weight and an X of those types.
     pub(crate) fn problem(&self, element: DataType, x_element: DataType) -> GemmProblem {
-        let &Case { features, tokens, reduction, output, x_order, order, activation, accumulate, .. } = self;
+        let &Case { features, tokens, reduction, output, x_order, order, after, accumulate, .. } = self;
         let plain = GemmProblem::plain(element, output, features, tokens, reduction);
-        GemmProblem { x_element, x: x_order, order, epilogue: activation.is_some(), accumulate, ..plain }
+        GemmProblem { x_element, x: x_order, order, epilogue: after != After::Nothing, accumulate, ..plain }
     }
 }
 
@@ -82,7 +96,7 @@ pub(crate) struct Given<'a, T, X> {
     x: CudaSlice<u8>,
     factors: [CudaSlice<f32>; 2],
     biases: [CudaSlice<u8>; 2],
-    activation: Option<Activation>,
+    after: After,
     /// Token, feature, result, and how far from it a sum in f32 may be.
     expected: Vec<(usize, usize, f64, f64)>,
     elements: std::marker::PhantomData<(T, X)>,
@@ -92,7 +106,7 @@ const ALPHA: f32 = 0.0625;
 
 impl<'a, T: Number, X: Number> Given<'a, T, X> {
     pub(crate) fn new(bench: &'a Bench, case: &Case) -> Self {
-        let &Case { features, tokens, reduction, output, x_order, activation, before, .. } = case;
+        let &Case { features, tokens, reduction, output, x_order, after, before, .. } = case;
         let problem = case.problem(T::ELEMENT, X::ELEMENT);
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
         // The weight is padded; what stands in the padding meets no X, and its results are not stored.
@@ -141,10 +155,21 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
                 let terms = dense[f * depth..][..reduction].iter().zip(row).map(|(w, x)| w * x);
                 let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
                 let mut finishing = 0.0;
-                if let Some(activation) = activation {
-                    let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
-                    (sum, size) = (sum * scale + f64::from(bias[f]) + f64::from(token_bias[t]), size * scale.abs());
-                    sum = activated(activation, sum);
+                match after {
+                    After::Nothing => {}
+                    After::Bias => sum += f64::from(bias[f]),
+                    After::BiasThen(activation) => sum = activated(activation, sum + f64::from(bias[f])),
+                    After::FeatureScales => {
+                        let scale = f64::from(by_feature[f]);
+                        (sum, size) = (sum * scale, size * scale.abs());
+                    }
+                    After::All(activation) => {
+                        let scale = f64::from(ALPHA * by_feature[f] * by_token[t]);
+                        (sum, size) = (sum * scale + f64::from(bias[f]) + f64::from(token_bias[t]), size * scale.abs());
+                        sum = activated(activation, sum);
+                    }
+                }
+                if after != After::Nothing {
                     finishing = 4e-7 * (sum.abs() + 1.0);
                 }
                 expected.push((t, f, sum, size * of_sums + finishing));
@@ -158,7 +183,7 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
             x: x_there,
             factors: [bench.up(&by_feature), bench.up(&by_token)],
             biases: [bench.up(&bias_bytes(&bias)), bench.up(&bias_bytes(&token_bias))],
-            activation,
+            after,
             expected,
             elements: std::marker::PhantomData,
         }
@@ -170,7 +195,7 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
 
     pub(crate) fn check_plan(&self, gemm: &Gemm) {
         let GemmProblem { features, tokens, output, order, accumulate, .. } = self.problem;
-        let what = format!("{} for {:?}, {} before", gemm.kernel(), self.problem, self.before);
+        let what = format!("{} for {:?}, {:?}, {} before", gemm.kernel(), self.problem, self.after, self.before);
         let width = output.bytes();
         // What is there before: small whole numbers, or bits that no result has.
         let there: Vec<u8> = match accumulate {
@@ -211,14 +236,23 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
             out: bench.at(&out) + guard.len() as u64,
             workspace: if bytes == 0 { 0 } else { workspace.at(bench) },
         };
-        let after = self.activation.map_or(Epilogue::default(), |activation| Epilogue {
-            alpha: ALPHA,
-            feature_scales: Some(bench.at(&self.factors[0])),
-            token_scales: Some(bench.at(&self.factors[1])),
-            bias: Some(bench.at(&self.biases[0])),
-            token_bias: Some(bench.at(&self.biases[1])),
-            activation,
-        });
+        let [bias, token_bias] = [0, 1].map(|i: usize| Some(bench.at(&self.biases[i])));
+        let after = match self.after {
+            After::Nothing => Epilogue::default(),
+            After::Bias => Epilogue { bias, ..Epilogue::default() },
+            After::BiasThen(activation) => Epilogue { bias, activation, ..Epilogue::default() },
+            After::FeatureScales => {
+                Epilogue { feature_scales: Some(bench.at(&self.factors[0])), ..Epilogue::default() }
+            }
+            After::All(activation) => Epilogue {
+                alpha: ALPHA,
+                feature_scales: Some(bench.at(&self.factors[0])),
+                token_scales: Some(bench.at(&self.factors[1])),
+                bias,
+                token_bias,
+                activation,
+            },
+        };
         // SAFETY: all memory is allocated above and in `new`, as long as the problem asks for, and lives until the stream has been waited for.
         unsafe { gemm.run(bench.stream(), operands, after) }.unwrap();
         let found = bench.down(&out);

@@ -9,13 +9,16 @@ use twofour_cuda::{
 
 use crate::{cuda::Cuda, dense::numbers, support::bench};
 
-/// Rules and shapes, with and without padding, of more layers than a launch has.
+/// Every rule with shapes with and without padding. Of the first rule there are more layers than a launch has, whole tiles and others, also where a third of them keeps
+/// its mask.
 fn kinds() -> Vec<(MaskRule, (usize, usize))> {
-    let greedy = MaskRule::Transposable(Transposable::GreedyAbs);
-    let optimal = MaskRule::Transposable(Transposable::Optimal);
     let shapes = [(128, 256), (256, 128), (64, 64), (100, 72), (384, 640), (1, 4)];
-    let rules = [greedy, greedy, greedy, greedy, greedy, MaskRule::Magnitude, MaskRule::SoftThreshold, optimal];
-    rules.into_iter().flat_map(|rule| shapes.map(|shape| (rule, shape))).collect()
+    let transposable =
+        [Transposable::GreedyAbs, Transposable::GreedySigned, Transposable::Causal1122, Transposable::Optimal];
+    let greedy = vec![MaskRule::Transposable(Transposable::GreedyAbs); 19];
+    let others =
+        transposable.map(MaskRule::Transposable).into_iter().chain([MaskRule::Magnitude, MaskRule::SoftThreshold]);
+    greedy.into_iter().chain(others).flat_map(|rule| shapes.map(|shape| (rule, shape))).collect()
 }
 
 fn masters(engine: &Cuda<bf16>, seed: usize) -> Vec<DeviceBuffer> {

@@ -37,6 +37,44 @@ impl Default for Epilogue {
     }
 }
 
+/// Which stores a kernel can use, as `Ending` in `headers/epilogue.cuh`. Those of eights are used where type and order of the results allow it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Ending {
+    /// With any epilogue, one result at a time.
+    FinishedEach = 0,
+    /// Without one, eight features at once where they are contiguous.
+    PlainEights = 1,
+    /// Without one, one result at a time.
+    PlainEach = 2,
+    /// As `PlainEights`, after a bias of features has been added.
+    BiasEights = 3,
+    /// As `PlainEights`, after any other epilogue.
+    FinishedEights = 4,
+}
+
+impl Ending {
+    /// Returns that of a result that begins at a multiple of 16 bytes and whose tokens have a multiple of eight features each.
+    fn of(epilogue: Epilogue) -> Self {
+        let Epilogue { bias, .. } = epilogue;
+        if epilogue == Epilogue::default() {
+            Ending::PlainEights
+        } else if epilogue == (Epilogue { bias, ..Epilogue::default() }) {
+            Ending::BiasEights
+        } else {
+            Ending::FinishedEights
+        }
+    }
+
+    /// Returns that of any other result.
+    fn one_by_one(self) -> Self {
+        match self {
+            Ending::PlainEights | Ending::PlainEach => Ending::PlainEach,
+            Ending::BiasEights | Ending::FinishedEights | Ending::FinishedEach => Ending::FinishedEach,
+        }
+    }
+}
+
 /// The output pointer and the epilogue, in the kernels' memory layout.
 #[repr(C)]
 pub(super) struct RawOutput {
@@ -48,7 +86,7 @@ pub(super) struct RawOutput {
     stride_token: u64,
     alpha: f32,
     activation: u32,
-    plain: u32,
+    ending: Ending,
     token_bias: DevicePtr,
     accumulate: u32,
 }
@@ -60,8 +98,8 @@ impl RawOutput {
         let mut output = Self::new((features, tokens), order, data, epilogue);
         output.accumulate = u32::from(accumulate);
         // A thread can store eight 16-bit results, or four 32-bit ones, at once where each token's results begin at a multiple of 16 bytes.
-        if output.plain != 0 && (accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16)) {
-            output.plain = 2;
+        if accumulate || !features.is_multiple_of(8) || !data.is_multiple_of(16) {
+            output.ending = output.ending.one_by_one();
         }
         output
     }
@@ -86,7 +124,7 @@ impl RawOutput {
                 Activation::Gelu => 2,
                 Activation::Silu => 3,
             },
-            plain: u32::from(epilogue == Epilogue::default()),
+            ending: Ending::of(epilogue),
             token_bias: epilogue.token_bias.unwrap_or(0),
             accumulate: 0,
         }

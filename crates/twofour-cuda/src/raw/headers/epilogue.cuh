@@ -9,15 +9,16 @@ struct Output {
     u64 stride_feature, stride_token;
     float alpha;
     u32 activation;
-    // One of `Plain`: whether there is an epilogue, and whether eight results can be stored at once where features are contiguous.
-    u32 plain;
+    // One of `Ending`.
+    u32 ending;
     const void* token_bias;  // bias of each token
     // Whether results are added to the output: each is rounded first, and then the sum of both.
     u32 accumulate;
 };
 
-// FINISHED: with an epilogue. IN_EIGHTS: without one, in vector stores. EACH_ALONE: without one, one element at a time.
-enum Plain { FINISHED = 0, IN_EIGHTS = 1, EACH_ALONE = 2 };
+// PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In eights: eight features can be stored at once where they
+// are contiguous.
+enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, PLAIN_EACH = 2, BIAS_EIGHTS = 3, FINISHED_EIGHTS = 4 };
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
 
@@ -55,6 +56,12 @@ __device__ __forceinline__ float activated(u32 activation, float x) {
     if (activation == GELU) return activated<GELU>(x);
     if (activation == SILU) return activated<SILU>(x);
     return x;
+}
+
+__device__ __forceinline__ bool has_epilogue(const Output& to) { return to.ending != PLAIN_EIGHTS && to.ending != PLAIN_EACH; }
+// Whether results have an epilogue and can be stored in eights of 16 bits.
+__device__ __forceinline__ bool is_finished_in_eights(const Output& to, u32 output) {
+    return (to.ending == BIAS_EIGHTS || to.ending == FINISHED_EIGHTS) && to.stride_feature == 1 && (output == F16 || output == BF16);
 }
 
 // Returns the product of an accumulator's scales.
@@ -133,30 +140,65 @@ template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u3
     *there = bits;
 }
 __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
-    if (to.plain) store<true>(to, output, sum, f, t);
+    if (!has_epilogue(to)) store<true>(to, output, sum, f, t);
     else store<false>(to, output, sum, f, t);
 }
 
-// Results that one vector store can write: without an epilogue, in eights of contiguous features, and of which type; or ANY for all others.
-enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS };
+// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or ANY for all others.
+enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS, BIAS_F16, BIAS_BF16, FINISHED_F16, FINISHED_BF16 };
 
-// Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result.
+__device__ constexpr bool is_plain(int kind) { return kind == PLAIN_F16 || kind == PLAIN_BF16; }
+__device__ constexpr bool is_biased(int kind) { return kind == BIAS_F16 || kind == BIAS_BF16; }
+__device__ constexpr bool is_finished(int kind) { return kind == FINISHED_F16 || kind == FINISHED_BF16; }
+__device__ constexpr bool is_of_f16(int kind) { return kind == PLAIN_F16 || kind == BIAS_F16 || kind == FINISHED_F16; }
+
+// Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result, and so that a call fetches the instructions of its kind only.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
-    if (to.plain != IN_EIGHTS || to.stride_feature != 1) f(Int<ANY>());
-    else if (output == F16) f(Int<PLAIN_F16>());
-    else if (output == BF16) f(Int<PLAIN_BF16>());
-    else f(Int<PLAIN_32_BITS>());
+    const bool halves = output == F16 || output == BF16;
+    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH) f(Int<ANY>());
+    else if (to.ending == PLAIN_EIGHTS && output == F16) f(Int<PLAIN_F16>());
+    else if (to.ending == PLAIN_EIGHTS && output == BF16) f(Int<PLAIN_BF16>());
+    else if (to.ending == PLAIN_EIGHTS) f(Int<PLAIN_32_BITS>());
+    else if (!halves) f(Int<ANY>());
+    else if (to.ending == BIAS_EIGHTS && output == F16) f(Int<BIAS_F16>());
+    else if (to.ending == BIAS_EIGHTS) f(Int<BIAS_BF16>());
+    else if (output == F16) f(Int<FINISHED_F16>());
+    else f(Int<FINISHED_BF16>());
+}
+
+// Asks L2 for the biases and scales of `rows` features: at the end of the main loop they are then near. Each of the first threads takes eight features.
+__device__ __forceinline__ void ask_for_epilogue(const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
+    const u32 f = feature + thread * 8;
+    if (!has_epilogue(to) || thread * 8 >= rows || f >= features) return;
+    if (to.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)to.bias + (u64)f * (output == F32 ? 4 : 2)));
+    if (to.feature_scales) asm volatile("prefetch.global.L2 [%0];" ::"l"(to.feature_scales + f));
+}
+
+// What the epilogue of 16-bit results does with a feature, and with a token: 1 and 0 past the end.
+struct Factors { float scale, bias; };
+template <int KIND> __device__ __forceinline__ float half_at(const void* values, u32 at) { return widen<is_of_f16(KIND) ? F16 : BF16>(((const u16*)values)[at]); }
+template <int KIND> __device__ __forceinline__ Factors factors_of_feature(const Output& to, u32 features, u32 f) {
+    if (f >= features) return {1.0f, 0.0f};
+    return {to.feature_scales ? to.alpha * to.feature_scales[f] : to.alpha, to.bias ? half_at<KIND>(to.bias, f) : 0.0f};
+}
+template <int KIND> __device__ __forceinline__ Factors factors_of_token(const Output& to, u32 tokens, u32 t) {
+    if (t >= tokens) return {1.0f, 0.0f};
+    return {to.token_scales ? to.token_scales[t] : 1.0f, to.token_bias ? half_at<KIND>(to.token_bias, t) : 0.0f};
+}
+__device__ __forceinline__ float finished(const Output& to, float sum, const Factors& feature, const Factors& token) {
+    const float result = fmaf(sum, feature.scale * token.scale, feature.bias);
+    return activated(to.activation, to.token_bias ? result + token.bias : result);
 }
 
 // Returns two results as neighbours in one word.
 template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float second) {
     u32 two;
-    if (KIND == PLAIN_F16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+    if (is_of_f16(KIND)) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
     else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
     return two;
 }
 
-// Stores four neighbouring results, or as many as there are features. The first feature is a multiple of four.
+// Stores four neighbouring results, or as many as there are features: without an epilogue or, with ANY, after whichever there is. The first feature is a multiple of four.
 template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
     if (KIND == ANY) {

@@ -174,19 +174,46 @@ __device__ __forceinline__ void receive(Sums& sums, const Problem& p, const Part
     }
 }
 
-// Stores a warp's results where they are 16-bit, without an epilogue, and features are contiguous. The accumulator layout has two tokens of a row in
-// a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
+// What the epilogue does with the thread's rows r = `lane / 4` and r + 8 of every 16.
+struct Rows {
+    Factors of[HEIGHT][2];
+
+    template <int KIND> __device__ __forceinline__ void load(const Problem& p, const Part& part) {
+        #pragma unroll
+        for (u32 h = 0; h < HEIGHT; h++) {
+            const u32 f = part.feature + sixteen(h) * 16 + threadIdx.x % 32 / 4;
+            of[h][0] = factors_of_feature<KIND>(p.to, p.features, f);
+            of[h][1] = factors_of_feature<KIND>(p.to, p.features, f + 8);
+        }
+    }
+};
+
+// Stores 16 rows of results of a warp, which are there as rows of 16 features for each token.
+__device__ __forceinline__ void store_sixteen(const Problem& p, const Part& part, u32 here, u32 mine) {
+    const u32 lane = threadIdx.x % 32, from = here + lane * 16, f = part.feature + mine * 16 + lane % 2 * 8;
+    #pragma unroll
+    for (u32 t = lane / 2; t < TOKENS; t += 16) {
+        const uint4 eight = four_words(from + t / 16 * 512);
+        if (t < part.tokens && f < p.features) *(uint4*)((u16*)p.to.data + (part.token + t) * p.to.stride_token + f) = eight;
+    }
+}
+
+// Stores a warp's results where they are 16-bit, without an epilogue or with a bias alone, and features are contiguous. The accumulator layout has two tokens of a
+// row in a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
 template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
     constexpr u32 TOKEN_BYTES = 32, WARP_BYTES = TOKENS * TOKEN_BYTES;
     static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
     const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
     // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens there are two.
-    const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16, from = here + lane * 16;
+    const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16;
+    Rows rows;
+    if constexpr (is_biased(KIND)) rows.load<KIND>(p, part);
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h), f = part.feature + mine * 16 + lane % 2 * 8;
+        const u32 mine = sixteen(h);
         if (!part.owns(mine)) continue;
-        const auto two = [&](u32 i) { return narrow_two<KIND>((float)sums[h][i], (float)sums[h][i + 1]); };
+        const auto value = [&](u32 i) { return is_biased(KIND) ? (float)sums[h][i] + rows.of[h][i % 4 / 2].bias : (float)sums[h][i]; };
+        const auto two = [&](u32 i) { return narrow_two<KIND>(value(i), value(i + 1)); };
         if (h != 0) __syncwarp();
         if constexpr (TOKENS == 8) {
             store_transposed(to, two(0), two(2));
@@ -195,11 +222,57 @@ template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& s
             for (u32 i = 0; i < TOKENS / 2; i += 8) store_transposed(to + i * 2 * TOKEN_BYTES, two(i), two(i + 2), two(i + 4), two(i + 6));
         }
         __syncwarp();
-        #pragma unroll
-        for (u32 t = lane / 2; t < TOKENS; t += 16) {
-            const uint4 eight = four_words(from + t / 16 * 16 * TOKEN_BYTES);
-            if (t < part.tokens && f < p.features) *(uint4*)((u16*)p.to.data + (part.token + t) * p.to.stride_token + f) = eight;
-        }
+        store_sixteen(p, part, here, mine);
+    }
+}
+
+// The same with any epilogue. Accumulators pass through the thread's own shared memory, so that the code for a result exists once, in a loop.
+template <int KIND> __device__ __forceinline__ void finish_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    constexpr u32 TOKEN_BYTES = 32, EIGHT_BYTES = 16 * 8 * 4;
+    // Of a warp: results, the tokens' scales and biases, and accumulators, of half of the tokens where there is no room for all.
+    constexpr u32 AT_FACTORS = TOKENS * TOKEN_BYTES, AT_OWN = AT_FACTORS + TOKENS * 8, ROOM = AT_SUMS / (MULTIPLIERS / 32) / 16 * 16;
+    constexpr u32 PASSES = AT_OWN + TOKENS / 8 * EIGHT_BYTES <= ROOM ? 1 : 2, EIGHTS = TOKENS / 8 / PASSES, WARP_BYTES = AT_OWN + EIGHTS * EIGHT_BYTES;
+    static_assert(WARP_BYTES <= ROOM && TOKENS % (8 * PASSES) == 0, "there is room for accumulators and results");
+    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
+    // Lanes 0 to 15 name the rows of two 8x8 matrices.
+    const u32 to = here + lane % 8 * TOKEN_BYTES + lane / 8 % 2 * 16, factors = here + AT_FACTORS + lane % 4 * 16, own = here + AT_OWN + lane * 16;
+    Rows rows;
+    rows.load<KIND>(p, part);
+    #pragma unroll
+    for (u32 t = lane; t < (TOKENS + 31) / 32 * 32; t += 32) {
+        const Factors of = factors_of_token<KIND>(p.to, p.tokens, part.token + t);
+        if (t < TOKENS) asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(here + AT_FACTORS + t * 8), "f"(of.scale), "f"(of.bias) : "memory");
+    }
+    __syncwarp();
+    const u32 eights = (part.tokens + 7) / 8;
+    #pragma unroll
+    for (u32 h = 0; h < HEIGHT; h++) {
+        const u32 mine = sixteen(h);
+        if (!part.owns(mine)) continue;
+        if (h != 0) __syncwarp();
+        unrolled<PASSES>([&](auto pass) {
+            constexpr u32 FIRST = decltype(pass)::value * EIGHTS;
+            #pragma unroll
+            for (u32 i = 0; i < EIGHTS * 4; i += 4) {
+                const Sum* four = sums[h] + FIRST * 4 + i;
+                asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(own + i / 4 * EIGHT_BYTES), "r"(bits_of(four[0])), "r"(bits_of(four[1])), "r"(bits_of(four[2])),
+                             "r"(bits_of(four[3]))
+                             : "memory");
+            }
+            #pragma unroll 2
+            for (u32 eight = FIRST; eight < min(eights, FIRST + EIGHTS); eight++) {
+                Sum four[4] = {};
+                add_four(four, own + (eight - FIRST) * EIGHT_BYTES);
+                const uint4 words = four_words(factors + eight * 64);
+                const Factors tokens[2] = {{__uint_as_float(words.x), __uint_as_float(words.y)}, {__uint_as_float(words.z), __uint_as_float(words.w)}};
+                float results[4];
+                #pragma unroll
+                for (int i = 0; i < 4; i++) results[i] = finished(p.to, (float)four[i], rows.of[h][i / 2], tokens[i % 2]);
+                store_transposed(to + eight * 8 * TOKEN_BYTES, narrow_two<KIND>(results[0], results[1]), narrow_two<KIND>(results[2], results[3]));
+            }
+        });
+        __syncwarp();
+        store_sixteen(p, part, here, mine);
     }
 }
 
@@ -250,6 +323,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     const bool feeds = which < FEEDERS;
     Feeder<Work> feeder(work, part, shared, which);
     if (feeds) feeder.begin();
+    ask_for_epilogue(p.to, p.output, p.features, part.feature, FEATURES, threadIdx.x);
     if (threadIdx.x == 0) {
         barrier_init(shared + AT_SENT, 1);
         barriers_are_ready();
@@ -276,7 +350,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     if (p.split != 1) receive(sums, p, part, shared);
     by_kind(p.to, p.output, [&](auto kind) {
         constexpr int KIND = decltype(kind)::value;
-        if constexpr (KIND == PLAIN_F16 || KIND == PLAIN_BF16) store_sixteens<KIND>(sums, p, part, shared);
+        if constexpr (is_plain(KIND) || is_biased(KIND)) store_sixteens<KIND>(sums, p, part, shared);
+        else if constexpr (is_finished(KIND)) finish_sixteens<KIND>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);
     });
 }

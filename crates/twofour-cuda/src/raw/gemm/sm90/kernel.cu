@@ -528,6 +528,8 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
 
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
+        const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64;
+        if constexpr (EPILOGUE) ask_for_epilogue(p.to, OUTPUT, p.features, feature, BLOCKS * 64, thread);
         // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
         u32 codes[2][ATOMS * BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
@@ -551,7 +553,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
             }
         }
 
-        store(sums, (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64, tile.token * place.x_rows);
+        store(sums, feature, tile.token * place.x_rows);
     }
     if (STORE != STORE_ONE_BY_ONE && thread == 0) stores_are_done();
 }

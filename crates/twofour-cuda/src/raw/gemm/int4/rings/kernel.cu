@@ -82,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __gri
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const Work work{p, blockIdx.x * HEIGHT};
+    ask_for_epilogue(p.to, p.output, p.features, work.row_unit * UNIT_ROWS, ROWS, threadIdx.x);
     Sums sums = {};
     multiply(sums, work, shared, p.steps);
     if (BY_ROW) work.scale(sums);
