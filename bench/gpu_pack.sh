@@ -42,6 +42,8 @@ rm -rf "$folder/checkpoints"
 mkdir "$folder/checkpoints"
 for kind in vit dinov2 dinov2_gated dinov2_with_registers sam; do cp -r "crates/twofour-nn/tests/fixtures/checkpoints/$kind" "$folder/checkpoints"; done
 cp bench/gpu_run.sh "$folder/run"
+mkdir -p "$folder/bench"
+cp bench/epilogue_shapes.txt "$folder/bench"
 # The Python package, its tests and its benchmarks, where maturin is installed.
 rm -rf "$folder/python"
 if command -v maturin >/dev/null; then

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks and times everything on the GPU of this machine. `bench/gpu_pack.sh` copies this beside what it runs.
 #
-#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [python]     tests, sanitizers and suites if none is named
+#   FOLDER/run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]     tests, sanitizers and suites if none is named
 #
 # step is whole training steps of ViT-L and of GPT-2 774M, encoder SAM's image encoders with random weights. A run may take TWOFOUR_LIMIT seconds.
 # grid measures for TWOFOUR_LIMIT seconds (300 unless told) and continues OUT/grid.json, or FOLDER/grid.json where OUT has none.
@@ -10,9 +10,10 @@
 # libraries where they are not found otherwise; compute-sanitizer is looked for on the path and in /usr/local/cuda/bin.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [python]}
+out=${1:?usage: run OUT [tests] [attention] [sanitizers] [suites] [step] [encoder] [grid] [epilogues] [python]}
 shift
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
 parts=${*:-tests sanitizers suites}
 # A test that finds no GPU fails.
 export TWOFOUR_CACHE="$here/cache" TWOFOUR_CHECKPOINTS="$here/checkpoints" TWOFOUR_REQUIRE_GPU=1 RUST_BACKTRACE=0
@@ -125,6 +126,14 @@ grid() {
     tail -n 4 "$out/suite-grid.log"
 }
 
+# Layers with a bias, GELU and scales. From the folder, so that the command in the results names no other.
+epilogues() {
+    for epilogue in bias bias-gelu scales; do
+        try "suite-grid-$epilogue" env -C "$here" ./twofour bench cuda --suite grid --epilogue "$epilogue" --shapes bench/epilogue_shapes.txt --force \
+            -o "$out/grid-epilogue-$epilogue.json"
+    done
+}
+
 # The Python package: its tests on the device, then each benchmark. torch and pytest must be installed here.
 python() {
     site=$here/python/site
@@ -142,9 +151,9 @@ python() {
 
 for part in $parts; do
     case $part in
-    tests | attention | sanitizers | suites | step | encoder | grid | python) ;;
+    tests | attention | sanitizers | suites | step | encoder | grid | epilogues | python) ;;
     *)
-        echo "run: $part is none of tests, attention, sanitizers, suites, step, encoder, grid, python" >&2
+        echo "run: $part is none of tests, attention, sanitizers, suites, step, encoder, grid, epilogues, python" >&2
         exit 2
         ;;
     esac
