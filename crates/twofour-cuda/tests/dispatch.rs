@@ -4,6 +4,7 @@ mod support;
 
 use half::{bf16, f16};
 use support::{Bench, hopper, numbers::result};
+use tempfile::TempDir;
 use twofour::{Axis, Compressed, MatrixRef, Pattern, int4::Granularity, select};
 use twofour_cuda::{
     Activation, DataType, Error,
@@ -97,16 +98,22 @@ fn a_choice_for_four_bits_is_remembered_too() {
     }
 }
 
+/// A dispatcher with an empty cache, where cuBLASLt is installed.
+fn with_cublaslt(bench: &Bench, folder: &TempDir) -> Option<Dispatcher> {
+    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
+    if dispatcher.libraries().dense.is_none() {
+        eprintln!("skipped: no cuBLASLt");
+        return None;
+    }
+    Some(dispatcher)
+}
+
 /// One product with one bias, another, an epilogue that cuBLASLt lacks, and the first again; and a captured call, between which and its replay the bias is another.
 #[test]
 fn a_bias_comes_with_each_call() {
     let Some(bench) = hopper() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
-    if dispatcher.libraries().dense.is_none() {
-        eprintln!("skipped: no cuBLASLt");
-        return;
-    }
+    let Some(dispatcher) = with_cublaslt(&bench, &folder) else { return };
     let problem = GemmProblem { epilogue: true, ..problem(64, 16, 128) };
     let (w, x) = ([bf16::ONE; 64 * 128], [bf16::ONE; 16 * 128]);
     let (w, x) = (bench.up(&w), bench.up(&x));
@@ -147,11 +154,7 @@ fn a_bias_comes_with_each_call() {
 fn a_bias_of_8_bit_products_is_of_the_results_type() {
     let Some(bench) = hopper() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
-    if dispatcher.libraries().dense.is_none() {
-        eprintln!("skipped: no cuBLASLt");
-        return;
-    }
+    let Some(dispatcher) = with_cublaslt(&bench, &folder) else { return };
     // Ones in e4m3.
     let (w, x) = (bench.up(&[0x38u8; 64 * 128]), bench.up(&[0x38u8; 16 * 128]));
     for output in [DataType::BF16, DataType::F16, DataType::F32] {

@@ -43,8 +43,16 @@ pub struct TrialTensors {
     weight: Arc<RandomWeight>,
     x: CudaSlice<u8>,
     outs: [CudaSlice<u8>; 3],
-    /// Random where the problem has an epilogue, else zeros that nothing reads: a bias and scales of features, and scales of tokens.
+    /// Where the problem has an epilogue.
+    epilogue: Option<EpilogueTensors>,
+}
+
+/// The operands of an epilogue.
+#[derive(Debug)]
+struct EpilogueTensors {
+    /// One value for each feature or each token, whichever axis of the result is contiguous.
     bias: CudaSlice<u8>,
+    /// Of features, and of tokens.
     scales: [CudaSlice<u8>; 2],
 }
 
@@ -85,16 +93,15 @@ impl TrialTensors {
         largest.expect_known()?;
         let GemmProblem { x_element, features, tokens, reduction, output, .. } = largest;
         let x = random(stream, x_element, tokens * reduction, 1)?;
-        let zeros = |elements: usize| stream.alloc_zeros::<u8>(elements * output.bytes()).map_err(failed);
-        let out = || zeros(features * tokens);
+        let out = || stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed);
         let outs = [out()?, out()?, out()?];
-        let bias = if largest.epilogue { random(stream, output, features.max(tokens), 2)? } else { zeros(features)? };
-        let scales = |count: usize, seed| {
-            let count = if largest.epilogue { count } else { 0 };
-            random(stream, DataType::F32, count.max(1), seed)
-        };
-        let scales = [scales(features, 3)?, scales(tokens, 4)?];
-        Ok(Self { stream: stream.clone(), largest, weight, x, outs, bias, scales })
+        let epilogue = largest.epilogue.then(|| -> Result<EpilogueTensors> {
+            let bias = random(stream, output, features.max(tokens), 2)?;
+            let scales = [random(stream, DataType::F32, features, 3)?, random(stream, DataType::F32, tokens, 4)?];
+            Ok(EpilogueTensors { bias, scales })
+        });
+        let epilogue = epilogue.transpose()?;
+        Ok(Self { stream: stream.clone(), largest, weight, x, outs, epilogue })
     }
 }
 
@@ -199,20 +206,18 @@ impl Trial {
         let x = self.x().device_ptr(stream).0;
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
-        let TrialEpilogue { scales, activation } = self.epilogue;
-        let bias = Some(self.tensors.bias.device_ptr(stream).0);
-        // The bias of a layer, whose operands are exchanged where features are not contiguous.
-        let (bias, token_bias) = match self.problem.order {
-            Order::TokensFirst => (bias, None),
-            Order::FeaturesFirst => (None, bias),
-        };
-        let [feature_scales, token_scales] =
-            [0, 1].map(|i: usize| scales.then(|| self.tensors.scales[i].device_ptr(stream).0));
-        let epilogue = if self.problem.epilogue {
+        let epilogue = self.tensors.epilogue.as_ref().map_or(Epilogue::default(), |tensors| {
+            let TrialEpilogue { scales, activation } = self.epilogue;
+            let at = |memory: &CudaSlice<u8>| Some(memory.device_ptr(stream).0);
+            let bias = at(&tensors.bias);
+            // The bias of a layer, whose operands are exchanged where features are not contiguous.
+            let (bias, token_bias) = match self.problem.order {
+                Order::TokensFirst => (bias, None),
+                Order::FeaturesFirst => (None, bias),
+            };
+            let [feature_scales, token_scales] = if scales { tensors.scales.each_ref().map(at) } else { [None; 2] };
             Epilogue { feature_scales, token_scales, bias, token_bias, activation, ..Epilogue::default() }
-        } else {
-            Epilogue::default()
-        };
+        });
         // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)

@@ -126,12 +126,14 @@ impl DensePlans {
     fn new(library: &CublasLt, problem: GemmProblem) -> Result<Self> {
         let (dense, sums) = (dense_of(problem), PartialSums::Any);
         let plain = library.plans(dense, sums, HEURISTICS)?;
-        // For f32 results of 8-bit floats the library reads biases of another type.
-        let has_type =
-            dense_sums(problem) == problem.output && !(problem.element.bytes() == 1 && problem.output == DataType::F32);
-        let has_biased = problem.epilogue && !problem.accumulate && has_type;
-        let biased = has_biased.then(|| library.plans_biased(dense, sums, HEURISTICS).ok()).flatten();
-        Ok(Self { plain, biased: biased.unwrap_or_default() })
+        // Where a buffer is needed for sums, another kernel has to follow anyway. For f32 results of 8-bit floats the library reads biases of another type.
+        let is_of_another_type = problem.element.bytes() == 1 && problem.output == DataType::F32;
+        let biased = if problem.epilogue && sums_bytes(problem) == 0 && !is_of_another_type {
+            library.plans_biased(dense, sums, HEURISTICS).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        Ok(Self { plain, biased })
     }
 
     /// Returns the number of choices. Those with a bias and those without are numbered alike; where one kind has fewer, its last serves for the rest.
@@ -357,9 +359,9 @@ impl Product {
         unsafe { self.run_with(stream, x, out, Epilogue::default()) }
     }
 
-    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. A bias along the result's contiguous axis, aligned to 16 bytes, is added by cuBLASLt itself
-    /// where it is the whole epilogue. Where a library lacks the epilogue or the output type, a kernel of this crate runs after its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the
-    /// result is added to the output.
+    /// Launches the GEMM with an epilogue. It neither allocates nor synchronizes. A bias along the result's contiguous axis, aligned to 16 bytes, is
+    /// added by cuBLASLt itself where it is the whole epilogue. Where a library lacks the epilogue or the output type, a kernel of this crate runs after
+    /// its GEMM. Accumulators are then rounded to the output's type before the epilogue, except for integers and where the result is added to the output.
     ///
     /// # Errors
     /// Those of [`Gemm::run`], except that X and the result must be aligned to 16 bytes; [`Error::Vendor`].
