@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use twofour::int4::Granularity;
 
-use crate::DataType;
+use crate::{Activation, DataType};
 
 /// The shape, data types and memory orders of a GEMM. For the tensor-core instructions `m` is `features`, `n` is `tokens` and `k` is `reduction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,12 +26,52 @@ pub struct GemmProblem {
     pub x: XOrder,
     /// Which of the result's axes is contiguous.
     pub order: Order,
-    /// Whether the kernel has an epilogue ([`Epilogue`](crate::raw::gemm::Epilogue)): scales, bias and activation.
-    pub epilogue: bool,
+    /// The epilogue, or `None` for a kernel without one. Methods are chosen, measured and compiled for this one. A call may have another kind, which may be
+    /// computed one result at a time.
+    pub epilogue: Option<EpilogueKind>,
     /// Whether the result is added to the output, `out += result`. The result is rounded to the output's type, and then the sum is. Every element is
     /// added exactly once, so the same operands give the same bits.
     #[serde(default)]
     pub accumulate: bool,
+}
+
+/// What an [`Epilogue`](crate::raw::gemm::Epilogue) does, as far as its time depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EpilogueKind {
+    /// A bias, alone or with ReLU: of the contiguous axis of the result where it is measured.
+    Bias,
+    /// A bias, and then GELU or SiLU.
+    Activation,
+    /// Scales of features and of tokens and a bias, alone or with ReLU: layers of 8-bit types.
+    Scales,
+    /// Scales and a bias, and then GELU or SiLU.
+    ScaledActivation,
+}
+
+impl EpilogueKind {
+    /// Every kind.
+    pub const ALL: [EpilogueKind; 4] =
+        [EpilogueKind::Bias, EpilogueKind::Activation, EpilogueKind::Scales, EpilogueKind::ScaledActivation];
+
+    /// Returns the kind with or without scales, and with an activation.
+    pub fn of(scales: bool, activation: Activation) -> Self {
+        match (scales, matches!(activation, Activation::Gelu | Activation::Silu)) {
+            (false, false) => EpilogueKind::Bias,
+            (false, true) => EpilogueKind::Activation,
+            (true, false) => EpilogueKind::Scales,
+            (true, true) => EpilogueKind::ScaledActivation,
+        }
+    }
+
+    /// Returns whether there are scales of features and of tokens.
+    pub(crate) fn has_scales(self) -> bool {
+        matches!(self, EpilogueKind::Scales | EpilogueKind::ScaledActivation)
+    }
+
+    /// Returns whether the activation is GELU or SiLU.
+    pub(crate) fn has_activation(self) -> bool {
+        matches!(self, EpilogueKind::Activation | EpilogueKind::ScaledActivation)
+    }
 }
 
 /// Which of the result's axes is contiguous.
@@ -66,7 +106,7 @@ impl GemmProblem {
             reduction,
             x,
             order,
-            epilogue: false,
+            epilogue: None,
             accumulate: false,
         }
     }

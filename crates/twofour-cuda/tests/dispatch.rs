@@ -10,7 +10,7 @@ use twofour_cuda::{
     Activation, DataType, Error,
     cache::Cache,
     dispatch::Dispatcher,
-    problem::{GemmProblem, Int4Problem, Order, XOrder},
+    problem::{EpilogueKind, GemmProblem, Int4Problem, Order, XOrder},
     raw::{
         engine::{Engine, KeptForm, Weight},
         gemm::{Epilogue, int4, packed_bytes},
@@ -45,9 +45,13 @@ fn every_kind_of_problem_is_compared() {
     let dispatcher = Dispatcher::with_cache(&bench.device, &Cache::at(folder.path()));
     let plain = problem(100, 40, 72);
     let gradient = GemmProblem { x: XOrder::ReductionFirst, order: Order::FeaturesFirst, accumulate: true, ..plain };
-    let mixed =
-        GemmProblem { element: DataType::E4M3, x_element: DataType::E5M2, epilogue: true, ..problem(64, 40, 128) };
-    for problem in [plain, GemmProblem { epilogue: true, ..plain }, gradient, mixed] {
+    let mixed = GemmProblem {
+        element: DataType::E4M3,
+        x_element: DataType::E5M2,
+        epilogue: Some(EpilogueKind::Bias),
+        ..problem(64, 40, 128)
+    };
+    for problem in [plain, GemmProblem { epilogue: Some(EpilogueKind::Bias), ..plain }, gradient, mixed] {
         let choice = dispatcher.choose(problem).unwrap();
         assert!(choice.of("twofour").is_some(), "{choice}");
         assert_eq!(dispatcher.choose(problem).unwrap(), choice);
@@ -114,7 +118,7 @@ fn a_bias_comes_with_each_call() {
     let Some(bench) = hopper() else { return };
     let folder = tempfile::tempdir().unwrap();
     let Some(dispatcher) = with_cublaslt(&bench, &folder) else { return };
-    let problem = GemmProblem { epilogue: true, ..problem(64, 16, 128) };
+    let problem = GemmProblem { epilogue: Some(EpilogueKind::Bias), ..problem(64, 16, 128) };
     let (w, x) = ([bf16::ONE; 64 * 128], [bf16::ONE; 16 * 128]);
     let (w, x) = (bench.up(&w), bench.up(&x));
     let weight = Weight { dense: Some(bench.at(&w)), packed: None };
@@ -163,7 +167,10 @@ fn a_bias_of_8_bit_products_is_of_the_results_type() {
             DataType::F16 => f16::from_f32(value).to_le_bytes().to_vec(),
             _ => bf16::from_f32(value).to_le_bytes().to_vec(),
         };
-        let problem = GemmProblem { epilogue: true, ..GemmProblem::plain(DataType::E4M3, output, 64, 16, 128) };
+        let problem = GemmProblem {
+            epilogue: Some(EpilogueKind::Bias),
+            ..GemmProblem::plain(DataType::E4M3, output, 64, 16, 128)
+        };
         let weight = Weight { dense: Some(bench.at(&w)), packed: None };
         // SAFETY: the dense engine reads the weight as it is, which lives until the product was run.
         let product = unsafe { bench.product(&dispatcher, problem, Engine::CublasLt(0), weight) }.unwrap();
@@ -195,7 +202,7 @@ fn all_engines_compute_the_same() {
     let by_feature = GemmProblem { order: Order::FeaturesFirst, ..plain };
     let gradient = GemmProblem { x: XOrder::ReductionFirst, accumulate: true, ..by_feature };
     let f32s = GemmProblem { output: DataType::F32, accumulate: true, ..plain };
-    let epilogue = GemmProblem { epilogue: true, ..plain };
+    let epilogue = GemmProblem { epilogue: Some(EpilogueKind::Bias), ..plain };
     let problems = [
         plain,
         by_feature,
@@ -203,15 +210,16 @@ fn all_engines_compute_the_same() {
         f32s,
         epilogue,
         GemmProblem { accumulate: true, ..epilogue },
-        GemmProblem { epilogue: true, ..by_feature },
-        GemmProblem { epilogue: true, ..gradient },
+        GemmProblem { epilogue: Some(EpilogueKind::Bias), ..by_feature },
+        GemmProblem { epilogue: Some(EpilogueKind::Bias), ..gradient },
         GemmProblem { x: XOrder::ReductionFirst, ..epilogue },
         problem(100, 37, 88),
-        GemmProblem { epilogue: true, accumulate: true, ..problem(51, 7, 30) },
+        GemmProblem { epilogue: Some(EpilogueKind::Bias), accumulate: true, ..problem(51, 7, 30) },
     ];
     for problem in problems {
         let aligned = [true, false].map(|is_aligned| Ending::Bias { is_aligned });
-        let endings = if problem.epilogue { vec![Ending::All, aligned[0], aligned[1]] } else { vec![Ending::Plain] };
+        let endings =
+            if problem.epilogue.is_some() { vec![Ending::All, aligned[0], aligned[1]] } else { vec![Ending::Plain] };
         for ending in endings {
             engines_compute_the_same(&bench, problem, ending);
         }

@@ -4,7 +4,7 @@ use crate::{
     DataType, DevicePtr, Error, Result,
     layer::{DeviceBuffer, DeviceSlice, DeviceSliceMut, LayerContext},
     libraries::cublaslt::{DenseProblem, WORKSPACE_BYTES},
-    problem::GemmProblem,
+    problem::{EpilogueKind, GemmProblem},
     raw::{
         decode::dense::{DenseForm, DenseOperands, MOST_TOKENS},
         gemm::Epilogue,
@@ -159,7 +159,7 @@ impl DenseInt8Linear {
         let plan = context.dense(dense_problem)?.plan;
         let (finish, quantizer) = (context.finish()?, context.quantizer(output)?);
         let problem = GemmProblem {
-            epilogue: true,
+            epilogue: Some(EpilogueKind::Scales),
             ..GemmProblem::plain(DataType::I8, output, out_features, tokens, in_features)
         };
         let mut work = context.work();

@@ -29,7 +29,7 @@ use crate::{
     Device, Error, Result,
     cache::Cache,
     libraries::Libraries,
-    measure::{Trial, TrialEpilogue},
+    measure::Trial,
     problem::{GemmProblem, Int4Problem},
     raw::{
         engine::{Engine, KeptForm, Product, Weight},
@@ -98,7 +98,7 @@ struct Inner {
 }
 
 /// The version of the cache file: it must change when the format or the measurement changes.
-const VERSION: u32 = 14;
+const VERSION: u32 = 15;
 
 impl Dispatcher {
     /// Opens the libraries that are installed, and the choices in the user's cache.
@@ -123,8 +123,8 @@ impl Dispatcher {
     }
 
     /// Returns the fastest engine for a problem, from the cache, or measured on random data and then cached. Measuring takes about a second, and
-    /// memory for a few copies of the problem's tensors. A problem with an epilogue is measured with a bias along the result's contiguous axis; scales and activations,
-    /// which cuBLASLt needs a second kernel for, are in this crate's favour.
+    /// memory for a few copies of the problem's tensors. A problem with an epilogue is measured with one of its kind: a bias along the result's contiguous axis, scales of
+    /// features and tokens, GELU.
     ///
     /// # Errors
     /// [`Error::Product`], [`Error::MixedElements`] and [`Error::Dimension`] for a problem that no kernel supports; [`Error::NoEngine`]; those of
@@ -136,21 +136,14 @@ impl Dispatcher {
         self.choose_by(&Trial::random(&self.0.device, &self.0.libraries, problem)?)
     }
 
-    /// Returns the fastest engine for a trial's problem, from the cache, or measured with the trial's tensors and then cached. A trial with more than a bias is measured every time.
+    /// Returns the fastest engine for a trial's problem, from the cache, or measured with the trial's tensors and then cached.
     ///
     /// # Errors
     /// Those of [`Dispatcher::choose`].
     #[doc(hidden)]
     pub fn choose_by(&self, trial: &Trial) -> Result<MeasuredChoice> {
         let problem = trial.problem();
-        // Choices of problems with an epilogue are those with a bias alone.
-        let found = if trial.epilogue() == TrialEpilogue::default() {
-            self.0.choices.of_or_by(problem, || trial.measure())?
-        } else {
-            let measured = trial.measure()?;
-            (!measured.is_empty()).then_some(MeasuredChoice { problem, measured })
-        };
-        found.ok_or(Error::NoEngine { problem })
+        self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
     }
 
     /// Plans a GEMM with the fastest engine that can use the forms of the weight that are present, and whose calls read only forms that `kept` allows.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Activation, DataType, DevicePtr, Error, Result,
-    problem::GemmProblem,
+    problem::{EpilogueKind, GemmProblem},
     raw::{
         Packed,
         elementwise::{ElementFunction, FunctionGradient},
@@ -124,14 +124,16 @@ pub(super) fn prepare(layer: &SparseLinear, tokens: usize) -> Result<()> {
     let (context, dtype) = (&layer.context, layer.dtype);
     context.elementwise(dtype)?;
     if layer.float8.is_some() {
-        quantized::prepare(context, forward_problem(layer, tokens), dtype)?;
+        for kind in [EpilogueKind::Scales, EpilogueKind::ScaledActivation] {
+            quantized::prepare(context, forward_problem(layer, tokens), kind, dtype)?;
+        }
         if layer.float8_rows.is_some() {
             return prepare_unpacked(context, layer.packed.shape(), dtype, tokens);
         }
-        return quantized::prepare(context, input_gradient_problem(layer, tokens), dtype);
+        return quantized::prepare(context, input_gradient_problem(layer, tokens), EpilogueKind::Scales, dtype);
     }
     let mut bytes = 0;
-    for epilogue in [false, true] {
+    for epilogue in [None, Some(EpilogueKind::Bias), Some(EpilogueKind::Activation)] {
         let gemm = context.gemm(GemmProblem { epilogue, ..forward_problem(layer, tokens) })?;
         bytes = bytes.max(gemm.unaligned_workspace_bytes());
     }
@@ -162,7 +164,7 @@ pub(super) fn linear(
         }
         return zero(context, Accumulate::Overwrite, out, problem.features * problem.tokens * problem.output.bytes());
     }
-    let gemm = context.gemm(GemmProblem { epilogue: epilogue != Epilogue::default(), ..problem })?;
+    let gemm = context.gemm(GemmProblem { epilogue: epilogue.kind(), ..problem })?;
     let mut work = context.work();
     let [workspace] = work.parts([workspace_bytes(&gemm, x, out)])?;
     // SAFETY: the operands come from slices that have been found to be as long as the problem reads and writes; the stream is of the plan's device.

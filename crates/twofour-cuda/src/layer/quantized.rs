@@ -5,7 +5,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use super::{LayerContext, forward::workspace_bytes};
 use crate::{
     DataType, DevicePtr, Error, Result,
-    problem::GemmProblem,
+    problem::{EpilogueKind, GemmProblem},
     raw::{
         DenseWeight, Packed,
         gemm::{Epilogue, GemmOperands},
@@ -74,9 +74,14 @@ fn bytes(problem: GemmProblem, gemm: usize) -> [usize; 4] {
     [problem.tokens * problem.reduction, 4 * problem.tokens, 8, gemm]
 }
 
-/// Plans [`quantized_linear`] for a problem.
-pub(super) fn prepare(context: &LayerContext, problem: GemmProblem, activations: DataType) -> Result<()> {
-    let gemm = context.gemm(GemmProblem { epilogue: true, ..problem })?;
+/// Plans [`quantized_linear`] for a problem and an epilogue.
+pub(super) fn prepare(
+    context: &LayerContext,
+    problem: GemmProblem,
+    kind: EpilogueKind,
+    activations: DataType,
+) -> Result<()> {
+    let gemm = context.gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
     context.quantizer(activations)?;
     context.work().parts(bytes(problem, gemm.unaligned_workspace_bytes()))?;
     Ok(())
@@ -92,7 +97,8 @@ pub(super) fn quantized_linear(
     epilogue: Epilogue,
     out: DevicePtr,
 ) -> Result<()> {
-    let gemm = context.gemm(GemmProblem { epilogue: true, ..problem })?;
+    let kind = EpilogueKind::of(true, epilogue.activation);
+    let gemm = context.gemm(GemmProblem { epilogue: Some(kind), ..problem })?;
     let quantizer = context.quantizer(activations)?;
     let (tokens, cols, of) = (problem.tokens, problem.reduction, problem.x_element);
     let mut work = context.work();

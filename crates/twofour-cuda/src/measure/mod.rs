@@ -62,17 +62,7 @@ pub struct Trial {
     device: Device,
     libraries: Libraries,
     problem: GemmProblem,
-    epilogue: TrialEpilogue,
     tensors: Arc<TrialTensors>,
-}
-
-/// The epilogue of a trial whose problem has one: a bias along the result's contiguous axis, which is the most frequent, and what is named here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TrialEpilogue {
-    /// Scales of features and of tokens, as 8-bit layers have them.
-    pub scales: bool,
-    /// The activation.
-    pub activation: Activation,
 }
 
 fn failed(error: cudarc::driver::DriverError) -> Error {
@@ -95,7 +85,7 @@ impl TrialTensors {
         let x = random(stream, x_element, tokens * reduction, 1)?;
         let out = || stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed);
         let outs = [out()?, out()?, out()?];
-        let epilogue = largest.epilogue.then(|| -> Result<EpilogueTensors> {
+        let epilogue = largest.epilogue.map(|_| -> Result<EpilogueTensors> {
             let bias = random(stream, output, features.max(tokens), 2)?;
             let scales = [random(stream, DataType::F32, features, 3)?, random(stream, DataType::F32, tokens, 4)?];
             Ok(EpilogueTensors { bias, scales })
@@ -144,17 +134,7 @@ impl Trial {
         expect_dimension("tokens", tokens, tensors.largest.tokens)?;
         let problem = GemmProblem { tokens, ..tensors.largest };
         let (device, libraries, tensors) = (device.clone(), libraries.clone(), tensors.clone());
-        Ok(Self { device, libraries, problem, epilogue: TrialEpilogue::default(), tensors })
-    }
-
-    /// Returns what the trial's epilogue has besides the bias.
-    pub(crate) fn epilogue(&self) -> TrialEpilogue {
-        self.epilogue
-    }
-
-    /// Returns the trial with an epilogue, for a problem that has one.
-    pub fn with_epilogue(self, epilogue: TrialEpilogue) -> Self {
-        Self { epilogue, ..self }
+        Ok(Self { device, libraries, problem, tensors })
     }
 
     /// Returns the problem.
@@ -206,8 +186,8 @@ impl Trial {
         let x = self.x().device_ptr(stream).0;
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
-        let epilogue = self.tensors.epilogue.as_ref().map_or(Epilogue::default(), |tensors| {
-            let TrialEpilogue { scales, activation } = self.epilogue;
+        let given = self.problem.epilogue.zip(self.tensors.epilogue.as_ref());
+        let epilogue = given.map_or(Epilogue::default(), |(kind, tensors)| {
             let at = |memory: &CudaSlice<u8>| Some(memory.device_ptr(stream).0);
             let bias = at(&tensors.bias);
             // The bias of a layer, whose operands are exchanged where features are not contiguous.
@@ -215,7 +195,9 @@ impl Trial {
                 Order::TokensFirst => (bias, None),
                 Order::FeaturesFirst => (None, bias),
             };
-            let [feature_scales, token_scales] = if scales { tensors.scales.each_ref().map(at) } else { [None; 2] };
+            let [feature_scales, token_scales] =
+                if kind.has_scales() { tensors.scales.each_ref().map(at) } else { [None; 2] };
+            let activation = if kind.has_activation() { Activation::Gelu } else { Activation::Identity };
             Epilogue { feature_scales, token_scales, bias, token_bias, activation, ..Epilogue::default() }
         });
         // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.

@@ -96,7 +96,7 @@ fn dense_sums(problem: GemmProblem) -> DataType {
 
 /// Returns whether [`Finish`] must follow cuBLASLt's GEMM: the problem has an epilogue, or another output type than cuBLASLt's result.
 fn needs_finish(problem: GemmProblem) -> bool {
-    problem.epilogue || dense_sums(problem) != problem.output
+    problem.epilogue.is_some() || dense_sums(problem) != problem.output
 }
 
 /// Returns the bytes of a buffer for cuBLASLt's result, or 0 where cuBLASLt writes straight to the problem's output.
@@ -128,7 +128,7 @@ impl DensePlans {
         let plain = library.plans(dense, sums, HEURISTICS)?;
         // Where a buffer is needed for sums, another kernel has to follow anyway. For f32 results of 8-bit floats the library reads biases of another type.
         let is_of_another_type = problem.element.bytes() == 1 && problem.output == DataType::F32;
-        let biased = if problem.epilogue && sums_bytes(problem) == 0 && !is_of_another_type {
+        let biased = if problem.epilogue.is_some() && sums_bytes(problem) == 0 && !is_of_another_type {
             library.plans_biased(dense, sums, HEURISTICS).unwrap_or_default()
         } else {
             Vec::new()
@@ -371,7 +371,7 @@ impl Product {
     pub unsafe fn run_with(&self, stream: Stream, x: DevicePtr, out: DevicePtr, epilogue: Epilogue) -> Result<()> {
         expect_pointers(&[("X", x, 16), ("result", out, 16)])?;
         let problem = self.problem;
-        if !problem.epilogue && epilogue != Epilogue::default() {
+        if problem.epilogue.is_none() && epilogue != Epilogue::default() {
             return Err(Error::Epilogue);
         }
         match &self.plan {

@@ -9,6 +9,7 @@ mod any_problem;
 mod calls;
 mod every_kernel;
 mod every_method;
+mod every_number;
 mod given;
 mod number;
 #[path = "../support/mod.rs"]

@@ -7,7 +7,7 @@
 //! Coefficients were fitted to 24 000 timings in bf16 on an H200 (`examples/sweep.rs`; docs/kernels/cuda-gemm.md has the quality of its choices).
 
 use super::{GemmMethod, GemmProblem};
-use crate::problem::Order;
+use crate::problem::EpilogueKind;
 
 /// Clusters of 1 to 8 CTAs that an H200 holds concurrently.
 const CLUSTERS: [u32; 8] = [132, 66, 39, 30, 21, 20, 14, 14];
@@ -28,6 +28,8 @@ struct Family {
     sharing: f64,
     /// Time that a cluster of several CTAs adds.
     cluster: f64,
+    /// Times of epilogues.
+    endings: Endings,
     kernels: &'static [Kernel],
 }
 
@@ -148,25 +150,70 @@ impl Work {
     }
 }
 
-/// Whether bias and ReLU of the tile pass through shared memory: with split-K the largest tile leaves no registers for them (`sm90/kernel.cu`).
+/// Time that an epilogue adds to a round: a part that does not depend on the results of a CTA, and one for each thousand of them.
+#[derive(Clone, Copy)]
+struct Ending {
+    fixed: f64,
+    results: f64,
+}
+
+const fn ending(fixed: f64, results: f64) -> Ending {
+    Ending { fixed, results }
+}
+
+/// Times of a family's epilogues, fitted to all methods of 392 products of 11 layers in bf16 and i8, measured on an H100 (`examples/sweep.rs`).
+struct Endings {
+    /// A bias, alone or with ReLU.
+    bias: Ending,
+    /// A bias and GELU or SiLU.
+    activation: Ending,
+    /// Scales and a bias.
+    scales: Ending,
+}
+
+impl Endings {
+    /// Returns the time of an epilogue for a number of results.
+    fn time(&self, kind: EpilogueKind, results: f64) -> f64 {
+        let of = |ending: Ending| ending.fixed + ending.results * results / 1000.0;
+        match kind {
+            EpilogueKind::Bias => of(self.bias),
+            EpilogueKind::Activation => of(self.activation),
+            EpilogueKind::Scales => of(self.scales),
+            EpilogueKind::ScaledActivation => of(self.activation) + of(self.scales) - of(self.bias),
+        }
+    }
+}
+
+/// Epilogues of the largest tile with split-K: all pass through shared memory, because it leaves no registers for them (`sm90/kernel.cu`).
+const THROUGH_MEMORY: Endings =
+    Endings { bias: ending(0.57, 0.172), activation: ending(0.5, 0.237), scales: ending(1.04, 0.225) };
+
+/// Epilogues of the tiles without split-K where each CTA computes several: activations are in registers, too.
+const OF_SEVERAL_TILES: Endings =
+    Endings { bias: ending(0.4, 0.02), activation: ending(0.5, 0.065), scales: ending(1.7, 0.03) };
+
+/// Time of fetching the code of activations in registers: an estimate.
+const ACTIVATION_CODE: f64 = 3.0;
+
+/// Whether all epilogues of a method pass through shared memory.
 fn ends_through_memory(method: GemmMethod) -> bool {
     matches!(method, GemmMethod::Tiled(tile) if tile.split.is_some() && tile.features / 128 * tile.tokens > 320)
 }
 
-/// Microseconds that this adds to a round: 98304 tokens by `[768, 768]` with a bias in tiles of 256 by 192 took 238 us where the same GEMM without one took 138,
-/// in 12 rounds, and by `[768, 3072]` 608 instead of 468 (bf16, H200). Other activations pass through memory in every tile; a problem does not tell which it has, and they are not measured.
-const ENDING: f64 = 10.0;
-
-/// Whether the stores of the tile with an epilogue, unrolled over its pieces where TMA stores results, are so much code that fetching it shows.
-fn ends_in_much_code(method: GemmMethod, problem: GemmProblem) -> bool {
-    let GemmMethod::Tiled(tile) = method else { return false };
-    let is_stored_by_tma = problem.order == Order::TokensFirst && problem.output.bytes() == 2;
-    let accumulators = tile.features / 128 * tile.tokens;
-    problem.epilogue && is_stored_by_tma && tile.split.is_some() && (193..=320).contains(&accumulators)
+/// Returns the time that the problem's epilogue adds to each of `rounds` rounds, and to the launch.
+fn ending_of(method: GemmMethod, problem: GemmProblem, work: &Work, rounds: usize) -> (f64, f64) {
+    let Some(kind) = problem.epilogue else { return (0.0, 0.0) };
+    let several = rounds > 1 && matches!(method, GemmMethod::Tiled(tile) if tile.split.is_none());
+    let endings = match method {
+        _ if ends_through_memory(method) => &THROUGH_MEMORY,
+        _ if several => &OF_SEVERAL_TILES,
+        _ => &work.family.endings,
+    };
+    // CTAs that divide the reduction of a tile divide its results, too. Those of `stream` do as well, but each has as many for a thread.
+    let shares = if matches!(method, GemmMethod::Tiled(_)) { work.split } else { 1 };
+    let results = f64::from(work.features * work.tokens) / f64::from(shares);
+    (endings.time(kind, results), if several && kind.has_activation() { ACTIVATION_CODE } else { 0.0 })
 }
-
-/// Microseconds that this adds to a launch: with a bias such tiles took 4 to 9 us more than their model in the grid of layers with an epilogue, smaller ones 0 to 1 (H100).
-const MUCH_CODE: f64 = 5.0;
 
 /// Returns the clusters of `ctas` CTAs that the device holds concurrently.
 fn clusters(ctas: u32) -> u32 {
@@ -194,12 +241,11 @@ pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     let exchanged = f64::from(work.features * work.tokens) * parted / 1000.0;
     let split = if work.split > 1 { split + exchange * exchanged } else { 0.0 };
     let cluster = if work.split * work.sharing > 1 { cluster } else { 0.0 };
-    let ending = if problem.epilogue && ends_through_memory(method) { ENDING } else { 0.0 };
+    let (ending, code) = ending_of(method, problem, &work, rounds as usize);
     let loops = rounds * (kernel.round + steps * step + split + ending) + cluster;
 
     let weight_bytes = problem.features as f64 * row_bytes as f64 * 9.0 / 16.0;
     let bytes = weight_bytes + problem.tokens as f64 * (row_bytes + problem.features * problem.output.bytes()) as f64;
-    let code = if ends_in_much_code(method, problem) { MUCH_CODE } else { 0.0 };
     launch + code + (loops.powi(3) + (bytes / hbm).powi(3)).cbrt()
 }
 
@@ -212,6 +258,7 @@ const DIRECT: Family = Family {
     exchange: 0.0,
     sharing: 1.0,
     cluster: 0.0,
+    endings: Endings { bias: ending(0.34, 0.01), activation: ending(0.47, 0.4), scales: ending(0.59, 0.27) },
     kernels: &[
         kernel([16, 8, 4, 0], 1.134, 0.05453),
         kernel([16, 16, 2, 0], 1.168, 0.0516),
@@ -228,6 +275,7 @@ const RINGS: Family = Family {
     exchange: 0.0,
     sharing: 1.0,
     cluster: 0.0,
+    endings: Endings { bias: ending(0.34, 0.01), activation: ending(0.47, 0.4), scales: ending(0.59, 0.27) },
     kernels: &[
         kernel([32, 8, 4, 2], 1.133, 0.06118),
         kernel([32, 8, 8, 1], 1.157, 0.05636),
@@ -251,6 +299,7 @@ const STREAMED: Family = Family {
     exchange: 0.1117,
     sharing: 1.0,
     cluster: 5.532e-09,
+    endings: Endings { bias: ending(0.32, 0.002), activation: ending(0.67, 0.057), scales: ending(0.76, 0.036) },
     kernels: &[
         kernel([64, 8, 0, 0], 1.458, 0.05263),
         kernel([64, 16, 0, 0], 1.487, 0.05516),
@@ -289,19 +338,20 @@ const SPLIT: Family = Family {
     exchange: 0.1081,
     sharing: 1.197,
     cluster: 0.0,
+    endings: Endings { bias: ending(0.38, 0.028), activation: ending(0.32, 0.235), scales: ending(0.44, 0.066) },
     kernels: &[
-        kernel([128, 64, 0, 0], 1.808, 0.1328),
-        kernel([128, 96, 0, 0], 1.86, 0.1701),
-        kernel([128, 128, 0, 0], 1.998, 0.1917),
-        kernel([128, 160, 0, 0], 1.959, 0.2761),
-        kernel([128, 192, 0, 0], 2.177, 0.2962),
-        kernel([128, 208, 0, 0], 2.2, 0.365),
-        kernel([256, 64, 0, 0], 1.984, 0.3063),
-        kernel([256, 96, 0, 0], 2.785, 0.3351),
-        kernel([256, 128, 0, 0], 4.384, 0.3978),
-        kernel([256, 144, 0, 0], 3.3, 0.449),
-        kernel([256, 160, 0, 0], 3.058, 0.485),
-        kernel([256, 192, 0, 0], 3.423, 0.5626),
+        kernel([128, 64, 0, 0], 1.693, 0.1328),
+        kernel([128, 96, 0, 0], 1.785, 0.1701),
+        kernel([128, 128, 0, 0], 1.868, 0.1917),
+        kernel([128, 160, 0, 0], 1.814, 0.2761),
+        kernel([128, 192, 0, 0], 1.967, 0.2962),
+        kernel([128, 208, 0, 0], 2.035, 0.365),
+        kernel([256, 64, 0, 0], 1.854, 0.3063),
+        kernel([256, 96, 0, 0], 2.595, 0.3351),
+        kernel([256, 128, 0, 0], 3.759, 0.3978),
+        kernel([256, 144, 0, 0], 2.77, 0.449),
+        kernel([256, 160, 0, 0], 2.643, 0.485),
+        kernel([256, 192, 0, 0], 3.133, 0.5626),
     ],
 };
 
@@ -314,6 +364,7 @@ const PERSISTENT: Family = Family {
     exchange: 0.0,
     sharing: 1.405,
     cluster: 0.02675,
+    endings: Endings { bias: ending(0.4, 0.02), activation: ending(0.0, 0.25), scales: ending(1.7, 0.03) },
     kernels: &[
         kernel([128, 200, 2, 0], 1.168, 0.2198),
         kernel([128, 256, 1, 0], 1.441, 0.3944),
@@ -325,8 +376,8 @@ const PERSISTENT: Family = Family {
 
 #[cfg(test)]
 mod tests {
-    use super::{GemmMethod, GemmProblem, ends_in_much_code, ends_through_memory};
-    use crate::{Architecture, DataType};
+    use super::{GemmMethod, GemmProblem, ends_through_memory, microseconds};
+    use crate::{Architecture, DataType, problem::EpilogueKind};
 
     /// BERT's layers at batches of 64 and more took 1.3 to 1.7 times as long as without a bias.
     #[test]
@@ -335,21 +386,29 @@ mod tests {
             let plain = GemmProblem::plain(DataType::BF16, DataType::BF16, outputs, tokens, inputs);
             let best =
                 |epilogue| GemmMethod::best(GemmProblem { epilogue, ..plain }, Architecture::SM_90, 132).unwrap();
-            assert!(ends_through_memory(best(false)), "{:?}", best(false));
-            assert!(!ends_through_memory(best(true)), "{:?}", best(true));
+            assert!(ends_through_memory(best(None)), "{:?}", best(None));
+            assert!(!ends_through_memory(best(Some(EpilogueKind::Bias))), "{:?}", best(Some(EpilogueKind::Bias)));
         }
     }
 
-    /// 2048 tokens by `[384, 1536]` in e4m3 took 15.8 us in the tile of 128 by 208 that was chosen, 9.8 in another.
+    /// 8192 tokens by `[768, 768]` in i8 with scales took 27.0 us in tiles of 128 by 208, and 20.2 in the best.
     #[test]
-    fn a_bias_is_not_for_tiles_whose_stores_are_much_code() {
-        let plain = GemmProblem::plain(DataType::E4M3, DataType::BF16, 1536, 2048, 384);
-        let best = |epilogue| {
-            let problem = GemmProblem { epilogue, ..plain };
-            (GemmMethod::best(problem, Architecture::SM_90, 132).unwrap(), problem)
-        };
-        let ((without, _), (with, problem)) = (best(false), best(true));
-        assert!(ends_in_much_code(without, problem), "{without:?}");
-        assert!(!ends_in_much_code(with, problem), "{with:?}");
+    fn the_choice_depends_on_the_kind_of_epilogue() {
+        let plain = GemmProblem::plain(DataType::I8, DataType::BF16, 768, 8192, 768);
+        let kinds = [None, Some(EpilogueKind::Scales), Some(EpilogueKind::Activation)];
+        let best = |epilogue| GemmMethod::best(GemmProblem { epilogue, ..plain }, Architecture::SM_90, 132).unwrap();
+        let best = kinds.map(best);
+        assert!(best[0] != best[1] && best[0] != best[2], "{best:?}");
+    }
+
+    #[test]
+    fn an_epilogue_takes_time_and_more_of_it_more() {
+        let plain = GemmProblem::plain(DataType::BF16, DataType::BF16, 4096, 640, 4096);
+        let time = |method, epilogue| microseconds(method, GemmProblem { epilogue, ..plain });
+        for method in GemmMethod::all(plain, Architecture::SM_90) {
+            let [bias, activation, scales, both] = EpilogueKind::ALL.map(|kind| time(method, Some(kind)));
+            assert!(time(method, None) < bias && bias < activation && bias < scales, "{method:?}");
+            assert!(both > activation && both > scales, "{method:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     Activation, DataType, DevicePtr, Result,
     arguments::expect_pointers,
-    problem::{GemmProblem, Order},
+    problem::{EpilogueKind, GemmProblem, Order},
 };
 
 /// The operations on accumulators before they are stored: scales, then biases, then an activation.
@@ -37,6 +37,62 @@ impl Default for Epilogue {
     }
 }
 
+impl Epilogue {
+    /// Returns the kind of the epilogue, or `None` for the identity.
+    pub fn kind(self) -> Option<EpilogueKind> {
+        let scales = self.feature_scales.is_some() || self.token_scales.is_some();
+        (self != Epilogue::default()).then(|| EpilogueKind::of(scales, self.activation))
+    }
+}
+
+/// The epilogues that a kernel has fast code for. One with an epilogue computes any other, too, one result at a time. A kernel has few, because code that a launch does not run
+/// slows it down (docs/kernels/cuda-gemm.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelEpilogue {
+    /// For no epilogue.
+    None,
+    /// Scales, biases and ReLU.
+    Linear,
+    /// Scales, biases, and GELU or SiLU.
+    Activated,
+    /// All.
+    Every,
+}
+
+impl KernelEpilogue {
+    /// Every value.
+    pub(super) const ALL: [Self; 4] = [Self::None, Self::Linear, Self::Activated, Self::Every];
+
+    /// Returns that of a problem, for kernels that distinguish activations.
+    pub(super) fn of(problem: GemmProblem) -> Self {
+        match problem.epilogue {
+            None => Self::None,
+            Some(kind) if kind.has_activation() => Self::Activated,
+            Some(_) => Self::Linear,
+        }
+    }
+
+    /// Returns the name in the kernels, as `Endings` in `headers/epilogue.cuh`.
+    pub(super) fn definition(self) -> &'static str {
+        match self {
+            Self::None => "WITHOUT",
+            Self::Linear => "LINEAR",
+            Self::Activated => "ACTIVATED",
+            Self::Every => "EVERY",
+        }
+    }
+
+    /// Returns the end of a kernel's name.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Linear => "-linear",
+            Self::Activated => "-activated",
+            Self::Every => "-epilogue",
+        }
+    }
+}
+
 /// Which stores a kernel can use, as `Ending` in `headers/epilogue.cuh`. Those of eights are used where type and order of the results allow it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -45,10 +101,10 @@ enum Ending {
     FinishedEach = 0,
     /// Without one, eight features at once where they are contiguous.
     PlainEights = 1,
-    /// Without one, one result at a time.
-    PlainEach = 2,
     /// As `PlainEights`, after a bias of features has been added.
-    BiasEights = 3,
+    BiasEights = 2,
+    /// Without one, one result at a time.
+    PlainEach = 3,
     /// As `PlainEights`, after any other epilogue.
     FinishedEights = 4,
 }

@@ -245,7 +245,7 @@ impl Gemm {
             ("X", x, problem.x_element.bytes() as u64),
             ("result", out, problem.output.bytes() as u64),
         ])?;
-        if !problem.epilogue && epilogue != Epilogue::default() {
+        if problem.epilogue.is_none() && epilogue != Epilogue::default() {
             return Err(Error::Epilogue);
         }
         expect_epilogue(epilogue, problem.output)?;

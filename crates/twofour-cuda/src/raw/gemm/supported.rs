@@ -22,8 +22,8 @@ impl GemmProblem {
     pub(crate) fn expect_known(self) -> Result<()> {
         let GemmProblem { element, x_element, output, features, tokens, reduction, epilogue, .. } = self;
         let known = TYPES.iter().any(|(e, outputs)| *e == element && outputs.contains(&output));
-        if !known || epilogue && output == DataType::I32 {
-            return Err(Error::Product { element, output, epilogue });
+        if !known || epilogue.is_some() && output == DataType::I32 {
+            return Err(Error::Product { element, output, epilogue: epilogue.is_some() });
         }
         if x_element != element && !(is_float_8(element) && is_float_8(x_element)) {
             return Err(Error::MixedElements { element, x_element });
@@ -36,7 +36,7 @@ impl GemmProblem {
 
     /// Returns the problem that the architecture's kernels compute. They read X as `[reduction, tokens]` only for some problems; for others X is transposed first.
     pub(super) fn computed(self, architecture: Architecture) -> GemmProblem {
-        let read = is_hopper(architecture) && self.element.bytes() == 2 && !self.epilogue;
+        let read = is_hopper(architecture) && self.element.bytes() == 2 && self.epilogue.is_none();
         if read { self } else { GemmProblem { x: XOrder::TokensFirst, ..self } }
     }
 

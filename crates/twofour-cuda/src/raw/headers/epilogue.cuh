@@ -17,8 +17,14 @@ struct Output {
 };
 
 // PLAIN: without an epilogue. BIAS: its only operation is to add a bias of features. FINISHED: any other. In eights: eight features can be stored at once where they
-// are contiguous.
-enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, PLAIN_EACH = 2, BIAS_EIGHTS = 3, FINISHED_EIGHTS = 4 };
+// are contiguous. Odd ones are plain.
+enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, BIAS_EIGHTS = 2, PLAIN_EACH = 3, FINISHED_EIGHTS = 4 };
+
+// The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none. LINEAR: scales, biases and ReLU. ACTIVATED: the same with
+// GELU or SiLU. Kernels are compiled for one, because code that a launch does not run slows it down, too (docs/kernels/cuda-gemm.md).
+enum Endings { WITHOUT = 0, LINEAR = 1, ACTIVATED = 2, EVERY = 3 };
+// In place of the results' type where it comes with the launch.
+constexpr u32 ANY_OUTPUT = 99;
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, SILU = 3 };
 
@@ -33,32 +39,63 @@ __device__ __forceinline__ float power_of_two(float x) {
     return y;
 }
 
-// The template is for unrolled code over many accumulators, the overload with a runtime argument for loops over few.
-template <int A> __device__ __forceinline__ float activated(float x) {
+// The larger number, or NaN where one is.
+__device__ __forceinline__ float larger(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+
+// GELU as max(x, 0) - |x| Φ(-|x|), which has no cancellation for negative x. Φ(-|x|) is half of erfc(|x| / sqrt 2) by Abramowitz and Stegun 7.1.26, whose error is at
+// most 1.5e-7. The factor is never infinite, because Φ is 0 there.
+__device__ __forceinline__ float gelu(float x) {
+    const float away = fminf(fabsf(x), 128.0f), t = reciprocal(fmaf(away, 0.3275911f * 0.70710678f, 1.0f));
+    float series = fmaf(1.061405429f, t, -1.453152027f);
+    series = fmaf(series, t, 1.421413741f);
+    series = fmaf(series, t, -0.284496736f);
+    series = fmaf(series, t, 0.254829592f);
+    // `away` is a number for NaN, too; the maximum is NaN.
+    return fmaf(-0.5f * away, series * t * power_of_two(away * away * -0.72134752f), larger(x, 0.0f));
+}
+
+// GELU for results of 16 bits in two thirds of the instructions: the base-2 logarithm of Φ(-|x|) is the polynomial of degree 7 with the least maximum error from 0 to 8,
+// 4.6e-5, so 3.2e-5 of Φ (f16 rounds by 2.4e-4). Further out, where Φ is below 1e-15, it falls faster than Φ.
+__device__ __forceinline__ float short_gelu(float x) {
+    const float away = fminf(fabsf(x), 128.0f);
+    float power = fmaf(-1.26245743e-06f, away, 4.82032774e-05f);
+    power = fmaf(power, away, -0.000807248231f);
+    power = fmaf(power, away, 0.00794457924f);
+    power = fmaf(power, away, -0.0526353866f);
+    power = fmaf(power, away, -0.459956825f);
+    power = fmaf(power, away, -1.15060997f);
+    power = fmaf(power, away, -1.00004303f);
+    return fmaf(-away, power_of_two(power), larger(x, 0.0f));
+}
+
+// The activation for results of type E. The template is for unrolled code over many accumulators, the overload with a runtime argument for loops over few.
+template <int A, int E> __device__ __forceinline__ float activated(float x) {
     if (A == RELU) return x < 0.0f ? 0.0f : x;
-    if (A == GELU) {
-        // x/2 (1 + erf(x / sqrt 2)), from erfc of |x| / sqrt 2 by Abramowitz and Stegun 7.1.26, whose error is at most 1.5e-7. This form has no
-        // cancellation for negative x.
-        const float t = reciprocal(fmaf(fabsf(x), 0.3275911f * 0.70710678f, 1.0f));
-        float series = fmaf(1.061405429f, t, -1.453152027f);
-        series = fmaf(series, t, 1.421413741f);
-        series = fmaf(series, t, -0.284496736f);
-        series = fmaf(series, t, 0.254829592f);
-        const float half = 0.5f * x * (series * t * power_of_two(x * x * -0.72134752f));
-        return x < 0.0f ? half : x - half;
-    }
+    if (A == GELU) return E == F32 ? gelu(x) : short_gelu(x);
     if (A == SILU) return x * reciprocal(1.0f + power_of_two(x * -1.44269504f));
     return x;
 }
 
-__device__ __forceinline__ float activated(u32 activation, float x) {
-    if (activation == RELU) return activated<RELU>(x);
-    if (activation == GELU) return activated<GELU>(x);
-    if (activation == SILU) return activated<SILU>(x);
+template <int E> __device__ __forceinline__ float activated(u32 activation, float x) {
+    if (activation == RELU) return activated<RELU, E>(x);
+    if (activation == GELU) return activated<GELU, E>(x);
+    if (activation == SILU) return activated<SILU, E>(x);
     return x;
 }
 
-__device__ __forceinline__ bool has_epilogue(const Output& to) { return to.ending != PLAIN_EIGHTS && to.ending != PLAIN_EACH; }
+// Calls `f` with the activation as a compile-time constant, so that it is tested once for many results, and so that a call fetches the instructions of its activation only.
+template <class F> __device__ __forceinline__ void by_activation(const Output& to, F f) {
+    if (to.activation == RELU) f(Int<RELU>());
+    else if (to.activation == GELU) f(Int<GELU>());
+    else if (to.activation == SILU) f(Int<SILU>());
+    else f(Int<NONE>());
+}
+
+__device__ __forceinline__ bool has_epilogue(const Output& to) { return to.ending % 2 == 0; }
 // Whether results have an epilogue and can be stored in eights of 16 bits.
 __device__ __forceinline__ bool is_finished_in_eights(const Output& to, u32 output) {
     return (to.ending == BIAS_EIGHTS || to.ending == FINISHED_EIGHTS) && to.stride_feature == 1 && (output == F16 || output == BF16);
@@ -132,7 +169,7 @@ template <int E> __device__ __forceinline__ void put(const Output& to, u64 at, t
 template <bool PLAIN> __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32 f, u32 t) {
     const u64 at = f * to.stride_feature + t * to.stride_token;
     if (output == I32) return put<I32>(to, at, Result<I32>::of(sum, 0.0f));
-    const float result = PLAIN ? (float)sum : activated(to.activation, scaled(to, output, (float)sum, f, t));
+    const float result = PLAIN ? (float)sum : activated<F32>(to.activation, scaled(to, output, (float)sum, f, t));
     if (output == F32) return put<F32>(to, at, __float_as_uint(result));
     u16* there = (u16*)to.data + at;
     u16 bits = output == F16 ? narrow<F16>(result) : narrow<BF16>(result);
@@ -144,8 +181,9 @@ __device__ __forceinline__ void store(const Output& to, u32 output, Sum sum, u32
     else store<false>(to, output, sum, f, t);
 }
 
-// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or ANY for all others.
-enum Kind { ANY, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS, BIAS_F16, BIAS_BF16, FINISHED_F16, FINISHED_BF16 };
+// Results that one vector store can write, in eights of contiguous features: with which epilogue and of which type; or ANY for all others, and ANY_PLAIN for those without
+// an epilogue.
+enum Kind { ANY, ANY_PLAIN, PLAIN_F16, PLAIN_BF16, PLAIN_32_BITS, BIAS_F16, BIAS_BF16, FINISHED_F16, FINISHED_BF16 };
 
 __device__ constexpr bool is_plain(int kind) { return kind == PLAIN_F16 || kind == PLAIN_BF16; }
 __device__ constexpr bool is_biased(int kind) { return kind == BIAS_F16 || kind == BIAS_BF16; }
@@ -154,24 +192,56 @@ __device__ constexpr bool is_of_f16(int kind) { return kind == PLAIN_F16 || kind
 
 // Calls `f` with the kind as a compile-time constant, so that it is tested once and not for every result, and so that a call fetches the instructions of its kind only.
 template <class F> __device__ __forceinline__ void by_kind(const Output& to, u32 output, F f) {
-    const bool halves = output == F16 || output == BF16;
-    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH) f(Int<ANY>());
-    else if (to.ending == PLAIN_EIGHTS && output == F16) f(Int<PLAIN_F16>());
-    else if (to.ending == PLAIN_EIGHTS && output == BF16) f(Int<PLAIN_BF16>());
-    else if (to.ending == PLAIN_EIGHTS) f(Int<PLAIN_32_BITS>());
-    else if (!halves) f(Int<ANY>());
+    const bool halves = output == F16 || output == BF16, plain = to.ending == PLAIN_EIGHTS;
+    if (to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH || (!halves && !plain)) f(Int<ANY>());
+    else if (!halves) f(Int<PLAIN_32_BITS>());
+    else if (to.ending == FINISHED_EIGHTS && output == F16) f(Int<FINISHED_F16>());
+    else if (to.ending == FINISHED_EIGHTS) f(Int<FINISHED_BF16>());
     else if (to.ending == BIAS_EIGHTS && output == F16) f(Int<BIAS_F16>());
     else if (to.ending == BIAS_EIGHTS) f(Int<BIAS_BF16>());
-    else if (output == F16) f(Int<FINISHED_F16>());
-    else f(Int<FINISHED_BF16>());
+    else if (output == F16) f(Int<PLAIN_F16>());
+    else f(Int<PLAIN_BF16>());
 }
 
-// Asks L2 for the biases and scales of `rows` features: at the end of the main loop they are then near. Each of the first threads takes eight features.
-__device__ __forceinline__ void ask_for_epilogue(const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
+// Calls `f` with the kind of 16-bit results and an activation.
+template <int OF_F16, int OF_BF16, int A, class F> __device__ __forceinline__ void by_half(u32 output, F f) {
+    if (output == F16) f(Int<OF_F16>(), Int<A>());
+    else f(Int<OF_BF16>(), Int<A>());
+}
+
+// As `by_kind`, for a kernel with fast code for some epilogues: calls `f` with the kind, and with the activation, where NONE stands for ReLU, too. What is rare is tested
+// first: the compiler places what is tested last next to the main loop.
+template <int ENDINGS, class F> __device__ __forceinline__ void by_ending(const Output& to, u32 output, F f) {
+    const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH, halves = output == F16 || output == BF16;
+    if constexpr (ENDINGS == WITHOUT) {
+        if (each) f(Int<ANY_PLAIN>(), Int<NONE>());
+        else if (!halves) f(Int<PLAIN_32_BITS>(), Int<NONE>());
+        else by_half<PLAIN_F16, PLAIN_BF16, NONE>(output, f);
+    } else {
+        const bool fast = (ENDINGS != LINEAR || to.activation <= RELU) && (ENDINGS != ACTIVATED || to.activation > RELU);
+        if (each || !halves || !fast) return f(Int<ANY>(), Int<NONE>());
+        if constexpr (ENDINGS != LINEAR) {
+            if (to.activation == SILU) return by_half<FINISHED_F16, FINISHED_BF16, SILU>(output, f);
+            if (ENDINGS == ACTIVATED || to.activation == GELU) return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
+        }
+        if constexpr (ENDINGS != ACTIVATED) {
+            if (to.ending == FINISHED_EIGHTS) return by_half<FINISHED_F16, FINISHED_BF16, NONE>(output, f);
+            // Without an epilogue the bias is null.
+            by_half<BIAS_F16, BIAS_BF16, NONE>(output, f);
+        }
+    }
+}
+
+// Asks L2 for the biases and scales of `rows` features, and of `tokens` tokens: at the end of the main loop they are then near. Each of the first threads takes eight
+// features and 32 tokens.
+__device__ __forceinline__ void ask_for_features(const Output& to, u32 output, u32 features, u32 feature, u32 rows, u32 thread) {
     const u32 f = feature + thread * 8;
     if (!has_epilogue(to) || thread * 8 >= rows || f >= features) return;
     if (to.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)to.bias + (u64)f * (output == F32 ? 4 : 2)));
     if (to.feature_scales) asm volatile("prefetch.global.L2 [%0];" ::"l"(to.feature_scales + f));
+}
+__device__ __forceinline__ void ask_for_tokens(const Output& to, u32 token, u32 tokens, u32 thread) {
+    if (to.token_scales && thread * 32 < tokens) asm volatile("prefetch.global.L2 [%0];" ::"l"(to.token_scales + token + thread * 32));
 }
 
 // What the epilogue of 16-bit results does with a feature, and with a token: 1 and 0 past the end.
@@ -185,9 +255,9 @@ template <int KIND> __device__ __forceinline__ Factors factors_of_token(const Ou
     if (t >= tokens) return {1.0f, 0.0f};
     return {to.token_scales ? to.token_scales[t] : 1.0f, to.token_bias ? half_at<KIND>(to.token_bias, t) : 0.0f};
 }
-__device__ __forceinline__ float finished(const Output& to, float sum, const Factors& feature, const Factors& token) {
-    const float result = fmaf(sum, feature.scale * token.scale, feature.bias);
-    return activated(to.activation, to.token_bias ? result + token.bias : result);
+// Returns an accumulator times its scales, plus its biases.
+__device__ __forceinline__ float scaled(float sum, const Factors& feature, const Factors& token) {
+    return fmaf(sum, feature.scale * token.scale, feature.bias) + token.bias;
 }
 
 // Returns two results as neighbours in one word.
@@ -201,10 +271,12 @@ template <int KIND> __device__ __forceinline__ u32 narrow_two(float first, float
 // Stores four neighbouring results, or as many as there are features: without an epilogue or, with ANY, after whichever there is. The first feature is a multiple of four.
 template <int KIND> __device__ __forceinline__ void store_neighbours(const Output& to, u32 output, const Sum (&sums)[4], u32 features, u32 f, u32 t) {
     const u64 at = f + t * to.stride_token;
-    if (KIND == ANY) {
+    if (KIND == ANY || KIND == ANY_PLAIN) {
         #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            if (f + i < features) store(to, output, sums[i], f + i, t);
+            if (f + i >= features) continue;
+            if (KIND == ANY_PLAIN) store<true>(to, output, sums[i], f + i, t);
+            else store(to, output, sums[i], f + i, t);
         }
     } else if (KIND == PLAIN_32_BITS) {
         *(uint4*)((u32*)to.data + at) = make_uint4(bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3]));

@@ -80,7 +80,7 @@ template <int KIND> __device__ __forceinline__ void store_all(const Output& to, 
             #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const Factors of = factors_at(shared, row + j);
-                results[j] = is_biased(KIND) ? (float)sums[j] + of.bias : finished(to, (float)sums[j], of, token);
+                results[j] = is_biased(KIND) ? (float)sums[j] + of.bias : activated<F16>(to.activation, scaled((float)sums[j], of, token));
             }
             *(uint2*)((u16*)to.data + f + t * to.stride_token) = make_uint2(narrow_two<KIND>(results[0], results[1]), narrow_two<KIND>(results[2], results[3]));
         } else {

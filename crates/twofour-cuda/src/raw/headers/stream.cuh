@@ -5,7 +5,7 @@
 // warps fill STAGES stages by TMA, deep enough to saturate HBM, and consumer warpgroups multiply.
 //
 // Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which then have TAKEN), BLOCKS (CTAs
-// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, and the `wgmma.sp` wrappers that a kernel uses.
+// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type, or ANY_OUTPUT), ENDINGS, and the `wgmma.sp` wrappers that a kernel uses.
 
 // A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
@@ -43,6 +43,9 @@ struct Problem {
     u32 split;
     Share steps_each, sixteens_each;
 };
+
+// Returns the type of results: where it comes with the launch, f32 or that of X.
+__device__ __forceinline__ u32 output_of(const Problem& p) { return OUTPUT != ANY_OUTPUT ? (u32)OUTPUT : p.output == F32 ? (u32)F32 : (u32)ELEMENT; }
 
 // The work of a CTA: rows of W from `feature` on, `tokens` rows of X from `token` on, and the steps from `begin` to `end`. The grid's rows are
 // clusters, first all of the first tile of X, then all of the next.
@@ -198,79 +201,63 @@ __device__ __forceinline__ void store_sixteen(const Problem& p, const Part& part
     }
 }
 
-// Stores a warp's results where they are 16-bit, without an epilogue or with a bias alone, and features are contiguous. The accumulator layout has two tokens of a
-// row in a lane, 8x8; a transpose through shared memory makes them eight rows of a token.
-template <int KIND> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
-    constexpr u32 TOKEN_BYTES = 32, WARP_BYTES = TOKENS * TOKEN_BYTES;
-    static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
-    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
-    // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens there are two.
-    const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16;
-    Rows rows;
-    if constexpr (is_biased(KIND)) rows.load<KIND>(p, part);
-    #pragma unroll
-    for (u32 h = 0; h < HEIGHT; h++) {
-        const u32 mine = sixteen(h);
-        if (!part.owns(mine)) continue;
-        const auto value = [&](u32 i) { return is_biased(KIND) ? (float)sums[h][i] + rows.of[h][i % 4 / 2].bias : (float)sums[h][i]; };
-        const auto two = [&](u32 i) { return narrow_two<KIND>(value(i), value(i + 1)); };
-        if (h != 0) __syncwarp();
-        if constexpr (TOKENS == 8) {
-            store_transposed(to, two(0), two(2));
-        } else {
-            #pragma unroll
-            for (u32 i = 0; i < TOKENS / 2; i += 8) store_transposed(to + i * 2 * TOKEN_BYTES, two(i), two(i + 2), two(i + 4), two(i + 6));
-        }
-        __syncwarp();
-        store_sixteen(p, part, here, mine);
-    }
-}
-
-// The same with any epilogue. Accumulators pass through the thread's own shared memory, so that the code for a result exists once, in a loop.
-template <int KIND> __device__ __forceinline__ void finish_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
-    constexpr u32 TOKEN_BYTES = 32, EIGHT_BYTES = 16 * 8 * 4;
-    // Of a warp: results, the tokens' scales and biases, and accumulators, of half of the tokens where there is no room for all.
-    constexpr u32 AT_FACTORS = TOKENS * TOKEN_BYTES, AT_OWN = AT_FACTORS + TOKENS * 8, ROOM = AT_SUMS / (MULTIPLIERS / 32) / 16 * 16;
-    constexpr u32 PASSES = AT_OWN + TOKENS / 8 * EIGHT_BYTES <= ROOM ? 1 : 2, EIGHTS = TOKENS / 8 / PASSES, WARP_BYTES = AT_OWN + EIGHTS * EIGHT_BYTES;
-    static_assert(WARP_BYTES <= ROOM && TOKENS % (8 * PASSES) == 0, "there is room for accumulators and results");
-    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES;
-    // Lanes 0 to 15 name the rows of two 8x8 matrices.
-    const u32 to = here + lane % 8 * TOKEN_BYTES + lane / 8 % 2 * 16, factors = here + AT_FACTORS + lane % 4 * 16, own = here + AT_OWN + lane * 16;
-    Rows rows;
-    rows.load<KIND>(p, part);
+// Computes for each token of the CTA what the epilogue does with it, 1 and 0 where nothing, and writes them to a warp's shared memory.
+template <int KIND> __device__ __forceinline__ void leave_tokens(const Problem& p, const Part& part, u32 at) {
+    const u32 lane = threadIdx.x % 32;
     #pragma unroll
     for (u32 t = lane; t < (TOKENS + 31) / 32 * 32; t += 32) {
         const Factors of = factors_of_token<KIND>(p.to, p.tokens, part.token + t);
-        if (t < TOKENS) asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(here + AT_FACTORS + t * 8), "f"(of.scale), "f"(of.bias) : "memory");
+        if (t < TOKENS) asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + t * 8), "f"(of.scale), "f"(of.bias) : "memory");
     }
     __syncwarp();
-    const u32 eights = (part.tokens + 7) / 8;
+}
+
+// Stores a warp's results where they are 16-bit and features are contiguous. The accumulator layout has two tokens of a row in a lane, 8x8; a transpose through shared
+// memory makes them eight rows of a token.
+template <int KIND, int ACTIVATION> __device__ __forceinline__ void store_sixteens(const Sums& sums, const Problem& p, const Part& part, u32 shared) {
+    // Of a warp: results, and the tokens' scales and biases.
+    constexpr u32 TOKEN_BYTES = 32, AT_FACTORS = TOKENS * TOKEN_BYTES, WARP_BYTES = AT_FACTORS + (is_finished(KIND) ? TOKENS * 8 : 0);
+    static_assert(MULTIPLIERS / 32 * WARP_BYTES <= AT_SUMS, "there is room for results");
+    const u32 lane = threadIdx.x % 32, here = shared + threadIdx.x / 32 * WARP_BYTES, factors = here + AT_FACTORS + lane % 4 * 16;
+    // Four 8x8 matrices: two units of eight rows for eight tokens, and for the next eight tokens. With eight tokens there are two.
+    const u32 to = here + (lane / 16 * 8 + lane % 8) * TOKEN_BYTES + lane / 8 % 2 * 16;
+    Rows rows;
+    if constexpr (!is_plain(KIND)) rows.load<KIND>(p, part);
+    if constexpr (is_finished(KIND)) leave_tokens<KIND>(p, part, here + AT_FACTORS);
+    const bool relu = is_finished(KIND) && ACTIVATION == NONE && p.to.activation == RELU;
     #pragma unroll
     for (u32 h = 0; h < HEIGHT; h++) {
         const u32 mine = sixteen(h);
         if (!part.owns(mine)) continue;
-        if (h != 0) __syncwarp();
-        unrolled<PASSES>([&](auto pass) {
-            constexpr u32 FIRST = decltype(pass)::value * EIGHTS;
-            #pragma unroll
-            for (u32 i = 0; i < EIGHTS * 4; i += 4) {
-                const Sum* four = sums[h] + FIRST * 4 + i;
-                asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(own + i / 4 * EIGHT_BYTES), "r"(bits_of(four[0])), "r"(bits_of(four[1])), "r"(bits_of(four[2])),
-                             "r"(bits_of(four[3]))
-                             : "memory");
-            }
-            #pragma unroll 2
-            for (u32 eight = FIRST; eight < min(eights, FIRST + EIGHTS); eight++) {
-                Sum four[4] = {};
-                add_four(four, own + (eight - FIRST) * EIGHT_BYTES);
+        // The results of two tokens for rows r and r + 8.
+        const auto results = [&](u32 eight) {
+            float values[4];
+            Factors tokens[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+            if constexpr (is_finished(KIND)) {
                 const uint4 words = four_words(factors + eight * 64);
-                const Factors tokens[2] = {{__uint_as_float(words.x), __uint_as_float(words.y)}, {__uint_as_float(words.z), __uint_as_float(words.w)}};
-                float results[4];
-                #pragma unroll
-                for (int i = 0; i < 4; i++) results[i] = finished(p.to, (float)four[i], rows.of[h][i / 2], tokens[i % 2]);
-                store_transposed(to + eight * 8 * TOKEN_BYTES, narrow_two<KIND>(results[0], results[1]), narrow_two<KIND>(results[2], results[3]));
+                tokens[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
+                tokens[1] = {__uint_as_float(words.z), __uint_as_float(words.w)};
             }
-        });
+            #pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float sum = (float)sums[h][eight * 4 + i];
+                const Factors& row = rows.of[h][i / 2];
+                values[i] = is_plain(KIND) ? sum : is_biased(KIND) ? sum + row.bias : activated<ACTIVATION, F16>(scaled(sum, row, tokens[i % 2]));
+                if (relu) values[i] = larger(values[i], 0.0f);
+            }
+            return make_uint2(narrow_two<KIND>(values[0], values[1]), narrow_two<KIND>(values[2], values[3]));
+        };
+        if (h != 0) __syncwarp();
+        #pragma unroll
+        for (u32 eight = 0; eight < TOKENS / 8; eight += 2) {
+            const uint2 first = results(eight);
+            if constexpr (TOKENS == 8) {
+                store_transposed(to, first.x, first.y);
+            } else {
+                const uint2 second = results(eight + 1);
+                store_transposed(to + eight * 8 * TOKEN_BYTES, first.x, first.y, second.x, second.y);
+            }
+        }
         __syncwarp();
         store_sixteen(p, part, here, mine);
     }
@@ -300,7 +287,7 @@ template <int KIND> __device__ __forceinline__ void store_own(const Sums& sums, 
         const u32 t = i / row_fours, row = part.first * 16 + (i - t * row_fours) * 4, f = part.feature + row;
         Sum four[4] = {};
         add_four(four, shared + (t * SUM_ROW + row) * 4);
-        if (f < p.features) store_neighbours<KIND>(p.to, p.output, four, p.features, f, part.token + t);
+        if (f < p.features) store_neighbours<KIND>(p.to, output_of(p), four, p.features, f, part.token + t);
     }
 }
 
@@ -323,7 +310,8 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     const bool feeds = which < FEEDERS;
     Feeder<Work> feeder(work, part, shared, which);
     if (feeds) feeder.begin();
-    ask_for_epilogue(p.to, p.output, p.features, part.feature, FEATURES, threadIdx.x);
+    ask_for_features(p.to, output_of(p), p.features, part.feature, FEATURES, threadIdx.x);
+    ask_for_tokens(p.to, part.token, part.tokens, threadIdx.x);
     if (threadIdx.x == 0) {
         barrier_init(shared + AT_SENT, 1);
         barriers_are_ready();
@@ -348,10 +336,9 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     // No warp reads from the stages any more: results go through their memory.
     named_barrier(1, MULTIPLIERS);
     if (p.split != 1) receive(sums, p, part, shared);
-    by_kind(p.to, p.output, [&](auto kind) {
+    by_ending<ENDINGS>(p.to, output_of(p), [&](auto kind, auto activation) {
         constexpr int KIND = decltype(kind)::value;
-        if constexpr (is_plain(KIND) || is_biased(KIND)) store_sixteens<KIND>(sums, p, part, shared);
-        else if constexpr (is_finished(KIND)) finish_sixteens<KIND>(sums, p, part, shared);
+        if constexpr (is_plain(KIND) || is_biased(KIND) || is_finished(KIND)) store_sixteens<KIND, decltype(activation)::value>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);
     });
 }

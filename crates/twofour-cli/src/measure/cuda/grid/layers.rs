@@ -4,7 +4,10 @@ use std::fmt;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use twofour_cuda::{Activation, DataType, measure::TrialEpilogue, problem::GemmProblem};
+use twofour_cuda::{
+    DataType,
+    problem::{EpilogueKind, GemmProblem},
+};
 
 /// A weight, and the layers of models that have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,10 +148,14 @@ impl GridEpilogue {
         }
     }
 
-    /// It, for trials of a problem with an epilogue.
-    pub(super) fn of_trials(self) -> TrialEpilogue {
-        let activation = if self == GridEpilogue::BiasGelu { Activation::Gelu } else { Activation::Identity };
-        TrialEpilogue { scales: self == GridEpilogue::Scales, activation }
+    /// The epilogue of a problem.
+    fn kind(self) -> Option<EpilogueKind> {
+        match self {
+            GridEpilogue::None => None,
+            GridEpilogue::Bias => Some(EpilogueKind::Bias),
+            GridEpilogue::BiasGelu => Some(EpilogueKind::Activation),
+            GridEpilogue::Scales => Some(EpilogueKind::Scales),
+        }
     }
 }
 
@@ -172,7 +179,7 @@ impl GridCell<'_> {
     pub(crate) fn problem(&self, tokens: usize) -> GemmProblem {
         let output = if self.element.bytes() == 2 { self.element } else { DataType::BF16 };
         let plain = GemmProblem::plain(self.element, output, self.layer.out, tokens, self.layer.inputs);
-        GemmProblem { epilogue: self.epilogue != GridEpilogue::None, ..plain }
+        GemmProblem { epilogue: self.epilogue.kind(), ..plain }
     }
 
     /// Returns tokens, input features, output features.

@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
         float results[4];
         unrolled<4>([&](auto i) {
             const u32 f = p.across ? row : first + i.value, t = p.across ? first + i.value : row;
-            results[i.value] = activated(p.to.activation, scaled(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t));
+            results[i.value] = activated<F32>(p.to.activation, scaled(p.to, p.output, sum_of(p.sum_type, bits[i.value]), f, t));
         });
         if (p.output == F32) {
             FourWords four;

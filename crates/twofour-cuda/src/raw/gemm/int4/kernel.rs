@@ -115,7 +115,9 @@ impl Int4Kernel {
             Int4Method::Streamed(shape) => {
                 let element = self.element.definition();
                 let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
-                return format!("#define BY_ROW {by_row}\n#define ELEMENT {element}\n{tile}");
+                return format!(
+                    "#define BY_ROW {by_row}\n#define ELEMENT {element}\n#define OUTPUT ANY_OUTPUT\n#define ENDINGS EVERY\n{tile}"
+                );
             }
             Int4Method::Staged(shape) => shape.definitions(),
         };

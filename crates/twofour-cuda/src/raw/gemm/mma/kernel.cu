@@ -139,7 +139,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Sum (&sums)[M_
             four[j] = exchange[row * row_of + along + j];
             const u32 of_f = features_together ? f + j : f, of_t = features_together ? t : t + j;
             const bool there = j < count;
-            values[j] = there ? activated(p.to.activation, scaled(p.to, p.output, (float)four[j], of_f, of_t)) : 0.0f;
+            values[j] = there ? activated<F32>(p.to.activation, scaled(p.to, p.output, (float)four[j], of_f, of_t)) : 0.0f;
         }
         const u64 at = f * p.to.stride_feature + t * p.to.stride_token;
         if (p.output == F16) store_four<F16>(p.to, at, four, values, count);

@@ -61,7 +61,8 @@ struct Work {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rings(const __grid_constant__ Parameters p) {
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u, feature = blockIdx.x * ROWS;
-    ask_for_epilogue(p.to, p.output, p.features, feature, ROWS, threadIdx.x);
+    ask_for_features(p.to, p.output, p.features, feature, ROWS, threadIdx.x);
+    ask_for_tokens(p.to, 0, p.tokens, threadIdx.x);
     Sums sums = {};
     multiply(sums, Work{p, feature}, shared, p.steps);
     finish(p.to, p.output, p.features, p.tokens, sums, shared, feature);

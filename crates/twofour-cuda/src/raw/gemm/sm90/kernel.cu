@@ -18,10 +18,11 @@
 // X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the latter case TMA loads a step's
 // rows of X in boxes of 64 tokens.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, EPILOGUE, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, ENDINGS, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
+constexpr bool EPILOGUE = ENDINGS != WITHOUT;
 constexpr int FEATURES = 64 * BLOCKS * WARPGROUPS;
 constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
 constexpr int K_ATOM = 128 / ELEMENT_BYTES, K_STEP = ATOMS * K_ATOM;
@@ -151,12 +152,16 @@ typedef Result<OUTPUT>::Type Out;
 __device__ __forceinline__ u32 pair_of(Out low, Out high) { return low | (u32)high << 16; }
 // Two results of 16 bits in one word.
 __device__ __forceinline__ u32 rounded(float low, float high) { return narrow_two<OUTPUT == F16 ? PLAIN_F16 : PLAIN_BF16>(low, high); }
-// The larger number, or NaN where one is.
-__device__ __forceinline__ float larger(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+// The larger of two results of 16 bits each, or NaN where one is.
+__device__ __forceinline__ u32 larger_two(u32 a, u32 b) {
+    u32 most;
+    if (OUTPUT == F16) asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    else asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
     return most;
 }
+
+// In place of an activation.
+constexpr int AT_RUN_TIME = -1;
 
 // Scales, bias and activation for the thread's two features of a 64-row accumulator, which are 8 apart.
 struct Finisher {
@@ -174,25 +179,37 @@ struct Finisher {
         }
     }
 
-    // Returns the scales of the thread's tokens that are `column` after its first two.
-    __device__ __forceinline__ void scales_of_tokens(u32 column, float (&scales)[2]) const {
+    // Loads the scales of the thread's tokens that are `column` after its first two, where there are any.
+    __device__ __forceinline__ void load_scales(u32 column, float* scales) const {
+        if (!p.to.token_scales) return;
         #pragma unroll
         for (int odd = 0; odd < 2; odd++) scales[odd] = p.to.token_scales[min(token + column + odd, p.tokens - 1)];
     }
 
-    // Computes the results of both features, and of the thread's tokens that are `column` after its first two.
+    // Computes the results of both features, and of the thread's tokens that are `column` after its first two, with an activation or with the launch's.
     template <int ACTIVATION> __device__ __forceinline__ void finish(const Sum (&sums)[4], u32 column, Out (&results)[4]) const {
-        float by_token[2] = {1.0f, 1.0f};
-        if (EPILOGUE && p.to.token_scales) scales_of_tokens(column, by_token);
         float values[4];
-        #pragma unroll
-        for (int i = 0; i < 4; i++) values[i] = EPILOGUE ? fmaf((float)sums[i], scale[i / 2] * by_token[i % 2], bias[i / 2]) : (float)sums[i];
-        if (EPILOGUE && p.to.token_bias) {
+        if constexpr (!EPILOGUE) {
             #pragma unroll
-            for (int i = 0; i < 4; i++) values[i] += Result<OUTPUT>::bias(p.to.token_bias, min(token + column + i % 2, p.tokens - 1));
+            for (int i = 0; i < 4; i++) values[i] = (float)sums[i];
+        } else {
+            float by_token[2] = {1.0f, 1.0f};
+            load_scales(column, by_token);
+            #pragma unroll
+            for (int i = 0; i < 4; i++) values[i] = fmaf((float)sums[i], scale[i / 2] * by_token[i % 2], bias[i / 2]);
+            if (p.to.token_bias) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) values[i] += Result<OUTPUT>::bias(p.to.token_bias, min(token + column + i % 2, p.tokens - 1));
+            }
+            const auto activate = [&](auto activation) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) values[i] = activated<decltype(activation)::value, OUTPUT>(values[i]);
+            };
+            if constexpr (ACTIVATION == AT_RUN_TIME) by_activation(p.to, activate);
+            else activate(Int<ACTIVATION>());
         }
         #pragma unroll
-        for (int i = 0; i < 4; i++) results[i] = Result<OUTPUT>::of(sums[i], EPILOGUE ? activated<ACTIVATION>(values[i]) : values[i]);
+        for (int i = 0; i < 4; i++) results[i] = Result<OUTPUT>::of(sums[i], values[i]);
     }
 };
 
@@ -205,9 +222,10 @@ __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high
 // Times eight tokens of an epilogue that are unrolled: with split-K the largest tile leaves no registers for more than one.
 constexpr int PICK_UP_AT_ONCE = BLOCKS * TOKENS > 320 ? 1 : 3;
 
-// Whether results are multiplied by scales of tokens even where there are none, and eight tokens are stored at a time: the largest tiles leave no
-// registers for a second way and for more tokens.
-constexpr bool ALWAYS_SCALED = BLOCKS * TOKENS > 320;
+// Whether accumulators leave few registers: then eight tokens are stored at a time.
+constexpr bool FEW_REGISTERS = BLOCKS * TOKENS > 320;
+// Whether they leave none for a second way without scales of tokens, nor for a test of ReLU: results are compared with minus infinity where there is none.
+constexpr bool FEWEST_REGISTERS = BLOCKS * TOKENS > 384;
 
 // The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
 struct Storer {
@@ -216,6 +234,14 @@ struct Storer {
     // The start of the CTA's shared memory, and the index of the warpgroup's next staging buffer.
     u32 shared;
     u32 buffer;
+    // With split-K: the numbers of the pieces that this part stores, from `first` up to `last`. The largest tile leaves no registers for them: see `first_own`.
+    u32 first, last;
+
+    __device__ __forceinline__ Storer(const Parameters& p, const Place& place, u32 shared) : p(p), place(place), shared(shared), buffer(0), first(0), last(0) {
+        if (!SPLIT_K || FEW_REGISTERS) return;
+        first = first_number(place.part());
+        last = first_number(place.part() + 1);
+    }
 
     __device__ __forceinline__ u32 group() const { return threadIdx.x / 128; }
     // Returns the address of shared memory for the thread's own accumulators.
@@ -254,20 +280,23 @@ struct Storer {
         });
     }
 
-    // Writes results after scales, a bias for each feature and ReLU to a staging buffer, for tokens from the finisher's on.
-    template <int FIRST, bool TOKEN_SCALES> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher) const {
-        const bool relu = p.to.activation == RELU;
-        lay_out<!ALWAYS_SCALED>(at, [&](int eight) {
+    // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the finisher's on. NONE stands for ReLU, too. The scales
+    // of the chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
+    template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
+        const bool relu = !FEWEST_REGISTERS && ACTIVATION == NONE && p.to.activation == RELU;
+        const u32 least = p.to.activation == RELU ? 0 : OUTPUT == F16 ? 0xFC00FC00u : 0xFF80FF80u;
+        lay_out<!FEW_REGISTERS>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
-            float by_token[2] = {1.0f, 1.0f}, value[4];
-            if (TOKEN_SCALES && (!ALWAYS_SCALED || p.to.token_scales)) finisher.scales_of_tokens(FIRST + eight * 8, by_token);
+            float by_token[2] = {of_chunk[2 * eight], of_chunk[2 * eight + 1]}, value[4];
+            if (SCALED && FEW_REGISTERS) finisher.load_scales(FIRST + eight * 8, by_token);
             #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float scale = TOKEN_SCALES ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
-                value[i] = fmaf((float)all[sum + i], scale, finisher.bias[i / 2]);
+                const float scale = SCALED ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
+                value[i] = activated<ACTIVATION, OUTPUT>(fmaf((float)all[sum + i], scale, finisher.bias[i / 2]));
                 if (relu) value[i] = larger(value[i], 0.0f);
             }
-            return make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
+            const uint2 words = make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
+            return FEWEST_REGISTERS && ACTIVATION == NONE ? make_uint2(larger_two(words.x, least), larger_two(words.y, least)) : words;
         });
     }
 
@@ -300,13 +329,6 @@ struct Storer {
                 store(results, row, column + eight * 8);
             }
         }
-    }
-
-    __device__ __forceinline__ void pick_up_finished(u32 at, u32 feature, u32 token) const {
-        if (EPILOGUE && p.to.activation == RELU) return pick_up<RELU>(at, feature, token);
-        if (EPILOGUE && p.to.activation == GELU) return pick_up<GELU>(at, feature, token);
-        if (EPILOGUE && p.to.activation == SILU) return pick_up<SILU>(at, feature, token);
-        pick_up<NONE>(at, feature, token);
     }
 
     // Stores features `row` and `row + 8` of tokens `column` and `column + 1` one element at a time, in any order and for any alignment.
@@ -351,10 +373,16 @@ struct Storer {
     __device__ __forceinline__ u32 number(u32 piece) const { return piece / CHUNKS * chunks() + piece % CHUNKS; }
     __device__ __forceinline__ u32 owner(u32 piece) const { return number(piece) * place.parts / (BLOCKS * chunks()); }
     __device__ __forceinline__ u32 first_number(u32 part) const { return (part * BLOCKS * chunks() + place.parts - 1) / place.parts; }
-    __device__ __forceinline__ bool owns(u32 piece) const { return !SPLIT_K || (is_stored(piece) && owner(piece) == place.part()); }
-    // Returns the address at which the accumulators of a piece arrive from one of its owner's other parts: in the stages, which no warp uses any more.
-    __device__ __forceinline__ u32 received(u32 piece, u32 slot) const {
-        const u32 at = (number(piece) - first_number(owner(piece))) * (place.parts - 1) + slot;
+    __device__ __forceinline__ u32 first_own() const { return FEW_REGISTERS ? first_number(place.part()) : first; }
+    __device__ __forceinline__ u32 last_own() const { return FEW_REGISTERS ? first_number(place.part() + 1) : last; }
+    __device__ __forceinline__ bool owns(u32 piece) const {
+        if (!SPLIT_K) return true;
+        return is_stored(piece) && (FEW_REGISTERS ? owner(piece) == place.part() : number(piece) >= first && number(piece) < last);
+    }
+    // Returns the address at which the accumulators of a piece arrive from another part, at the part that stores pieces from the number `first` on: in the stages, which no
+    // warp uses any more.
+    __device__ __forceinline__ u32 received(u32 piece, u32 first, u32 slot) const {
+        const u32 at = (number(piece) - first) * (place.parts - 1) + slot;
         return shared + (at * WARPGROUPS + group()) * (PIECE_UNITS * 2048) + threadIdx.x % 128 * 16;
     }
 
@@ -362,9 +390,9 @@ struct Storer {
     __device__ __forceinline__ void send(const Sum (&sums)[BLOCKS][TOKENS / 2]) const {
         unrolled<PIECES>([&](auto piece) {
             constexpr int WHICH = decltype(piece)::value, FIRST = WHICH % CHUNKS * CHUNK;
-            const u32 part = owner(WHICH);
-            if (!is_stored(WHICH) || part == place.part()) return;
-            const u32 rank = place.of_part(part), there = address_at(received(WHICH, place.part() - (place.part() > part)), rank);
+            if (!is_stored(WHICH) || owns(WHICH)) return;
+            const u32 part = owner(WHICH), rank = place.of_part(part);
+            const u32 there = address_at(received(WHICH, first_number(part), place.part() - (place.part() > part)), rank);
             const u32 barrier = address_at(shared + AT_RECEIVED, rank);
             const Sum(&all)[TOKENS / 2] = sums[WHICH / CHUNKS];
             #pragma unroll
@@ -379,7 +407,7 @@ struct Storer {
     template <int WHICH> __device__ __forceinline__ void receive(Sum (&sums)[BLOCKS][TOKENS / 2]) const {
         #pragma unroll 1
         for (u32 slot = 1; slot < place.parts; slot++) {
-            const u32 here = received(WHICH, slot - 1);
+            const u32 here = received(WHICH, first_own(), slot - 1);
             #pragma unroll
             for (int unit = 0; unit < PIECE_UNITS; unit++) {
                 add_four((Sum(&)[4])sums[WHICH / CHUNKS][WHICH % CHUNKS * CHUNK / 2 + 4 * unit], here + unit * 2048);
@@ -389,8 +417,7 @@ struct Storer {
 
     // Returns the bytes that the other parts send to this CTA.
     __device__ __forceinline__ u32 expected() const {
-        const u32 part = place.part();
-        return (first_number(part + 1) - first_number(part)) * (place.parts - 1) * WARPGROUPS * PIECE_UNITS * 2048;
+        return (last_own() - first_own()) * (place.parts - 1) * WARPGROUPS * PIECE_UNITS * 2048;
     }
 
     // Reduces the parts' accumulators of this CTA's own pieces.
@@ -406,9 +433,9 @@ struct Storer {
         });
     }
 
-    // Stores the tile's pieces after scales, bias and ReLU, which are computed in registers. The scales and bias of 64 features are loaded once for all of their
-    // pieces, because the warpgroup waits for each load.
-    template <bool TOKEN_SCALES> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+    // Stores the tile's pieces after scales, bias and activation, which are computed in registers. The scales and bias of 64 features are loaded once for all of their
+    // pieces, and the scales of a chunk's tokens at once, because the warpgroup waits for each load.
+    template <int ACTIVATION, bool SCALED> __device__ __forceinline__ void store_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
         unrolled<BLOCKS>([&](auto block) {
             constexpr int BLOCK = decltype(block)::value;
@@ -416,11 +443,36 @@ struct Storer {
             unrolled<CHUNKS>([&](auto chunk) {
                 constexpr int CHUNK_INDEX = decltype(chunk)::value, FIRST = CHUNK_INDEX * CHUNK;
                 if (!owns(BLOCK * CHUNKS + CHUNK_INDEX)) return;
+                float of_chunk[CHUNK / 4];
+                #pragma unroll
+                for (int i = 0; i < CHUNK / 4; i++) of_chunk[i] = 1.0f;
+                if constexpr (SCALED && !FEW_REGISTERS) {
+                    #pragma unroll
+                    for (int eight = 0; eight < CHUNK / 8; eight++) finisher.load_scales(FIRST + eight * 8, of_chunk + 2 * eight);
+                }
                 const u32 at = begin();
-                round_finished<FIRST, TOKEN_SCALES>(sums[BLOCK], at, finisher);
+                round_finished<FIRST, ACTIVATION, SCALED>(sums[BLOCK], at, finisher, of_chunk);
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         });
+    }
+
+    // Stores the tile in registers where the kernel has such code for its epilogue. With split-K the largest tile leaves no registers for it, and a bias of tokens is rare
+    // where features are contiguous.
+    __device__ __forceinline__ bool stores_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
+        if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
+            constexpr int ACTIVATION = ENDINGS == ACTIVATED ? GELU : NONE;
+            // GELU in registers is more code, which takes longer to fetch than it saves one tile.
+            const bool fits = ACTIVATION == GELU ? p.to.activation == GELU && p.panels.tiles() > gridDim.x / place.blocks() : p.to.activation <= RELU;
+            if (fits && !p.to.token_bias) {
+                // One way for both where a second one would be too much code, or is computed too seldom.
+                constexpr bool ALWAYS = SPLIT_K || FEWEST_REGISTERS || ACTIVATION != NONE;
+                if (ALWAYS || p.to.token_scales) store_finished<ACTIVATION, true>(sums, feature, token);
+                else if constexpr (!ALWAYS) store_finished<ACTIVATION, false>(sums, feature, token);
+                return true;
+            }
+        }
+        return false;
     }
 
     // Stores the tile, or this part's pieces of it: 64 features by CHUNK tokens each.
@@ -437,15 +489,7 @@ struct Storer {
                 end(at, feature + BLOCK * 64, token + FIRST);
             });
         } else {
-            // With split-K the largest tile leaves no registers for it.
-            if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
-                // In registers for the identity and ReLU only: each further activation would add unrolled code.
-                if (!p.to.token_bias && p.to.activation <= RELU) {
-                    if (ALWAYS_SCALED || p.to.token_scales) store_finished<true>(sums, feature, token);
-                    else store_finished<false>(sums, feature, token);
-                    return;
-                }
-            }
+            if (stores_finished(sums, feature, token)) return;
             #pragma unroll 1
             for (u32 piece = 0; piece < PIECES; piece++) {
                 if (!owns(piece)) continue;
@@ -456,7 +500,8 @@ struct Storer {
                     if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
                 const u32 first_feature = feature + piece / CHUNKS * 64, first_token = token + piece % CHUNKS * CHUNK;
-                pick_up_finished(at, first_feature, first_token);
+                if (ENDINGS == ACTIVATED && p.to.activation == GELU) pick_up<GELU>(at, first_feature, first_token);
+                else pick_up<AT_RUN_TIME>(at, first_feature, first_token);
                 if constexpr (STORE == STORE_TILES) end(at, first_feature, first_token);
             }
         }
@@ -473,7 +518,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     const u32 row = warp * 16 + lane / 4;
     const u32 word = ELEMENT_BYTES == 2 ? 2 * (warp * 16 + lane % 2 * 8 + lane / 4) + lane / 2 % 2 : 4 * (row + lane % 2 * 8) + lane / 2 % 2;
     const u32 meta = shared + AT_META + group * BLOCKS * META_ATOM_BYTES + 4 * word;
-    Storer store{p, place, shared, 0};
+    Storer store(p, place, shared);
     const u32 steps = place.last_step(p) - place.first_step(p);
     u32 stage = 0, parity = 0;
 
@@ -529,7 +574,11 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
         const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64;
-        if constexpr (EPILOGUE) ask_for_epilogue(p.to, OUTPUT, p.features, feature, BLOCKS * 64, thread);
+        if constexpr (EPILOGUE) {
+            ask_for_features(p.to, OUTPUT, p.features, feature, BLOCKS * 64, thread);
+            const u32 token = min(tile.token * place.x_rows, p.tokens);
+            ask_for_tokens(p.to, token, min((u32)TOKENS, p.tokens - token), thread);
+        }
         // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
         u32 codes[2][ATOMS * BLOCKS][WORDS] = {};
         step(Int<1>(), codes[0], codes[1]);
@@ -570,7 +619,7 @@ extern "C" __global__ void __launch_bounds__((WARPGROUPS + 1) * 128, 1) gemm(con
         }
         if (SPLIT_K) barrier_init(shared + AT_RECEIVED, 1);
         barriers_are_ready();
-        if (SPLIT_K && place.parts != 1) barrier_expect(shared + AT_RECEIVED, Storer{p, place, shared, 0}.expected());
+        if (SPLIT_K && place.parts != 1) barrier_expect(shared + AT_RECEIVED, Storer(p, place, shared).expected());
     }
     __syncthreads();
     if (!alone) cluster_sync();

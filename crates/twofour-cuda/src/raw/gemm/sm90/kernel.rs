@@ -3,9 +3,10 @@
 use super::{Sm90Tile, WARPGROUPS, shared};
 use crate::{
     Architecture, DataType as Element,
-    problem::{GemmProblem, Order, XOrder},
+    problem::{EpilogueKind, GemmProblem, Order, XOrder},
     raw::gemm::{
         TYPES,
+        epilogue::KernelEpilogue,
         supported::{elements, elements_name},
         tile_k,
     },
@@ -26,8 +27,8 @@ pub struct Sm90Kernel {
     pub x: XOrder,
     /// How results are stored.
     pub store: Sm90Store,
-    /// Whether the kernel has an epilogue: scales, bias and activation.
-    pub epilogue: bool,
+    /// The epilogues that the kernel is for.
+    pub epilogue: KernelEpilogue,
     /// Whether TMA adds results to the output (`cp.reduce`). Kernels that store one element at a time read this from the launch's parameters instead.
     pub accumulate: bool,
 }
@@ -48,10 +49,10 @@ impl Sm90Store {
     /// without an epilogue, because other cases are rare.
     pub(super) fn of(problem: GemmProblem) -> Sm90Store {
         let GemmProblem { element, output, order, features, tokens, epilogue, accumulate, .. } = problem;
-        if accumulate && (element.bytes() != 2 || epilogue) {
+        if accumulate && (element.bytes() != 2 || epilogue.is_some()) {
             return Sm90Store::OneByOne;
         }
-        let across = output.bytes() == 2 && !epilogue && tokens.is_multiple_of(8) && !problem.is_mixed();
+        let across = output.bytes() == 2 && epilogue.is_none() && tokens.is_multiple_of(8) && !problem.is_mixed();
         match order {
             Order::TokensFirst if output.bytes() == 2 && features.is_multiple_of(8) => Sm90Store::Tiles,
             Order::FeaturesFirst if across => Sm90Store::Across,
@@ -71,7 +72,12 @@ impl Sm90Kernel {
                     for (order, tokens) in
                         [(Order::TokensFirst, 8), (Order::FeaturesFirst, 8), (Order::FeaturesFirst, 1)]
                     {
-                        for (epilogue, accumulate) in [(false, false), (true, false), (false, true)] {
+                        for (epilogue, accumulate) in [
+                            (None, false),
+                            (Some(EpilogueKind::Bias), false),
+                            (Some(EpilogueKind::Activation), false),
+                            (None, true),
+                        ] {
                             let (features, reduction) = (64, tile_k(element).columns());
                             let plain = GemmProblem::plain(element, output, features, tokens, reduction);
                             let problem = GemmProblem { x_element, x, order, epilogue, accumulate, ..plain };
@@ -93,9 +99,15 @@ impl Sm90Kernel {
 
     /// Returns the kernel of a tile for a problem.
     pub(super) fn of(problem: GemmProblem, tile: Sm90Tile) -> Sm90Kernel {
-        let GemmProblem { element, x_element, output, x, epilogue, .. } = problem;
+        let GemmProblem { element, x_element, output, x, .. } = problem;
         let tile = if tile.split.is_some() { Sm90Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
         let (store, accumulate) = (Sm90Store::of(problem), Sm90Kernel::adds_by_tma(problem));
+        // Only kernels that compute several tiles have code for an activation in registers.
+        let distinguishes = store == Sm90Store::Tiles && tile.split.is_none();
+        let epilogue = match KernelEpilogue::of(problem) {
+            KernelEpilogue::Linear | KernelEpilogue::Activated if !distinguishes => KernelEpilogue::Every,
+            epilogue => epilogue,
+        };
         Sm90Kernel { element, x_element, output, tile, x, store, epilogue, accumulate }
     }
 
@@ -107,7 +119,7 @@ impl Sm90Kernel {
             Sm90Store::OneByOne => "-one-by-one",
         };
         let x = if self.x == XOrder::ReductionFirst { "-x-across" } else { "" };
-        let epilogue = if self.epilogue { "-epilogue" } else { "" };
+        let epilogue = self.epilogue.suffix();
         let elements = elements_name(self.element, self.x_element);
         let add = if self.accumulate { "-add" } else { "" };
         format!("{elements}-{}-{}{x}{store}{epilogue}{add}", self.output, self.tile.name())

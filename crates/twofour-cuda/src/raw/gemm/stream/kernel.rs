@@ -3,10 +3,11 @@
 use super::{Step, StreamTile};
 use crate::{
     DataType as Element,
-    problem::XOrder,
+    problem::{GemmProblem, XOrder},
     raw::{
         gemm::{
             TYPES,
+            epilogue::KernelEpilogue,
             wgmma::{self, Weights},
         },
         headers,
@@ -30,43 +31,81 @@ pub(super) fn k_step(element: Element) -> u32 {
     2 * ROW / element.bytes() as u32
 }
 
-/// A kernel: a data type, and rows of W and of X.
+/// Returns the bytes of an atom of metadata.
+pub(super) fn atom_bytes(element: Element) -> u32 {
+    64 * (k_step(element) / 2) / 8
+}
+
+/// Returns a step of a tile's kernels.
+pub(super) fn step(element: Element, tile: StreamTile) -> Step {
+    let StreamTile { features, tokens } = tile;
+    let meta = features / 16 * 2 * (atom_bytes(element) / 4);
+    Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
+}
+
+/// A kernel: data types, rows of W and of X, and an epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamKernel {
     /// Data type of W and X.
     pub element: Element,
     /// Rows of W and of X.
     pub tile: StreamTile,
+    /// Data type of the result.
+    pub output: Element,
+    /// The epilogues that the kernel is for.
+    pub epilogue: KernelEpilogue,
 }
 
 impl StreamKernel {
     /// Returns every kernel that a problem can need.
     pub fn all() -> Vec<StreamKernel> {
-        let of =
-            |element, features| TOKENS.map(|tokens| StreamKernel { element, tile: StreamTile { features, tokens } });
-        let of = |element| features(element).iter().flat_map(move |features| of(element, *features));
-        TYPES.iter().flat_map(|(element, _)| of(*element)).collect()
+        let mut all = Vec::new();
+        for (element, outputs) in TYPES {
+            let tiles = |features: &u32| TOKENS.map(|tokens| StreamTile { features: *features, tokens });
+            for tile in features(*element).iter().flat_map(tiles) {
+                for (&output, epilogue) in outputs.iter().flat_map(|output| KernelEpilogue::ALL.map(|e| (output, e))) {
+                    let kernel = StreamKernel { element: *element, tile, output, epilogue };
+                    all.extend(kernel.is_needed().then_some(kernel));
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns whether a problem can need the kernel: results of 32 bits have no fast code for an epilogue, and integers no epilogue.
+    fn is_needed(&self) -> bool {
+        match self.epilogue {
+            KernelEpilogue::None => true,
+            KernelEpilogue::Every => self.output == Element::F32,
+            KernelEpilogue::Linear | KernelEpilogue::Activated => self.output.bytes() == 2,
+        }
+    }
+
+    /// Returns the kernel of a tile for a problem.
+    pub(super) fn of(problem: GemmProblem, tile: StreamTile) -> StreamKernel {
+        let GemmProblem { element, output, .. } = problem;
+        let epilogue = match KernelEpilogue::of(problem) {
+            KernelEpilogue::Linear | KernelEpilogue::Activated if output.bytes() != 2 => KernelEpilogue::Every,
+            epilogue => epilogue,
+        };
+        StreamKernel { element, tile, output, epilogue }
     }
 
     /// Returns the kernel's name.
     pub fn name(&self) -> String {
-        format!("{}-{}", self.element, self.tile.name())
+        self.name_of(self.tile.name())
     }
 
-    /// Returns the bytes of an atom of metadata.
-    pub(super) fn atom_bytes(&self) -> u32 {
-        64 * (k_step(self.element) / 2) / 8
-    }
-
-    pub(super) fn step(&self) -> Step {
-        let StreamTile { features, tokens } = self.tile;
-        let meta = features / 16 * 2 * (self.atom_bytes() / 4);
-        Step { bytes: features * ROW + 2 * tokens * ROW + meta, most_ahead: 8, height: 1 }
+    /// Returns the name of the kernel, or of its launch, with a name of its tile.
+    pub(super) fn name_of(&self, tile: String) -> String {
+        format!("{}-{}-{tile}{}", self.element, self.output, self.epilogue.suffix())
     }
 
     /// Returns the source's preprocessor definitions.
     pub(crate) fn definitions(&self) -> String {
-        format!("#define ELEMENT {}\n{}", self.element.definition(), self.tile.definitions(self.step()))
+        let (element, output) = (self.element.definition(), self.output.definition());
+        let (endings, tile) = (self.epilogue.definition(), self.tile.definitions(step(self.element, self.tile)));
+        format!("#define ELEMENT {element}\n#define OUTPUT {output}\n#define ENDINGS {endings}\n{tile}")
     }
 
     pub(in crate::raw::gemm) fn source(&self) -> Source {

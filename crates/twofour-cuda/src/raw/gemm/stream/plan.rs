@@ -1,6 +1,9 @@
 //! Planned GEMMs: the kernel's parameters and its launch.
 
-use super::{StreamKernel, StreamShape, StreamTile, kernel::k_step};
+use super::{
+    StreamKernel, StreamShape, StreamTile,
+    kernel::{atom_bytes, k_step, step},
+};
 use crate::{
     DataType as Element, Device, Result, Stream,
     device::{Kernel, Launch},
@@ -84,15 +87,15 @@ struct StreamParameters {
 impl StreamPlan {
     /// Plans a validated problem with one of its shapes.
     pub(in crate::raw::gemm) fn new(device: &Device, problem: GemmProblem, shape: StreamShape) -> Result<Self> {
-        let variant = StreamKernel { element: problem.element, tile: shape.tile };
+        let variant = StreamKernel::of(problem, shape.tile);
         let kernel = device.kernel(&variant.source(), "stream")?;
-        let launch = shape.launch((problem.features, problem.tokens), variant.step());
+        let launch = shape.launch((problem.features, problem.tokens), step(problem.element, shape.tile));
         kernel.allow_shared(launch.shared)?;
         Ok(Self { problem, variant, shape, kernel, launch })
     }
 
     pub(in crate::raw::gemm) fn kernel(&self) -> String {
-        format!("{}-{}", self.variant.element, self.shape.name())
+        self.variant.name_of(self.shape.name())
     }
 
     /// # Safety
@@ -108,7 +111,7 @@ impl StreamPlan {
         let StreamTile { features: tile_features, .. } = self.shape.tile;
         let x_rows = self.shape.tile.x_rows(tokens);
         let (bytes, step) = (element.bytes(), k_step(element));
-        let atom = self.variant.atom_bytes();
+        let atom = atom_bytes(element);
         // Metadata is in half steps, each for all features. Its units are eight bytes, because a TMA box is 256 units wide at most.
         let meta_rows = columns.div_ceil(step as usize / 2);
         let meta_cols = rows / 64 * atom as usize / 8;

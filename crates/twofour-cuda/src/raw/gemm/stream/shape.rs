@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    StreamKernel,
-    kernel::{TOKENS, features, k_step},
+    kernel::{TOKENS, features, k_step, step},
     tile::{MOST_BLOCKS, Step, StreamTile},
 };
 use crate::{device::Launch, problem::GemmProblem, raw::gemm::sm90::SHARED_BYTES};
@@ -56,7 +55,7 @@ impl StreamShape {
         let GemmProblem { element, reduction, .. } = problem;
         let steps = reduction.div_ceil(k_step(element) as usize) as u32;
         let of = (problem.features, problem.tokens);
-        StreamShape::of(features(element), of, steps, |tile| StreamKernel { element, tile }.step())
+        StreamShape::of(features(element), of, steps, |tile| step(element, tile))
     }
 
     /// Returns the shape that best balances `features` rows over the SMs, or `None` if all leave too many SMs idle.
@@ -100,7 +99,7 @@ mod tests {
             for element in [Element::BF16, Element::E4M3, Element::I8] {
                 let shapes = StreamShape::all(GemmProblem::plain(element, Element::F32, 4096, tokens as usize, 14_336));
                 for StreamShape { tile, split } in &shapes {
-                    let step = StreamKernel { element, tile: *tile }.step();
+                    let step = step(element, *tile);
                     assert!(tile.stages(step) >= 3 && tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");
                     assert!(tile.sums_bytes(*split) <= tile.room_for_sums(step), "{tile:?} {split}");
                     assert!(tile.blocks() == 1 || 2 * tile.shared_bytes(step) <= SHARED_BYTES, "{tile:?}");

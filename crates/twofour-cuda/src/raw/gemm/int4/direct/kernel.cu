@@ -73,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) decode(const __g
     Step steps[DEPTH];
     #pragma unroll
     for (u32 d = 0; d < DEPTH; d++) reader.next(steps[d], d < part.end - part.begin);
-    ask_for_epilogue(p.to, p.output, p.features, row_unit * UNIT_ROWS, ROWS, threadIdx.x);
+    ask_for_features(p.to, p.output, p.features, row_unit * UNIT_ROWS, ROWS, threadIdx.x);
+    ask_for_tokens(p.to, 0, p.tokens, threadIdx.x);
     const Activations<X_BYTES> x((const u8*)p.x, p.tokens, steps_of_all, part, memory);
     // Lanes of tokens past the end read another token's activations: their results are not stored.
     const u32 mine = x.first + min(lane % 8, p.tokens - 1) * x.row_bytes + lane / 8 * 16;

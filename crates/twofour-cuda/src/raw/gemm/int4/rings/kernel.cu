@@ -82,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) decode(const __gri
     extern __shared__ u8 memory[];
     const u32 shared = (shared_address(memory) + 1023) & ~1023u;
     const Work work{p, blockIdx.x * HEIGHT};
-    ask_for_epilogue(p.to, p.output, p.features, work.row_unit * UNIT_ROWS, ROWS, threadIdx.x);
+    ask_for_features(p.to, p.output, p.features, work.row_unit * UNIT_ROWS, ROWS, threadIdx.x);
+    ask_for_tokens(p.to, 0, p.tokens, threadIdx.x);
     Sums sums = {};
     multiply(sums, work, shared, p.steps);
     if (BY_ROW) work.scale(sums);
