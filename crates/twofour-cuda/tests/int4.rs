@@ -1,10 +1,13 @@
 //! On a device: products with four-bit weights are those of a reference in f64 with the integers and scales as they are, and nothing else is written.
 //! Without a device the tests skip.
 
+#[path = "gemm/activation.rs"]
+mod activation;
 mod support;
 
 use std::collections::BTreeSet;
 
+use activation::activated;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
@@ -74,6 +77,8 @@ enum After {
     Nothing,
     /// A bias, for which kernels have stores of its own.
     Bias,
+    /// The bias and an activation.
+    BiasThen(Activation),
     /// Scales, the bias and ReLU.
     All,
 }
@@ -119,10 +124,17 @@ impl<'a> Given<'a> {
             if after != After::Nothing {
                 (sum, size) = (sum + f64::from(bias[f]), size + f64::from(bias[f]).abs());
             }
-            if after == After::All {
-                sum = sum.max(0.0);
+            let mut finishing = 0.0;
+            match after {
+                After::All => sum = sum.max(0.0),
+                After::BiasThen(activation) => {
+                    sum = activated(activation, sum);
+                    // As in the tests of `gemm`: kernels have a shorter GELU for 16-bit results.
+                    finishing = 4e-7 * (sum.abs() + 1.0) + 3.5e-5 * sum.abs().min(0.17);
+                }
+                After::Nothing | After::Bias => {}
             }
-            (sum, size * 2e-6)
+            (sum, size * 2e-6 + finishing)
         };
         let places = (0..tokens * features).map(|i| (i / features, i % features));
         Self {
@@ -151,6 +163,7 @@ impl<'a> Given<'a> {
         let epilogue = match self.after {
             After::Nothing => Epilogue::default(),
             After::Bias => Epilogue { bias, ..Epilogue::default() },
+            After::BiasThen(activation) => Epilogue { bias, activation, ..Epilogue::default() },
             After::All => Epilogue {
                 alpha: ALPHA,
                 feature_scales: Some(bench.at(&self.factors[0])),
@@ -208,7 +221,9 @@ fn products(element: DataType, hopper: bool) {
             let methods: Vec<Int4Method> = Int4Method::all(problem, bench.device.architecture());
             let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
             let (all, nothing) = (After::All, After::Nothing);
-            for (problem, after) in [(problem, nothing), (problem, After::Bias), (problem, all), (other, nothing)] {
+            let [gelu, silu] = [Activation::Gelu, Activation::Silu].map(After::BiasThen);
+            let afters = [nothing, After::Bias, gelu, silu, all].map(|after| (problem, after));
+            for (problem, after) in afters.into_iter().chain([(other, nothing), (other, gelu)]) {
                 let given = Given::new(&bench, problem, after);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
                 for method in methods.copied().map(Some).chain([None]) {

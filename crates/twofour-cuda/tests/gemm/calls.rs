@@ -2,8 +2,8 @@
 
 use half::bf16;
 use twofour_cuda::{
-    DataType, Error, TileScheduler,
-    problem::GemmProblem,
+    Activation, DataType, Error, TileScheduler,
+    problem::{EpilogueKind, GemmProblem},
     raw::{
         Packed,
         gemm::{Epilogue, Gemm, GemmMethod, GemmOperands, stream},
@@ -11,10 +11,35 @@ use twofour_cuda::{
 };
 
 use crate::{
-    given::planned,
+    given::{After, Case, Given, planned},
     number::{Number, bytes_of, weight},
     support::{hopper, numbers::Random},
 };
+
+/// What a kernel is not compiled for is computed, too, if more slowly.
+#[test]
+fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
+    let Some(bench) = hopper() else { return };
+    let [relu, gelu, silu] = [Activation::Relu, Activation::Gelu, Activation::Silu].map(After::BiasThen);
+    let mismatches = [
+        (gelu, EpilogueKind::Bias),
+        (silu, EpilogueKind::Scales),
+        (After::Bias, EpilogueKind::Activation),
+        (relu, EpilogueKind::ScaledActivation),
+        (After::FeatureScales, EpilogueKind::Activation),
+        (After::Nothing, EpilogueKind::Bias),
+        (After::Nothing, EpilogueKind::Activation),
+    ];
+    for (after, planned_for) in mismatches {
+        for shape in [(320, 33, 1152), (256, 200, 384), (4672, 400, 384)] {
+            let mut given = Given::<bf16, bf16>::new(&bench, &Case { after, ..Case::plain(shape, DataType::BF16) });
+            given.problem.epilogue = Some(planned_for);
+            for method in GemmMethod::all(given.problem, bench.device.architecture()) {
+                given.check(Some(method));
+            }
+        }
+    }
+}
 
 /// One or two, few and many tokens, captured once and replayed.
 #[test]
