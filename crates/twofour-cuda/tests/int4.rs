@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use activation::activated;
+use activation::{activated, inexact};
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use support::{
@@ -129,8 +129,7 @@ impl<'a> Given<'a> {
                 After::All => sum = sum.max(0.0),
                 After::BiasThen(activation) => {
                     sum = activated(activation, sum);
-                    // As in the tests of `gemm`: kernels have a shorter GELU for 16-bit results.
-                    finishing = 4e-7 * (sum.abs() + 1.0) + 3.5e-5 * sum.abs().min(0.17);
+                    finishing = inexact(activation, sum, output);
                 }
                 After::Nothing | After::Bias => {}
             }
@@ -223,7 +222,8 @@ fn products(element: DataType, hopper: bool) {
             let (all, nothing) = (After::All, After::Nothing);
             let [gelu, silu] = [Activation::Gelu, Activation::Silu].map(After::BiasThen);
             let afters = [nothing, After::Bias, gelu, silu, all].map(|after| (problem, after));
-            for (problem, after) in afters.into_iter().chain([(other, nothing), (other, gelu)]) {
+            let in_f32 = Int4Problem { output: DataType::F32, ..problem };
+            for (problem, after) in afters.into_iter().chain([(in_f32, nothing), (other, nothing), (other, gelu)]) {
                 let given = Given::new(&bench, problem, after);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
                 for method in methods.copied().map(Some).chain([None]) {

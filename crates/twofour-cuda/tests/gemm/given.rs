@@ -12,7 +12,7 @@ use twofour_cuda::{
 };
 
 use crate::{
-    activation::activated,
+    activation::{activated, inexact},
     number::{Number, bytes_of, result_bytes, weight},
     support::{
         Bench, bench,
@@ -161,7 +161,6 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
                 }
                 let terms = dense[f * depth..][..reduction].iter().zip(row).map(|(w, x)| w * x);
                 let (mut sum, mut size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                let mut finishing = 0.0;
                 match after {
                     After::Nothing => {}
                     After::Bias => sum += f64::from(bias[f]),
@@ -176,15 +175,11 @@ impl<'a, T: Number, X: Number> Given<'a, T, X> {
                         sum = activated(activation, sum);
                     }
                 }
-                if after != After::Nothing {
-                    finishing = 4e-7 * (sum.abs() + 1.0);
-                }
-                // Kernels have a shorter GELU for 16-bit results. The error is in the part that is subtracted from max(x, 0), at most 0.17.
-                if matches!(after, After::BiasThen(Activation::Gelu) | After::All(Activation::Gelu))
-                    && output.bytes() == 2
-                {
-                    finishing += 3.5e-5 * sum.abs().min(0.17);
-                }
+                let finishing = match after {
+                    After::Nothing => 0.0,
+                    After::Bias | After::FeatureScales => inexact(Activation::Identity, sum, output),
+                    After::BiasThen(activation) | After::All(activation) => inexact(activation, sum, output),
+                };
                 expected.push((t, f, sum, size * of_sums + finishing));
             }
         }

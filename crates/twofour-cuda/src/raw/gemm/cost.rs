@@ -29,7 +29,7 @@ struct Family {
     /// Time that a cluster of several CTAs adds.
     cluster: f64,
     /// Times of epilogues.
-    endings: Endings,
+    epilogues: EpilogueTimes,
     kernels: &'static [Kernel],
 }
 
@@ -152,29 +152,29 @@ impl Work {
 
 /// Time that an epilogue adds to a round: a part that does not depend on the results of a CTA, and one for each thousand of them.
 #[derive(Clone, Copy)]
-struct Ending {
+struct EpilogueTime {
     fixed: f64,
     results: f64,
 }
 
-const fn ending(fixed: f64, results: f64) -> Ending {
-    Ending { fixed, results }
+const fn time(fixed: f64, results: f64) -> EpilogueTime {
+    EpilogueTime { fixed, results }
 }
 
 /// Times of a family's epilogues, fitted to all methods of 392 products of 11 layers in bf16 and i8, measured on an H100 (`examples/sweep.rs`).
-struct Endings {
+struct EpilogueTimes {
     /// A bias, alone or with ReLU.
-    bias: Ending,
+    bias: EpilogueTime,
     /// A bias and GELU or SiLU.
-    activation: Ending,
+    activation: EpilogueTime,
     /// Scales and a bias.
-    scales: Ending,
+    scales: EpilogueTime,
 }
 
-impl Endings {
+impl EpilogueTimes {
     /// Returns the time of an epilogue for a number of results.
     fn time(&self, kind: EpilogueKind, results: f64) -> f64 {
-        let of = |ending: Ending| ending.fixed + ending.results * results / 1000.0;
+        let of = |time: EpilogueTime| time.fixed + time.results * results / 1000.0;
         match kind {
             EpilogueKind::Bias => of(self.bias),
             EpilogueKind::Activation => of(self.activation),
@@ -185,12 +185,16 @@ impl Endings {
 }
 
 /// Epilogues of the largest tile with split-K: all pass through shared memory, because it leaves no registers for them (`sm90/kernel.cu`).
-const THROUGH_MEMORY: Endings =
-    Endings { bias: ending(0.57, 0.172), activation: ending(0.5, 0.237), scales: ending(1.04, 0.225) };
+const THROUGH_MEMORY: EpilogueTimes =
+    EpilogueTimes { bias: time(0.57, 0.172), activation: time(0.5, 0.237), scales: time(1.04, 0.225) };
 
 /// Epilogues of the tiles without split-K where each CTA computes several: activations are in registers, too.
-const OF_SEVERAL_TILES: Endings =
-    Endings { bias: ending(0.4, 0.02), activation: ending(0.5, 0.065), scales: ending(1.7, 0.03) };
+const OF_SEVERAL_TILES: EpilogueTimes =
+    EpilogueTimes { bias: time(0.4, 0.02), activation: time(0.5, 0.065), scales: time(1.7, 0.03) };
+
+/// Epilogues of `rings`. Those of `direct` were not measured, and are taken to be the same.
+const OF_FEW_TOKENS: EpilogueTimes =
+    EpilogueTimes { bias: time(0.34, 0.01), activation: time(0.47, 0.4), scales: time(0.59, 0.27) };
 
 /// Time of fetching the code of activations in registers: an estimate.
 const ACTIVATION_CODE: f64 = 3.0;
@@ -201,18 +205,18 @@ fn ends_through_memory(method: GemmMethod) -> bool {
 }
 
 /// Returns the time that the problem's epilogue adds to each of `rounds` rounds, and to the launch.
-fn ending_of(method: GemmMethod, problem: GemmProblem, work: &Work, rounds: usize) -> (f64, f64) {
+fn epilogue_times(method: GemmMethod, problem: GemmProblem, work: &Work, rounds: usize) -> (f64, f64) {
     let Some(kind) = problem.epilogue else { return (0.0, 0.0) };
     let several = rounds > 1 && matches!(method, GemmMethod::Tiled(tile) if tile.split.is_none());
-    let endings = match method {
+    let times = match method {
         _ if ends_through_memory(method) => &THROUGH_MEMORY,
         _ if several => &OF_SEVERAL_TILES,
-        _ => &work.family.endings,
+        _ => &work.family.epilogues,
     };
     // CTAs that divide the reduction of a tile divide its results, too. Those of `stream` do as well, but each has as many for a thread.
     let shares = if matches!(method, GemmMethod::Tiled(_)) { work.split } else { 1 };
     let results = f64::from(work.features * work.tokens) / f64::from(shares);
-    (endings.time(kind, results), if several && kind.has_activation() { ACTIVATION_CODE } else { 0.0 })
+    (times.time(kind, results), if several && kind.has_activation() { ACTIVATION_CODE } else { 0.0 })
 }
 
 /// Returns the clusters of `ctas` CTAs that the device holds concurrently.
@@ -228,7 +232,7 @@ pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     let row_bytes = problem.reduction * problem.element.bytes();
     let tiles = problem.features.div_ceil((work.features * work.sharing) as usize)
         * problem.tokens.div_ceil(work.tokens as usize);
-    let rounds = tiles.div_ceil(work.at_once as usize) as f64;
+    let rounds = tiles.div_ceil(work.at_once as usize);
     let ctas = (tiles.min(work.at_once as usize) * (work.sharing * work.split) as usize) as f64;
     let parts = (128 * work.together * work.split * work.warps) as usize;
     let steps = (row_bytes.div_ceil(parts) * work.together as usize) as f64;
@@ -241,8 +245,8 @@ pub(super) fn microseconds(method: GemmMethod, problem: GemmProblem) -> f64 {
     let exchanged = f64::from(work.features * work.tokens) * parted / 1000.0;
     let split = if work.split > 1 { split + exchange * exchanged } else { 0.0 };
     let cluster = if work.split * work.sharing > 1 { cluster } else { 0.0 };
-    let (ending, code) = ending_of(method, problem, &work, rounds as usize);
-    let loops = rounds * (kernel.round + steps * step + split + ending) + cluster;
+    let (epilogue, code) = epilogue_times(method, problem, &work, rounds);
+    let loops = rounds as f64 * (kernel.round + steps * step + split + epilogue) + cluster;
 
     let weight_bytes = problem.features as f64 * row_bytes as f64 * 9.0 / 16.0;
     let bytes = weight_bytes + problem.tokens as f64 * (row_bytes + problem.features * problem.output.bytes()) as f64;
@@ -258,7 +262,7 @@ const DIRECT: Family = Family {
     exchange: 0.0,
     sharing: 1.0,
     cluster: 0.0,
-    endings: Endings { bias: ending(0.34, 0.01), activation: ending(0.47, 0.4), scales: ending(0.59, 0.27) },
+    epilogues: OF_FEW_TOKENS,
     kernels: &[
         kernel([16, 8, 4, 0], 1.134, 0.05453),
         kernel([16, 16, 2, 0], 1.168, 0.0516),
@@ -275,7 +279,7 @@ const RINGS: Family = Family {
     exchange: 0.0,
     sharing: 1.0,
     cluster: 0.0,
-    endings: Endings { bias: ending(0.34, 0.01), activation: ending(0.47, 0.4), scales: ending(0.59, 0.27) },
+    epilogues: OF_FEW_TOKENS,
     kernels: &[
         kernel([32, 8, 4, 2], 1.133, 0.06118),
         kernel([32, 8, 8, 1], 1.157, 0.05636),
@@ -299,7 +303,7 @@ const STREAMED: Family = Family {
     exchange: 0.1117,
     sharing: 1.0,
     cluster: 5.532e-09,
-    endings: Endings { bias: ending(0.32, 0.002), activation: ending(0.67, 0.057), scales: ending(0.76, 0.036) },
+    epilogues: EpilogueTimes { bias: time(0.32, 0.002), activation: time(0.67, 0.057), scales: time(0.76, 0.036) },
     kernels: &[
         kernel([64, 8, 0, 0], 1.458, 0.05263),
         kernel([64, 16, 0, 0], 1.487, 0.05516),
@@ -338,7 +342,7 @@ const SPLIT: Family = Family {
     exchange: 0.1081,
     sharing: 1.197,
     cluster: 0.0,
-    endings: Endings { bias: ending(0.38, 0.028), activation: ending(0.32, 0.235), scales: ending(0.44, 0.066) },
+    epilogues: EpilogueTimes { bias: time(0.38, 0.028), activation: time(0.32, 0.235), scales: time(0.44, 0.066) },
     kernels: &[
         kernel([128, 64, 0, 0], 1.693, 0.1328),
         kernel([128, 96, 0, 0], 1.785, 0.1701),
@@ -364,7 +368,7 @@ const PERSISTENT: Family = Family {
     exchange: 0.0,
     sharing: 1.405,
     cluster: 0.02675,
-    endings: Endings { bias: ending(0.4, 0.02), activation: ending(0.0, 0.25), scales: ending(1.7, 0.03) },
+    epilogues: EpilogueTimes { bias: time(0.4, 0.02), activation: time(0.0, 0.25), scales: time(1.7, 0.03) },
     kernels: &[
         kernel([128, 200, 2, 0], 1.168, 0.2198),
         kernel([128, 256, 1, 0], 1.441, 0.3944),

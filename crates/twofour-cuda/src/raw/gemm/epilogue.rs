@@ -72,7 +72,12 @@ impl KernelEpilogue {
         }
     }
 
-    /// Returns the name in the kernels, as `Endings` in `headers/epilogue.cuh`.
+    /// Returns that for kernels which do not distinguish epilogues.
+    pub(super) fn merged(self) -> Self {
+        if self == Self::None { Self::None } else { Self::Every }
+    }
+
+    /// Returns the name in the kernels, as `KernelEpilogue` in `headers/epilogue.cuh`.
     pub(super) fn definition(self) -> &'static str {
         match self {
             Self::None => "WITHOUT",

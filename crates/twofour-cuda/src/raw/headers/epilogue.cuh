@@ -22,7 +22,7 @@ enum Ending { FINISHED_EACH = 0, PLAIN_EIGHTS = 1, BIAS_EIGHTS = 2, PLAIN_EACH =
 
 // The epilogues that a kernel has fast code for: it computes any other one result at a time. WITHOUT is for none. LINEAR: scales, biases and ReLU. ACTIVATED: the same with
 // GELU or SiLU. Kernels are compiled for one, because code that a launch does not run slows it down, too (docs/kernels/cuda-gemm.md).
-enum Endings { WITHOUT = 0, LINEAR = 1, ACTIVATED = 2, EVERY = 3 };
+enum KernelEpilogue { WITHOUT = 0, LINEAR = 1, ACTIVATED = 2, EVERY = 3 };
 // In place of the results' type where it comes with the launch.
 constexpr u32 ANY_OUTPUT = 99;
 
@@ -211,20 +211,21 @@ template <int OF_F16, int OF_BF16, int A, class F> __device__ __forceinline__ vo
 
 // As `by_kind`, for a kernel with fast code for some epilogues: calls `f` with the kind, and with the activation, where NONE stands for ReLU, too. What is rare is tested
 // first: the compiler places what is tested last next to the main loop.
-template <int ENDINGS, class F> __device__ __forceinline__ void by_ending(const Output& to, u32 output, F f) {
+template <int COMPILED_FOR, class F> __device__ __forceinline__ void by_epilogue(const Output& to, u32 output, F f) {
     const bool each = to.stride_feature != 1 || to.ending == FINISHED_EACH || to.ending == PLAIN_EACH, halves = output == F16 || output == BF16;
-    if constexpr (ENDINGS == WITHOUT) {
+    if constexpr (COMPILED_FOR == WITHOUT) {
         if (each) f(Int<ANY_PLAIN>(), Int<NONE>());
         else if (!halves) f(Int<PLAIN_32_BITS>(), Int<NONE>());
         else by_half<PLAIN_F16, PLAIN_BF16, NONE>(output, f);
     } else {
-        const bool fast = (ENDINGS != LINEAR || to.activation <= RELU) && (ENDINGS != ACTIVATED || to.activation > RELU);
+        const bool fast = (COMPILED_FOR != LINEAR || to.activation <= RELU) && (COMPILED_FOR != ACTIVATED || to.activation > RELU);
+        if (COMPILED_FOR == EVERY && to.ending == PLAIN_EIGHTS && !each && !halves) return f(Int<PLAIN_32_BITS>(), Int<NONE>());
         if (each || !halves || !fast) return f(Int<ANY>(), Int<NONE>());
-        if constexpr (ENDINGS != LINEAR) {
+        if constexpr (COMPILED_FOR != LINEAR) {
             if (to.activation == SILU) return by_half<FINISHED_F16, FINISHED_BF16, SILU>(output, f);
-            if (ENDINGS == ACTIVATED || to.activation == GELU) return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
+            if (COMPILED_FOR == ACTIVATED || to.activation == GELU) return by_half<FINISHED_F16, FINISHED_BF16, GELU>(output, f);
         }
-        if constexpr (ENDINGS != ACTIVATED) {
+        if constexpr (COMPILED_FOR != ACTIVATED) {
             if (to.ending == FINISHED_EIGHTS) return by_half<FINISHED_F16, FINISHED_BF16, NONE>(output, f);
             // Without an epilogue the bias is null.
             by_half<BIAS_F16, BIAS_BF16, NONE>(output, f);

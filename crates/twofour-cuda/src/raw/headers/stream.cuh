@@ -5,7 +5,7 @@
 // warps fill STAGES stages by TMA, deep enough to saturate HBM, and consumer warpgroups multiply.
 //
 // Defined outside: FEATURES, TOKENS, HEIGHT, THREADS, GIVES (whether producers release registers to consumers, which then have TAKEN), BLOCKS (CTAs
-// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type, or ANY_OUTPUT), ENDINGS, and the `wgmma.sp` wrappers that a kernel uses.
+// resident on an SM), STAGES, SUMS_BYTES, SHARED_BYTES_ASKED, OUTPUT (the results' type, or ANY_OUTPUT), COMPILED_FOR, and the `wgmma.sp` wrappers that a kernel uses.
 
 // A consumer warpgroup computes HEIGHT times 64 rows, a warp 16 of each. The last warpgroup may have fewer; the surplus is not stored.
 constexpr u32 GROUPS = (FEATURES + 64 * HEIGHT - 1) / (64 * HEIGHT), MULTIPLIERS = GROUPS * 128, SIXTEENS = FEATURES / 16;
@@ -336,7 +336,7 @@ template <class Work> __device__ __forceinline__ void run(const Work& work, cons
     // No warp reads from the stages any more: results go through their memory.
     named_barrier(1, MULTIPLIERS);
     if (p.split != 1) receive(sums, p, part, shared);
-    by_ending<ENDINGS>(p.to, output_of(p), [&](auto kind, auto activation) {
+    by_epilogue<COMPILED_FOR>(p.to, output_of(p), [&](auto kind, auto activation) {
         constexpr int KIND = decltype(kind)::value;
         if constexpr (is_plain(KIND) || is_biased(KIND) || is_finished(KIND)) store_sixteens<KIND, decltype(activation)::value>(sums, p, part, shared);
         else store_own<KIND>(sums, p, part, shared);

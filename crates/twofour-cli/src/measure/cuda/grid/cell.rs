@@ -138,8 +138,7 @@ impl<'a> GridTimer<'a> {
     /// Measures a cell with the tensors of its weight.
     pub(crate) fn cell(&mut self, cell: &GridCell<'_>, tensors: &Arc<TrialTensors>) -> Result<CellTimes> {
         let begun = Instant::now();
-        let trial = Trial::with_tensors(self.device, self.libraries, tensors, cell.tokens)?;
-        let trial = &trial;
+        let trial = &Trial::with_tensors(self.device, self.libraries, tensors, cell.tokens)?;
         let problem = trial.problem();
         let engines = self.libraries.engines(self.device, problem);
         let of = |name: &'static str| engines.iter().copied().filter(move |engine| engine.name() == name);

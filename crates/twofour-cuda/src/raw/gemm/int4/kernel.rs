@@ -116,7 +116,7 @@ impl Int4Kernel {
                 let element = self.element.definition();
                 let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
                 return format!(
-                    "#define BY_ROW {by_row}\n#define ELEMENT {element}\n#define OUTPUT ANY_OUTPUT\n#define ENDINGS EVERY\n{tile}"
+                    "#define BY_ROW {by_row}\n#define ELEMENT {element}\n#define OUTPUT ANY_OUTPUT\n#define COMPILED_FOR EVERY\n{tile}"
                 );
             }
             Int4Method::Staged(shape) => shape.definitions(),

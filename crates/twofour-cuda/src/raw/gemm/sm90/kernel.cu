@@ -18,11 +18,11 @@
 // X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the latter case TMA loads a step's
 // rows of X in boxes of 64 tokens.
 //
-// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, ENDINGS, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
+// Defined outside: ELEMENT, OUTPUT, BLOCKS, TOKENS, STAGES, ATOMS, SPLIT_K, CLUSTER, CHUNK, X_ACROSS, STORE, COMPILED_FOR, ACCUMULATE (of results that TMA stores), REGISTERS_LEFT, REGISTERS_TAKEN, `first_product`
 // and `product` for ELEMENT and TOKENS.
 
 constexpr int WARPGROUPS = 2;
-constexpr bool EPILOGUE = ENDINGS != WITHOUT;
+constexpr bool EPILOGUE = COMPILED_FOR != WITHOUT;
 constexpr int FEATURES = 64 * BLOCKS * WARPGROUPS;
 constexpr int ELEMENT_BYTES = sizeof(Bits<ELEMENT>::type);
 constexpr int K_ATOM = 128 / ELEMENT_BYTES, K_STEP = ATOMS * K_ATOM;
@@ -219,11 +219,10 @@ __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high
     store_transposed(tile + row * 128 + ((column ^ row % 8) << 4), low, high);
 }
 
-// Times eight tokens of an epilogue that are unrolled: with split-K the largest tile leaves no registers for more than one.
-constexpr int PICK_UP_AT_ONCE = BLOCKS * TOKENS > 320 ? 1 : 3;
-
 // Whether accumulators leave few registers: then eight tokens are stored at a time.
 constexpr bool FEW_REGISTERS = BLOCKS * TOKENS > 320;
+// Times eight tokens of an epilogue that are unrolled.
+constexpr int PICK_UP_AT_ONCE = FEW_REGISTERS ? 1 : 3;
 // Whether they leave none for a second way without scales of tokens, nor for a test of ReLU: results are compared with minus infinity where there is none.
 constexpr bool FEWEST_REGISTERS = BLOCKS * TOKENS > 384;
 
@@ -460,8 +459,8 @@ struct Storer {
     // Stores the tile in registers where the kernel has such code for its epilogue. With split-K the largest tile leaves no registers for it, and a bias of tokens is rare
     // where features are contiguous.
     __device__ __forceinline__ bool stores_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
-        if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || BLOCKS * TOKENS <= 320)) {
-            constexpr int ACTIVATION = ENDINGS == ACTIVATED ? GELU : NONE;
+        if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || !FEW_REGISTERS)) {
+            constexpr int ACTIVATION = COMPILED_FOR == ACTIVATED ? GELU : NONE;
             // GELU in registers is more code, which takes longer to fetch than it saves one tile.
             const bool fits = ACTIVATION == GELU ? p.to.activation == GELU && p.panels.tiles() > gridDim.x / place.blocks() : p.to.activation <= RELU;
             if (fits && !p.to.token_bias) {
@@ -500,7 +499,7 @@ struct Storer {
                     if (piece == WHICH) set_down<WHICH % CHUNKS * CHUNK>(sums[WHICH / CHUNKS]);
                 });
                 const u32 first_feature = feature + piece / CHUNKS * 64, first_token = token + piece % CHUNKS * CHUNK;
-                if (ENDINGS == ACTIVATED && p.to.activation == GELU) pick_up<GELU>(at, first_feature, first_token);
+                if (COMPILED_FOR == ACTIVATED && p.to.activation == GELU) pick_up<GELU>(at, first_feature, first_token);
                 else pick_up<AT_RUN_TIME>(at, first_feature, first_token);
                 if constexpr (STORE == STORE_TILES) end(at, first_feature, first_token);
             }

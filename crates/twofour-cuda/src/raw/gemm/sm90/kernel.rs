@@ -104,10 +104,8 @@ impl Sm90Kernel {
         let (store, accumulate) = (Sm90Store::of(problem), Sm90Kernel::adds_by_tma(problem));
         // Only kernels that compute several tiles have code for an activation in registers.
         let distinguishes = store == Sm90Store::Tiles && tile.split.is_none();
-        let epilogue = match KernelEpilogue::of(problem) {
-            KernelEpilogue::Linear | KernelEpilogue::Activated if !distinguishes => KernelEpilogue::Every,
-            epilogue => epilogue,
-        };
+        let epilogue = KernelEpilogue::of(problem);
+        let epilogue = if distinguishes { epilogue } else { epilogue.merged() };
         Sm90Kernel { element, x_element, output, tile, x, store, epilogue, accumulate }
     }
 

@@ -84,10 +84,8 @@ impl StreamKernel {
     /// Returns the kernel of a tile for a problem.
     pub(super) fn of(problem: GemmProblem, tile: StreamTile) -> StreamKernel {
         let GemmProblem { element, output, .. } = problem;
-        let epilogue = match KernelEpilogue::of(problem) {
-            KernelEpilogue::Linear | KernelEpilogue::Activated if output.bytes() != 2 => KernelEpilogue::Every,
-            epilogue => epilogue,
-        };
+        let epilogue = KernelEpilogue::of(problem);
+        let epilogue = if output.bytes() == 2 { epilogue } else { epilogue.merged() };
         StreamKernel { element, tile, output, epilogue }
     }
 
@@ -105,7 +103,7 @@ impl StreamKernel {
     pub(crate) fn definitions(&self) -> String {
         let (element, output) = (self.element.definition(), self.output.definition());
         let (endings, tile) = (self.epilogue.definition(), self.tile.definitions(step(self.element, self.tile)));
-        format!("#define ELEMENT {element}\n#define OUTPUT {output}\n#define ENDINGS {endings}\n{tile}")
+        format!("#define ELEMENT {element}\n#define OUTPUT {output}\n#define COMPILED_FOR {endings}\n{tile}")
     }
 
     pub(in crate::raw::gemm) fn source(&self) -> Source {
