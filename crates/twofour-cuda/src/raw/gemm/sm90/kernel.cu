@@ -223,7 +223,7 @@ __device__ __forceinline__ void put_eight(u32 tile, u32 eight, u32 low, u32 high
 constexpr bool FEW_REGISTERS = BLOCKS * TOKENS > 320;
 // Times eight tokens of an epilogue that are unrolled.
 constexpr int PICK_UP_AT_ONCE = FEW_REGISTERS ? 1 : 3;
-// Whether they leave none for a second way without scales of tokens, nor for a test of ReLU: results are compared with minus infinity where there is none.
+// Whether they leave none for a second way without scales of tokens.
 constexpr bool FEWEST_REGISTERS = BLOCKS * TOKENS > 384;
 
 // The epilogue: stores a warpgroup's accumulators, one piece of 64 features and CHUNK tokens after the other.
@@ -279,10 +279,9 @@ struct Storer {
         });
     }
 
-    // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the finisher's on. NONE stands for ReLU, too. The scales
-    // of the chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
+    // Writes results after scales, a bias for each feature and an activation to a staging buffer, for tokens from the finisher's on. NONE stands for ReLU, too: without it
+    // results are compared with minus infinity. The scales of the chunk's tokens are `of_chunk`, or loaded for eight tokens at a time where registers are few.
     template <int FIRST, int ACTIVATION, bool SCALED> __device__ __forceinline__ void round_finished(const Sum (&all)[TOKENS / 2], u32 at, const Finisher& finisher, const float (&of_chunk)[CHUNK / 4]) const {
-        const bool relu = !FEWEST_REGISTERS && ACTIVATION == NONE && p.to.activation == RELU;
         const u32 least = p.to.activation == RELU ? 0 : OUTPUT == F16 ? 0xFC00FC00u : 0xFF80FF80u;
         lay_out<!FEW_REGISTERS>(at, [&](int eight) {
             const int sum = FIRST / 2 + 4 * eight;
@@ -292,10 +291,9 @@ struct Storer {
             for (int i = 0; i < 4; i++) {
                 const float scale = SCALED ? finisher.scale[i / 2] * by_token[i % 2] : finisher.scale[i / 2];
                 value[i] = activated<ACTIVATION, OUTPUT>(fmaf((float)all[sum + i], scale, finisher.bias[i / 2]));
-                if (relu) value[i] = larger(value[i], 0.0f);
             }
             const uint2 words = make_uint2(rounded(value[0], value[1]), rounded(value[2], value[3]));
-            return FEWEST_REGISTERS && ACTIVATION == NONE ? make_uint2(larger_two(words.x, least), larger_two(words.y, least)) : words;
+            return ACTIVATION == NONE ? make_uint2(larger_two(words.x, least), larger_two(words.y, least)) : words;
         });
     }
 
@@ -461,8 +459,7 @@ struct Storer {
     __device__ __forceinline__ bool stores_finished(const Sum (&sums)[BLOCKS][TOKENS / 2], u32 feature, u32 token) {
         if constexpr (EPILOGUE && STORE == STORE_TILES && (!SPLIT_K || !FEW_REGISTERS)) {
             constexpr int ACTIVATION = COMPILED_FOR == ACTIVATED ? GELU : NONE;
-            // GELU in registers is more code, which takes longer to fetch than it saves one tile.
-            const bool fits = ACTIVATION == GELU ? p.to.activation == GELU && p.panels.tiles() > gridDim.x / place.blocks() : p.to.activation <= RELU;
+            const bool fits = ACTIVATION == GELU ? p.to.activation == GELU : p.to.activation <= RELU;
             if (fits && !p.to.token_bias) {
                 // One way for both where a second one would be too much code, or is computed too seldom.
                 constexpr bool ALWAYS = SPLIT_K || FEWEST_REGISTERS || ACTIVATION != NONE;
