@@ -290,10 +290,20 @@ fn another_recipe_and_foreign_folders_are_refused() {
 fn damaged_folders_are_errors_that_name_the_file() {
     let directory = tempfile::tempdir().unwrap();
     train(directory.path(), "ste", "run", &[]).good();
-    for file in ["metrics.jsonl", "last/checkpoint.safetensors", "recipe.toml"] {
+    // A recipe is cut within a line, and between two: what is left is a recipe, too, but another one.
+    let recipe = fs::read_to_string(directory.path().join("run/recipe.toml")).unwrap();
+    let line = recipe.find("steps = ").unwrap();
+    let half = |file: &str| fs::read(directory.path().join("run").join(file)).unwrap().len() / 2;
+    let cuts = [
+        ("metrics.jsonl", half("metrics.jsonl")),
+        ("last/checkpoint.safetensors", half("last/checkpoint.safetensors")),
+        ("recipe.toml", line + "steps =".len()),
+        ("recipe.toml", line),
+    ];
+    for (file, end) in cuts {
         let path = directory.path().join("run").join(file);
         let good = fs::read(&path).unwrap();
-        fs::write(&path, &good[..good.len() / 2]).unwrap();
+        fs::write(&path, &good[..end]).unwrap();
         let ran = train(directory.path(), "ste", "run", &[]);
         assert!(matches!(ran.code, Some(1 | 2)) && !ran.stderr.contains("panicked"), "{file}: {ran:?}");
         assert!(ran.stderr.contains(file), "{file}: {ran:?}");

@@ -87,8 +87,8 @@ impl Folder {
             return Ok(());
         }
         bail!(Usage(format!(
-            "{} holds a run of another recipe; choose another folder with -o, or make these the same:\n  {}",
-            self.path.display(),
+            "{} is the recipe of another run; choose another folder with -o, or make these the same:\n  {}",
+            path.display(),
             differing.join("\n  ")
         )))
     }
