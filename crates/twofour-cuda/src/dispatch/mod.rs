@@ -97,7 +97,7 @@ struct Inner {
     int4: Remembered<Int4Problem, int4::Int4Method>,
 }
 
-/// The version of the cache file: it must change when the format or the measurement changes.
+/// The version of the cache file: it must change when the format, the measurement or the time of a kernel changes.
 const VERSION: u32 = 16;
 
 impl Dispatcher {

@@ -102,7 +102,7 @@ impl Sm90Kernel {
         let GemmProblem { element, x_element, output, x, .. } = problem;
         let tile = if tile.split.is_some() { Sm90Tile { cluster: 1, split: Some(1), ..tile } } else { tile };
         let (store, accumulate) = (Sm90Store::of(problem), Sm90Kernel::adds_by_tma(problem));
-        // Only kernels that compute several tiles have code for an activation in registers.
+        // Only kernels without split-K have code for an activation in registers.
         let distinguishes = store == Sm90Store::Tiles && tile.split.is_none();
         let epilogue = KernelEpilogue::of(problem);
         let epilogue = if distinguishes { epilogue } else { epilogue.merged() };
