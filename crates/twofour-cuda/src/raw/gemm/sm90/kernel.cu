@@ -13,7 +13,8 @@
 // order; atoms of the same columns are contiguous. TMA takes as long for 64 bytes of a row as for 128, so two atoms to a stage fill it faster where
 // three stages still fit. With 16-bit elements a thread loads one word of metadata for each atom: lanes with bit 1 unset hold that of the first
 // instruction, the others that of the second, and the instruction's selector says which lanes to read. With SPLIT_K a tile may have fewer rows of X:
-// only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart.
+// only `x_rows` of them are loaded, and neighbouring tiles start `x_rows` apart. The last one starts earlier where it would not be full: results of tokens that two tiles
+// have are computed and stored twice, with the same bits.
 //
 // X is `[tokens, reduction]` (K-major) or, with X_ACROSS, `[reduction, tokens]` (MN-major) of 16-bit elements. In the latter case TMA loads a step's
 // rows of X in boxes of 64 tokens.
@@ -65,6 +66,8 @@ struct Parameters {
     u32 rows, tokens, atoms, steps;
     // CTAs that share rows of X, CTAs that divide the reduction, and rows of X to a tile; read with SPLIT_K only.
     u32 sharing, parts, x_rows;
+    // No tile starts behind this token: the last tile overlaps the one before, so that all are full.
+    u32 last_token;
     // The scheduler's tiles of features are those of clusters.
     Panels panels;
     u32 features;
@@ -85,6 +88,8 @@ struct Place {
     __device__ __forceinline__ u32 of_part(u32 part) const { return part * sharing + member(); }
     // Returns the first step of this part, and of the next one.
     __device__ __forceinline__ u32 first_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * part() / parts) : 0; }
+    // Returns the first token of a tile.
+    __device__ __forceinline__ u32 token(const Parameters& p, const Tile& tile) const { return min(tile.token * x_rows, p.last_token); }
     __device__ __forceinline__ u32 last_step(const Parameters& p) const { return SPLIT_K ? (u32)((u64)p.steps * (part() + 1) / parts) : p.steps; }
 };
 
@@ -136,7 +141,7 @@ __device__ __forceinline__ void feed(const Parameters& p, u32 shared, const Plac
     u32 stage = 0, parity = 1;
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
-        const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES, token = tile.token * place.x_rows;
+        const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES, token = place.token(p, tile);
         const u32 first = min(feature / 64, feature_atoms);
         const u32 meta_bytes = min(FEATURES / 64u, feature_atoms - first) * META_ATOM_BYTES;
         for (u32 step = place.first_step(p); step < last_step; step++) {
@@ -570,9 +575,9 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
     for (u32 index = blockIdx.x / place.blocks(); index < p.panels.tiles(); index += gridDim.x / place.blocks()) {
         const Tile tile = p.panels.tile(index);
         const u32 feature = (tile.feature * place.sharing + place.member()) * FEATURES + group * BLOCKS * 64;
+        const u32 token = place.token(p, tile);
         if constexpr (EPILOGUE) {
             ask_for_features(p.to, OUTPUT, p.features, feature, BLOCKS * 64, thread);
-            const u32 token = min(tile.token * place.x_rows, p.tokens);
             ask_for_tokens(p.to, token, min((u32)TOKENS, p.tokens - token), thread);
         }
         // Two sets of metadata registers, used alternately: instructions of a step still read theirs while the next step's is loaded.
@@ -598,7 +603,7 @@ __device__ __forceinline__ void multiply(const Parameters& p, u32 shared, const 
             }
         }
 
-        store(sums, feature, tile.token * place.x_rows);
+        store(sums, feature, token);
     }
     if (STORE != STORE_ONE_BY_ONE && thread == 0) stores_are_done();
 }

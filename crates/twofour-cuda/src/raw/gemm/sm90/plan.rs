@@ -43,6 +43,7 @@ struct Sm90Parameters {
     sharing: u32,
     parts: u32,
     x_rows: u32,
+    last_token: u32,
     panels: Panels,
     features: u32,
 }
@@ -71,6 +72,13 @@ impl Sm90Plan {
     /// Returns whether TMA stores results, which requires an output aligned to 16 bytes.
     pub(in crate::raw::gemm) fn stores_by_tma(&self) -> bool {
         self.variant.store != Sm90Store::OneByOne
+    }
+
+    /// Returns the last token at which a tile may start, so that the last of several tiles is full. CTAs with less to load than others run ahead of them, and each row of W that
+    /// two CTAs ask for then comes from L2 twice. A tile whose results are added to the output has its own tokens alone, and boxes of X across start at multiples of their size.
+    fn last_token(&self) -> u32 {
+        let overlaps = !self.problem.accumulate && self.problem.x == XOrder::TokensFirst;
+        if overlaps { (self.problem.tokens as u32).saturating_sub(self.x_rows) } else { u32::MAX }
     }
 
     pub(in crate::raw::gemm) fn kernel(&self) -> String {
@@ -133,6 +141,7 @@ impl Sm90Plan {
             sharing: cluster,
             parts: self.tile.parts(),
             x_rows: self.x_rows,
+            last_token: self.last_token(),
             panels: self.panels,
             features: features as u32,
         };
