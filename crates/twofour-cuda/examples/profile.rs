@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weight = random.weight(stream);
     let (element, output, granularity, order) =
         (DataType::BF16, DataType::BF16, Granularity::Group, Order::TokensFirst);
-    let problem = Int4Problem { element, output, granularity, features, tokens, reduction, order };
+    let problem = Int4Problem { element, output, granularity, features, tokens, reduction, order, epilogue: None };
     for method in int4::Int4Method::all(problem, device.architecture()) {
         let decode = Int4Gemm::with(&device, problem, method)?;
         if wanted(&decode.kernel()) {

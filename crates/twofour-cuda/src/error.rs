@@ -127,7 +127,7 @@ pub enum Error {
 
     /// A call has an epilogue, but its plan has none.
     #[error(
-        "the call has an epilogue (scales, bias or activation), but the GEMM was planned without one: set GemmProblem::epilogue"
+        "the call has an epilogue (scales, bias or activation), but the GEMM was planned without one: set the problem's `epilogue`"
     )]
     Epilogue,
 

@@ -134,6 +134,9 @@ pub struct Int4Problem {
     pub reduction: usize,
     /// Which of the result's axes is contiguous.
     pub order: Order,
+    /// The epilogue, or `None` for a kernel without one, as [`GemmProblem::epilogue`]. The weight's own scales are no part of it.
+    #[serde(default)]
+    pub epilogue: Option<EpilogueKind>,
 }
 
 impl Int4Problem {

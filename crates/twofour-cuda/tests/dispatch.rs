@@ -90,6 +90,7 @@ fn a_choice_for_four_bits_is_remembered_too() {
             tokens,
             reduction: 512,
             order: Order::TokensFirst,
+            epilogue: (tokens == 40).then_some(EpilogueKind::Activation),
         };
         let choice = Dispatcher::with_cache(&bench.device, &cache).choose_int4(problem).unwrap();
         assert!(choice.measured().windows(2).all(|pair| pair[0].us <= pair[1].us), "{choice}");

@@ -21,7 +21,7 @@ use twofour::{
 };
 use twofour_cuda::{
     Activation, DataType, Error,
-    problem::{Int4Problem, Order},
+    problem::{EpilogueKind, Int4Problem, Order},
     raw::gemm::{
         Epilogue,
         int4::{Int4Gemm, Int4Method, Int4Weight, staged},
@@ -83,6 +83,17 @@ enum After {
     All,
 }
 
+impl After {
+    fn kind(self) -> Option<EpilogueKind> {
+        match self {
+            After::Nothing => None,
+            After::Bias => Some(EpilogueKind::Bias),
+            After::BiasThen(activation) => Some(EpilogueKind::of(false, activation)),
+            After::All => Some(EpilogueKind::Scales),
+        }
+    }
+}
+
 /// What a product is made of, on the device, and what is expected of it: made once for all methods.
 struct Given<'a> {
     bench: &'a Bench,
@@ -99,6 +110,7 @@ struct Given<'a> {
 const ALPHA: f32 = 0.0625;
 
 impl<'a> Given<'a> {
+    /// The problem's epilogue is the one that is given, and may be of another kind than `after`.
     fn new(bench: &'a Bench, problem: Int4Problem, after: After) -> Self {
         let Int4Problem { element, output, granularity, features, tokens, reduction, .. } = problem;
         let mut random = Random((features * 31 + tokens * 7 + reduction) as u64);
@@ -216,6 +228,7 @@ fn products(element: DataType, hopper: bool) {
                 tokens,
                 reduction,
                 order: Order::TokensFirst,
+                epilogue: None,
             };
             let methods: Vec<Int4Method> = Int4Method::all(problem, bench.device.architecture());
             let other = Int4Problem { output: DataType::F32, order: Order::FeaturesFirst, ..problem };
@@ -224,7 +237,7 @@ fn products(element: DataType, hopper: bool) {
             let afters = [nothing, After::Bias, gelu, silu, all].map(|after| (problem, after));
             let in_f32 = Int4Problem { output: DataType::F32, ..problem };
             for (problem, after) in afters.into_iter().chain([(in_f32, nothing), (other, nothing), (other, gelu)]) {
-                let given = Given::new(&bench, problem, after);
+                let given = Given::new(&bench, Int4Problem { epilogue: after.kind(), ..problem }, after);
                 let methods = methods.iter().filter(|method| is_of_hopper(method) == hopper);
                 for method in methods.copied().map(Some).chain([None]) {
                     given.check(method);
@@ -254,13 +267,34 @@ fn bf16_products_on_hopper() {
     products(DataType::BF16, true);
 }
 
+#[test]
+fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
+    let Some(bench) = bench() else { return };
+    let problem = Int4Problem { tokens: 24, ..plain(DataType::F16, 144) };
+    let [gelu, silu] = [Activation::Gelu, Activation::Silu].map(After::BiasThen);
+    let afters = [After::Nothing, After::Bias, gelu, silu, After::All];
+    for planned in [EpilogueKind::Bias, EpilogueKind::Activation].map(Some) {
+        for output in [DataType::F16, DataType::F32] {
+            let problem = Int4Problem { epilogue: planned, output, ..problem };
+            let mut methods = Int4Method::all(problem, bench.device.architecture());
+            methods.retain(|method| matches!(method, Int4Method::Streamed(_)));
+            for after in afters.into_iter().filter(|after| after.kind() != planned) {
+                let given = Given::new(&bench, problem, after);
+                for method in &methods {
+                    given.check(Some(*method));
+                }
+            }
+        }
+    }
+}
+
 /// Every kernel once, with two blocks to a cluster at most: for a sanitizer that makes each launch take a thousand times as long.
 fn kernels_once(problem: Int4Problem, after: After, columns: impl Fn(&Int4Method) -> usize) {
     let Some(bench) = bench() else { return };
     let mut seen = BTreeSet::new();
     for granularity in [Granularity::Group, Granularity::Row] {
         for tokens in [1, 7, 13, 27, 60] {
-            let problem = |reduction| Int4Problem { granularity, tokens, reduction, ..problem };
+            let problem = |reduction| Int4Problem { granularity, tokens, reduction, epilogue: after.kind(), ..problem };
             let mut methods = Int4Method::all(problem(256), bench.device.architecture());
             methods.retain(|method| !matches!(method, Int4Method::Streamed(shape) if shape.split > 2));
             for reduction in methods.iter().map(&columns).collect::<BTreeSet<_>>() {
@@ -280,7 +314,7 @@ fn kernels_once(problem: Int4Problem, after: After, columns: impl Fn(&Int4Method
 /// What [`kernels_once`] is to vary.
 fn plain(element: DataType, features: usize) -> Int4Problem {
     let (granularity, order) = (Granularity::Group, Order::TokensFirst);
-    Int4Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order }
+    Int4Problem { element, output: element, granularity, features, tokens: 1, reduction: 256, order, epilogue: None }
 }
 
 /// With columns enough that buffers are filled again: `MOST_BUFFERS` of rings, `most_ahead` of a cluster's block, and eight are shared by warps.
@@ -350,6 +384,7 @@ fn capture(bench: &Bench, tokens: usize) {
         tokens,
         reduction,
         order: Order::TokensFirst,
+        epilogue: None,
     };
     let decode = Int4Gemm::new(&bench.device, problem).unwrap();
     let x: Vec<u8> = (0..tokens * reduction).flat_map(|_| narrow(random.number(), DataType::F16).0).collect();
@@ -372,6 +407,7 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         tokens: 8,
         reduction: 128,
         order: Order::TokensFirst,
+        epilogue: None,
     };
     let plan = |problem| Int4Gemm::new(&bench.device, problem);
     assert!(matches!(plan(Int4Problem { element: DataType::I8, ..problem }), Err(Error::Product { .. })));
@@ -393,8 +429,11 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
     let at = bench.at(&memory);
     let weight = Int4Weight { values: at, meta: at, scales: at };
     // SAFETY: each of these calls returns an error before it launches anything.
-    let run = |weight, x, out| unsafe { decode.run(bench.stream(), weight, x, out, Epilogue::default()) };
+    let with = |weight, x, out, epilogue| unsafe { decode.run(bench.stream(), weight, x, out, epilogue) };
+    let run = |weight, x, out| with(weight, x, out, Epilogue::default());
     assert!(matches!(run(weight, at + 8, at), Err(Error::Pointer { what: "X", .. })));
     assert!(matches!(run(weight, at, 0), Err(Error::Pointer { what: "result", .. })));
     assert!(matches!(run(Int4Weight { scales: at + 4, ..weight }, at, at), Err(Error::Pointer { what: "scales", .. })));
+    let biased = Epilogue { bias: Some(at), ..Epilogue::default() };
+    assert!(matches!(with(weight, at, at, biased), Err(Error::Epilogue)));
 }

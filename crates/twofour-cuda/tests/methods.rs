@@ -68,6 +68,7 @@ proptest! {
             tokens,
             reduction: 128 * (reduction % 256 + 1),
             order: Order::TokensFirst,
+            epilogue: None,
         };
         for (architecture, multiprocessors) in Architecture::ALL.into_iter().flat_map(|a| MULTIPROCESSORS.map(|m| (a, m))) {
             let best = int4::Int4Method::best(problem, architecture, multiprocessors);

@@ -98,7 +98,7 @@ struct Inner {
 }
 
 /// The version of the cache file: it must change when the format, the measurement or the time of a kernel changes.
-const VERSION: u32 = 16;
+const VERSION: u32 = 17;
 
 impl Dispatcher {
     /// Opens the libraries that are installed, and the choices in the user's cache.

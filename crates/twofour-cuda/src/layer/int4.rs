@@ -140,8 +140,17 @@ pub(super) fn int4_linear(
     let bias = epilogue.bias.filter(|_| features != rows);
     let copies = if copy_x || copy_out { Some(context.copies()?) } else { None };
     let plan = |tokens| {
-        let (element, order) = (dtype, Order::TokensFirst);
-        context.int4(Int4Problem { element, output: element, granularity, features, tokens, reduction, order })
+        let (element, order, epilogue) = (dtype, Order::TokensFirst, epilogue.kind());
+        context.int4(Int4Problem {
+            element,
+            output: element,
+            granularity,
+            features,
+            tokens,
+            reduction,
+            order,
+            epilogue,
+        })
     };
     // Before the workspace is taken, since planning may allocate.
     let (whole, last) = (plan(most)?, tokens % most);

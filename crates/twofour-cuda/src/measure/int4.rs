@@ -4,7 +4,7 @@ use std::{mem::discriminant, sync::Arc};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
-use super::{Contender, Measured, RandomInt4, Timer, best_of_kinds, failed, random};
+use super::{Contender, EpilogueTensors, Measured, RandomInt4, Timer, best_of_kinds, failed, random};
 use crate::{
     Device, Result, Stream,
     problem::Int4Problem,
@@ -23,6 +23,8 @@ pub struct Int4Trial {
     weight: Arc<RandomInt4>,
     x: CudaSlice<u8>,
     out: CudaSlice<u8>,
+    /// Where the problem has an epilogue.
+    epilogue: Option<EpilogueTensors>,
 }
 
 impl Int4Trial {
@@ -52,7 +54,9 @@ impl Int4Trial {
         let Int4Problem { element, output, features, tokens, reduction, .. } = problem;
         let x = random(stream, element, tokens * reduction, 1)?;
         let out = stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed)?;
-        Ok(Self { device: device.clone(), problem, stream: stream.clone(), weight, x, out })
+        let epilogue = problem.epilogue.map(|_| EpilogueTensors::random(stream, output, (features, tokens)));
+        let epilogue = epilogue.transpose()?;
+        Ok(Self { device: device.clone(), problem, stream: stream.clone(), weight, x, out, epilogue })
     }
 
     /// Returns the problem.
@@ -70,8 +74,11 @@ impl Int4Trial {
         let weight = self.weight.weight(&self.stream);
         let (x, out) = (self.x.device_ptr(&self.stream).0, self.out.device_ptr(&self.stream).0);
         let raw = Stream(self.stream.cu_stream());
+        let given = self.problem.epilogue.zip(self.epilogue.as_ref());
+        let epilogue =
+            given.map_or(Epilogue::default(), |(kind, tensors)| tensors.of(kind, self.problem.order, &self.stream));
         // SAFETY: all memory is the trial's, as long as the problem requires, and lives until the stream has been waited for.
-        let launch = move || unsafe { decode.run(raw, weight, x, out, Epilogue::default()) };
+        let launch = move || unsafe { decode.run(raw, weight, x, out, epilogue) };
         Contender::new("twofour", decode.kernel(), launch)
     }
 

@@ -1,5 +1,6 @@
 //! Measures device time between two events: contenders interleaved in shuffled order, with random data and a cold L2.
 
+mod epilogue;
 mod int4;
 mod marks;
 mod measured;
@@ -16,6 +17,7 @@ use std::{
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
+use epilogue::EpilogueTensors;
 pub use int4::Int4Trial;
 pub use marks::PhaseMarks;
 pub use measured::Measured;
@@ -23,10 +25,10 @@ pub use tensors::{RandomInt4, RandomWeight, random};
 pub use timer::{Contender, REST, Time, Timer};
 
 use crate::{
-    Activation, DataType, Device, Error, Result, Stream,
+    Device, Error, Result, Stream,
     arguments::expect_dimension,
     libraries::Libraries,
-    problem::{GemmProblem, Order},
+    problem::GemmProblem,
     raw::{
         Packed,
         engine::{Engine, Product, Weight},
@@ -45,15 +47,6 @@ pub struct TrialTensors {
     outs: [CudaSlice<u8>; 3],
     /// Where the problem has an epilogue.
     epilogue: Option<EpilogueTensors>,
-}
-
-/// The operands of an epilogue.
-#[derive(Debug)]
-struct EpilogueTensors {
-    /// One value for each feature or each token, whichever axis of the result is contiguous.
-    bias: CudaSlice<u8>,
-    /// Of features, and of tokens.
-    scales: [CudaSlice<u8>; 2],
 }
 
 /// A problem with random tensors, on which engines are compared.
@@ -85,11 +78,7 @@ impl TrialTensors {
         let x = random(stream, x_element, tokens * reduction, 1)?;
         let out = || stream.alloc_zeros::<u8>(features * tokens * output.bytes()).map_err(failed);
         let outs = [out()?, out()?, out()?];
-        let epilogue = largest.epilogue.map(|_| -> Result<EpilogueTensors> {
-            let bias = random(stream, output, features.max(tokens), 2)?;
-            let scales = [random(stream, DataType::F32, features, 3)?, random(stream, DataType::F32, tokens, 4)?];
-            Ok(EpilogueTensors { bias, scales })
-        });
+        let epilogue = largest.epilogue.map(|_| EpilogueTensors::random(stream, output, (features, tokens)));
         let epilogue = epilogue.transpose()?;
         Ok(Self { stream: stream.clone(), largest, weight, x, outs, epilogue })
     }
@@ -187,19 +176,8 @@ impl Trial {
         let out = self.out(product.engine()).device_ptr(stream).0;
         let raw = Stream(stream.cu_stream());
         let given = self.problem.epilogue.zip(self.tensors.epilogue.as_ref());
-        let epilogue = given.map_or(Epilogue::default(), |(kind, tensors)| {
-            let at = |memory: &CudaSlice<u8>| Some(memory.device_ptr(stream).0);
-            let bias = at(&tensors.bias);
-            // The bias of a layer, whose operands are exchanged where features are not contiguous.
-            let (bias, token_bias) = match self.problem.order {
-                Order::TokensFirst => (bias, None),
-                Order::FeaturesFirst => (None, bias),
-            };
-            let [feature_scales, token_scales] =
-                if kind.has_scales() { tensors.scales.each_ref().map(at) } else { [None; 2] };
-            let activation = if kind.has_activation() { Activation::Gelu } else { Activation::Identity };
-            Epilogue { feature_scales, token_scales, bias, token_bias, activation, ..Epilogue::default() }
-        });
+        let epilogue =
+            given.map_or(Epilogue::default(), |(kind, tensors)| tensors.of(kind, self.problem.order, stream));
         // SAFETY: all memory is the trial's, at least as long as the problem requires, and lives until the stream has been waited for.
         let launch = move || unsafe { product.run_with(raw, x, out, epilogue) };
         Contender::new(product.engine().name(), product.kernel(), launch)

@@ -371,9 +371,7 @@ impl Product {
     pub unsafe fn run_with(&self, stream: Stream, x: DevicePtr, out: DevicePtr, epilogue: Epilogue) -> Result<()> {
         expect_pointers(&[("X", x, 16), ("result", out, 16)])?;
         let problem = self.problem;
-        if problem.epilogue.is_none() && epilogue != Epilogue::default() {
-            return Err(Error::Epilogue);
-        }
+        expect_epilogue(epilogue, problem.epilogue, problem.output)?;
         match &self.plan {
             ProductPlan::TwoFour { gemm, packed, workspace, .. } => {
                 let operands = GemmOperands { weight: *packed, x, out, workspace: *workspace };
@@ -391,7 +389,6 @@ impl Product {
                     Order::TokensFirst => (*weight, x),
                     Order::FeaturesFirst => (x, *weight),
                 };
-                expect_epilogue(epilogue, problem.output)?;
                 if let (Some(biased), Some(bias)) = (biased, bias_of_rows(problem, epilogue)) {
                     // SAFETY: weight, X, bias and result are valid, as this function requires; the workspace is held by the plan.
                     return unsafe { biased.run(stream, [a, b, bias, out], *workspace) };

@@ -153,6 +153,7 @@ impl Bench<'_> {
             tokens,
             reduction: shape.inputs,
             order: Order::TokensFirst,
+            epilogue: None,
         };
         let weight = RandomInt4::new(dense.stream(), shape.out, shape.inputs, problem.granularity)?;
         let sparse = Int4Trial::with_weight(self.device, problem, dense.stream(), Arc::new(weight))?;

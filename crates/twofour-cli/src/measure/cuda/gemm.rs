@@ -146,7 +146,8 @@ impl<'a> Layer<'a> {
         let chosen = trial.product(choice.best().how)?;
         // Our best method, as the dispatcher measured or cached it.
         let (granularity, order) = (Granularity::Group, Order::TokensFirst);
-        let four_bits = Int4Problem { element, output, granularity, features, tokens, reduction, order };
+        let four_bits =
+            Int4Problem { element, output, granularity, features, tokens, reduction, order, epilogue: None };
         let int4 = int4.as_ref().map(|weight| Int4Trial::with_weight(device, four_bits, stream, weight.clone()));
         let int4 = int4.transpose()?;
         let decode = match &int4 {

@@ -1,7 +1,7 @@
 //! The epilogue of a GEMM: scales, bias and activation.
 
 use crate::{
-    Activation, DataType, DevicePtr, Result,
+    Activation, DataType, DevicePtr, Error, Result,
     arguments::expect_pointers,
     problem::{EpilogueKind, GemmProblem, Order},
 };
@@ -63,9 +63,9 @@ impl KernelEpilogue {
     /// Every value.
     pub(super) const ALL: [Self; 4] = [Self::None, Self::Linear, Self::Activated, Self::Every];
 
-    /// Returns that of a problem, for kernels that distinguish activations.
-    pub(super) fn of(problem: GemmProblem) -> Self {
-        match problem.epilogue {
+    /// Returns that of a problem's epilogue, for kernels that distinguish activations.
+    pub(super) fn of(epilogue: Option<EpilogueKind>) -> Self {
+        match epilogue {
             None => Self::None,
             Some(kind) if kind.has_activation() => Self::Activated,
             Some(_) => Self::Linear,
@@ -192,8 +192,11 @@ impl RawOutput {
     }
 }
 
-/// Returns an error for a pointer of an epilogue that is not aligned to its elements.
-pub(crate) fn expect_epilogue(epilogue: Epilogue, output: DataType) -> Result<()> {
+/// Returns an error for an epilogue where none was planned, and for a pointer of an epilogue that is not aligned to its elements.
+pub(crate) fn expect_epilogue(epilogue: Epilogue, planned: Option<EpilogueKind>, output: DataType) -> Result<()> {
+    if planned.is_none() && epilogue != Epilogue::default() {
+        return Err(Error::Epilogue);
+    }
     let optional = [
         ("scales of features", epilogue.feature_scales, 4),
         ("scales of tokens", epilogue.token_scales, 4),

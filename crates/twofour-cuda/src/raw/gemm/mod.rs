@@ -245,10 +245,7 @@ impl Gemm {
             ("X", x, problem.x_element.bytes() as u64),
             ("result", out, problem.output.bytes() as u64),
         ])?;
-        if problem.epilogue.is_none() && epilogue != Epilogue::default() {
-            return Err(Error::Epilogue);
-        }
-        expect_epilogue(epilogue, problem.output)?;
+        expect_epilogue(epilogue, problem.epilogue, problem.output)?;
         let kernel = |operands| match &self.plan {
             // SAFETY: the pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
             GemmPlan::Tiled(plan) => unsafe { plan.run(stream, operands, epilogue) },

@@ -5,9 +5,10 @@ use twofour::int4::Granularity;
 use super::{Int4Method, method::DIRECT, rings, staged, stream};
 use crate::{
     DataType,
-    problem::XOrder,
+    problem::{Int4Problem, XOrder},
     raw::{
         gemm::{
+            epilogue::KernelEpilogue,
             mma,
             stream::StreamShape,
             wgmma::{self, Weights},
@@ -26,6 +27,8 @@ pub struct Int4Kernel {
     pub granularity: Granularity,
     /// The method.
     pub method: Int4Method,
+    /// The epilogues that the kernel is for: those of clusters distinguish them, all others have every one.
+    pub epilogue: KernelEpilogue,
 }
 
 impl Int4Kernel {
@@ -37,13 +40,32 @@ impl Int4Kernel {
         let direct = DIRECT.into_iter().map(Int4Method::Direct);
         let methods: Vec<Int4Method> = direct.chain(rings).chain(streams).chain(staged).collect();
         let of = |element, granularity| {
-            methods.iter().map(move |method| Int4Kernel { element, granularity, method: *method })
+            let kernel = move |method, epilogue| Int4Kernel { element, granularity, method, epilogue };
+            methods.iter().flat_map(move |&method| {
+                let mut kernels = KernelEpilogue::ALL.map(|epilogue| kernel(method, epilogue)).to_vec();
+                kernels
+                    .retain(|kernel| Int4Kernel::distinguishes(method) != (kernel.epilogue == KernelEpilogue::Every));
+                kernels
+            })
         };
         [DataType::F16, DataType::BF16]
             .into_iter()
             .flat_map(|element| [Granularity::Row, Granularity::Group].map(|granularity| (element, granularity)))
             .flat_map(|(element, granularity)| of(element, granularity))
             .collect()
+    }
+
+    /// Returns the kernel of a method for a problem.
+    pub(super) fn of(problem: Int4Problem, method: Int4Method) -> Int4Kernel {
+        let Int4Problem { element, granularity, epilogue, .. } = problem;
+        let epilogue = KernelEpilogue::of(epilogue);
+        let epilogue = if Int4Kernel::distinguishes(method) { epilogue } else { KernelEpilogue::Every };
+        Int4Kernel { element, granularity, method, epilogue }
+    }
+
+    /// Returns whether a method's kernels are compiled for an epilogue: those by clusters, whose code would otherwise be more than 64 KiB.
+    fn distinguishes(method: Int4Method) -> bool {
+        matches!(method, Int4Method::Streamed(_))
     }
 
     /// Returns the kernel's name.
@@ -57,7 +79,7 @@ impl Int4Kernel {
         let shape = match self.method {
             Int4Method::Direct(shape) => format!("direct-{}", shape.name()),
             Int4Method::Rings(shape) => format!("rings-{}", shape.name()),
-            Int4Method::Streamed(shape) => format!("stream-{}", shape.name()),
+            Int4Method::Streamed(shape) => format!("stream-{}{}", shape.name(), self.epilogue.suffix()),
             Int4Method::Staged(shape) => shape.name(),
         };
         format!("{}-{scales}-{shape}", self.element)
@@ -113,10 +135,10 @@ impl Int4Kernel {
             Int4Method::Direct(shape) => shape.definitions(),
             Int4Method::Rings(shape) => shape.definitions(rings::step_bytes(shape, self.granularity)),
             Int4Method::Streamed(shape) => {
-                let element = self.element.definition();
+                let (element, epilogue) = (self.element.definition(), self.epilogue.definition());
                 let tile = shape.tile.definitions(stream::step(shape.tile, self.granularity));
                 return format!(
-                    "#define BY_ROW {by_row}\n#define ELEMENT {element}\n#define OUTPUT ANY_OUTPUT\n#define COMPILED_FOR EVERY\n{tile}"
+                    "#define BY_ROW {by_row}\n#define ELEMENT {element}\n#define OUTPUT ANY_OUTPUT\n#define COMPILED_FOR {epilogue}\n{tile}"
                 );
             }
             Int4Method::Staged(shape) => shape.definitions(),

@@ -125,7 +125,7 @@ impl Int4Gemm {
         if !Int4Method::all(problem, device.architecture()).contains(&method) {
             return Err(Error::Int4Method { method, problem });
         }
-        let variant = Int4Kernel { element: problem.element, granularity: problem.granularity, method };
+        let variant = Int4Kernel::of(problem, method);
         let kernel = device.kernel(&variant.compiled().source(), "decode")?;
         let (resident, launch) = match method {
             Int4Method::Direct(shape) => {
@@ -159,8 +159,8 @@ impl Int4Gemm {
     /// Launches the GEMM.
     ///
     /// # Errors
-    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales of features and tokens and bias: to their elements),
-    /// [`Error::Driver`].
+    /// [`Error::Pointer`] for pointers that are null or not aligned to 16 bytes (scales of features and tokens and bias: to their elements);
+    /// [`Error::Epilogue`] for an epilogue where the problem has none; [`Error::Driver`].
     ///
     /// # Safety
     /// The pointers are valid for what the problem reads and writes until the stream has passed this call, and nothing else writes there. Each
@@ -181,7 +181,7 @@ impl Int4Gemm {
             ("result", out, 16),
         ])?;
         let Int4Problem { output, features, tokens, reduction, order, .. } = self.problem;
-        expect_epilogue(epilogue, output)?;
+        expect_epilogue(epilogue, self.problem.epilogue, output)?;
         let to = RawOutput::new((features, tokens), order, out, epilogue);
         match self.variant.method {
             Int4Method::Rings(shape) => {

@@ -104,7 +104,7 @@ impl Sm90Kernel {
         let (store, accumulate) = (Sm90Store::of(problem), Sm90Kernel::adds_by_tma(problem));
         // Only kernels without split-K have code for an activation in registers.
         let distinguishes = store == Sm90Store::Tiles && tile.split.is_none();
-        let epilogue = KernelEpilogue::of(problem);
+        let epilogue = KernelEpilogue::of(problem.epilogue);
         let epilogue = if distinguishes { epilogue } else { epilogue.merged() };
         Sm90Kernel { element, x_element, output, tile, x, store, epilogue, accumulate }
     }

@@ -84,7 +84,7 @@ impl StreamKernel {
     /// Returns the kernel of a tile for a problem.
     pub(super) fn of(problem: GemmProblem, tile: StreamTile) -> StreamKernel {
         let GemmProblem { element, output, .. } = problem;
-        let epilogue = KernelEpilogue::of(problem);
+        let epilogue = KernelEpilogue::of(problem.epilogue);
         let epilogue = if output.bytes() == 2 { epilogue } else { epilogue.merged() };
         StreamKernel { element, tile, output, epilogue }
     }

@@ -81,6 +81,7 @@ mod tests {
                     tokens: tokens as usize,
                     reduction: 14_336,
                     order: Order::TokensFirst,
+                    epilogue: None,
                 };
                 let shapes = shapes(problem);
                 for (features, split) in [(64, 1), (64, 2), (128, 7)] {
