@@ -56,7 +56,9 @@ struct Part {
     __device__ __forceinline__ explicit Part(const Problem& p) {
         const u32 tile = blockIdx.y / p.clusters;
         feature = (blockIdx.y - tile * p.clusters) * FEATURES;
-        token = tile * p.x_rows;
+        // The last tile starts earlier where it would not be full: results of tokens that two tiles have are computed and stored twice, with the same bits.
+        const bool overlaps = p.tokens > p.x_rows && !p.to.accumulate;
+        token = overlaps ? min(tile * p.x_rows, p.tokens - p.x_rows) : tile * p.x_rows;
         tokens = min(p.x_rows, p.tokens - token);
         rank = blockIdx.x;
         begin = p.steps_each.first(rank);
