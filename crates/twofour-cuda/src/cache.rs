@@ -46,21 +46,25 @@ impl Cache {
         &self.folder
     }
 
-    /// Returns the machine code of a source, from disk, or compiled and stored. Without a compiler, code compiled by any version is accepted.
+    /// Returns the machine code of a source that is on disk, undamaged. Without a compiler, code compiled by any version is accepted.
+    pub fn get(&self, source: &Source, architecture: Architecture) -> Option<Vec<u8>> {
+        match Compiler::find() {
+            Some(compiler) => read(&self.path(source, architecture, &version(compiler))),
+            None => self.of_any_compiler(source, architecture),
+        }
+    }
+
+    /// Returns the machine code of a source, from disk as [`Cache::get`], or compiled and stored.
     ///
     /// If the folder is read-only or full, code is not stored and the next call compiles again.
     ///
     /// # Errors
     /// [`Error::NoCompiler`] where the code must be compiled and there is no compiler; [`Error::Compile`].
     pub fn code(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>> {
-        let Some(compiler) = Compiler::find() else {
-            return self
-                .of_any_compiler(source, architecture)
-                .ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture });
-        };
-        if let Some(code) = read(&self.path(source, architecture, &version(compiler))) {
+        if let Some(code) = self.get(source, architecture) {
             return Ok(code);
         }
+        let compiler = Compiler::find().ok_or(Error::NoCompiler { kernel: source.name().to_owned(), architecture })?;
         let code = compiler.compile(source, architecture)?.code;
         // A process that cannot store code compiles again next time.
         let _ = self.keep(source, architecture, compiler, &code);

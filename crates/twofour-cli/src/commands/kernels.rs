@@ -26,7 +26,8 @@ use crate::{
 ///
 /// GPU kernels are compiled by NVRTC when they are first used, and cached in the folder that TWOFOUR_CACHE names, or else in twofour in the user's
 /// cache folder. This command fills the cache, also for GPUs that are not installed, so that the cache can be copied to a machine with a driver but
-/// no compiler. It requires NVRTC (of the CUDA toolkit, or of the Python package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
+/// no compiler. Kernels that are in it are not compiled again, so that an interrupted command goes on where it was. It requires NVRTC (of the CUDA
+/// toolkit, or of the Python package nvidia-cuda-nvrtc; TWOFOUR_NVRTC names its folder), but no GPU.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -49,7 +50,9 @@ struct Row {
     source: String,
     architecture: String,
     bytes: usize,
-    /// Register spills, and warnings.
+    /// Whether this command compiled it; otherwise it was in the cache.
+    compiled: bool,
+    /// Register spills, and warnings; of a kernel that was in the cache, none.
     complaints: Vec<String>,
 }
 
@@ -67,10 +70,19 @@ impl Kernels {
         let work: Vec<(Architecture, &Source)> =
             architectures.iter().flat_map(|architecture| of(*architecture)).collect();
         let compile = |(architecture, source): &(Architecture, &Source)| -> Result<Row> {
+            let (name, to) = (source.name().to_owned(), architecture.to_string());
+            if let Some(code) = cache.get(source, *architecture) {
+                return Ok(Row {
+                    source: name,
+                    architecture: to,
+                    bytes: code.len(),
+                    compiled: false,
+                    complaints: Vec::new(),
+                });
+            }
             let compiled = cache.compile(source, *architecture)?;
             let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
-            let (bytes, architecture) = (compiled.code.len(), architecture.to_string());
-            Ok(Row { source: source.name().to_owned(), architecture, bytes, complaints })
+            Ok(Row { source: name, architecture: to, bytes: compiled.code.len(), compiled: true, complaints })
         };
         answer.kernels = on_all_cores(&work, compile, |done, (architecture, source)| {
             progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
@@ -86,7 +98,9 @@ impl Kernels {
                 screen.line(format!("{} for {}: {complaint}", row.source, row.architecture))?;
             }
         }
-        screen.line(format!("\nkept in {}", answer.cache))?;
+        let compiled = answer.kernels.iter().filter(|row| row.compiled).count();
+        let held = answer.kernels.len() - compiled;
+        screen.line(format!("\n{compiled} compiled, {held} were there; kept in {}", answer.cache))?;
         screen.json(&answer)?;
         Ok(Verdict::Yes)
     }
