@@ -138,6 +138,17 @@ class Summary(unittest.TestCase):
         self.assertEqual(large[8:], ["50.0 %", "1.20x the time: [4096, 4096], 64 tokens"])
         self.assertIn("| less than 1 M | bf16 | 1 | 0.50x", lines[3])
 
+    def test_cells_that_were_held_up_are_left_out_and_counted(self):
+        found = result(cell("bf16", LARGE, 1, 18.0, None, 10.0, 10.0, 1.0), cell("bf16", LARGE, 8, 90.0, None, 10.0, 10.0, 1.0))
+        for row in found["rows"]:
+            row["min_us"] = row["us"] / 1.4
+        self.assertIn("| 16 M or more | bf16 | 2 |", "\n".join(grid_tables.summary_lines(found)))
+        held_up = next(row for row in found["rows"] if row["us"] == 90.0)
+        held_up["min_us"] = 20.0
+        text = "\n".join(grid_tables.summary_lines(found))
+        self.assertIn("| 16 M or more | bf16 | 1 | 1.80x: [4096, 4096], 1 token | 1.80x |", text)
+        self.assertIn("Left out: 1 of 2 cells", text)
+
 
 class Floors(unittest.TestCase):
     def every(self, dtype, large, medium, many, dispatch):
