@@ -40,7 +40,7 @@ fn all_pairs(sources: &[Source]) -> Vec<Pair<'_>> {
 }
 
 /// Instances of a template that are compiled where not all are: they differ in tiles, stages and types.
-const INSTANCES: usize = 32;
+const INSTANCES: usize = 16;
 
 /// At most [`INSTANCES`] sources of each template, those with the least hash of their name.
 fn representatives(sources: &[Source]) -> Vec<&Source> {
