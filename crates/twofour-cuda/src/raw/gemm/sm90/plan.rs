@@ -74,8 +74,9 @@ impl Sm90Plan {
         self.variant.store != Sm90Store::OneByOne
     }
 
-    /// Returns the last token at which a tile may start, so that the last of several tiles is full. CTAs with less to load than others run ahead of them, and each row of W that
-    /// two CTAs ask for then comes from L2 twice. A tile whose results are added to the output has its own tokens alone, and boxes of X across start at multiples of their size.
+    /// Returns the last token at which a tile may start, so that the last of several tiles is full: one that is not slows the others down, too
+    /// (docs/kernels/cuda-gemm.md). A tile whose results are added to the output has its own tokens alone, and boxes of X across start at multiples of
+    /// their size.
     fn last_token(&self) -> u32 {
         let overlaps = !self.problem.accumulate && self.problem.x == XOrder::TokensFirst;
         if overlaps { (self.problem.tokens as u32).saturating_sub(self.x_rows) } else { u32::MAX }
