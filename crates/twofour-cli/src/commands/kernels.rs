@@ -70,19 +70,16 @@ impl Kernels {
         let work: Vec<(Architecture, &Source)> =
             architectures.iter().flat_map(|architecture| of(*architecture)).collect();
         let compile = |(architecture, source): &(Architecture, &Source)| -> Result<Row> {
-            let (name, to) = (source.name().to_owned(), architecture.to_string());
-            if let Some(code) = cache.get(source, *architecture) {
-                return Ok(Row {
-                    source: name,
-                    architecture: to,
-                    bytes: code.len(),
-                    compiled: false,
-                    complaints: Vec::new(),
-                });
-            }
-            let compiled = cache.compile(source, *architecture)?;
-            let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
-            Ok(Row { source: name, architecture: to, bytes: compiled.code.len(), compiled: true, complaints })
+            let (bytes, compiled, complaints) = match cache.get(source, *architecture) {
+                Some(code) => (code.len(), false, Vec::new()),
+                None => {
+                    let compiled = cache.compile(source, *architecture)?;
+                    let complaints = compiled.complaints().into_iter().map(str::to_owned).collect();
+                    (compiled.code.len(), true, complaints)
+                }
+            };
+            let (source, architecture) = (source.name().to_owned(), architecture.to_string());
+            Ok(Row { source, architecture, bytes, compiled, complaints })
         };
         answer.kernels = on_all_cores(&work, compile, |done, (architecture, source)| {
             progress.steps(&format!("{} for {architecture}", source.name()), done as u64, work.len() as u64);
