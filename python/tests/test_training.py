@@ -1,6 +1,7 @@
 """Layers that prune in every forward pass: results, gradients, swapping, compilation."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -65,6 +66,20 @@ def test_results_and_gradients_are_those_of_the_dense_layer_with_the_mask(device
         for context in (torch.no_grad(), torch.inference_mode()):
             with context:
                 close(layer(x), expected[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_tall_and_wide_layers_train_with_few_tokens_one_after_another(device, bias, dtype):
+    """On a GPU, kernels of one layer's gradient and of another's output share a limit of shared memory."""
+    outs, ins, tokens = ((8192, 4096, 1000), (64, 384, 768), (8, 1, 17)) if device == "cuda" else ((512,), (64, 384), (8, 1))
+    for out_features, in_features, count in itertools.product(outs, ins, tokens):
+        layer = SemiSparseLinear(in_features, out_features, bias, device=device, dtype=dtype, algo="largest_abs_values_greedy")
+        x = torch.randn(count, in_features, device=device, dtype=dtype, requires_grad=True)
+        dy = torch.randn(count, out_features, device=device, dtype=dtype)
+        layer(x).backward(dy)
+        _, expected, *_ = reference(layer, x, dy)
+        close(x.grad, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -12,7 +12,8 @@ use std::{
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use crate::{
-    Architecture, Error, Result, TileScheduler, cache::Cache, libraries::loader, once_map::OnceMap, source::Source,
+    Architecture, Error, Result, TileScheduler, cache::Cache, libraries::loader, once_map::OnceMap,
+    raw::grid::MOST_GRID_ROWS, source::Source,
 };
 
 /// An address in device memory.
@@ -281,16 +282,50 @@ impl Launch {
     pub(crate) fn simple(grid: (u32, u32), block: u32) -> Self {
         Self { grid, block, shared: 0, cluster: 1 }
     }
+
+    /// Returns an error for a configuration that no device of the architecture launches.
+    ///
+    /// # Errors
+    /// [`Error::Launch`].
+    pub(crate) fn expect_within(self, architecture: Architecture) -> Result<()> {
+        let Launch { grid, block, shared, cluster } = self;
+        let is_within = (1..=MOST_GRID_COLUMNS).contains(&grid.0)
+            && (1..=MOST_GRID_ROWS as u32).contains(&grid.1)
+            && (1..=MOST_THREADS).contains(&block)
+            && shared <= architecture.shared_bytes()
+            && (1..=MOST_CLUSTER).contains(&cluster)
+            && grid.0.is_multiple_of(cluster);
+        if is_within { Ok(()) } else { Err(Error::Launch { grid, block, shared, cluster, architecture }) }
+    }
 }
 
+/// Most CTAs along a grid's first axis.
+const MOST_GRID_COLUMNS: u32 = i32::MAX as u32;
+
+/// Most threads of a CTA.
+const MOST_THREADS: u32 = 1024;
+
+/// Most CTAs of a cluster on every device that has clusters.
+const MOST_CLUSTER: u32 = 8;
+
 impl Kernel {
-    /// Allows CTAs to use `bytes` bytes of dynamic shared memory; required once for more than 48 KiB.
-    pub(crate) fn allow_shared(&self, bytes: u32) -> Result<()> {
+    /// Allows CTAs to use as much dynamic shared memory as the device has; required once for more than 48 KiB.
+    ///
+    /// The limit is one of the loaded function, which plans share. It is therefore not what one plan needs: a plan for a
+    /// smaller problem would lower the limit of another plan.
+    pub(crate) fn allow_shared(&self) -> Result<()> {
+        use sys::CUfunction_attribute as Attribute;
         self.device.bind()?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let failed = |error| Error::driver("setting the limit of shared memory", error);
+        let mut fixed = 0;
+        // SAFETY: the function is loaded in this context, and the pointer is valid.
+        unsafe { sys::cuFuncGetAttribute(&mut fixed, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.function) }
+            .result()
+            .map_err(failed)?;
+        let most = self.device.architecture().shared_bytes() as i32 - fixed;
+        let limit = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded in this context.
-        let set = unsafe { result::function::set_function_attribute(self.function, attribute, bytes as i32) };
-        set.map_err(|error| Error::driver("asking for shared memory", error))
+        unsafe { result::function::set_function_attribute(self.function, limit, most) }.map_err(failed)
     }
 
     /// Returns the CTAs that can be resident on an SM, with `shared` bytes of dynamic shared memory each.
@@ -315,6 +350,7 @@ impl Kernel {
     /// # Safety
     /// `parameter` has the memory layout of the kernel's parameter, and its pointers are valid as the kernel requires until it has run; the stream is of this device.
     pub(crate) unsafe fn launch<P>(&self, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
+        launch.expect_within(self.device.architecture())?;
         self.device.bind()?;
         let Launch { grid, block, shared, cluster } = launch;
         let mut parameters = [std::ptr::from_ref(parameter).cast_mut().cast::<c_void>()];

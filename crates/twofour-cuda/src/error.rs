@@ -51,6 +51,25 @@ pub enum Error {
         supported: &'static str,
     },
 
+    /// A launch configuration is beyond what devices of the architecture launch.
+    #[error(
+        "a launch of {} by {} CTAs of {block} threads, {shared} bytes of shared memory and clusters of {cluster} is beyond \
+         what {architecture} launches: choose a smaller shape",
+        grid.0, grid.1
+    )]
+    Launch {
+        /// CTAs along the grid's two axes.
+        grid: (u32, u32),
+        /// Threads of a CTA.
+        block: u32,
+        /// Bytes of dynamic shared memory of a CTA.
+        shared: u32,
+        /// CTAs of a cluster.
+        cluster: u32,
+        /// The device's architecture.
+        architecture: Architecture,
+    },
+
     /// No kernel compresses weights of one type to values of another.
     #[error(
         "compressing {input} tensors to {output} values is unsupported; supported: f16 and bf16 to themselves, f32 to either, and all three to e4m3 and e5m2"

@@ -161,13 +161,20 @@ impl<'a> Given<'a> {
     }
 
     fn check(&self, method: Option<Int4Method>) {
+        self.check_plan(&self.planned(method));
+    }
+
+    fn planned(&self, method: Option<Int4Method>) -> Int4Gemm {
+        match method {
+            Some(method) => Int4Gemm::with(&self.bench.device, self.problem, method),
+            None => Int4Gemm::new(&self.bench.device, self.problem),
+        }
+        .unwrap()
+    }
+
+    fn check_plan(&self, decode: &Int4Gemm) {
         let (bench, problem) = (self.bench, self.problem);
         let Int4Problem { output, features, tokens, order, .. } = problem;
-        let decode = match method {
-            Some(method) => Int4Gemm::with(&bench.device, problem, method),
-            None => Int4Gemm::new(&bench.device, problem),
-        }
-        .unwrap();
         let what = format!("{} for {problem:?}, {:?}", decode.kernel(), self.after);
         let out: CudaSlice<u8> = bench.poisoned(features * tokens * output.bytes() + GUARD, 0xFFu8);
         let bias = Some(bench.at(&self.bias));
@@ -244,6 +251,34 @@ fn products(element: DataType, hopper: bool) {
                 }
             }
         }
+    }
+}
+
+/// The limit of shared memory is one of a loaded kernel, and each plan of it needs another amount.
+#[test]
+fn plans_that_share_a_kernel_launch_in_any_order() {
+    let Some(bench) = bench() else { return };
+    let givens =
+        [(64, 8, 8192), (1024, 8, 128), (384, 1, 128), (16, 7, 14_336)].map(|(features, tokens, reduction)| {
+            let problem = Int4Problem {
+                element: DataType::BF16,
+                output: DataType::BF16,
+                granularity: Granularity::Group,
+                features,
+                tokens,
+                reduction,
+                order: Order::TokensFirst,
+                epilogue: None,
+            };
+            Given::new(&bench, problem, After::Nothing)
+        });
+    let plans_of = |given: &Given| {
+        let methods = Int4Method::all(given.problem, bench.device.architecture());
+        methods.into_iter().map(|method| given.planned(Some(method))).collect::<Vec<_>>()
+    };
+    let plans: Vec<_> = givens.iter().map(|given| (given, plans_of(given))).collect();
+    for (given, plans) in &plans {
+        plans.iter().for_each(|plan| given.check_plan(plan));
     }
 }
 

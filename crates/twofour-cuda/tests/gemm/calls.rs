@@ -13,7 +13,7 @@ use twofour_cuda::{
 use crate::{
     given::{After, Case, Given, planned},
     number::{Number, bytes_of, weight},
-    support::{hopper, numbers::Random},
+    support::{bench, hopper, numbers::Random},
 };
 
 /// What a kernel is not compiled for is computed, too, if more slowly.
@@ -38,6 +38,24 @@ fn an_epilogue_of_another_kind_than_its_plans_is_computed() {
                 given.check(Some(method));
             }
         }
+    }
+}
+
+/// The limit of shared memory is one of a loaded kernel, and each plan of it needs another amount: the layer `[8192, 64]` at
+/// eight tokens needs 16 KiB for its output and 147 KiB for its input's gradient.
+#[test]
+fn plans_that_share_a_kernel_launch_in_any_order() {
+    let Some(bench) = bench() else { return };
+    let shapes = [(64, 8, 8192), (8192, 8, 64), (384, 1, 8192), (8192, 8, 384), (64, 8, 64)];
+    let givens = shapes.map(|shape| Given::<bf16, bf16>::new(&bench, &Case::plain(shape, DataType::BF16)));
+    let plans_of = |given: &Given<bf16, bf16>| {
+        let methods = GemmMethod::all(given.problem, bench.device.architecture());
+        let direct = methods.into_iter().filter(|method| matches!(method, GemmMethod::Direct(_)));
+        direct.map(Some).chain([None]).map(|method| planned(&bench, given.problem, method)).collect::<Vec<_>>()
+    };
+    let plans: Vec<_> = givens.iter().map(|given| (given, plans_of(given))).collect();
+    for (given, plans) in &plans {
+        plans.iter().for_each(|plan| given.check_plan(plan));
     }
 }
 

@@ -107,9 +107,9 @@ impl TileAttention {
             backward_keys: device.kernel(&source, "backward_keys")?,
             backward_queries: device.kernel(&source, "backward_queries")?,
         };
-        kernels.forward.allow_shared(kernels.forward_bytes())?;
-        kernels.backward_keys.allow_shared(kernels.backward_bytes())?;
-        kernels.backward_queries.allow_shared(kernels.backward_bytes())?;
+        kernels.forward.allow_shared()?;
+        kernels.backward_keys.allow_shared()?;
+        kernels.backward_queries.allow_shared()?;
         Ok(kernels)
     }
 

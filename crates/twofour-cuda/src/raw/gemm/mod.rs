@@ -41,6 +41,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Architecture, DataType, Device, Error, Result, Stream,
     arguments::expect_pointers,
+    device::Launch,
     problem::{GemmProblem, Order, XOrder},
     raw::MetaOrder,
     source::Source,
@@ -92,6 +93,17 @@ const LIKELY: f64 = 1.5;
 const MOST_LIKELY: usize = 24;
 
 impl GemmMethod {
+    /// Returns the launch configuration for a problem as [`GemmProblem::computed`] returns it.
+    fn launch(self, problem: GemmProblem, multiprocessors: u32) -> Launch {
+        match self {
+            GemmMethod::Tiled(tile) => tile.launch_of(problem, multiprocessors),
+            GemmMethod::Streamed(shape) => shape.launch_of(problem),
+            GemmMethod::Rings(shape) => shape.launch_of(problem),
+            GemmMethod::Direct(shape) => shape.launch_of(problem),
+            GemmMethod::Mma(tile) => tile.launch_of(problem),
+        }
+    }
+
     /// Returns the methods that compute a problem: none for one that [`Gemm::new`] refuses.
     pub fn all(problem: GemmProblem, architecture: Architecture) -> Vec<GemmMethod> {
         if problem.expect_known().is_err() {
@@ -197,12 +209,16 @@ impl Gemm {
         if !known {
             return Err(Error::GemmMethod { method, problem });
         }
+        let launch = method.launch(computed, device.multiprocessors());
+        launch.expect_within(architecture)?;
         let plan = match method {
-            GemmMethod::Tiled(tile) => GemmPlan::Tiled(sm90::Sm90Plan::new(device, computed, tile)?),
-            GemmMethod::Streamed(shape) => GemmPlan::Streamed(stream::StreamPlan::new(device, computed, shape)?),
-            GemmMethod::Rings(shape) => GemmPlan::Rings(rings::RingsPlan::new(device, computed, shape)?),
-            GemmMethod::Direct(shape) => GemmPlan::Direct(direct::DirectPlan::new(device, computed, shape)?),
-            GemmMethod::Mma(tile) => GemmPlan::Mma(mma::MmaPlan::new(device, computed, tile)?),
+            GemmMethod::Tiled(tile) => GemmPlan::Tiled(sm90::Sm90Plan::new(device, computed, tile, launch)?),
+            GemmMethod::Streamed(shape) => {
+                GemmPlan::Streamed(stream::StreamPlan::new(device, computed, shape, launch)?)
+            }
+            GemmMethod::Rings(shape) => GemmPlan::Rings(rings::RingsPlan::new(device, computed, shape, launch)?),
+            GemmMethod::Direct(shape) => GemmPlan::Direct(direct::DirectPlan::new(device, computed, shape, launch)?),
+            GemmMethod::Mma(tile) => GemmPlan::Mma(mma::MmaPlan::new(device, computed, tile, launch)?),
         };
         let (x_row, stores_by_tma) = match &plan {
             GemmPlan::Tiled(plan) => (computed.x_row_by_tma(), plan.stores_by_tma()),
@@ -288,3 +304,6 @@ impl Gemm {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,9 +126,9 @@ impl HopperAttention {
             backward_queries: device.kernel(&source, "backward_queries")?,
             backward_keys: device.kernel(&source, "backward_keys")?,
         };
-        kernels.forward.allow_shared(kernels.forward_bytes())?;
-        kernels.backward_queries.allow_shared(kernels.backward_bytes(kernels.groups.queries, 0))?;
-        kernels.backward_keys.allow_shared(kernels.backward_bytes(kernels.groups.keys, SUMS_BYTES))?;
+        kernels.forward.allow_shared()?;
+        kernels.backward_queries.allow_shared()?;
+        kernels.backward_keys.allow_shared()?;
         Ok(kernels)
     }
 

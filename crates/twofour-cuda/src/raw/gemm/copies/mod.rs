@@ -3,7 +3,7 @@
 use crate::{
     Device, DevicePtr, Result, Stream,
     device::{Kernel, Launch},
-    raw::headers,
+    raw::{grid::MOST_GRID_ROWS, headers},
     source::{File, Source, Support},
 };
 
@@ -44,9 +44,6 @@ const BLOCK_UNITS: usize = 256 * 8;
 
 /// Elements of the side of a transpose's tile.
 const SIDE: usize = 32;
-
-/// Most CTAs along a grid's second axis.
-const MOST_GRID_ROWS: usize = 65_535;
 
 pub(super) fn source() -> Source {
     let kernel = File::new("gemm/copies/kernel.cu", include_str!("kernel.cu"));

@@ -82,6 +82,11 @@ impl DirectShape {
         all.contains(&best).then_some(best).or(all.first().copied())
     }
 
+    /// Returns the launch configuration for a problem.
+    pub(super) fn launch_of(self, problem: GemmProblem) -> Launch {
+        self.launch(problem.features, self.shared_bytes_of(problem) as u32)
+    }
+
     fn shared_bytes_of(self, problem: GemmProblem) -> usize {
         let columns = tile_k(problem.element).columns();
         self.shared_bytes(problem.tokens, problem.reduction.div_ceil(columns), columns * problem.element.bytes())
@@ -151,12 +156,11 @@ struct DirectParameters {
 
 impl DirectPlan {
     /// Plans a validated problem with one of its shapes.
-    pub(super) fn new(device: &Device, problem: GemmProblem, shape: DirectShape) -> Result<Self> {
+    pub(super) fn new(device: &Device, problem: GemmProblem, shape: DirectShape, launch: Launch) -> Result<Self> {
         let variant = DirectKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "direct")?;
-        let shared = shape.shared_bytes_of(problem) as u32;
-        kernel.allow_shared(shared)?;
-        Ok(Self { problem, variant, kernel, launch: shape.launch(problem.features, shared) })
+        kernel.allow_shared()?;
+        Ok(Self { problem, variant, kernel, launch })
     }
 
     pub(super) fn kernel(&self) -> String {

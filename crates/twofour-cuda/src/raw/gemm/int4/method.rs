@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Int4Problem, UNIT, rings, staged, stream};
 use crate::{
     Architecture,
+    device::Launch,
     raw::gemm::{direct, rings::RingsShape, stream::StreamShape, supported::is_hopper},
 };
 
@@ -29,6 +30,22 @@ const FEW_LONG_ROWS: direct::DirectShape = direct::DirectShape { height: 1, warp
 pub(super) const DIRECT: [direct::DirectShape; 4] = [MANY_ROWS, MANY_ROWS_MORE_TOKENS, FEW_ROWS, FEW_LONG_ROWS];
 
 impl Int4Method {
+    /// Returns the launch configuration for a problem: for [`Int4Method::Staged`], with a CTA for each group of rows.
+    pub(in crate::raw::gemm) fn launch(self, problem: Int4Problem) -> Launch {
+        let Int4Problem { features, tokens, granularity, .. } = problem;
+        match self {
+            Int4Method::Direct(shape) => shape.launch(features, problem.shared_bytes(shape) as u32),
+            Int4Method::Rings(shape) => shape.launch(features, rings::step_bytes(shape, granularity)),
+            Int4Method::Streamed(shape) => shape.launch((features, tokens), stream::step(shape.tile, granularity)),
+            Int4Method::Staged(shape) => Launch {
+                grid: (shape.blocks(features), 1),
+                block: staged::WARPS * 32,
+                shared: shape.shared(problem).1,
+                cluster: 1,
+            },
+        }
+    }
+
     /// Returns the methods that compute a problem. The list is empty for too many tokens.
     pub fn all(problem: Int4Problem, architecture: Architecture) -> Vec<Int4Method> {
         let fits = |shape: &direct::DirectShape| {

@@ -127,30 +127,16 @@ impl Int4Gemm {
         }
         let variant = Int4Kernel::of(problem, method);
         let kernel = device.kernel(&variant.compiled().source(), "decode")?;
-        let (resident, launch) = match method {
-            Int4Method::Direct(shape) => {
-                let shared = problem.shared_bytes(shape) as u32;
-                kernel.allow_shared(shared)?;
-                (true, shape.launch(problem.features, shared))
-            }
-            Int4Method::Rings(shape) => {
-                let launch = shape.launch(problem.features, rings::step_bytes(shape, problem.granularity));
-                kernel.allow_shared(launch.shared)?;
-                (false, launch)
-            }
-            Int4Method::Streamed(shape) => {
-                let launch =
-                    shape.launch((problem.features, problem.tokens), stream::step(shape.tile, problem.granularity));
-                kernel.allow_shared(launch.shared)?;
-                (false, launch)
-            }
+        let mut launch = method.launch(problem);
+        launch.expect_within(device.architecture())?;
+        kernel.allow_shared()?;
+        let resident = match method {
+            Int4Method::Direct(_) => true,
+            Int4Method::Rings(_) | Int4Method::Streamed(_) => false,
             Int4Method::Staged(shape) => {
-                let (resident, shared) = shape.shared(problem);
-                kernel.allow_shared(shared)?;
-                let threads = staged::WARPS * 32;
-                let at_once = kernel.blocks_per_multiprocessor(threads, shared)? * device.multiprocessors();
-                let grid = (shape.blocks(problem.features).min(at_once), 1);
-                (resident, Launch { grid, block: threads, shared, cluster: 1 })
+                let at_once = kernel.blocks_per_multiprocessor(launch.block, launch.shared)? * device.multiprocessors();
+                launch.grid.0 = launch.grid.0.min(at_once);
+                shape.shared(problem).0
             }
         };
         Ok(Self { problem, variant, kernel, launch, resident })

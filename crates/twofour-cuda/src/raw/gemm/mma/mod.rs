@@ -61,6 +61,18 @@ impl MmaTile {
         there.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(TILES[0])
     }
 
+    /// Returns the tiles of a problem.
+    fn panels(self, problem: GemmProblem) -> Panels {
+        Panels::new(problem, (self.features, self.tokens), PANEL_FEATURES)
+    }
+
+    /// Returns the launch configuration for a problem.
+    pub(super) fn launch_of(self, problem: GemmProblem) -> Launch {
+        let variant = MmaKernel { element: problem.element, x_element: problem.x_element, tile: self };
+        let blocks = self.panels(problem).tiles();
+        Launch { grid: (blocks, 1), block: THREADS, shared: variant.shared_bytes(), cluster: 1 }
+    }
+
     fn name(self) -> String {
         format!("{}x{}x{}", self.features, self.tokens, self.stages)
     }
@@ -179,7 +191,7 @@ struct MmaParameters {
 const PANEL_FEATURES: u32 = 2048;
 
 impl MmaPlan {
-    pub(super) fn new(device: &Device, problem: GemmProblem, tile: MmaTile) -> Result<Self> {
+    pub(super) fn new(device: &Device, problem: GemmProblem, tile: MmaTile, launch: Launch) -> Result<Self> {
         let variant = MmaKernel { element: problem.element, x_element: problem.x_element, tile };
         let (major, minor) = device.architecture().capability();
         if (major, minor) < needed(problem.element) {
@@ -190,15 +202,8 @@ impl MmaPlan {
             return Err(Error::GemmMethod { method: GemmMethod::Mma(tile), problem });
         }
         let kernel = device.kernel(&variant.source(), "gemm")?;
-        let shared = variant.shared_bytes();
-        kernel.allow_shared(shared)?;
-        let panels = Panels::new(problem, (tile.features, tile.tokens), PANEL_FEATURES);
-        let blocks = panels.tiles();
-        if blocks > i32::MAX as u32 {
-            return Err(Error::TooLarge { rows: problem.tokens, cols: problem.features });
-        }
-        let launch = Launch { grid: (blocks, 1), block: THREADS, shared, cluster: 1 };
-        Ok(Self { problem, variant, kernel, launch, panels })
+        kernel.allow_shared()?;
+        Ok(Self { problem, variant, kernel, launch, panels: tile.panels(problem) })
     }
 
     pub(super) fn kernel(&self) -> String {

@@ -113,6 +113,14 @@ impl RingsShape {
     }
 }
 
+impl RingsShape {
+    /// Returns the launch configuration for a problem.
+    pub(super) fn launch_of(self, problem: GemmProblem) -> Launch {
+        let variant = RingsKernel { element: problem.element, shape: self };
+        self.launch(problem.features, variant.step_bytes())
+    }
+}
+
 /// Returns the bytes of a stage.
 fn stage_bytes(step_bytes: u32) -> u32 {
     step_bytes.next_multiple_of(1024)
@@ -194,11 +202,10 @@ struct RingsParameters {
 
 impl RingsPlan {
     /// Plans a validated problem with one of its shapes.
-    pub(super) fn new(device: &Device, problem: GemmProblem, shape: RingsShape) -> Result<Self> {
+    pub(super) fn new(device: &Device, problem: GemmProblem, shape: RingsShape, launch: Launch) -> Result<Self> {
         let variant = RingsKernel { element: problem.element, shape };
         let kernel = device.kernel(&variant.source(), "rings")?;
-        let launch = shape.launch(problem.features, variant.step_bytes());
-        kernel.allow_shared(launch.shared)?;
+        kernel.allow_shared()?;
         Ok(Self { problem, variant, kernel, launch })
     }
 

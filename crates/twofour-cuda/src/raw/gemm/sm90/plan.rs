@@ -1,6 +1,6 @@
 //! Planned GEMMs: the kernel's parameters and its launch.
 
-use super::{Sm90Kernel, Sm90Store, Sm90Tile, WARPGROUPS, shared, tile::PIECE_TOKENS};
+use super::{Sm90Kernel, Sm90Store, Sm90Tile, WARPGROUPS, tile::PIECE_TOKENS};
 use crate::{
     Device, DevicePtr, Result, Stream, TileScheduler,
     device::{Kernel, Launch},
@@ -51,21 +51,44 @@ struct Sm90Parameters {
 /// Features of a panel: W's values and metadata of the panel, and the rows of X that concurrent CTAs read, stay in L2.
 const PANEL_FEATURES: u32 = 4096;
 
+impl Sm90Tile {
+    /// Returns the tiles of a problem. A tile is that of a whole cluster.
+    fn panels(self, problem: GemmProblem) -> Panels {
+        let x_rows = Sm90Kernel::of(problem, self).x_rows(problem, self);
+        Panels::new(problem, (self.features * self.cluster, x_rows), PANEL_FEATURES)
+    }
+
+    /// Returns the launch configuration for a problem, with the grid of the scheduler that assigns more CTAs.
+    pub(in crate::raw::gemm) fn launch_by_hardware(self, problem: GemmProblem) -> Launch {
+        self.launch(problem, self.panels(problem).tiles())
+    }
+
+    /// Returns the launch configuration for a problem on a device with so many SMs. A cluster with split-K computes one
+    /// tile; any other computes several.
+    pub(in crate::raw::gemm) fn launch_of(self, problem: GemmProblem, multiprocessors: u32) -> Launch {
+        let tiles = self.panels(problem).tiles();
+        let resident = (multiprocessors / (self.cluster * self.parts())).max(1);
+        self.launch(problem, if self.parts() > 1 { tiles } else { resident.min(tiles) })
+    }
+
+    fn launch(self, problem: GemmProblem, clusters: u32) -> Launch {
+        let variant = Sm90Kernel::of(problem, self);
+        let (shared, cluster) = (variant.shared_bytes(variant.chunk()), self.cluster * self.parts());
+        Launch { grid: (clusters.saturating_mul(cluster), 1), block: THREADS, shared, cluster }
+    }
+}
+
 impl Sm90Plan {
-    pub(in crate::raw::gemm) fn new(device: &Device, problem: GemmProblem, tile: Sm90Tile) -> Result<Self> {
+    pub(in crate::raw::gemm) fn new(
+        device: &Device,
+        problem: GemmProblem,
+        tile: Sm90Tile,
+        launch: Launch,
+    ) -> Result<Self> {
         let variant = Sm90Kernel::of(problem, tile);
-        let bytes = variant.shared_bytes(variant.chunk());
-        assert!(bytes <= shared::SHARED_BYTES, "{} needs {bytes} bytes of shared memory", variant.name());
         let kernel = device.kernel(&variant.source(), "gemm")?;
-        kernel.allow_shared(bytes)?;
-        // A tile of a whole cluster.
-        let x_rows = variant.x_rows(problem, tile);
-        let panels = Panels::new(problem, (tile.features * tile.cluster, x_rows), PANEL_FEATURES);
-        let ctas = tile.cluster * tile.parts();
-        // A cluster with split-K computes one tile; any other computes several.
-        let clusters =
-            if tile.parts() > 1 { panels.tiles() } else { (device.multiprocessors() / ctas).min(panels.tiles()) };
-        let launch = Launch { grid: (clusters * ctas, 1), block: THREADS, shared: bytes, cluster: ctas };
+        kernel.allow_shared()?;
+        let (x_rows, panels) = (variant.x_rows(problem, tile), tile.panels(problem));
         Ok(Self { problem, tile, x_rows, variant, kernel, launch, panels })
     }
 
@@ -148,7 +171,7 @@ impl Sm90Plan {
         };
         let launch = match self.kernel.device().tile_scheduler() {
             TileScheduler::Persistent => self.launch,
-            TileScheduler::Hardware => Launch { grid: (self.panels.tiles() * self.launch.cluster, 1), ..self.launch },
+            TileScheduler::Hardware => self.tile.launch_by_hardware(self.problem),
         };
         // SAFETY: the structure has the kernel's layout; its pointers are valid until the stream has passed this call, and the stream is of the device, as this function requires.
         unsafe { self.kernel.launch(stream, launch, &parameters) }

@@ -2,7 +2,7 @@
 
 use super::{
     StreamKernel, StreamShape, StreamTile,
-    kernel::{atom_bytes, k_step, step},
+    kernel::{atom_bytes, k_step},
 };
 use crate::{
     DataType as Element, Device, Result, Stream,
@@ -86,11 +86,15 @@ struct StreamParameters {
 
 impl StreamPlan {
     /// Plans a validated problem with one of its shapes.
-    pub(in crate::raw::gemm) fn new(device: &Device, problem: GemmProblem, shape: StreamShape) -> Result<Self> {
+    pub(in crate::raw::gemm) fn new(
+        device: &Device,
+        problem: GemmProblem,
+        shape: StreamShape,
+        launch: Launch,
+    ) -> Result<Self> {
         let variant = StreamKernel::of(problem, shape.tile);
         let kernel = device.kernel(&variant.source(), "stream")?;
-        let launch = shape.launch((problem.features, problem.tokens), step(problem.element, shape.tile));
-        kernel.allow_shared(launch.shared)?;
+        kernel.allow_shared()?;
         Ok(Self { problem, variant, shape, kernel, launch })
     }
 

@@ -79,7 +79,12 @@ impl StreamShape {
         format!("{}s{}", self.tile.name(), self.split)
     }
 
-    /// Returns the launch configuration.
+    /// Returns the launch configuration for a problem.
+    pub(in crate::raw::gemm) fn launch_of(self, problem: GemmProblem) -> Launch {
+        self.launch((problem.features, problem.tokens), step(problem.element, self.tile))
+    }
+
+    /// Returns the launch configuration for a shape of W and X.
     pub(in crate::raw::gemm) fn launch(self, (features, tokens): (usize, usize), step: Step) -> Launch {
         let StreamShape { tile, split } = self;
         let (block, shared) = (tile.threads(step), tile.shared_bytes(step));
