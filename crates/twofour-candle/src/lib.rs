@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-pub mod block;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;

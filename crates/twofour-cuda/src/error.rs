@@ -170,15 +170,6 @@ pub enum Error {
         engine: Engine,
     },
 
-    /// Every engine that computes a problem reads a form of the weight that is not kept.
-    #[error("no engine that was measured for {problem:?} reads only the weight's {} form: keep the other one, or both", if *dense { "dense" } else { "compressed" })]
-    NoEngineForForm {
-        /// The problem.
-        problem: GemmProblem,
-        /// Whether only the dense form is kept; otherwise only the compressed one.
-        dense: bool,
-    },
-
     /// Neither this crate's kernels nor an installed library computes a problem on the device.
     #[error(
         "no engine computes {problem:?} on this device: GEMMs of 8-bit floats require compute capability 8.9; NVIDIA's libraries may be missing"

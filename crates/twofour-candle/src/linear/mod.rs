@@ -156,7 +156,7 @@ impl AnyLinear {
     pub fn operand(&self) -> Result<LinearOperand> {
         if let Some(weight) = self.weight().filter(|w| w.dtype() != DType::F32) {
             return Err(crate::Error::DType {
-                what: "the weight of a layer inside a block operator",
+                what: "the weight of a layer inside another operator",
                 found: weight.dtype(),
                 expected: "F32".to_owned(),
             });

@@ -1,4 +1,4 @@
-//! A linear layer on raw f32 slices, for use inside block operators.
+//! A linear layer on raw f32 slices, for use inside other operators.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Result;
 
-/// A linear layer's products on f32 slices: what a block operator runs inside its own forward and backward.
+/// A linear layer's products on f32 slices: what another operator runs inside its own forward and backward.
 ///
 /// It is the layer as it was when [`AnyLinear::operand`](super::AnyLinear::operand) made it, and cheap to make: a packed
 /// weight is shared, a dense one is the layer's own tensor, only the bias is copied. Make one for each forward pass and

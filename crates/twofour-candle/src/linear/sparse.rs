@@ -298,7 +298,7 @@ impl SparseLinear {
     /// The layer's products for one forward pass and its backward pass. In [`Mode::Train`] this is a forward pass: it may
     /// refresh the mask.
     pub(super) fn operand(&self) -> Result<LinearOperand> {
-        expect_cpu("the weight of a layer inside a block operator", &self.weight)?;
+        expect_cpu("the weight of a layer inside another operator", &self.weight)?;
         let (out_features, in_features) = self.weight.dims2()?;
         let mut state = self.state();
         state.begin_forward(&self.weight, self.settings.refresh)?;
@@ -307,7 +307,7 @@ impl SparseLinear {
             #[cfg(feature = "cuda")]
             Trainable::Cuda(_) => {
                 let found = self.weight.device().location();
-                return Err(Error::Device { what: "the weight of a layer inside a block operator", found });
+                return Err(Error::Device { what: "the weight of a layer inside another operator", found });
             }
         };
         Ok(LinearOperand {

@@ -348,7 +348,7 @@ fn what_does_not_fit_is_refused_and_views_are_read_rightly() -> Result<()> {
     assert!(refuse(tensor(&[4, 8], 1).to_dtype(DType::F64)?, None).contains("F64"));
     assert!(refuse(Tensor::new(&[[1f32, f32::NAN, 0.0, 0.0]], CPU)?, None).contains("row 0, column 1: NaN"));
     let half = AnyLinear::from(Case::new(&[2, 8], 4, None, DType::BF16).sparse(SparseSettings::default()));
-    assert!(half.operand().unwrap_err().to_string().contains("inside a block operator"));
+    assert!(half.operand().unwrap_err().to_string().contains("inside another operator"));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
-use twofour_nn::cpu::rope::{Table, rotate, rotate_back};
+use twofour_nn::cpu::rope::{rotate, rotate_back};
 
 use super::rows;
 
@@ -76,19 +76,21 @@ impl CustomOp1 for Rope {
     }
 }
 
-/// Cosines and sines of the first `positions` rows of a table as tensors `[positions, head_dim / 2]` on the CPU.
-pub(crate) fn tensors(table: &Table, positions: usize) -> Result<(Tensor, Tensor)> {
-    let device = candle_core::Device::Cpu;
-    let shape = (positions, table.head_dim() / 2);
-    let rows = (0..positions).map(|position| table.at(position));
-    let (cos, sin): (Vec<&[f32]>, Vec<&[f32]>) = rows.unzip();
-    Ok((Tensor::from_vec(cos.concat(), shape, &device)?, Tensor::from_vec(sin.concat(), shape, &device)?))
-}
-
 #[cfg(test)]
 mod tests {
+    use twofour_nn::cpu::rope::Table;
+
     use super::*;
     use crate::ops::gradient_check::{Case, against_reference, finite_differences, random};
+
+    /// Cosines and sines of the first `positions` rows of a table as tensors `[positions, head_dim / 2]` on the CPU.
+    fn tensors(table: &Table, positions: usize) -> Result<(Tensor, Tensor)> {
+        let device = candle_core::Device::Cpu;
+        let shape = (positions, table.head_dim() / 2);
+        let rows = (0..positions).map(|position| table.at(position));
+        let (cos, sin): (Vec<&[f32]>, Vec<&[f32]>) = rows.unzip();
+        Ok((Tensor::from_vec(cos.concat(), shape, &device)?, Tensor::from_vec(sin.concat(), shape, &device)?))
+    }
 
     #[test]
     fn agrees_with_the_slow_path_in_values_and_gradients() -> Result<()> {

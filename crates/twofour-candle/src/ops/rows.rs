@@ -1,6 +1,6 @@
 //! Reading tensors as f32 slices.
 
-use candle_core::{CpuStorage, DType, Layout, Result, Tensor, Var, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Tensor, bail};
 pub(crate) use twofour_nn::cpu::rows::for_each;
 
 /// The f32 elements of a contiguous CPU tensor inside a custom operator.
@@ -42,13 +42,6 @@ pub(crate) fn with_slices<R>(
 /// The operand of an operator that computes in f32: contiguous and widened, both steps recorded for the backward pass.
 pub(crate) fn operand(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(DType::F32)?.contiguous()
-}
-
-/// Like [`operand`], and on the tape even if nothing before it is: for operators that hold parameters themselves, whose
-/// backward pass would otherwise never run.
-pub(crate) fn tracked_operand(tensor: &Tensor) -> Result<Tensor> {
-    let tensor = operand(tensor)?;
-    if tensor.track_op() { Ok(tensor) } else { Ok(Var::from_tensor(&tensor)?.into_inner()) }
 }
 
 /// The last dimension of a tensor, which must have one.

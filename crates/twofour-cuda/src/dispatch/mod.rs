@@ -19,7 +19,6 @@ mod remembered;
 
 use std::{fmt, sync::Arc};
 
-use cudarc::driver::CudaStream;
 use serde::{Deserialize, Serialize};
 
 pub use four_bits::{Int4Choice, Int4Measured};
@@ -31,10 +30,7 @@ use crate::{
     libraries::Libraries,
     measure::Trial,
     problem::{GemmProblem, Int4Problem},
-    raw::{
-        engine::{Engine, KeptForm, Product, Weight},
-        gemm::int4,
-    },
+    raw::{engine::Engine, gemm::int4},
 };
 
 pub use crate::measure::Measured;
@@ -144,30 +140,6 @@ impl Dispatcher {
     pub fn choose_by(&self, trial: &Trial) -> Result<MeasuredChoice> {
         let problem = trial.problem();
         self.0.choices.of_or_by(problem, || trial.measure())?.ok_or(Error::NoEngine { problem })
-    }
-
-    /// Plans a GEMM with the fastest engine that can use the forms of the weight that are present, and whose calls read only forms that `kept` allows.
-    ///
-    /// # Errors
-    /// Those of [`Dispatcher::choose`] and [`Product::new`]; [`Error::NoEngineForForm`] where no engine is left.
-    ///
-    /// # Safety
-    /// That of [`Product::new`].
-    pub unsafe fn product(
-        &self,
-        stream: &Arc<CudaStream>,
-        problem: GemmProblem,
-        weight: Weight,
-        kept: KeptForm,
-    ) -> Result<Product> {
-        let choice = self.choose(problem)?;
-        // Other engines read or compress the dense weight.
-        let has_form = |engine: Engine| weight.dense.is_some() || matches!(engine, Engine::TwoFour(_));
-        let engine = choice.measured().iter().map(|measured| measured.how);
-        let engine = engine.into_iter().find(|engine| kept.allows(*engine) && has_form(*engine));
-        let engine = engine.ok_or(Error::NoEngineForForm { problem, dense: kept == KeptForm::Dense })?;
-        // SAFETY: the weight is valid and 2:4, and read as long as this function requires.
-        unsafe { Product::new(&self.0.device, &self.0.libraries, stream, problem, engine, weight) }
     }
 
     /// Returns the libraries that are installed.

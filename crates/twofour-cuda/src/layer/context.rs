@@ -18,7 +18,6 @@ use super::{
 use crate::{
     DataType, Device, DevicePtr, Error, Result, Stream,
     decode::DecodeKernels,
-    dispatch::Dispatcher,
     libraries::{
         Libraries,
         cublaslt::{CublasLtPlan, DenseEpilogue, DenseProblem},
@@ -28,7 +27,6 @@ use crate::{
         column_sums::ColumnSums,
         compress::Compressor,
         elementwise::Elementwise,
-        engine::Engine,
         estimate::DenseEstimator,
         flips::Flips,
         gemm::{Gemm, copies::Copies, int4::Int4Gemm},
@@ -56,8 +54,6 @@ pub(super) struct Shared {
     pub(super) libraries: Libraries,
     /// Whether cuBLASLt's algorithms are chosen by timing them.
     pub(super) times_plans: bool,
-    /// The dispatcher, where GEMM methods are chosen by measurement.
-    dispatcher: Option<Dispatcher>,
     gemms: Plans<GemmProblem, Gemm>,
     pub(super) dense: Plans<DenseProblem, TimedPlan>,
     pub(super) bias_gradients: Plans<(DenseProblem, DevicePtr), Option<CublasLtPlan>>,
@@ -211,31 +207,25 @@ impl LayerContext {
     /// [`Error::Driver`].
     pub fn new(device: &Device) -> Result<Self> {
         let stream = device.context().new_stream().map_err(|error| Error::driver("creating a stream", error))?;
-        Ok(Self::with(device, stream, None, true))
+        Ok(Self::with(device, stream, true))
     }
 
     /// Returns a context on an existing stream of the device. GEMM methods are chosen by the model of the device's time.
     pub fn on_stream(device: &Device, stream: Arc<CudaStream>) -> Self {
-        Self::with(device, stream, None, true)
+        Self::with(device, stream, true)
     }
 
     /// Returns a context on an existing stream that times nothing: of cuBLASLt's algorithms the library's first choice is taken, so that results of another
     /// process on the same kind of device, with the same library, are the same to the bit.
     pub fn repeatable(device: &Device, stream: Arc<CudaStream>) -> Self {
-        Self::with(device, stream, None, false)
+        Self::with(device, stream, false)
     }
 
-    /// Returns a context whose GEMMs use this crate's fastest method as measured by the dispatcher. Planning takes about a second for a shape that is not cached yet.
-    pub fn measured(device: &Device, stream: Arc<CudaStream>, dispatcher: Dispatcher) -> Self {
-        Self::with(device, stream, Some(dispatcher), true)
-    }
-
-    fn with(device: &Device, stream: Arc<CudaStream>, dispatcher: Option<Dispatcher>, times_plans: bool) -> Self {
+    fn with(device: &Device, stream: Arc<CudaStream>, times_plans: bool) -> Self {
         let shared = Shared {
             device: device.clone(),
             libraries: Libraries::found(device),
             times_plans,
-            dispatcher,
             gemms: Plans::default(),
             dense: Plans::default(),
             bias_gradients: Plans::default(),
@@ -351,18 +341,7 @@ impl LayerContext {
     pub(super) fn gemm(&self, problem: GemmProblem) -> Result<Gemm> {
         self.shared.gemms.of(problem, || {
             self.expect_not_capturing("planning a GEMM")?;
-            let ours = |engine: Engine| match engine {
-                Engine::TwoFour(method) => Some(method),
-                _ => None,
-            };
-            let measured = match &self.shared.dispatcher {
-                Some(dispatcher) => dispatcher.choose(problem)?.measured().iter().find_map(|m| ours(m.how)),
-                None => None,
-            };
-            match measured {
-                Some(method) => Gemm::with(&self.shared.device, problem, method),
-                None => Gemm::new(&self.shared.device, problem),
-            }
+            Gemm::new(&self.shared.device, problem)
         })
     }
 

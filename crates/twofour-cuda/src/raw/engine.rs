@@ -47,11 +47,6 @@ impl Engine {
             Engine::CublasLt(_) => "cublaslt",
         }
     }
-
-    /// Returns whether calls read the dense weight instead of a compressed one.
-    pub fn reads_dense(self) -> bool {
-        matches!(self, Engine::CublasLt(_))
-    }
 }
 
 /// Most choices requested from cuBLASLt's heuristics.
@@ -166,29 +161,6 @@ pub struct Weight {
     /// The compressed form, with metadata in [`Gemm::meta_order_of`] and padding ([`crate::raw::gemm::packed_bytes`]). This crate's kernels read it at
     /// every call. Without it they compress the dense form when a GEMM is planned.
     pub packed: Option<Packed>,
-}
-
-/// Which forms of a weight stay in memory after a GEMM is planned. Both together take 1.5625 times (16-bit elements) or 1.625 times (8-bit elements)
-/// the bytes of the dense form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KeptForm {
-    /// The form that the fastest engine reads; the caller keeps the forms it has.
-    Any,
-    /// The compressed form only. This excludes cuBLASLt, which reads the dense weight at every call.
-    Compressed,
-    /// The dense form only. This excludes engines that read a compressed weight.
-    Dense,
-}
-
-impl KeptForm {
-    /// Returns whether an engine's calls read no other form.
-    pub fn allows(self, engine: Engine) -> bool {
-        match self {
-            KeptForm::Any => true,
-            KeptForm::Compressed => !engine.reads_dense(),
-            KeptForm::Dense => engine.reads_dense(),
-        }
-    }
 }
 
 /// Bytes of device memory that a planned GEMM holds.
