@@ -7,6 +7,7 @@ from torch import nn
 
 from . import _ops
 from ._compression import Compressed
+from ._conversion import take_over, weight_of
 from ._linear import DTYPES, weights_are_deferred
 from ._packed import pack_by_rule
 
@@ -57,26 +58,28 @@ class Int4Linear(nn.Module):
         magnitude that it serves, by 7.
 
         Args:
-            linear: the layer; its weight is float32, bfloat16 or float16.
+            linear: the layer; its weight is float32, bfloat16 or float16. Layers that prune their weight themselves and sparse weights are taken as
+                they compute, as by :meth:`twofour.Linear.from_dense`.
             group_size: 128, or -1 for a scale for each row.
             prune: keeps the two largest magnitudes of each group of four; by default the weight must be 2:4 already.
 
         Raises:
             ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group; where it is not finite, with its place; where a
-                scale is beyond float16; for another ``group_size``.
+                scale is beyond float16; for another ``group_size``; for a layer with parametrizations.
+            TypeError: for a subclass whose own methods, such as ``forward``, would be lost.
             NotImplementedError: for another dtype.
         """
         expect_group_size(group_size)
-        weight = linear.weight.detach()
+        weight, is_pruned = weight_of(linear)
         if weight.dtype not in DTYPES:
             raise NotImplementedError(f"the weight has dtype {weight.dtype}; {', '.join(map(str, DTYPES))} can be quantized")
         dense = weight.cpu()
-        if prune:
+        if prune and not is_pruned:
             dense = pack_by_rule(dense, "magnitude", transpose=False)[0].to_dense()
         parts = (part.to(weight.device) for part in _ops.quantize_int4(dense, group_size))
         packed = _ops.pack_int4(*parts, weight.shape[1], group_size)
         bias = None if linear.bias is None else linear.bias.detach().clone()
-        return cls(tuple(weight.shape), group_size, packed, bias).train(linear.training)
+        return take_over(cls(tuple(weight.shape), group_size, packed, bias), linear)
 
     @classmethod
     def from_compressed(cls, weight: Compressed, bias: torch.Tensor | None = None) -> Int4Linear:

@@ -11,6 +11,7 @@ from torch import nn
 from . import _ops
 from ._autograd import FrozenLinear
 from ._compression import parts_shapes
+from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
 from ._packed import Packed, pack_by_rule, pack_sparse
 
 #: The dtypes that kernels multiply.
@@ -35,7 +36,7 @@ def weights_are_deferred() -> bool:
     return _DEFERRED.get()
 
 
-class Linear(nn.Module):
+class Linear(SparseLayer, nn.Linear):
     """``y = x @ W.T + bias`` with a 2:4 weight ``W`` of shape ``[out_features, in_features]``. The weight is frozen.
 
     The layer holds its weight once: packed, in the layout of the device's kernels. State dicts and pickles hold the canonical form, which is
@@ -61,8 +62,12 @@ class Linear(nn.Module):
         NotImplementedError: for another dtype.
     """
 
+    #: transformers initializes every ``nn.Linear`` whose weight no checkpoint has; this one is loaded by its quantizer, or packed.
+    _is_hf_initialized = True
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
-        super().__init__()
+        # Not nn.Linear's, which makes a dense weight.
+        nn.Module.__init__(self)
         self.in_features = in_features
         self.out_features = out_features
         values, meta = parts_shapes(out_features, in_features)
@@ -81,28 +86,39 @@ class Linear(nn.Module):
         """The layer of a dense one, whose bias it shares.
 
         Args:
-            linear: the layer; its weight has any shape, and is float32, bfloat16 or float16.
-            prune: keeps the two largest magnitudes of each group of four; by default the weight must be 2:4 already.
+            linear: the layer; its weight has any shape, and is float32, bfloat16 or float16. A layer that prunes its weight itself, such as
+                :class:`twofour.sparsity.training.SemiSparseLinear`, is taken as it computes in evaluation, and one whose weight is a sparse tensor
+                with that weight.
+            prune: keeps the two largest magnitudes of each group of four, of a weight that is not sparse; by default it must be 2:4 already.
             name: the weight's name, for errors.
 
+        Returns:
+            the layer, with the hooks, attributes and training flag of the given one.
+
         Raises:
-            ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned.
+            ValueError: where the weight is not 2:4, with row and group; for a NaN where it is pruned; for a layer with parametrizations.
+            TypeError: for a subclass of ``nn.Linear`` whose own methods, such as ``forward``, would be lost.
             NotImplementedError: for another dtype.
         """
+        expect_convertible(linear)
         _require_supported(linear.weight.dtype, name)
         self = cls(linear.in_features, linear.out_features, bias=False, device="meta", dtype=linear.weight.dtype)
         self.bias = linear.bias
-        self._pack_dense(linear.weight.detach(), prune, name)
-        return self.train(linear.training)
+        dense, is_pruned = weight_of(linear)
+        self._pack_dense(dense, prune and not is_pruned, name)
+        return take_over(self, linear)
+
+    def dense_weight(self) -> torch.Tensor:
+        """The weight, dense with zeros."""
+        return self.packed_weight.to_dense()
 
     def to_dense(self) -> nn.Linear:
-        """A dense layer with the same weight and a copy of the bias."""
-        packed = self.pack()
-        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta", dtype=packed.dtype)
-        linear.weight = nn.Parameter(self.packed_weight.to_dense())
+        """A dense layer with the same weight, as a parameter that needs a gradient, a copy of the bias, and the same hooks, attributes and training
+        flag."""
+        linear = dense_layer(self, nn.Parameter(self.dense_weight()))
         if self.bias is not None:
-            linear.bias = nn.Parameter(self.bias.detach().clone())
-        return linear.train(self.training)
+            linear.bias = nn.Parameter(self.bias.detach().clone(), requires_grad=self.bias.requires_grad)
+        return linear
 
     # The weight.
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from . import _ops
+from ._conversion import chosen, replace, take_over, weight_of
 from ._int4 import GROUP, Int4Linear, expect_group_size
 from ._packed import Packed, pack_by_rule, pack_quantized
 
@@ -114,16 +115,18 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_dense(cls, linear: nn.Linear, prune: bool = False) -> QuantizedLinear:
-        """Quantizes the weight of a linear layer.
+        """Quantizes the weight of a linear layer. Layers that prune their weight themselves and sparse weights are taken as they compute, as by
+        :meth:`twofour.Linear.from_dense`.
 
         Raises:
-            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group, or not finite.
+            ValueError: where the weight is not 2:4 and ``prune`` is not set, with row and group, or not finite; for a layer with parametrizations.
+            TypeError: for a subclass whose own methods, such as ``forward``, would be lost.
         """
-        dense = linear.weight.detach()
-        if prune:
+        dense, is_pruned = weight_of(linear)
+        if prune and not is_pruned:
             dense = pack_by_rule(dense.float().cpu(), "magnitude", transpose=False)[0].to_dense().to(dense.device)
         weight, scales = pack_quantized(dense)
-        return cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone())
+        return take_over(cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone()), linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` of shape ``[..., in_features]``: float32 (CPU), bfloat16 or float16."""
@@ -175,34 +178,33 @@ def quantize_(
     Args:
         model: the model, with at least one linear layer below its root.
         config: what to quantize to: a configuration, or a layout for the configuration that has it by default.
-        filter_fn: of a module and its name, whether it is replaced; all ``nn.Linear`` by default.
+        filter_fn: of a module and its name, whether it is replaced; all ``nn.Linear`` by default. A layer that has several names is replaced under
+            all of them where the filter takes one.
+
+    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear`, and one with a sparse weight keep their masks;
+    ``prune`` is for the others. Hooks, attributes and the training flag are those of the layers before.
 
     Returns:
         the model.
 
     Raises:
-        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, or where no layer matches; no layer is then
-            replaced.
+        ValueError: where a weight is not 2:4 or not finite, with the layer's name, row and group, where a layer has parametrizations, or where no
+            layer matches; no layer is then replaced.
         NotImplementedError: for a weight of another dtype, with the layer's name.
-        TypeError: for another configuration.
+        TypeError: for another configuration; for a subclass of ``nn.Linear`` whose own methods, such as ``forward``, would be lost, with the
+            layer's name.
     """
     quantized = _quantizer_of(config)
-    chosen = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and (filter_fn is None or filter_fn(module, name))
-    ]
-    if not chosen or chosen[0][0] == "":
+    layers = chosen(model, lambda module, name: isinstance(module, nn.Linear) and (filter_fn is None or filter_fn(module, name)))
+    if not layers or layers[0][1] is model:
         raise ValueError("no linear layer below the model's root matches: check filter_fn, or wrap the layer in nn.Sequential")
-    replaced = {}
-    for name, module in chosen:
+    pairs = []
+    for name, module in layers:
         try:
-            replaced[name] = quantized(module).train(module.training)
-        except (ValueError, NotImplementedError) as error:
+            pairs.append((module, quantized(module)))
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise type(error)(f"{name}.weight: {error}") from None
-    for name, module in replaced.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
+    replace(model, pairs)
     return model
 
 

@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import _layouts, _ops
+from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed, pack_by_mask
 
 _RULE = _ops.rule_number("optimal")
 
 
-class SparseLinearTranspose(nn.Linear):
+class SparseLinearTranspose(SparseLayer, nn.Linear):
     """A linear layer whose weight has a mask that is 2:4 along rows and along columns, chosen anew every ``freq`` steps of the optimizer.
 
     FST (Hu et al., "Accelerating Transformer Pre-training with 2:4 Sparsity", ICML 2024): forward pass and input gradient are sparse GEMMs
@@ -118,6 +119,20 @@ class SparseLinearTranspose(nn.Linear):
             self._version = weight._version
         weight.cnt += self.training
         return self._packed
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the layer multiplies with a 2:4 weight: in the mode ``"sparse"``."""
+        return self._attach().mode != "dense"
+
+    def dense_weight(self) -> torch.Tensor:
+        """The weight that the layer multiplies with, dense, without a gradient: with zeros where the mask keeps nothing, or whole in the mode
+        ``"dense"``. Before the first forward pass the mask is the one that it will choose."""
+        weight = self.weight.detach()
+        if not self.is_pruned:
+            return weight.clone()
+        mask = self.mask if bool(self.mask.any()) else _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
+        return weight.masked_fill(~mask, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._attach().mode == "dense":

@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 from .. import _ops
+from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed
 
 _RULE = _ops.rule_number("soft-threshold")
 
 
-class SparseLinear(nn.Linear):
+class SparseLinear(SparseLayer, nn.Linear):
     """A linear layer with the weight ``scale * S(W)``: ``S`` keeps the two largest magnitudes of each group of four, each less the third
     largest.
 
@@ -69,8 +70,13 @@ class SparseLinear(nn.Linear):
         """The weight that the layer multiplies with, dense with zeros, without a gradient: ``[out_features, in_features]``."""
         if not self._has_scale:
             self.init_scale()
-        scaled = self._scaled(self.weight)
-        return _ops.estimate(scaled, _ops.ESTIMATORS["soft-threshold"])
+        return self.dense_weight()
+
+    def dense_weight(self) -> torch.Tensor:
+        """The weight that the layer multiplies with, dense with zeros, without a gradient. A scale that was not computed yet stays so."""
+        weight = self.weight.detach()
+        scale = self.scale if self._has_scale else _ops.soft_threshold_scale(weight)
+        return _ops.estimate((weight * scale).to(weight.dtype), _ops.ESTIMATORS["soft-threshold"])
 
     def _scaled(self, weight: torch.Tensor) -> torch.Tensor:
         # S(scale * W) is scale * S(W), and the scale stays on the device.

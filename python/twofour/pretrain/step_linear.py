@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import _ops
+from .. import _layouts, _ops
+from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear
 
 _RULE = _ops.rule_number("magnitude")
 
 
-class STEPLinear(nn.Linear):
+class STEPLinear(SparseLayer, nn.Linear):
     """A linear layer that trains dense until :class:`twofour.pretrain.AdamW_STEP` freezes its variances, and then with its two largest
     magnitudes of each group of four.
 
@@ -41,6 +42,11 @@ class STEPLinear(nn.Linear):
         phase = state.pop("_phase", "dense")
         super().__setstate__(state)
         self.weight.mask = phase
+
+    def dense_weight(self) -> torch.Tensor:
+        """The weight that the layer multiplies with in evaluation: its two largest magnitudes of each group of four, dense with zeros."""
+        weight = self.weight.detach()
+        return weight.masked_fill(~_layouts.mask_of(_ops.select(weight, _RULE), *weight.shape), 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and getattr(self.weight, "mask", "dense") == "dense":

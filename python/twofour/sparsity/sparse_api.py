@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from .._conversion import chosen, dense_layer, is_sparse, is_training_layer, replace, weight_of
+from .._linear import Linear
 from ..sparse import to_sparse_semi_structured
 from ._masks import two_largest
 from .blocksparse import BlockSparseTensor
@@ -62,13 +64,17 @@ def _chosen(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Mo
     Raises:
         ValueError: for one without a weight that is a matrix.
     """
-    filter_fn = filter_fn or _is_linear
-    chosen = [(name, module) for name, module in model.named_modules() if filter_fn(module, name)]
-    for name, module in chosen:
+    layers = chosen(model, filter_fn or _is_linear)
+    for name, module in layers:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
             raise ValueError(f"filter_fn takes {_quoted(name)}, a {type(module).__name__}, which has no 2-D weight")
-    return chosen
+        if isinstance(module, nn.Module) and "weight" not in module._parameters and not isinstance(module, Linear):
+            raise ValueError(
+                f"{_quoted(name)}: the weight is no parameter, since a parametrization or a hook computes it: call squash_mask of the sparsifier, "
+                "remove_parametrizations, torch.nn.utils.prune.remove or remove_weight_norm first"
+            )
+    return layers
 
 
 def _quoted(name: str) -> str:
@@ -84,6 +90,10 @@ def sparsify_(
 ) -> nn.Module:
     """Replaces the weights of linear layers, in place, by 2:4 tensors or by block-sparse ones: for inference.
 
+    A layer that prunes its weight itself, such as :class:`twofour.sparsity.training.SemiSparseLinear` or those of :mod:`twofour.pretrain`, is
+    replaced by a linear layer with the weight that it multiplies with in evaluation: the mask that was trained is kept, and ``prune`` is for the
+    others. Weights that are sparse already stay as they are. Other layers keep their class, and so a ``forward`` of their own.
+
     Args:
         model: the model; its weights are float32, bfloat16 or float16.
         config: a :class:`SemiSparseWeightConfig` or a :class:`BlockSparseWeightConfig`.
@@ -97,9 +107,9 @@ def sparsify_(
 
     Raises:
         ValueError: where a weight is not 2:4: the message names the module, the row and the group. The model is then as it was. Also for a
-            module without a matrix for a weight, and for ``prune`` with block-sparse weights.
+            module without a matrix for a weight, for a weight that a parametrization or a hook computes, and for ``prune`` with block-sparse weights.
         RuntimeError: for a weight of another type; the message names the module.
-        TypeError: for another config.
+        TypeError: for another config; for a layer that prunes its input, and for a subclass of a training layer whose own methods would be lost.
     """
     if config in (SemiSparseWeightConfig, BlockSparseWeightConfig):
         config = config()
@@ -107,28 +117,52 @@ def sparsify_(
         raise TypeError(f"sparsify_ requires a SemiSparseWeightConfig or a BlockSparseWeightConfig, not {config!r}")
     if prune and isinstance(config, BlockSparseWeightConfig):
         raise ValueError("prune is for 2:4 weights: set whole blocks to zero before sparsify_ with block_sparse_weight")
+    layers = [(name, module) for name, module in _chosen(model, filter_fn) if not _is_done(name, module, config)]
     sparse: dict[int, nn.Parameter] = {}
-    chosen = _chosen(model, filter_fn)
-    for name, module in chosen:
-        if nn.utils.parametrize.is_parametrized(module, "weight"):
-            raise ValueError(f"{_quoted(name)}: the weight has a parametrization; call squash_mask of the sparsifier first")
-        weight = module.weight.detach()
-        if id(module.weight) in sparse:
-            continue
+    pairs = []
+    for name, module in layers:
+        trained = is_training_layer(module)
+        if trained and module is model:
+            raise ValueError(f"the model itself is a {type(model).__name__}, which cannot be replaced in place: wrap it in nn.Sequential")
         try:
-            if isinstance(config, BlockSparseWeightConfig):
-                compressed = BlockSparseTensor.from_dense(weight, config.blocksize)
-            else:
-                compressed = to_sparse_semi_structured(weight, alg_id=config.alg_id, prune=prune)
+            if trained:
+                weight, is_pruned = weight_of(module)
+                pairs.append((module, dense_layer(module, _parameter(weight, config, prune and not is_pruned))))
+            elif id(module.weight) not in sparse:
+                sparse[id(module.weight)] = _parameter(module.weight.detach(), config, prune)
         except ValueError as error:
-            hint = "" if prune or isinstance(config, BlockSparseWeightConfig) else "; prune it first, or pass prune=True"
+            hint = "; prune it first, or pass prune=True" if "2:4 allows" in str(error) and not prune else ""
             raise ValueError(f"{_quoted(name)}: {error}{hint}") from error
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, TypeError) as error:
             raise type(error)(f"{_quoted(name)}: {error}") from error
-        sparse[id(module.weight)] = nn.Parameter(compressed.detach(), requires_grad=False)
-    for _, module in chosen:
-        module.weight = sparse[id(module.weight)]
+    for _, module in layers:
+        if not is_training_layer(module):
+            module.weight = sparse[id(module.weight)]
+    replace(model, pairs)
     return model
+
+
+def _is_done(name: str, module: nn.Module, config: SemiSparseWeightConfig | BlockSparseWeightConfig) -> bool:
+    """Whether a module's weight has the form that a configuration asks for.
+
+    Raises:
+        ValueError: where it has the other sparse form.
+    """
+    weight = module.weight
+    if not is_sparse(weight):
+        return False
+    if isinstance(weight, BlockSparseTensor) != isinstance(config, BlockSparseWeightConfig):
+        raise ValueError(f"{_quoted(name)}: its weight is sparse already, in the other of the two forms: make it dense first, weight.to_dense()")
+    return True
+
+
+def _parameter(weight: torch.Tensor, config: SemiSparseWeightConfig | BlockSparseWeightConfig, prune: bool | str) -> nn.Parameter:
+    """A dense weight as a frozen sparse parameter."""
+    if isinstance(config, BlockSparseWeightConfig):
+        compressed = BlockSparseTensor.from_dense(weight, config.blocksize)
+    else:
+        compressed = to_sparse_semi_structured(weight, alg_id=config.alg_id, prune=prune)
+    return nn.Parameter(compressed.detach(), requires_grad=False)
 
 
 @torch.no_grad()
@@ -144,8 +178,15 @@ def apply_fake_sparsity(model: nn.Module, filter_fn: Filter | None = None) -> nn
         the model.
 
     Raises:
-        ValueError: for a NaN in a weight that a kernel takes, with its place, and for a module without a matrix for a weight.
+        ValueError: for a NaN in a weight that a kernel takes, with its place; for a module without a matrix for a weight; for a weight that a
+            parametrization or a hook computes; for a layer that prunes its weight by a rule of its own.
     """
-    for _, module in _chosen(model, filter_fn):
+    layers = [(name, module) for name, module in _chosen(model, filter_fn) if not is_sparse(module.weight)]
+    for name, module in layers:
+        if is_training_layer(module):
+            raise ValueError(
+                f"{_quoted(name)} is a {type(module).__name__}, which prunes by its own rule: swap it back, or compress it as it is by sparsify_"
+            )
+    for _, module in layers:
         module.weight.masked_fill_(~two_largest(module.weight.detach()), 0)
     return model

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import warnings
 
 import torch
 from torch import nn
 
 from .. import _layouts, _ops
 from .._autograd import weight_gradient
+from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, is_sparse, is_training_layer, replace, take_over
 from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
 from .._tensor import rule_of_algorithm
@@ -32,16 +34,6 @@ __all__ = [
 ]
 
 _pointwise.install()
-
-
-def _recast(module: nn.Linear, cls: type) -> nn.Linear:
-    """A module of another class with everything that the given one has: parameters, hooks, attributes, the training flag."""
-    new = cls.__new__(cls)
-    state = {name: value.copy() if isinstance(value, dict) else value for name, value in module.__dict__.items()}
-    # What torch.compile compiled is the other class's.
-    state.pop("_compiled_call_impl", None)
-    new.__dict__.update(state)
-    return new
 
 
 class _DynamicLinear(nn.Linear):
@@ -76,40 +68,22 @@ class _DynamicLinear(nn.Linear):
         Hooks, attributes and the training flag are those of the linear layer.
 
         Raises:
-            TypeError: for something other than a linear layer.
-            ValueError: for a layer with parametrizations or without initialized parameters.
+            TypeError: for something other than a linear layer, and for a subclass whose own methods, such as ``forward``, would be lost.
+            ValueError: for a layer with parametrizations, with a sparse weight, or without initialized parameters.
             RuntimeError: for an unknown ``algo``.
         """
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"from_dense requires a torch.nn.Linear, not a {type(linear).__name__}")
-        if nn.utils.parametrize.is_parametrized(linear):
-            raise ValueError(
-                "the layer has parametrizations, which the new layer would lose: call torch.nn.utils.parametrize.remove_parametrizations, or "
-                "squash_mask of a sparsifier, first"
-            )
-        if nn.parameter.is_lazy(linear.weight):
-            raise ValueError("the layer's parameters are not initialized: run it once first")
         rule_of_algorithm(algo)
-        new = _recast(linear, cls)
-        new._set_algo(algo)
-        return new
-
-    @classmethod
-    def to_dense(cls, semi_sparse_linear: nn.Linear) -> nn.Linear:
-        """The linear layer with the same parameters, hooks, attributes and training flag.
-
-        Raises:
-            TypeError: for a layer of another class.
-        """
-        if not isinstance(semi_sparse_linear, cls):
-            raise TypeError(f"to_dense requires a {cls.__name__}, not a {type(semi_sparse_linear).__name__}")
-        new = _recast(semi_sparse_linear, nn.Linear)
-        for name in ("algo", "_rule", "_kept"):
-            new.__dict__.pop(name, None)
-        return new
+        expect_convertible(linear)
+        if isinstance(linear, SparseLayer) or is_sparse(linear.weight):
+            raise ValueError(f"the weight of this {type(linear).__name__} is sparse already: {cls.__name__} prunes a dense one; see to_dense")
+        new = cls(linear.in_features, linear.out_features, bias=False, device="meta", algo=algo)
+        new._parameters.update(weight=linear._parameters["weight"], bias=linear._parameters["bias"])
+        if type(linear) is not nn.Linear:
+            new._dense_class = type(linear)
+        return take_over(new, linear)
 
 
-class SemiSparseLinear(_DynamicLinear):
+class SemiSparseLinear(SparseLayer, _DynamicLinear):
     """A linear layer whose weight is pruned to 2:4 in every forward pass: ``y = x @ (mask * W).T + bias``.
 
     ``x`` is ``[..., in_features]`` of float32, bfloat16 or float16, of any rank from 1 on; the output is ``[..., out_features]``. Forward
@@ -132,6 +106,10 @@ class SemiSparseLinear(_DynamicLinear):
         """What the forward pass keeps of the present weight, ``[out_features, in_features]`` of bool."""
         weight = self.weight.detach()
         return _layouts.mask_of(_ops.select(weight, self._rule), *weight.shape)
+
+    def dense_weight(self) -> torch.Tensor:
+        """What the mask keeps of the present weight, dense with zeros, without a gradient."""
+        return self.weight.detach().masked_fill(~self.mask, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
@@ -201,6 +179,15 @@ class SemiSparseActivationLinear(_DynamicLinear):
         NotImplementedError: for other types, and where those of ``x`` and of the weight differ without autocast.
     """
 
+    def to_dense(self) -> nn.Linear:
+        """The linear layer with the same parameters, hooks, attributes and training flag. It prunes no input, so it computes something else, and
+        a warning says so."""
+        warnings.warn(
+            "a linear layer multiplies all activations, where SemiSparseActivationLinear prunes them: the model computes something else from here on",
+            stacklevel=2,
+        )
+        return dense_layer(self, self.weight)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         if x.shape[-1] != weight.shape[1]:
@@ -222,14 +209,6 @@ def _qualified(current: str, name: str) -> str:
     return f"{current}.{name}" if current else name
 
 
-def _replace(model: nn.Module, replacements: dict[int, nn.Module]) -> None:
-    """Replaces descendants, by identity, wherever they occur."""
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and id(child) in replacements:
-                setattr(parent, name, replacements[id(child)])
-
-
 def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type], current: str = "", *, algo: str = "") -> None:
     """Replaces linear layers of ``model``, in place, by layers with the same parameters that prune in every forward pass.
 
@@ -240,10 +219,13 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
         current: the name of ``model`` itself, which every name in ``config`` then begins with.
         algo: how the new layers choose masks; see :class:`SemiSparseLinear`.
 
+    A layer that has several names is replaced under all of them.
+
     Raises:
         ValueError: for names that no linear layer in ``model`` has, with the closest ones that exist; for the name of ``model`` itself, which
-            cannot be replaced in place. Nothing is replaced then.
-        TypeError: for a class that is neither of the two.
+            cannot be replaced in place; for a layer with parametrizations or a sparse weight. Nothing is replaced then.
+        TypeError: for a class that is neither of the two; for a layer of a subclass of ``nn.Linear`` whose own methods, such as ``forward``,
+            would be lost.
         RuntimeError: for an unknown ``algo``.
     """
     names = {_qualified(current, name) if name else current: module for name, module in model.named_modules(remove_duplicate=False)}
@@ -262,23 +244,69 @@ def swap_linear_with_semi_sparse_linear(model: nn.Module, config: dict[str, type
             problems.append(f"{name!r} is no module of the model{hint}")
     if problems:
         raise ValueError(f"swap_linear_with_semi_sparse_linear: {'; '.join(problems)}. See model.named_modules() for the names")
-    _replace(model, {id(names[name]): cls.from_dense(names[name], algo=algo) for name, cls in config.items()})
+    pairs = {}
+    for name, cls in config.items():
+        module = names[name]
+        try:
+            pairs.setdefault(id(module), (module, cls.from_dense(module, algo=algo)))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name!r}: {error}") from None
+        if type(pairs[id(module)][1]) is not cls:
+            raise ValueError(f"{name!r} is also another name of config, with another class: one layer has one class")
+    replace(model, list(pairs.values()))
 
 
 def swap_semi_sparse_linear_with_linear(model: nn.Module, current: str = "") -> None:
-    """Replaces every :class:`SemiSparseLinear` and :class:`SemiSparseActivationLinear` of ``model``, in place, by a linear layer with the
-    same parameters.
+    """Replaces the training layers of ``model``, in place, by linear layers that compute what the training layers compute in evaluation.
+
+    A layer that prunes its weight, :class:`SemiSparseLinear` or one of :mod:`twofour.pretrain`, leaves behind a linear layer whose weight is
+    pruned by the layer's own rule. The parameter is the same object, so that optimizers keep hold of it. To go on training with the dense master
+    weights instead, call ``model.state_dict()`` before and ``model.load_state_dict`` after. A :class:`SemiSparseActivationLinear` leaves its
+    weight as it is, with a warning, since no linear layer prunes activations.
 
     Args:
         model: the model.
         current: the name of ``model`` itself, for errors.
 
     Raises:
-        ValueError: where ``model`` itself is such a layer, which cannot be replaced in place.
+        ValueError: where ``model`` itself is such a layer, which cannot be replaced in place; where a weight that is to be pruned is also that of
+            another module; on a CPU, for a weight with a NaN. Nothing is replaced then.
+        TypeError: for a subclass of such a layer whose own methods would be lost.
     """
-    if isinstance(model, _DynamicLinear):
+    if is_training_layer(model):
         raise ValueError(
             f"swap_semi_sparse_linear_with_linear: {current!r} is the model itself, which cannot be replaced in place: use "
             f"{type(model).__name__}.to_dense(model)"
         )
-    _replace(model, {id(m): type(m).to_dense(m) for m in model.modules() if isinstance(m, _DynamicLinear)})
+    pairs = []
+    layers = chosen(model, lambda module, _: is_training_layer(module))
+    for name, layer in layers:
+        try:
+            pairs.append((layer, layer.to_dense()))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{_qualified(current, name)!r}: {error}") from None
+    _expect_untied(model, layers, current)
+    for layer, dense in pairs:
+        if dense.weight is not layer.weight:
+            # Not in place: a state dict that was taken before keeps the master weight.
+            layer.weight.data = dense.weight.data
+            dense.weight = layer.weight
+    replace(model, pairs)
+
+
+def _expect_untied(model: nn.Module, layers: list[tuple[str, nn.Module]], current: str) -> None:
+    """Raises:
+    ValueError: where a weight that is to be pruned is a parameter of another module, too, or of a layer with another rule.
+    """
+    swapped = {id(layer): (name, layer) for name, layer in layers if isinstance(layer, SparseLayer)}
+    owners = {id(layer.weight): (name, layer) for name, layer in swapped.values()}
+    for other_name, module in model.named_modules():
+        for parameter_name, parameter in module._parameters.items():
+            name, layer = owners.get(id(parameter), (None, None))
+            if layer is None or layer is module:
+                continue
+            if id(module) not in swapped or not torch.equal(layer.dense_weight(), module.dense_weight()):
+                raise ValueError(
+                    f"{_qualified(current, name)!r}: its weight is also {_qualified(other_name, parameter_name)!r}, which pruning would change: "
+                    "give the layer a copy first, layer.weight = torch.nn.Parameter(layer.weight.detach().clone())"
+                )
