@@ -80,7 +80,7 @@ def test_a_dense_checkpoint_is_pruned_while_loading(tmp_path, device):
     assert torch.equal(logits(again), before)
     again.save_pretrained(tmp_path / "twice")
     names = ["small", "twice"]
-    small, twice = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in names)
+    small, twice = (safetensors.torch.load_file(tmp_path / name / "twofour-model.safetensors") for name in names)
     assert small.keys() == twice.keys() and all(torch.equal(small[key], twice[key]) for key in small)
     assert small["model.layers.1.mlp.down_proj.weight.meta"].dtype == torch.uint32
     assert torch.equal(logits(load(tmp_path / "twice").to(device)), before)
@@ -111,7 +111,7 @@ def test_the_command_reads_shards(tmp_path, size):
     """Whose manifests list the weights of all shards; a small one lies apart from its metadata."""
     model = load_pruned(tmp_path)
     model.save_pretrained(tmp_path / "shards", max_shard_size=size)
-    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())["weight_map"]
+    index = json.loads((tmp_path / "shards" / "twofour-model.safetensors.index.json").read_text())["weight_map"]
     weights = [name.removesuffix(".values") for name in index if name.endswith(".weight.values")]
     apart = [name for name in weights if index[f"{name}.values"] != index[f"{name}.meta"]]
     assert len(weights) == 14 and len(set(index.values())) > 2 and (apart or size != "3KB")
@@ -155,7 +155,7 @@ def test_what_is_not_converted(tmp_path):
 def test_damaged_weights_are_named(tmp_path):
     llama().save_pretrained(tmp_path / "dense")
     load(tmp_path / "dense", quantization_config=TwoFourConfig(prune=True)).save_pretrained(tmp_path / "small")
-    path = tmp_path / "small" / "model.safetensors"
+    path = tmp_path / "small" / "twofour-model.safetensors"
     tensors = safetensors.torch.load_file(path)
     name = "model.layers.0.self_attn.q_proj.weight"
     tensors[f"{name}.meta"] = torch.zeros_like(tensors[f"{name}.meta"].view(torch.int32)).view(torch.uint32)
