@@ -307,8 +307,8 @@ class _Take(ConversionOps):
 
 def _is_linear(module: nn.Module) -> bool:
     """Whether a module computes what ``nn.Linear`` does."""
-    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
-        # nn.MultiheadAttention reads its weight.
+    if isinstance(module, (*_LAYERS, nn.modules.linear.NonDynamicallyQuantizableLinear)):
+        # nn.MultiheadAttention reads the weight of the last.
         return False
     return isinstance(module, nn.Linear) and (type(module).forward is nn.Linear.forward or type(module).__name__ == "FalconLinear")
 
@@ -317,7 +317,7 @@ def _reason_against(module: nn.Module) -> str | None:
     """Why a module with matrices that are multiplied stays dense; ``None`` for other modules."""
     if isinstance(module, Conv1D):
         return "its weight is stored [in_features, out_features], along which the format has no groups of four"
-    if isinstance(module, nn.Linear) and not _is_linear(module):
+    if isinstance(module, nn.Linear) and not isinstance(module, _LAYERS) and not _is_linear(module):
         return "it is a subclass of nn.Linear that is used in another way"
     if isinstance(module, nn.MultiheadAttention):
         return "it multiplies with its weights itself"
@@ -474,7 +474,7 @@ class _Saver(TwoFourQuantizer):
 @contextlib.contextmanager
 def _packed_state(model, original_format: bool) -> Iterator[None]:
     """Inside, the model says that it is packed, and which of its layers are dense."""
-    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and not isinstance(module, _LAYERS)]
     config = TwoFourConfig(modules_to_not_convert=sorted(dense))
     kept = [(vars(model), "hf_quantizer"), (vars(model.config), "quantization_config")]
     before = [(owner, name, owner[name]) if name in owner else (owner, name) for owner, name in kept]
