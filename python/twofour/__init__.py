@@ -24,6 +24,7 @@ Functions of arrays and files require numpy alone. torch is imported when someth
 
 import importlib
 
+from . import _safe_globals
 from ._native import __version__, engine, set_tile_scheduler
 
 _SUBMODULES = {"pretrain", "quantization", "sparse", "sparsity", "transformers", "vllm"}

@@ -10,6 +10,7 @@ from ._compression import Compressed
 from ._conversion import take_over, weight_of
 from ._linear import DTYPES, weights_are_deferred
 from ._packed import pack_by_rule
+from ._tracing import traceable
 
 #: Columns that share a scale, and the number that stands for a whole row.
 GROUP, PER_CHANNEL = 128, -1
@@ -98,6 +99,7 @@ class Int4Linear(nn.Module):
         packed = _ops.pack_int4(weight.values, weight.meta, weight.scales, weight.shape[1], weight.group_size)
         return cls(weight.shape, weight.group_size, packed, bias)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W.T + bias``.
 

@@ -12,7 +12,8 @@ from . import _ops
 from ._autograd import FrozenLinear
 from ._compression import parts_shapes
 from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
-from ._packed import Packed, pack_by_rule, pack_sparse
+from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
+from ._tracing import traceable
 
 #: The dtypes that kernels multiply.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -75,7 +76,7 @@ class Linear(SparseLayer, nn.Linear):
         _require_supported(dtype)
         # Properties of the same names read them.
         self._buffers["weight_values"] = torch.zeros(values, device=device, dtype=dtype)
-        self._buffers["weight_meta"] = _codes_of_zeros(meta, -(-in_features // 4), device)
+        self._buffers["weight_meta"] = metadata_of_zeros(meta, -(-in_features // 4), device)
         self.register_buffer("weight_packed", None, persistent=False)
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None)
         if self._buffers["weight_values"].device.type != "meta":
@@ -129,10 +130,12 @@ class Linear(SparseLayer, nn.Linear):
 
     @property
     def weight(self):
-        """The weight as a sparse tensor that shares this layer's memory."""
+        """The weight as a sparse tensor that shares this layer's memory; assigning to its ``data`` replaces the layer's weight."""
         from .sparse import SparseSemiStructuredTensorCUSPARSELT
 
-        return SparseSemiStructuredTensorCUSPARSELT._of(self.packed_weight)
+        weight = SparseSemiStructuredTensorCUSPARSELT._of(self.packed_weight)
+        weight._layer = self
+        return weight
 
     @property
     def weight_values(self) -> torch.Tensor:
@@ -185,20 +188,33 @@ class Linear(SparseLayer, nn.Linear):
             raise ValueError(f"tensor `{name}`: {error}") from None
         self._set_packed(weight.forward)
 
+    def replace_weight(self, weight: Packed) -> None:
+        """Replaces the weight by another one of the layer's shape, packed along its rows.
+
+        Raises:
+            RuntimeError: for another shape.
+            NotImplementedError: for a dtype that no kernel multiplies.
+        """
+        if (weight.rows, weight.cols) != (self.out_features, self.in_features):
+            raise RuntimeError(f"the weight has shape {[weight.rows, weight.cols]}, the layer's has [{self.out_features}, {self.in_features}]")
+        _require_supported(weight.dtype)
+        self._set_packed(weight.forward)
+
     def _set_packed(self, packed: torch.Tensor) -> None:
         self._buffers["weight_packed"] = packed
         self._buffers["weight_values"] = self._buffers["weight_meta"] = None
 
     # Computing.
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W.T + bias``.
 
         Args:
-            x: ``[..., in_features]``, of the weight's dtype; under autocast it is converted.
+            x: ``[..., in_features]``, of the weight's dtype; under autocast it is converted to that.
 
         Returns:
-            ``[..., out_features]``. Gradients reach ``x`` and the bias.
+            ``[..., out_features]``, under autocast of autocast's dtype. Gradients reach ``x`` and the bias.
 
         Raises:
             RuntimeError: for another number of features.
@@ -208,9 +224,9 @@ class Linear(SparseLayer, nn.Linear):
         packed, bias = self._buffers["weight_packed"], self._parameters["bias"]
         if packed is None:
             packed = self.pack()
-        if x.dtype != packed.dtype and torch.is_autocast_enabled(x.device.type):
-            x = x.to(packed.dtype)
-            bias = None if bias is None else bias.to(packed.dtype)
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self.forward(x.to(packed.dtype)).to(torch.get_autocast_dtype(x.device.type))
         if x.shape[-1] != self.in_features:
             raise RuntimeError(f"the input has shape {list(x.shape)}; its last dimension must be in_features = {self.in_features}")
         weight = Packed(self.out_features, self.in_features, packed)
@@ -305,11 +321,3 @@ class Linear(SparseLayer, nn.Linear):
 def _require_supported(dtype: torch.dtype, name: str = "weight") -> None:
     if dtype not in DTYPES:
         raise NotImplementedError(f"tensor `{name}`: no kernel multiplies {dtype}; use one of {', '.join(map(str, DTYPES))}")
-
-
-def _codes_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor:
-    """The metadata of a weight of zeros: every group keeps its first two elements."""
-    meta = torch.full(shape, 0x44444444, device=device, dtype=torch.int32)
-    if groups % 8 and shape[1]:
-        meta[:, -1] &= (1 << 4 * (groups % 8)) - 1
-    return meta

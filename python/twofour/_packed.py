@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _ops
+from ._compression import parts_shapes
 
 
 class Packed:
@@ -113,6 +114,20 @@ _ACTIVATIONS = (
     torch.nn.functional.silu,
     torch.nn.functional.gelu,
 )
+
+
+def packed_zeros(rows: int, cols: int, dtype: torch.dtype, device) -> torch.Tensor:
+    """A packed matrix of zeros."""
+    values, meta = parts_shapes(rows, cols)
+    return _ops.from_canonical(torch.zeros(values, dtype=dtype, device=device), metadata_of_zeros(meta, -(-cols // 4), device), cols)
+
+
+def metadata_of_zeros(shape: tuple[int, int], groups: int, device) -> torch.Tensor:
+    """The metadata of a weight of zeros: every group keeps its first two elements."""
+    meta = torch.full(shape, 0x44444444, device=device, dtype=torch.int32)
+    if groups % 8 and shape[1]:
+        meta[:, -1] &= (1 << 4 * (groups % 8)) - 1
+    return meta
 
 
 def pack_by_rule(

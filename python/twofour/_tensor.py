@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-from . import _layouts, _ops
+from . import _layouts, _memory, _ops
 from ._autograd import differentiable_linear
 from ._float8 import FLOAT8, saturated, scaled_product
-from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse
+from ._packed import Packed, pack_by_mask, pack_by_rule, pack_sparse, packed_zeros
 
 _TORCH = torch.sparse.SparseSemiStructuredTensor
 _PLAIN = torch._C._disabled_torch_function_impl
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _EAGER_LINEAR, _EAGER_LINEAR_BIAS = _ops.eager_linear, _ops.eager_linear_bias
 
 #: torch's names of the algorithms that choose a transposable mask, and "optimal", which only twofour has.
@@ -142,7 +143,8 @@ class SparseSemiStructuredTensor(_TORCH):
                 (weight.transposed, weight.cols, weight.rows),
             )
         ]
-        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.tiles, self.requires_grad)
+        is_parameter = getattr(self, "_is_param", False)
+        return _rebuild, (type(self).BACKEND, weight.rows, weight.cols, *parts, self.tiles, self.requires_grad, is_parameter)
 
     def __deepcopy__(self, memo):
         copy = type(self)._of(
@@ -271,6 +273,9 @@ class SparseSemiStructuredTensor(_TORCH):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         handler = _FUNCTIONS.get(func)
         if handler is not None:
+            if len(types) > 1 and not all(issubclass(kind, torch.Tensor) for kind in types):
+                # A symbol of torch.fx, which records the call.
+                return NotImplemented
             return handler(*args, **kwargs) if kwargs else handler(*args)
         return _PLAIN(func, types, args, kwargs or {})
 
@@ -280,7 +285,7 @@ class SparseSemiStructuredTensor(_TORCH):
         handler = table.get(func._overloadpacket)
         if handler is None:
             raise NotImplementedError(
-                f"{cls.__name__} only supports a specific set of operations, can't perform requested op ({func.__name__})"
+                f"{cls.__name__} only supports a specific set of operations, can't perform requested op ({func.__name__}); {_memory.advice()}"
             )
         return handler(func, types, args, kwargs or {})
 
@@ -300,6 +305,9 @@ _CUTLASS_SHAPES = torch.sparse.SparseSemiStructuredTensorCUTLASS._DTYPE_SHAPE_CO
 _CUSPARSELT_SHAPES = torch.sparse.SparseSemiStructuredTensorCUSPARSELT._DTYPE_SHAPE_CONSTRAINTS
 #: torch has 8-bit floats of one type only; both have one shape.
 _OTHERS_SHAPES = {dtype: _CUSPARSELT_SHAPES[torch.int8] for dtype in FLOAT8}
+
+#: The types that autocast converts.
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}
 
 #: The types that GEMMs take.
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, *FLOAT8)
@@ -325,11 +333,25 @@ for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, Sp
     _class.__slotnames__ = []
 
 
-def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad):
+def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad, is_parameter=False):
     """A tensor from its saved form."""
     forward = None if forward is None else _ops.from_canonical(*forward, cols)
     transposed = None if transposed is None else _ops.from_canonical(*transposed, rows)
-    return SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), tiles, requires_grad)
+    return _rebuild_packed(backend, rows, cols, forward, transposed, tiles, requires_grad, is_parameter)
+
+
+def _rebuild_packed(backend, rows, cols, forward, transposed, tiles, requires_grad, is_parameter):
+    tensor = SparseSemiStructuredTensor._CLASSES[backend]._of(Packed(rows, cols, forward, transposed), tiles, requires_grad)
+    if is_parameter:
+        tensor._is_param = True
+    return tensor
+
+
+def _reduce_shared(tensor):
+    """A tensor for a process of this machine: the packed parts themselves, which shared memory holds once."""
+    weight = tensor.packed_weight
+    flags = tensor.tiles, tensor.requires_grad, getattr(tensor, "_is_param", False)
+    return _rebuild_packed, (type(tensor).BACKEND, weight.rows, weight.cols, weight.forward, weight.transposed, *flags)
 
 
 class _ToDense(torch.autograd.Function):
@@ -364,6 +386,7 @@ def _linear(input, weight, bias=None):
             and input.dtype is packed.dtype
             and input.shape[-1] == packed.cols
             and not is_grad_enabled()
+            and not is_any_autocast_enabled()
             and not is_dynamo_compiling()
         ):
             if bias is None:
@@ -385,18 +408,28 @@ def _checked_linear(input, weight, bias):
     packed = weight.packed_weight
     if isinstance(input, SparseSemiStructuredTensor):
         _refuse_two_sparse()
-    if input.dtype != packed.dtype:
-        if torch.is_autocast_enabled(input.device.type):
-            input = input.to(packed.dtype)
-            bias = None if bias is None else bias.to(packed.dtype)
-        else:
-            _same_dtype(type(weight).__name__, input, weight)
+    autocast = _autocast_dtype(input, packed.dtype)
+    if autocast is not None:
+        # In the weight's type, since packing it anew as another one takes as long as a GEMM of few tokens.
+        input = input.to(packed.dtype)
+        bias = None if bias is None else bias.to(packed.dtype)
+    elif input.dtype != packed.dtype:
+        _same_dtype(type(weight).__name__, input, weight)
     if not input.shape or input.shape[-1] != packed.cols:
         raise RuntimeError(
             f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(packed.rows, packed.cols)}): the last "
             f"dimension of the input must be {packed.cols}"
         )
-    return differentiable_linear(input, weight, bias)
+    y = differentiable_linear(input, weight, bias)
+    return y if autocast is None else y.to(autocast)
+
+
+def _autocast_dtype(dense: torch.Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """The type of a GEMM's result under autocast; ``None`` where autocast is off, or leaves the types of the operands alone, as in torch."""
+    device = dense.device.type
+    if not torch.is_autocast_enabled(device) or not {dense.dtype, dtype} <= _AUTOCAST:
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 def _refuse_two_sparse():
@@ -409,6 +442,9 @@ def _matmul(A, B, *, out=None):
     a_sparse, b_sparse = (isinstance(t, SparseSemiStructuredTensor) for t in (A, B))
     if a_sparse and b_sparse:
         _refuse_two_sparse()
+    dense, dtype = (B, A.dtype) if a_sparse else (A, B.dtype)
+    if _autocast_dtype(dense, dtype) is not None:
+        A, B = (A, B.to(dtype)) if a_sparse else (A.to(dtype), B)
     _same_dtype(type(A if a_sparse else B).__name__, A, B)
     if A.dtype is torch.int8:
         # Before the shapes are compared, as torch does.
@@ -431,9 +467,19 @@ def _mm(A, B, *, out=None, out_dtype=None):
     return y if out_dtype is None else y.to(out_dtype)
 
 
+def _mv(A, x, *, out=None):
+    if not x.is_cpu:
+        return _matmul(A, x, out=out)
+    # torch's autocast leaves this one alone on a CPU.
+    with torch.autocast("cpu", enabled=False):
+        return _matmul(A, x, out=out)
+
+
 def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     y = _mm(mat1, mat2, out=out)
     y = y if alpha == 1 else y * alpha
+    if input.dtype != y.dtype and torch.is_autocast_enabled(y.device.type):
+        input = input.to(y.dtype)
     return y if beta == 0 else y + (input if beta == 1 else input * beta)
 
 
@@ -505,8 +551,8 @@ _FUNCTIONS = {
     torch.Tensor.matmul: _matmul,
     torch.Tensor.__matmul__: _matmul,
     torch.Tensor.__rmatmul__: lambda b, a: _matmul(a, b),
-    torch.mv: _matmul,
-    torch.Tensor.mv: _matmul,
+    torch.mv: _mv,
+    torch.Tensor.mv: _mv,
     torch.bmm: _matmul,
     torch.Tensor.bmm: _matmul,
     torch.addmm: _addmm,
@@ -519,6 +565,36 @@ _FUNCTIONS = {
     torch.transpose: _transpose,
     torch.Tensor.transpose: _transpose,
 }
+
+
+def _set_data(self, value):
+    """``self.data = value``, for a sparse value, or a dense one that is 2:4. The weight of a :class:`twofour.Linear` is the layer's."""
+    weight, tiles = _like(self, value)
+    layer = self.__dict__.get("_layer")
+    if layer is not None:
+        layer.replace_weight(weight)
+    _memory.replace_contents(self, type(self)._of(weight, tiles))
+    if layer is not None:
+        self._layer = layer
+
+
+def _like(self, source, **to) -> tuple[Packed, torch.Tensor | None]:
+    """A matrix packed the ways that a tensor is, moved ``to`` a device and a dtype; and its mask where the tensor has one."""
+    both = self.packed_weight.transposed is not None
+    if isinstance(source, SparseSemiStructuredTensor):
+        weight, tiles = source.packed_weight.to(**to) if to else source.packed_weight, source._kept_tiles()
+        if both and weight.transposed is None:
+            weight = pack_by_mask(weight.to_dense(), tiles, True)
+    else:
+        dense = source.detach().to(**to)
+        tiles = _layouts.tiles_of((dense.half() if dense.dtype in FLOAT8 else dense) != 0)
+        weight = pack_by_mask(dense, tiles, True) if both else pack_sparse(dense)
+    return weight, None if self.tiles is None else tiles
+
+
+_FUNCTIONS |= _memory.functions(
+    lambda tensor: [*tensor.packed_weight.tensors(), *([] if tensor.tiles is None else [tensor.tiles])], _set_data
+)
 
 
 # The table for what reaches torch's dispatcher.
@@ -535,6 +611,15 @@ def _detach(self):
 
 def _clone(self, memory_format=None):
     return type(self)._of(self.packed_weight.map(torch.Tensor.clone), None if self.tiles is None else self.tiles.clone())
+
+
+def _empty_like(self, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    """A matrix of zeros, packed the same ways."""
+    weight, kind = self.packed_weight, {"dtype": dtype or self.dtype, "device": device or self.device}
+    forward = None if weight.forward is None else packed_zeros(weight.rows, weight.cols, **kind)
+    transposed = None if weight.transposed is None else packed_zeros(weight.cols, weight.rows, **kind)
+    tiles = None if self.tiles is None else torch.zeros_like(self.tiles, device=device)
+    return type(self)._of(Packed(weight.rows, weight.cols, forward, transposed), tiles)
 
 
 def _view(self, shape):
@@ -557,18 +642,7 @@ def _copy_(self, source, non_blocking=False):
         return self.copy_(source.to_dense(), non_blocking)
     if tuple(source.shape) != tuple(self.shape):
         raise RuntimeError(f"copy_: the shapes differ: {tuple(self.shape)} and {tuple(source.shape)}")
-    if isinstance(source, SparseSemiStructuredTensor):
-        weight = source.packed_weight.to(device=self.device, dtype=self.dtype)
-        tiles = source._kept_tiles()
-        if self.packed_weight.transposed is not None and weight.transposed is None:
-            weight = pack_by_mask(source.to_dense().to(self.device, self.dtype), tiles, True)
-    else:
-        dense = source.detach().to(device=self.device, dtype=self.dtype)
-        tiles = _layouts.tiles_of((dense.half() if dense.dtype in FLOAT8 else dense) != 0)
-        if self.packed_weight.transposed is None:
-            weight = pack_sparse(dense)
-        else:
-            weight = pack_by_mask(dense, tiles, True)
+    weight, tiles = _like(self, source, device=self.device, dtype=self.dtype)
     for name in ("forward", "transposed"):
         into, new = getattr(self.packed_weight, name), getattr(weight, name)
         if into is not None:
@@ -609,7 +683,6 @@ DISPATCH = {
     torch.ops.aten._scaled_mm: _dispatched(_scaled_mm),
     torch.ops.aten._to_copy: _dispatched(_to_copy),
     torch.ops.aten.clone: _dispatched(_clone),
+    torch.ops.aten.empty_like: _dispatched(_empty_like),
     torch.ops.aten.copy_: _dispatched(_copy_),
 }
-
-torch.serialization.add_safe_globals([_rebuild, *SparseSemiStructuredTensor._CLASSES.values()])

@@ -19,7 +19,9 @@ from torch import nn
 from . import _ops
 from ._conversion import chosen, replace, take_over, weight_of
 from ._int4 import GROUP, Int4Linear, expect_group_size
+from ._master import cast_for_autocast
 from ._packed import Packed, pack_by_rule, pack_quantized
+from ._tracing import traceable
 
 __all__ = [
     "Int4Linear",
@@ -128,11 +130,13 @@ class QuantizedLinear(nn.Module):
         weight, scales = pack_quantized(dense)
         return take_over(cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone()), linear)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` of shape ``[..., in_features]``: float32 (CPU), bfloat16 or float16."""
-        if self.bias is None:
+        """``x`` of shape ``[..., in_features]``: float32 (CPU), bfloat16 or float16; under autocast it is converted to autocast's dtype."""
+        x, bias = cast_for_autocast(x, self.bias)
+        if bias is None:
             return _ops.linear_quantized(x, self.packed, self.weight_scales, self.out_features)
-        return _ops.linear_quantized_bias(x, self.packed, self.weight_scales, self.bias, self.out_features, 0)
+        return _ops.linear_quantized_bias(x, self.packed, self.weight_scales, bias, self.out_features, 0)
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, in float32."""

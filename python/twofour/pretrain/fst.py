@@ -10,6 +10,7 @@ from .. import _layouts, _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed, pack_by_mask
+from .._tracing import traceable
 
 _RULE = _ops.rule_number("optimal")
 
@@ -134,6 +135,7 @@ class SparseLinearTranspose(SparseLayer, nn.Linear):
         mask = self.mask if bool(self.mask.any()) else _layouts.mask_of(_ops.select(weight, _RULE), *weight.shape)
         return weight.masked_fill(~mask, 0)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._attach().mode == "dense":
             return F.linear(x, self.weight, self.bias)

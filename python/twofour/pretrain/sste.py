@@ -9,6 +9,7 @@ from .. import _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear, weight_gradient_number
 from .._packed import Packed
+from .._tracing import traceable
 
 _RULE = _ops.rule_number("soft-threshold")
 
@@ -82,6 +83,7 @@ class SparseLinear(SparseLayer, nn.Linear):
         # S(scale * W) is scale * S(W), and the scale stays on the device.
         return (weight.detach() * self.scale).to(weight.dtype)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._has_scale:
             self.init_scale()

@@ -9,6 +9,7 @@ from torch import nn
 from .. import _layouts, _ops
 from .._conversion import SparseLayer
 from .._master import cast_for_autocast, master_linear
+from .._tracing import traceable
 
 _RULE = _ops.rule_number("magnitude")
 
@@ -48,6 +49,7 @@ class STEPLinear(SparseLayer, nn.Linear):
         weight = self.weight.detach()
         return weight.masked_fill(~_layouts.mask_of(_ops.select(weight, _RULE), *weight.shape), 0)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and getattr(self.weight, "mask", "dense") == "dense":
             return F.linear(x, self.weight, self.bias)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .. import _memory
+
 __all__ = ["BlockSparseTensor"]
 
 #: Elements of partial products that few tokens are multiplied with at a time: they stay in a core's cache.
@@ -129,31 +131,36 @@ class BlockSparseTensor(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol):
-        return _rebuild, (tuple(self.shape), self.blocksize, *(getattr(self, part) for part in _PARTS))
+        is_parameter = getattr(self, "_is_param", False)
+        return _rebuild, (tuple(self.shape), self.blocksize, *(getattr(self, part) for part in _PARTS), is_parameter)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is F.linear:
-            return _linear(*args, **(kwargs or {}))
+        handler = _FUNCTIONS.get(func)
+        if handler is not None:
+            if not all(issubclass(kind, torch.Tensor) for kind in types):
+                # A symbol of torch.fx, which records the call.
+                return NotImplemented
+            return handler(*args, **(kwargs or {}))
         return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         handler = _DISPATCH.get(func._overloadpacket)
         if handler is None:
-            raise NotImplementedError(f"{cls.__name__} is multiplied by F.linear and nn.Linear; it has no {func.__name__}: use to_dense()")
+            raise NotImplementedError(f"{cls.__name__} is multiplied by F.linear and nn.Linear; it has no {func.__name__}; {_memory.advice()}")
         return handler(*args, **(kwargs or {}))
 
 
 _PARTS = ("bsr_crow_indices", "bsr_col_indices", "bsr_values")
 
 
-def _rebuild(shape, blocksize, crow, col, values):
+def _rebuild(shape, blocksize, crow, col, values, is_parameter=False):
     """A tensor from its saved form."""
-    return BlockSparseTensor(shape, blocksize, crow, col, values)
-
-
-torch.serialization.add_safe_globals([_rebuild, BlockSparseTensor])
+    tensor = BlockSparseTensor(shape, blocksize, crow, col, values)
+    if is_parameter:
+        tensor._is_param = True
+    return tensor
 
 
 def _copied(tensor, *, dtype=None, device=None, non_blocking=False, **_):
@@ -163,12 +170,33 @@ def _copied(tensor, *, dtype=None, device=None, non_blocking=False, **_):
     return tensor._map(move)
 
 
+def _copy_(tensor, source, non_blocking=False):
+    """Overwrites a block-sparse matrix with another one, or with a dense one; or a dense one with a block-sparse one."""
+    if not isinstance(tensor, BlockSparseTensor):
+        return tensor.copy_(source.to_dense(), non_blocking)
+    if tensor.shape != source.shape:
+        raise RuntimeError(f"copy_: the shapes differ: {tuple(tensor.shape)} and {tuple(source.shape)}")
+    kind = {"dtype": tensor.bsr_values.dtype, "device": tensor.bsr_values.device}
+    dense = isinstance(source, BlockSparseTensor) and source.blocksize != tensor.blocksize
+    source = source.to_dense() if dense else source
+    new = _copied(source, **kind) if isinstance(source, BlockSparseTensor) else BlockSparseTensor.from_dense(source.to(**kind), tensor.blocksize)
+    _memory.replace_parts(tensor, new)
+    return tensor
+
+
 _DISPATCH = {
+    torch.ops.aten.copy_: _copy_,
     torch.ops.aten.detach: lambda tensor: tensor._map(torch.Tensor.detach),
     torch.ops.aten.alias: lambda tensor: tensor._map(torch.Tensor.detach),
     torch.ops.aten.clone: lambda tensor, **_: tensor._map(torch.Tensor.clone),
     torch.ops.aten._to_copy: _copied,
 }
+
+
+def _set_data(self, value):
+    """``self.data = value``, for a block-sparse value, or a dense one, which is stored in blocks of the same size."""
+    new = value if isinstance(value, BlockSparseTensor) else BlockSparseTensor.from_dense(value, self.blocksize)
+    _memory.replace_contents(self, new)
 
 
 # GEMMs.
@@ -178,11 +206,12 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
     if not isinstance(weight, BlockSparseTensor) or isinstance(input, BlockSparseTensor):
         raise NotImplementedError("F.linear takes a block-sparse weight, not a block-sparse input")
     (rows, cols), values = weight._size, weight.bsr_values
-    if input.dtype != values.dtype:
-        if not torch.is_autocast_enabled(input.device.type):
-            raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
-        input = input.to(values.dtype)
+    dtype = values.dtype
+    if torch.is_autocast_enabled(input.device.type):
+        dtype, input = torch.get_autocast_dtype(input.device.type), input.to(values.dtype)
         bias = None if bias is None else bias.to(values.dtype)
+    elif input.dtype != values.dtype:
+        raise NotImplementedError(f"the input has dtype {input.dtype}, the block-sparse weight {values.dtype}: convert one of them")
     if not input.shape or input.shape[-1] != cols:
         raise RuntimeError(
             f"linear(): input and weight shapes cannot be multiplied ({tuple(input.shape)} and {(rows, cols)}): the last dimension of the input "
@@ -195,7 +224,10 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
         y = _BlockSparseLinear.apply(input, *parts, rows)
     else:
         y = _forward(input, *parts, rows)
-    return y if bias is None else y + bias
+    return (y if bias is None else y + bias).to(dtype)
+
+
+_FUNCTIONS = {F.linear: _linear} | _memory.functions(lambda tensor: [getattr(tensor, part) for part in _PARTS], _set_data)
 
 
 class _BlockSparseLinear(torch.autograd.Function):

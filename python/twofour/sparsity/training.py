@@ -19,6 +19,7 @@ from .._conversion import SparseLayer, chosen, dense_layer, expect_convertible, 
 from .._master import autocast_type, cast_activations, cast_for_autocast, master_linear, pack_master
 from .._packed import Packed
 from .._tensor import rule_of_algorithm
+from .._tracing import traceable
 from . import _pointwise
 from ._sparsify import GRADIENT_TYPE, semi_structured_sparsify, semi_structured_sparsify_like
 
@@ -111,6 +112,7 @@ class SemiSparseLinear(SparseLayer, _DynamicLinear):
         """What the mask keeps of the present weight, dense with zeros, without a gradient."""
         return self.weight.detach().masked_fill(~self.mask, 0)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
             x, bias = cast_for_autocast(x, self.bias)
@@ -188,6 +190,7 @@ class SemiSparseActivationLinear(_DynamicLinear):
         )
         return dense_layer(self, self.weight)
 
+    @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         if x.shape[-1] != weight.shape[1]:

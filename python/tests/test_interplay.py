@@ -1,0 +1,266 @@
+"""Layers and sparse weights under what torch does to models: loading, autocast, ``.data``, tracing, counting FLOPs."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import twofour
+from twofour import pretrain
+from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight
+from twofour.sparse import to_sparse_semi_structured
+from twofour.sparsity import apply_fake_sparsity, block_sparse_weight, semi_sparse_weight, sparsify_
+from twofour.sparsity.training import SemiSparseActivationLinear, SemiSparseLinear
+
+
+def with_linear(model):
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, twofour.Linear.from_dense(module, prune=True))
+    return model
+
+
+#: Models of two layers for inference, made from a dense one.
+KINDS = {
+    "Linear": with_linear,
+    "sparse weight": lambda model: sparsify_(model, semi_sparse_weight(), prune=True),
+    "sparse weight both ways": lambda model: sparsify_(model, semi_sparse_weight(), prune="optimal"),
+    "blocks": lambda model: sparsify_(model, block_sparse_weight(16)),
+    "int8": lambda model: twofour.quantize_(model, int8_dynamic_activation_int8_weight(prune=True)),
+    "int4": lambda model: twofour.quantize_(apply_fake_sparsity(model), int4_weight_only()),
+}
+
+#: Layers that train.
+TRAINING = {
+    "SemiSparseLinear": SemiSparseLinear,
+    "SemiSparseActivationLinear": SemiSparseActivationLinear,
+    "S-STE": lambda cols, rows: pretrain.SparseLinear(cols, rows, weight_gradient="dense"),
+    "FST": lambda cols, rows: pretrain.SparseLinearTranspose(cols, rows, weight_gradient="dense"),
+    "STEP": pretrain.STEPLinear,
+}
+
+
+def dense():
+    return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16))
+
+
+def make(kind):
+    return KINDS[kind](dense()) if kind in KINDS else nn.Sequential(TRAINING[kind](32, 48), nn.ReLU(), TRAINING[kind](48, 16))
+
+
+@pytest.fixture(params=[*KINDS, *TRAINING])
+def kind(request):
+    return request.param
+
+
+# Loading.
+
+
+@pytest.mark.parametrize("order", ["torch, twofour", "twofour, torch"])
+def test_state_dicts_load_with_weights_only_after_import_twofour_alone(tmp_path, order):
+    tensors = {kind: make(kind).state_dict() for kind in [*KINDS, *TRAINING]}
+    tensors["transposed"] = to_sparse_semi_structured(torch.randn(16, 32), prune=True).t()
+    tensors["parameter"] = sparsify_(nn.Linear(16, 16), semi_sparse_weight(), prune=True).weight
+    torch.save(tensors, tmp_path / "all.pt")
+    program = f"""
+import sys
+import {order}
+import torch
+state = torch.load(sys.argv[1], weights_only=True)
+assert isinstance(state["parameter"], torch.nn.Parameter) and not state["parameter"].requires_grad
+assert type(state["sparse weight"]["0.weight"]).__name__ == type(state["parameter"]).__name__ == "SparseSemiStructuredTensorCUSPARSELT"
+assert type(state["blocks"]["0.weight"]).__name__ == "BlockSparseTensor"
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "all.pt")], check=True)
+
+
+def test_models_are_copied_pickled_and_saved(kind):
+    model = make(kind).eval()
+    x = torch.randn(3, 32)
+    expected = model(x)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)):
+        assert torch.equal(other(x), expected)
+        assert [(name, type(p), p.requires_grad) for name, p in other.named_parameters()] == [
+            (name, type(p), p.requires_grad) for name, p in model.named_parameters()
+        ]
+        assert all(isinstance(p, nn.Parameter) for p in other.parameters())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dicts_are_loaded(kind, assign):
+    model, other = make(kind).eval(), make(kind).eval()
+    x = torch.randn(3, 32)
+    expected = model(x)
+    for state in (model.state_dict(), model.state_dict(keep_vars=True)):
+        other.load_state_dict(copy.deepcopy(state), assign=assign)
+        assert torch.equal(other(x), expected)
+        assert all(isinstance(p, nn.Parameter) for p in other.parameters())
+
+
+@pytest.mark.parametrize("kind", ["Linear", "sparse weight", "sparse weight both ways", *TRAINING])
+def test_models_go_to_the_device_meta_and_back(kind):
+    model = make(kind).eval()
+    x = torch.randn(3, 32)
+    expected, state = model(x), copy.deepcopy(model.state_dict())
+    gone = model.to("meta")
+    assert all(p.device.type == "meta" for p in gone.parameters())
+    gone.to_empty(device="cpu").load_state_dict(state)
+    assert torch.equal(gone(x), expected)
+
+
+# Autocast.
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16])
+def test_layers_return_autocasts_type(kind, weight, dtype):
+    model = make(kind)
+    if kind in KINDS:
+        model.to(weight)
+    x = torch.randn(3, 32)
+    plain = copy.deepcopy(model).float()(x) if kind not in ("int8", "int4") else None
+    for given in (x, x.to(dtype)):
+        with torch.autocast("cpu", dtype=dtype), torch.no_grad():
+            y = model(given)
+        assert y.dtype == dtype
+        if plain is not None and kind != "SemiSparseActivationLinear":
+            close(y, plain.detach(), torch.bfloat16)
+
+
+def test_gradients_pass_through_autocast():
+    for kind in ("Linear", "sparse weight", "sparse weight both ways"):
+        model = make(kind)
+        x = torch.randn(3, 32, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(x)
+        y.float().square().sum().backward()
+        gradient, x.grad = x.grad, None
+        model(x).square().sum().backward()
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, x.grad, rtol=0.1, atol=0.05)
+
+
+PRODUCTS = {
+    "F.linear": lambda w, x, b: F.linear(x, w, b),
+    "mm": lambda w, x, b: torch.mm(w, x.t()),
+    "mm from the right": lambda w, x, b: torch.mm(x, w.t()),
+    "matmul": lambda w, x, b: torch.matmul(w, x.t()),
+    "@": lambda w, x, b: x[None] @ w.t(),
+    "addmm": lambda w, x, b: torch.addmm(b, x, w.t()),
+    "addmm scaled": lambda w, x, b: torch.addmm(b, x, w.t(), beta=0.5, alpha=2),
+    "@ of a vector": lambda w, x, b: w @ x[0],
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("types", [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_products_under_autocast_have_the_type_of_dense_ones(product, types):
+    weight = to_sparse_semi_structured(torch.randn(24, 32).to(types[0]), prune=True)
+    x, bias = torch.randn(5, 32).to(types[1]), torch.randn(24)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = PRODUCTS[product](weight.to_dense(), x, bias)
+        found = PRODUCTS[product](weight, x, bias)
+    assert found.dtype == expected.dtype
+    close(found, expected, torch.bfloat16)
+
+
+def test_mv_is_left_alone_by_autocast_on_a_cpu_as_in_torch():
+    weight, x = to_sparse_semi_structured(torch.randn(24, 32), prune=True), torch.randn(32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.mv(weight, x).dtype == torch.mv(weight.to_dense(), x).dtype
+
+
+# Assigning to ``data``.
+
+
+@pytest.mark.parametrize("kind", ["Linear", "sparse weight", "sparse weight both ways", "blocks"])
+def test_assigning_to_data_changes_what_is_multiplied(kind):
+    model, other = make(kind), make(kind)
+    x = torch.randn(3, 32)
+    for value in (other[0].weight.data, other[0].weight.to_dense()):
+        model, taken = make(kind), model.state_dict()
+        before = {name: t.to_dense() if name == "0.weight" else t.clone() for name, t in model.state_dict().items()}
+        taken = model.state_dict()
+        model[0].weight.data = value
+        torch.testing.assert_close(model[0].weight.to_dense(), other[0].weight.to_dense())
+        torch.testing.assert_close(F.linear(x, model[0].weight), F.linear(x, other[0].weight))
+        torch.testing.assert_close(model[0](x) - model[0].bias, F.linear(x, other[0].weight))
+        assert not model[0].weight.requires_grad
+        if "0.weight" in taken:
+            assert isinstance(model[0].weight, nn.Parameter) and torch.equal(taken["0.weight"].to_dense(), before["0.weight"])
+        torch.testing.assert_close(copy.deepcopy(model)(x), model(x))
+    model[0].weight.data = model[0].weight.data.to(torch.bfloat16)
+    assert model[0].weight.dtype == torch.bfloat16
+    assert F.linear(x.bfloat16(), model[0].weight).dtype == torch.bfloat16
+    if kind != "blocks":
+        with pytest.raises(ValueError, match="2:4"):
+            model[0].weight.data = torch.ones(48, 32)
+    if kind == "Linear":
+        with pytest.raises(RuntimeError, match=r"shape \[8, 32\], the layer's has \[48, 32\]"):
+            model[0].weight.data = other[0].weight.to_dense()[:8]
+
+
+def test_writing_to_data_in_place_reaches_the_layer():
+    layer, other = (make("Linear")[0] for _ in range(2))
+    layer.weight.data.copy_(other.weight.data)
+    assert torch.equal(layer.to_dense().weight, other.to_dense().weight)
+
+
+# Tracing and counting.
+
+
+def test_models_are_traced_by_fx(kind):
+    model = make(kind).eval()
+    x = torch.randn(3, 32)
+    expected = model(x)
+    traced = torch.fx.symbolic_trace(model)
+    assert torch.equal(traced(x), expected)
+    traced.graph.lint()
+    assert torch.equal(copy.deepcopy(traced)(x), expected)
+
+
+def test_hooks_of_traced_layers_run_once():
+    for kind in ("Linear", "int4", "SemiSparseLinear"):
+        model = make(kind).eval()
+        model[0].register_forward_hook(lambda module, args, y: y + 1)
+        x = torch.randn(3, 32)
+        assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+        with pytest.raises(TypeError, match="wrap it in torch.nn.Sequential"):
+            torch.fx.symbolic_trace(model[0])
+
+
+@pytest.mark.parametrize("prune", [True, "optimal"])
+def test_products_with_sparse_weights_are_traced_by_fx(prune):
+    weight = to_sparse_semi_structured(torch.randn(24, 32), prune=prune)
+
+    class Products(nn.Module):
+        def forward(self, x):
+            return F.linear(x, weight), torch.mm(weight, x.t()), x @ weight.t()
+
+    x = torch.randn(5, 32)
+    for found, expected in zip(torch.fx.symbolic_trace(Products())(x), Products()(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_flops_are_those_of_the_dense_model(kind):
+    x = torch.randn(4, 32, requires_grad=kind != "int8")
+    counts = []
+    for model in (dense(), make(kind)):
+        model.requires_grad_(kind in TRAINING and model[0].weight.requires_grad)
+        with FlopCounterMode(display=False) as counter:
+            y = model(x)
+            if kind not in ("int8", "int4"):
+                y.sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
