@@ -32,7 +32,8 @@ def functions(parts, set_data) -> dict:
             part.share_memory_()
         return tensor
 
-    names = ("data_ptr", "untyped_storage", "storage", "_typed_storage", "numpy", "__dlpack__")
+    # torch.compile asks for the storage, which torch itself says is not allocated.
+    names = ("data_ptr", "numpy", "__dlpack__")
     return {getattr(torch.Tensor, name): _refusal(name) for name in names} | {
         torch.Tensor.data.__set__: set_data,
         torch.Tensor.share_memory_: share_memory_,
