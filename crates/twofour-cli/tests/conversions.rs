@@ -232,7 +232,7 @@ fn quantizing_a_directory_keeps_what_is_no_2_to_4_weight() {
             quantized.iter().all(|t| t["relative_error"].as_f64().is_some_and(|e| e > 0.0 && e < most)),
             "{answer}"
         );
-        assert_eq!(names(&at.join(&out)), ["config.json", "model.safetensors"]);
+        assert_eq!(names(&at.join(&out)), ["README-twofour.md", "config.json", "twofour-model.safetensors"]);
         run(at, &["check", &out]).good();
         let inspected = run(at, &["inspect", "--json", &out]).good().json();
         let sizes: Vec<_> =
@@ -244,7 +244,7 @@ fn quantizing_a_directory_keeps_what_is_no_2_to_4_weight() {
     // From compressed weights the same bytes.
     run(at, &["compress", "pruned", "-o", "small"]).good();
     run(at, &["quantize", "small", "-o", "int4-small", "--dtype", "int4"]).good();
-    let read = |name: &str| fs::read(at.join(name).join("model.safetensors")).unwrap();
+    let read = |name: &str| fs::read(at.join(name).join("twofour-model.safetensors")).unwrap();
     assert_eq!(read("int4-small"), read("int4-128"));
     let least = run(at, &["quantize", "small", "-o", "least", "--dtype", "int4", "--scale", "least-squares", "--json"]);
     assert!(least.good().json()["tensors"].as_array().unwrap().iter().any(|t| t["relative_error"].is_f64()));

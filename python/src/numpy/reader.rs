@@ -86,7 +86,10 @@ impl FileReader {
                 store("array of metadata", weight.weight().meta(), meta)?;
                 return store("array of scales", weight.scales(), scales);
             }
-            match_element!(info.format.dense(), |T| read_checked::<T>(&self.0, info, values, meta))?;
+            match info.format {
+                ValueFormat::ScaledI8 => read_checked::<i8>(&self.0, info, values, meta)?,
+                other => match_element!(other.dense(), |T| read_checked::<T>(&self.0, info, values, meta))?,
+            }
             store("array of scales", &self.0.scales(name)?.unwrap_or_default(), scales)
         })
     }

@@ -31,8 +31,8 @@ pub(crate) fn on_plain<C: OnMatrix>(reader: &Reader, tensor: &TensorInfo, code: 
     match_element!(dtype, |T| typed::<T, C>(reader, place, code)).map(Some)
 }
 
-/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of 4-bit integers, and of 8-bit ones
-/// with scales for groups, it is that of their products with the scales.
+/// Runs code over the dense matrix of a compressed weight, after checking every rule of the compressed form. Of integers with
+/// scales it is that of their products.
 pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInfo, code: C) -> Result<C::Output> {
     fn typed<T: Element + StoredElement, C: OnMatrix>(
         reader: &Reader,
@@ -44,7 +44,7 @@ pub(crate) fn on_compressed<C: OnMatrix>(reader: &Reader, weight: &CompressedInf
     }
     let products = match weight.format {
         ValueFormat::Int4(_) => Some(reader.int4(&weight.name)?.dequantize()),
-        ValueFormat::GroupedI8(_) => Some(reader.int8(&weight.name)?.dequantize()),
+        ValueFormat::GroupedI8(_) | ValueFormat::ScaledI8 => Some(reader.int8(&weight.name)?.dequantize()),
         _ => None,
     };
     if let Some(products) = products {

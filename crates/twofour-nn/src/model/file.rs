@@ -130,6 +130,11 @@ pub(super) fn compressed<T: Arithmetic, E: Engine>(engine: &E, linear: &Linear<E
     Ok(Compressed::from_dense(MatrixRef::new(rows, cols, &kept)?)?)
 }
 
+/// Whether a file has the description of its own model.
+pub(super) fn describes_itself(reader: &Reader) -> bool {
+    [GPT_KEY, DECODER_KEY, VIT_KEY].iter().any(|key| reader.metadata().contains_key(*key))
+}
+
 pub(super) fn config_of(reader: &Reader) -> Result<DecoderConfig> {
     let fault = |reason: String| twofour::Error::Format { path: reader.path().to_owned(), reason };
     let (key, config) = match (reader.metadata().get(GPT_KEY), reader.metadata().get(DECODER_KEY)) {
@@ -203,14 +208,11 @@ pub(super) fn is_compressed(reader: &Reader, name: &str) -> bool {
 
 /// A dense matrix of 8-bit integers and its scales, one for each row: a tensor of I8 beside which `<name>.scales` is F32 `[rows]`. Nothing for another tensor.
 pub(super) fn dense_int8(reader: &Reader, name: &str) -> Result<Option<(Vec<i8>, Vec<f32>)>> {
-    let (Ok(values), Ok(scales)) = (reader.tensor(name), reader.tensor(&Part::Scales.key(name))) else {
-        return Ok(None);
-    };
-    let is_int8 = values.info.dtype == StoredDType::I8 && values.info.shape.len() == 2;
-    if !is_int8 || scales.info.dtype != StoredDType::F32 || scales.info.shape != values.info.shape[..1] {
+    if !reader.is_dense_int8(name) {
         return Ok(None);
     }
-    let (values, scales) = (values.to_vec::<i8>()?, scales.to_vec::<f32>()?);
+    let values = reader.tensor(name)?.to_vec::<i8>()?;
+    let scales = reader.tensor(&Part::Scales.key(name))?.to_vec::<f32>()?;
     match scales.iter().position(|scale| !scale.is_finite()) {
         None => Ok(Some((values, scales))),
         Some(row) => Err(twofour::Error::Scale { row, scale: 0 }.in_tensor(name).in_file(reader.path()).into()),

@@ -53,6 +53,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors data is little-endian, and this module maps it as it is");
 
+mod configuration;
 mod convert;
 mod elements;
 mod find;
@@ -63,6 +64,7 @@ mod int4_tests;
 #[cfg(test)]
 mod int8_tests;
 mod manifest;
+mod naming;
 mod plan;
 mod reader;
 mod source;
@@ -74,6 +76,7 @@ mod unique;
 mod value_format;
 mod writer;
 
+pub use configuration::ConfiguredWeights;
 pub use convert::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
     NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, Quantization,
@@ -84,6 +87,7 @@ pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;
 pub use manifest::{CompressedInfo, FORMAT_VERSION, MANIFEST_KEY, Part};
+pub use naming::{PACKED_PREFIX, PACKED_README};
 pub use plan::{Plan, PlannedTensor};
 pub use reader::{Reader, Shard, TensorView};
 pub use stored::{StoredDType, StoredElement};

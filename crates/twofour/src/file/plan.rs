@@ -1,8 +1,11 @@
 //! What a file will hold: a safetensors header comes before the data, so all of it is planned before the first byte.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
-use super::{CompressedInfo, StoredDType};
+use super::{CompressedInfo, Part, StoredDType, reader::is_dense_int8};
 use crate::{Error, Result};
 
 /// A tensor that a file will hold.
@@ -59,6 +62,17 @@ impl Plan {
     /// The compressed weights, in the order of adding.
     pub fn weights(&self) -> &[CompressedInfo] {
         &self.weights
+    }
+
+    /// Whether the file will hold weights that are no plain tensors: compressed ones, or dense 8-bit integers with scales.
+    pub(super) fn is_packed(&self) -> bool {
+        let scales: HashMap<&str, &PlannedTensor> = self.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+        let is_int8 = |tensor: &PlannedTensor| {
+            scales
+                .get(Part::Scales.key(&tensor.name).as_str())
+                .is_some_and(|scales| is_dense_int8((tensor.dtype, &tensor.shape), (scales.dtype, &scales.shape)))
+        };
+        !self.weights.is_empty() || self.tensors.iter().any(|t| t.dtype == StoredDType::I8 && is_int8(t))
     }
 
     /// Bytes of each tensor, in the order of adding; `path` is only named in errors.

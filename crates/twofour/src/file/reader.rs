@@ -9,8 +9,8 @@ use std::{
 use half::f16;
 
 use super::{
-    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredElement, TensorInfo, ValueFormat,
-    find::find_in_directory, manifest, source::Source, unique::quoted,
+    CompressedInfo, Elements, Header, Index, MAX_HEADER_BYTES, Part, StoredDType, StoredElement, TensorInfo,
+    ValueFormat, find::find_in_directory, manifest, source::Source, unique::quoted,
 };
 use crate::{
     Compressed, Element, Error, Result,
@@ -125,6 +125,10 @@ impl Shard {
 impl Reader {
     /// Opens a model: a `.safetensors` file, a `*.safetensors.index.json`, or a directory that holds either (the index
     /// wins, but over a file of its name that is not one of its shards; without one there must be exactly one `.safetensors` file, and not one of several shards).
+    ///
+    /// In a directory the names `model.safetensors` and `model.safetensors.index.json` win over others, as in transformers, and so do these names behind
+    /// [`PACKED_PREFIX`](super::PACKED_PREFIX); both forms together are an error. Adapters (`adapter_model*`), weights in the format of a model's authors (`consolidated*`) and variants
+    /// in another type (`model.fp16.safetensors`) are passed over where there is a model beside them.
     ///
     /// # Errors
     /// [`Error::Io`] where the system refuses, [`Error::Format`], [`Error::FormatVersion`] or [`Error::MissingShard`] where
@@ -259,6 +263,15 @@ impl Reader {
         Ok(TensorView { info: &shard.header.tensors()[at], shard })
     }
 
+    /// Whether a tensor is a dense matrix of 8-bit integers with a scale for each row: of I8 `[rows, cols]`, beside which `<name>.scales` is F32 `[rows]`.
+    pub fn is_dense_int8(&self, name: &str) -> bool {
+        let info = |name: &str| self.tensors.get(name).map(|&(shard, at)| &self.shards[shard].header.tensors()[at]);
+        match (info(name), info(&Part::Scales.key(name))) {
+            (Some(values), Some(scales)) => is_dense_int8((values.dtype, &values.shape), (scales.dtype, &scales.shape)),
+            _ => false,
+        }
+    }
+
     /// The compressed weights, in order of file, then of name.
     pub fn compressed_weights(&self) -> impl Iterator<Item = &CompressedInfo> {
         self.shards.iter().flat_map(|s| &s.weights)
@@ -360,6 +373,11 @@ impl Reader {
         };
         Error::NoTensor { path: self.path().to_owned(), what, name: name.to_owned(), hint }
     }
+}
+
+/// Whether a tensor and the one of its scales are a dense matrix of 8-bit integers with a scale for each row.
+pub(super) fn is_dense_int8(values: (StoredDType, &[usize]), scales: (StoredDType, &[usize])) -> bool {
+    values.0 == StoredDType::I8 && values.1.len() == 2 && scales.0 == StoredDType::F32 && scales.1 == &values.1[..1]
 }
 
 /// The compressed weights that the files' manifests list, in order of name, each once. A manifest may list weights of other files, too: transformers

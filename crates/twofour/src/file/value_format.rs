@@ -39,13 +39,12 @@ impl ValueFormat {
         }
     }
 
-    /// The data type of the dense weight that [`decompress`](crate::file::decompress()) makes: F32 for 4-bit integers and for grouped
-    /// scales, whose products are exact in it.
+    /// The data type of the dense weight that [`decompress`](crate::file::decompress()) makes: F32 for integers with
+    /// scales. Their products are exact in it where scales are F16.
     pub fn dense(self) -> DataType {
         match self {
             ValueFormat::Plain(dtype) => dtype,
-            ValueFormat::ScaledI8 => DataType::I8,
-            ValueFormat::Int4(_) | ValueFormat::GroupedI8(_) => DataType::F32,
+            ValueFormat::ScaledI8 | ValueFormat::Int4(_) | ValueFormat::GroupedI8(_) => DataType::F32,
         }
     }
 

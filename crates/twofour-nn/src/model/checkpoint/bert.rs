@@ -13,6 +13,7 @@ use super::{
     fields::Fields,
     layout::{Layout, StoredLinear},
     llama::activation,
+    place,
     save::{copy_beside, write_weights},
 };
 use crate::{
@@ -47,14 +48,14 @@ pub struct EncoderCheckpoint {
 }
 
 impl EncoderCheckpoint {
-    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
+    /// Opens a directory with `config.json` of `model_type` `bert` and safetensors, or one file of weights or index in it. Heads for tasks, whose names begin with `cls.`, `classifier.` or `qa_outputs.`,
     /// are ignored.
     ///
     /// # Errors
     /// [`CheckpointError`] for a configuration or tensors that do not fit; those of [`Reader::open`].
-    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
-        let fields = Fields::read(&directory.join(super::CONFIG_FILE))?;
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let fields = place::fields_of(path)?;
         if fields.text_if("model_type")? != Some("bert") {
             let found = fields.get("model_type").map_or("absent".to_owned(), ToString::to_string);
             let path = fields.path().to_owned();
@@ -62,7 +63,7 @@ impl EncoderCheckpoint {
         }
         let config = config(&fields)?;
         config.validate().map_err(|error| fields.not_valid(&error))?;
-        let reader = Reader::open(directory)?;
+        let reader = place::reader_of(path, &fields)?;
         if config.layers > reader.tensors().count() {
             return Err(fields.unsupported("num_hidden_layers", "the files have fewer tensors than that").into());
         }
@@ -71,7 +72,7 @@ impl EncoderCheckpoint {
         let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")));
         add_heads(&mut layout, &config, |name| reader.tensor(name).ok().map(|view| view.info.shape.clone()));
         layout.check(&reader)?;
-        Ok(EncoderCheckpoint { directory: directory.to_owned(), config, reader, layout })
+        Ok(EncoderCheckpoint { directory: place::directory_of(path), config, reader, layout })
     }
 
     /// Whether the directory has a configuration of `model_type` `bert`.

@@ -57,6 +57,17 @@ pub enum CheckpointError {
         /// What is supported.
         supported: &'static str,
     },
+    /// Weights that another tool quantized or compressed.
+    #[error(
+        "{}: `quantization_config` says that another tool stored the weights: {by}; weights in f32, f16, bf16 or this program's own packed formats are supported, so start from the unquantized model",
+        path.display()
+    )]
+    ForeignWeights {
+        /// The configuration's file.
+        path: PathBuf,
+        /// The tool, and what it made of the weights, as far as the configuration tells.
+        by: String,
+    },
     /// A tensor that the configuration requires and the files lack.
     #[error("{}: tensor `{name}` is missing; the configuration requires it with shape {expected:?}", path.display())]
     MissingTensor {

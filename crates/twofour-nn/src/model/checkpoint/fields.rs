@@ -41,6 +41,11 @@ impl Fields {
         &self.path
     }
 
+    /// All fields.
+    pub(super) fn values(&self) -> &Map<String, Value> {
+        &self.values
+    }
+
     /// The value of a field that is there and not null.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.values.get(field).filter(|value| !value.is_null())

@@ -24,6 +24,7 @@ mod integer_tests;
 mod layout;
 mod llama;
 mod new;
+mod place;
 mod save;
 mod tensors;
 #[cfg(test)]
@@ -64,7 +65,7 @@ pub struct Checkpoint {
 
 /// What `model_type` says in a directory's configuration.
 pub(crate) fn model_type(directory: &Path) -> Result<Option<String>> {
-    Ok(Fields::read(&directory.join(CONFIG_FILE))?.text_if("model_type")?.map(str::to_owned))
+    Ok(place::fields_of(directory)?.text_if("model_type")?.map(str::to_owned))
 }
 
 /// Whether a head is stored that is not the embedding: it is used then, whatever the configuration says of tying, as in transformers 5.
@@ -83,19 +84,21 @@ fn has_own_head(reader: &Reader) -> Result<bool> {
 }
 
 impl Checkpoint {
-    /// Whether the directory has a configuration, and so is meant as a checkpoint.
-    pub fn is_at(directory: impl AsRef<Path>) -> bool {
-        directory.as_ref().join(CONFIG_FILE).is_file()
+    /// Whether a path is meant as a checkpoint: a directory with a configuration, or a file of weights or an index in one. A file that describes its own model, as
+    /// [`Gpt::save`] writes it, is none.
+    pub fn is_at(path: impl AsRef<Path>) -> bool {
+        place::is_checkpoint(path.as_ref())
     }
 
-    /// Opens a directory.
+    /// Opens a directory, or one file of weights or index in it.
     ///
     /// # Errors
     /// [`CheckpointError`] for a configuration that is damaged, of another family, or has a field that is not supported, for sizes that [`DecoderConfig::validate`]
     /// refuses, and for tensors that do not fit it; those of [`Reader::open`].
-    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
-        let fields = Fields::read(&directory.join(CONFIG_FILE))?;
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let directory = place::directory_of(path);
+        let fields = place::fields_of(path)?;
         let family = match fields.text_if("model_type")? {
             Some("llama") => Some(Family::Llama),
             Some("mistral") => Some(Family::Mistral),
@@ -114,12 +117,8 @@ impl Checkpoint {
             None => gpt2::config(&fields)?,
         };
         config.validate().map_err(|error| fields.not_valid(&error))?;
-        let reader = Reader::open(directory)?;
+        let reader = place::reader_of(path, &fields)?;
         config.tied = config.tied && !has_own_head(&reader)?;
-        // A weight that this program compressed is read whatever tool's name the configuration has for its form.
-        if fields.get("quantization_config").is_some() && reader.compressed_weights().next().is_none() {
-            return Err(fields.unsupported("quantization_config", "weights are f32, f16, bf16 or compressed").into());
-        }
         // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
         if config.layers > reader.tensors().count() {
             let field = if family.is_some() { "num_hidden_layers" } else { "n_layer" };
@@ -141,7 +140,7 @@ impl Checkpoint {
             Ok(if own.is_empty() { fields.tokens(field)? } else { own })
         };
         let (begin, end) = (tokens("bos_token_id")?.first().copied(), tokens("eos_token_id")?);
-        Ok(Checkpoint { directory: directory.to_owned(), config, reader, layout, begin, end })
+        Ok(Checkpoint { directory, config, reader, layout, begin, end })
     }
 
     /// The model's description.

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::super::{Reader, find::INDEX_SUFFIX};
+use super::{
+    super::{Reader, naming::INDEX_SUFFIX},
+    description::is_description,
+};
 use crate::{Error, Result};
 
 /// The ends of names of files that hold weights: those of the input, in whatever format, are not those of the output.
@@ -76,7 +79,7 @@ impl Beside {
                     self.directories.push(relative.clone());
                     self.walk(top, &relative, excluded, output, depth - 1)?;
                 }
-            } else if path.is_file() && !holds_weights(&text) {
+            } else if path.is_file() && !holds_weights(&text) && !is_description(&relative) {
                 self.files.push(relative);
             }
         }

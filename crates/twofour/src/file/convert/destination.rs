@@ -8,12 +8,12 @@ use std::{
 };
 
 use super::super::{
-    Index, Overwrite, Plan, Reader, Writer,
-    find::INDEX_SUFFIX,
+    Index, Overwrite, PACKED_README, Plan, Reader, Writer,
+    naming::{self, INDEX_SUFFIX},
     unique::quoted,
     writer::{Output, Sealed, directory_of, expect_replaceable, sync_directory},
 };
-use super::beside::Beside;
+use super::{beside::Beside, description};
 use crate::{Error, Result};
 
 /// The output's place, found fit before any work is done.
@@ -82,15 +82,31 @@ impl Destination {
         Ok(())
     }
 
-    /// Makes the directory of an output of several files, where it is not there yet, and copies the files beside the tensors.
-    pub(super) fn open(self, reader: &Reader) -> Result<Opened> {
+    /// Makes the directory of an output of several files, where it is not there yet, and writes what is beside the tensors.
+    pub(super) fn open(self, reader: &Reader, plans: &[Plan]) -> Result<Opened> {
+        let is_packed = self.is_directory && plans.iter().any(Plan::is_packed);
         let index = reader.index().map(|(path, index)| {
             let empty = Index { metadata: index.metadata.clone(), weight_map: BTreeMap::new() };
-            (self.path.join(file_name(path)), empty)
+            (naming::named(&file_name(path), is_packed), empty)
         });
-        let mut opened = Opened { destination: self, index, total_bytes: 0, sealed: Vec::new(), made: Vec::new() };
+        let mut opened = Opened {
+            destination: self,
+            is_packed,
+            index,
+            replaced: Vec::new(),
+            total_bytes: 0,
+            sealed: Vec::new(),
+            made: Vec::new(),
+        };
         if opened.destination.is_directory {
+            let described = description::files(reader, plans)?;
             opened.copy_beside(reader)?;
+            for (name, text) in described {
+                opened.seal_whole(name, &text)?;
+            }
+            if !is_packed {
+                opened.replaced.push(PACKED_README.to_owned());
+            }
         }
         Ok(opened)
     }
@@ -100,7 +116,12 @@ impl Destination {
 #[derive(Debug)]
 pub(super) struct Opened {
     destination: Destination,
-    index: Option<(PathBuf, Index)>,
+    /// Weights are packed, and files of weights are named so.
+    is_packed: bool,
+    /// The name of the index, and what it has so far.
+    index: Option<(String, Index)>,
+    /// Files that make place for the output: those of its weights in the other form.
+    replaced: Vec<String>,
     total_bytes: u64,
     // Dropped in this order: the files go before the directories that hold them, and a directory before the one that it is in.
     sealed: Vec<Sealed>,
@@ -139,6 +160,13 @@ impl Opened {
         Ok(())
     }
 
+    /// Writes the whole of a small file of the output's directory.
+    fn seal_whole(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let Destination { path, overwrite, .. } = &self.destination;
+        self.sealed.push(Output::whole(&path.join(name), *overwrite, bytes)?);
+        Ok(())
+    }
+
     /// Makes a directory, where it is not there yet.
     fn make(&mut self, path: PathBuf) -> Result<()> {
         match fs::create_dir(&path) {
@@ -152,17 +180,18 @@ impl Opened {
 
     /// Begins the file that the input's shard turns into.
     pub(super) fn writer(&mut self, input: &Path, plan: Plan, metadata: BTreeMap<String, String>) -> Result<Writer> {
-        let path = match &mut self.index {
-            None if self.destination.is_directory => self.destination.path.join(file_name(input)),
-            None => self.destination.path.clone(),
-            Some((_, index)) => {
-                let shard = file_name(input);
+        let path = if self.destination.is_directory {
+            let name = naming::named(&file_name(input), self.is_packed);
+            self.replaced.push(naming::named(&name, !self.is_packed));
+            if let Some((_, index)) = &mut self.index {
                 for tensor in plan.tensors() {
-                    index.weight_map.insert(tensor.name.clone(), shard.clone());
+                    index.weight_map.insert(tensor.name.clone(), name.clone());
                     self.total_bytes += tensor.dtype.bytes(&tensor.shape).unwrap_or(0) as u64;
                 }
-                self.destination.path.join(shard)
             }
+            self.destination.path.join(name)
+        } else {
+            self.destination.path.clone()
         };
         Writer::create(path, self.destination.overwrite, plan, metadata)
     }
@@ -174,33 +203,37 @@ impl Opened {
     }
 
     /// Gives every file its name, the index last.
-    pub(super) fn publish(self) -> Result<()> {
-        let Opened { destination: Destination { path, overwrite, .. }, index, total_bytes, sealed, mut made } = self;
-        let index = match index {
-            None => None,
-            Some((index_path, mut index)) => {
-                index.metadata.insert("total_size".to_owned(), total_bytes.into());
-                let text = index.to_json();
-                let sealed = Output::whole(&index_path, overwrite, text.as_bytes())?;
-                if overwrite == Overwrite::Yes && fs::symlink_metadata(&index_path).is_ok() {
-                    // From here to the end no index describes a mixture of old and new shards.
-                    let io = |source| Error::Io { path: index_path.clone(), action: "removing the old index", source };
-                    fs::remove_file(&index_path).map_err(io)?;
-                    sync_directory(&path)?;
+    pub(super) fn publish(mut self) -> Result<()> {
+        if let Some((name, mut index)) = self.index.take() {
+            index.metadata.insert("total_size".to_owned(), self.total_bytes.into());
+            self.seal_whole(&name, index.to_json().as_bytes())?;
+            // From here to the end no index describes a mixture of old and new shards.
+            self.replaced.extend([naming::named(&name, !self.is_packed), name]);
+        }
+        let Destination { path, overwrite, is_directory } = &self.destination;
+        if *is_directory && *overwrite == Overwrite::Yes {
+            for name in &self.replaced {
+                let old = path.join(name);
+                match fs::remove_file(&old) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => {}
+                    removed => {
+                        removed.map_err(|source| Error::Io { path: old, action: "removing the old file", source })?;
+                    }
                 }
-                Some(sealed)
             }
-        };
-        made.iter_mut().for_each(|made| made.0 = None);
-        sealed.into_iter().chain(index).try_for_each(Sealed::publish)
+            sync_directory(path)?;
+        }
+        self.made.iter_mut().for_each(|made| made.0 = None);
+        self.sealed.drain(..).try_for_each(Sealed::publish)
     }
 }
 
 /// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
 fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let index = reader.index().map(|(path, _)| path);
+    let names = reader.shards().iter().map(|shard| shard.path()).chain(index).map(file_name);
     let replaced: HashSet<String> =
-        reader.shards().iter().map(|shard| shard.path()).chain(index).map(file_name).collect();
+        names.flat_map(|name| [naming::packed(&name), naming::ordinary(&name).to_owned()]).collect();
     let io = |source| Error::Io { path: output.to_owned(), action: "listing the directory", source };
     let mut others = Vec::new();
     for entry in fs::read_dir(output).map_err(io)? {

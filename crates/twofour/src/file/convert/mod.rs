@@ -3,6 +3,7 @@
 mod beside;
 mod compress;
 mod decompress;
+mod description;
 mod destination;
 mod prune;
 mod prune_quantized;
@@ -154,7 +155,7 @@ fn run(
     destination.check(&plans)?;
 
     let mut done = 0;
-    let mut opened = destination.open(reader)?;
+    let mut opened = destination.open(reader, &plans)?;
     for ((shard, items), plan) in reader.shards().iter().zip(&items).zip(plans) {
         // The old manifest goes, a new one comes with the plan.
         let metadata: BTreeMap<String, String> = shard.header().metadata().clone();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::{
-    Axis, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern,
+    Axis, DataType, Element, Error, F8E4M3, F8E5M2, Mask, MatrixRef, Pattern,
     select::{self, Selector},
 };
 
@@ -371,6 +371,17 @@ fn outputs_in_the_wrong_place_are_refused() {
     for _ in 0..2 {
         compress(at("many"), at("full"), Overwrite::Yes, &CompressOptions::default(), &mut no_progress()).unwrap();
     }
+    let packed = [
+        "README-twofour.md",
+        "readme",
+        "twofour-model-00001-of-00002.safetensors",
+        "twofour-model.safetensors.index.json",
+    ];
+    assert_eq!(entries(&at("full")), packed);
+    // The same model in the other form makes place.
+    decompress(at("full"), at("again"), Overwrite::No, &mut no_progress()).unwrap();
+    assert_eq!(load(&at("again")), model);
+    prune(at("many"), at("full"), Overwrite::Yes, &mut |_| None, &mut no_progress()).unwrap();
     assert_eq!(entries(&at("full")), ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "readme"]);
 }
 
@@ -436,7 +447,7 @@ fn names_that_would_collide_are_refused() {
 }
 
 #[test]
-fn scales_stay_with_their_weight() {
+fn integers_with_scales_become_floats_and_those_of_other_conventions_stay() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let w = tensor(&[2, 4], &[1i8, 0, -2, 0, 0, 3, 0, 4]);
@@ -452,8 +463,15 @@ fn scales_stay_with_their_weight() {
     let reader = Reader::open(at("small")).unwrap();
     assert_eq!(reader.scales("w").unwrap().unwrap(), [0.5, 0.25]);
     assert_eq!(reader.scales("v").unwrap(), None);
-    decompress(at("small"), at("back"), Overwrite::No, &mut no_progress()).unwrap();
-    assert_eq!(load(&at("back")), model);
+    let mut expected = model.clone();
+    expected.insert("w".to_owned(), tensor(&[2, 4], &[0.5f32, 0.0, -1.0, 0.0, 0.0, 0.75, 0.0, 1.0]));
+    expected.remove("w.scales");
+    for input in ["small", "in"] {
+        let report = decompress(at(input), at("back"), Overwrite::Yes, &mut no_progress()).unwrap();
+        assert_eq!(load(&at("back")), expected, "{input}");
+        let weight = report.weights.iter().find(|weight| weight.name == "w").unwrap();
+        assert_eq!((weight.dtype, weight.shape, weight.bytes_after), (DataType::F32, [2, 4], 32));
+    }
 }
 
 /// Breaking off after every tensor of either pass, with and without an output that is there already.

@@ -12,7 +12,7 @@ use twofour::{
     kernel::KernelElement,
 };
 
-use super::{CheckpointError, StoredParts, fields::Fields, layout::Layout};
+use super::{CheckpointError, StoredParts, layout::Layout, place};
 use crate::{
     Result,
     model::{
@@ -61,19 +61,19 @@ impl Kind {
 }
 
 impl ImageCheckpoint {
-    /// Opens a directory with `config.json` of one of the types above, and safetensors.
+    /// Opens a directory with `config.json` of one of the types above, and safetensors, or one file of weights or index in it.
     ///
     /// # Errors
     /// [`CheckpointError`] for a configuration or tensors that do not fit, or for sizes that [`ImageEncoderConfig::validate`] refuses; those of [`Reader::open`].
-    pub fn open(directory: impl AsRef<Path>) -> Result<Self> {
-        let directory = directory.as_ref();
-        let fields = Fields::read(&directory.join(super::CONFIG_FILE))?;
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let fields = place::fields_of(path)?;
         let Some(kind) = Kind::of(fields.text_if("model_type")?) else {
             let found = fields.get("model_type").map_or("absent".to_owned(), ToString::to_string);
             let path = fields.path().to_owned();
             return Err(CheckpointError::UnsupportedModel { path, found, supported: Kind::SUPPORTED }.into());
         };
-        let reader = Reader::open(directory)?;
+        let reader = place::reader_of(path, &fields)?;
         let shape_of = |name: &str| stored_shape(&reader, name);
         let config = match kind {
             Kind::Transformer(family) => vit::config(&fields, family, shape_of)?,

@@ -1,0 +1,45 @@
+//! Where a checkpoint is: its directory, its configuration and its files of weights.
+
+use std::path::{Path, PathBuf};
+
+use twofour::file::{ConfiguredWeights, Reader};
+
+use super::{CONFIG_FILE, CheckpointError, fields::Fields};
+use crate::{Result, model::file};
+
+/// The directory of a checkpoint that a path names: the path, or, of a file of weights or an index, the directory that holds it.
+pub(super) fn directory_of(path: &Path) -> PathBuf {
+    if !path.is_file() {
+        return path.to_owned();
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new(".")).to_owned()
+}
+
+/// Whether a path names a checkpoint: a directory with a configuration, or a file of weights in one that does not describe its own model, as those of
+/// [`Gpt::save`](crate::model::Gpt::save) do.
+pub(super) fn is_checkpoint(path: &Path) -> bool {
+    let has_config = directory_of(path).join(CONFIG_FILE).symlink_metadata().is_ok();
+    has_config && (path.is_dir() || Reader::open(path).is_ok_and(|reader| !file::describes_itself(&reader)))
+}
+
+/// The configuration of a checkpoint.
+pub(super) fn fields_of(path: &Path) -> Result<Fields> {
+    Ok(Fields::read(&directory_of(path).join(CONFIG_FILE))?)
+}
+
+/// The files of weights of a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError::ForeignWeights`] where the configuration says that another tool quantized or compressed them; those of [`Reader::open`].
+pub(super) fn reader_of(path: &Path, fields: &Fields) -> Result<Reader> {
+    let reader = Reader::open(path)?;
+    // A weight that this program compressed is read whatever tool's name the configuration has for its form.
+    let is_ours = reader.compressed_weights().next().is_some();
+    match ConfiguredWeights::of(fields.values()) {
+        ConfiguredWeights::Foreign { by } if !is_ours => {
+            Err(CheckpointError::ForeignWeights { path: fields.path().to_owned(), by }.into())
+        }
+        _ => Ok(reader),
+    }
+}
