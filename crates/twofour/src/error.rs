@@ -408,6 +408,13 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// A directory that another process writes an output to.
+    #[error("{}: another process is writing there; wait until it has ended, or name another directory", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+
     /// A file written by a newer version of this program.
     #[error("{}: format version {found} is newer than this program, which reads up to {newest}; update twofour", path.display())]
     FormatVersion {

@@ -8,12 +8,13 @@
 //! written. So an error in the input is found before the first byte is written, and memory holds one tensor at a time,
 //! however large the model.
 //!
-//! Where the input is a directory, so is the output, with the model's other files: configuration, tokenizer and all else but hidden files and weights in
-//! other formats (`.bin`, `.pth`, `.gguf` and the like, which would be those of the input). An output that is named `*.safetensors` is that file alone.
+//! Where the input is a directory, so is the output, with what else the model's directory holds ([`Beside`]). An output that is named `*.safetensors` is that file alone.
+//! A directory of packed weights says that it is one: its files of weights have names behind [`PACKED_PREFIX`], its `config.json` the `quant_method` `twofour`, and it has a
+//! [`PACKED_README`]. Of weights that another tool quantized, as [`ConfiguredWeights`] tells, no packed directory is made.
 //!
-//! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a sharded
-//! model every shard is complete and on the disk before the first gets its name, and the index gets its name last: a
-//! directory that holds shards and no index is a conversion that was killed in that moment.
+//! Outputs appear complete or not at all. A single file gets its name when it is complete and on the disk. Of a directory
+//! every file is complete and on the disk before the first gets its name, and the index gets its name last. One process at a time writes to a directory ([`DirectoryLock`]); of one that is
+//! killed while files get their names, the next one removes these.
 //!
 //! A killed process leaves nothing where the system has files without names (`O_TMPFILE`: Linux with ext4, XFS, Btrfs or
 //! tmpfs). Elsewhere it leaves files named `.twofour-*.tmp`, which the next output in the same directory removes.
@@ -55,6 +56,7 @@ compile_error!("safetensors data is little-endian, and this module maps it as it
 
 mod configuration;
 mod convert;
+mod directory_lock;
 mod elements;
 mod find;
 mod header;
@@ -78,11 +80,12 @@ mod writer;
 
 pub use configuration::ConfiguredWeights;
 pub use convert::{
-    CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
-    NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight, Quantization,
-    QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, check_output, compress,
-    decompress, files_beside, prune, prune_and_quantize_with, prune_with, quantize,
+    Beside, CompressOptions, CompressOutcome, CompressReport, CompressedTensor, DecompressReport, DecompressedWeight,
+    LeftOut, NegativeZeros, NotSparse, Phase, Progress, PruneOutcome, PruneReport, PrunedTensor, PrunedWeight,
+    Quantization, QuantizeOptions, QuantizeOutcome, QuantizeReport, QuantizedTensor, QuantizedWeight, check_output,
+    compress, decompress, prune, prune_and_quantize_with, prune_with, quantize,
 };
+pub use directory_lock::DirectoryLock;
 pub use elements::Elements;
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use index::Index;

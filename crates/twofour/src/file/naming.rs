@@ -102,7 +102,7 @@ fn is_variant(name: &str, all: &[String]) -> bool {
             || rest == INDEX_SUFFIX
             || rest.starts_with("-000") && !rest.trim_end_matches(WEIGHTS_SUFFIX).contains('.')
     };
-    is_word && !base.is_empty() && all.iter().any(|other| whole(other))
+    is_word && !base.is_empty() && all.iter().any(whole)
 }
 
 /// The number of shards that a name tells, as in `model-00002-of-00004.safetensors`.

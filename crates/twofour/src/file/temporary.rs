@@ -8,6 +8,7 @@
 //! [`remove_stale`] deletes it before the next output is begun in that directory.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, OpenOptions},
     io,
     path::Path,
@@ -99,14 +100,18 @@ fn rename(name: TempPath, path: &Path, overwrite: Overwrite) -> io::Result<()> {
     .map_err(|e| e.error)
 }
 
+/// Whether this is the name of a file that is being written.
+pub(super) fn is_temporary(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(TEMP_PREFIX) && name.ends_with(TEMP_SUFFIX))
+}
+
 /// Deletes the files that killed processes have left in a directory; a file that a living process writes is locked and
 /// stays. What cannot be deleted does no harm, so errors are ignored.
 fn remove_stale(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let temporary = name.to_str().is_some_and(|n| n.starts_with(TEMP_PREFIX) && n.ends_with(TEMP_SUFFIX));
-        if !temporary || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+        if !is_temporary(&name) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
         // For writing, because NFS grants an exclusive lock only then.

@@ -41,17 +41,13 @@ pub(super) fn copy_beside(
     directory: &Path,
     class: Option<&'static str>,
 ) -> Result<()> {
-    for relative in files::files_beside(reader, directory)? {
+    for relative in files::Beside::of(reader, directory)?.files {
         let (from, to) = (source.join(&relative), directory.join(&relative));
-        if relative == Path::new(CONFIG_FILE) {
-            copy_config(&from, &to, class)?;
-            continue;
-        }
         let parent = to.parent().unwrap_or(directory);
         fs::create_dir_all(parent).map_err(|source| CheckpointError::Io { path: parent.to_owned(), source })?;
         fs::copy(&from, &to).map_err(|source| CheckpointError::Io { path: from, source })?;
     }
-    Ok(())
+    copy_config(&source.join(CONFIG_FILE), &directory.join(CONFIG_FILE), class)
 }
 
 /// Copies a configuration without what it says of compressed weights, with the name of the model's class where it is another.

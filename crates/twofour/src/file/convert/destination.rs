@@ -8,12 +8,13 @@ use std::{
 };
 
 use super::super::{
-    Index, Overwrite, PACKED_README, Plan, Reader, Writer,
+    DirectoryLock, Index, Overwrite, PACKED_README, Plan, Reader, Writer,
     naming::{self, INDEX_SUFFIX},
+    temporary::is_temporary,
     unique::quoted,
     writer::{Output, Sealed, directory_of, expect_replaceable, sync_directory},
 };
-use super::{beside::Beside, description};
+use super::{beside::Beside, description, staging::Staging};
 use crate::{Error, Result};
 
 /// The output's place, found fit before any work is done.
@@ -23,6 +24,8 @@ pub(super) struct Destination {
     overwrite: Overwrite,
     /// The output is a directory: of shards, or of one file and those beside it.
     is_directory: bool,
+    /// The lock of the output's directory, where there is one already.
+    lock: Option<DirectoryLock>,
 }
 
 impl Destination {
@@ -41,7 +44,7 @@ impl Destination {
                 return fault("is a directory, but the input is a single file; name the file to write");
             }
             expect_replaceable(path, overwrite)?;
-            return Ok(Destination { path: path.to_owned(), overwrite, is_directory: false });
+            return Ok(Destination { path: path.to_owned(), overwrite, is_directory: false, lock: None });
         };
         if names_file {
             return fault("names a file, but the input is sharded; name a directory to write");
@@ -58,12 +61,11 @@ impl Destination {
                     "is the input's own directory; a sharded model, or a directory, cannot be converted in place, name another",
                 );
             }
-            if overwrite == Overwrite::No && fs::read_dir(path).map_err(listing)?.next().is_some() {
-                return Err(Error::Exists { path: path.to_owned() });
-            }
-            expect_no_other_model(reader, path)?;
+            let lock = DirectoryLock::acquire(path)?;
+            expect_place(reader, path, overwrite)?;
+            return Ok(Destination { path: path.to_owned(), overwrite, is_directory: true, lock: Some(lock) });
         }
-        Ok(Destination { path: path.to_owned(), overwrite, is_directory: true })
+        Ok(Destination { path: path.to_owned(), overwrite, is_directory: true, lock: None })
     }
 
     /// An error where two shards would hold a tensor of the same name.
@@ -82,28 +84,32 @@ impl Destination {
         Ok(())
     }
 
-    /// Makes the directory of an output of several files, where it is not there yet, and writes what is beside the tensors.
-    pub(super) fn open(self, reader: &Reader, plans: &[Plan]) -> Result<Opened> {
+    /// Makes the directory of an output of several files, where it is not there yet, and copies what is beside the tensors; `watch` is asked now and then whether to go on.
+    pub(super) fn open(
+        self,
+        reader: &Reader,
+        plans: &[Plan],
+        watch: &mut dyn FnMut(&Path) -> Result<()>,
+    ) -> Result<Opened> {
         let is_packed = self.is_directory && plans.iter().any(Plan::is_packed);
         let index = reader.index().map(|(path, index)| {
             let empty = Index { metadata: index.metadata.clone(), weight_map: BTreeMap::new() };
             (naming::named(&file_name(path), is_packed), empty)
         });
         let mut opened = Opened {
+            sealed: Vec::new(),
+            staging: None,
             destination: self,
+            made: None,
             is_packed,
             index,
+            names: Vec::new(),
             replaced: Vec::new(),
             total_bytes: 0,
-            sealed: Vec::new(),
-            made: Vec::new(),
         };
         if opened.destination.is_directory {
             let described = description::files(reader, plans)?;
-            opened.copy_beside(reader)?;
-            for (name, text) in described {
-                opened.seal_whole(name, &text)?;
-            }
+            opened.stage(reader, described, watch)?;
             if !is_packed {
                 opened.replaced.push(PACKED_README.to_owned());
             }
@@ -115,67 +121,62 @@ impl Destination {
 /// An output whose files are being made.
 #[derive(Debug)]
 pub(super) struct Opened {
+    // Dropped in this order: the files go before the lock of their directory, and that before the directory.
+    sealed: Vec<Sealed>,
+    staging: Option<Staging>,
     destination: Destination,
+    made: Option<MadeDirectory>,
     /// Weights are packed, and files of weights are named so.
     is_packed: bool,
     /// The name of the index, and what it has so far.
     index: Option<(String, Index)>,
+    /// The names of the sealed files, where the output is a directory.
+    names: Vec<String>,
     /// Files that make place for the output: those of its weights in the other form.
     replaced: Vec<String>,
     total_bytes: u64,
-    // Dropped in this order: the files go before the directories that hold them, and a directory before the one that it is in.
-    sealed: Vec<Sealed>,
-    made: Vec<MadeDirectory>,
 }
 
 /// A directory that goes with us unless the output is complete.
 #[derive(Debug)]
-struct MadeDirectory(Option<PathBuf>);
+struct MadeDirectory(PathBuf);
 
 impl Drop for MadeDirectory {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // Best effort on the way out of another error; only an empty directory goes.
-            let _ = fs::remove_dir(path);
-        }
+        // Best effort on the way out of another error; only an empty directory goes.
+        let _ = fs::remove_dir(&self.0);
     }
 }
 
 impl Opened {
-    /// Makes the output's directory and those inside it, and writes what the input has beside its tensors.
-    fn copy_beside(&mut self, reader: &Reader) -> Result<()> {
-        let Destination { path, overwrite, .. } = &self.destination;
-        let (path, overwrite) = (path.clone(), *overwrite);
-        self.make(path.clone())?;
-        let beside = Beside::of(reader, &path)?;
-        for directory in beside.directories {
-            self.make(path.join(directory))?;
+    /// Makes and locks the output's directory, and stages what it holds beside the tensors.
+    fn stage(
+        &mut self,
+        reader: &Reader,
+        described: Vec<(&'static str, Vec<u8>)>,
+        watch: &mut dyn FnMut(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let Destination { path, overwrite, lock, .. } = &mut self.destination;
+        if lock.is_none() {
+            match fs::create_dir(&*path) {
+                Ok(()) => self.made = Some(MadeDirectory(path.clone())),
+                // Another process was faster.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => {
+                    return Err(Error::Io { path: path.clone(), action: "making the output directory", source });
+                }
+            }
+            *lock = Some(DirectoryLock::acquire(path)?);
+            expect_place(reader, path, *overwrite)?;
         }
+        let staging = self.staging.insert(Staging::begin(path, *overwrite)?);
+        let Beside { directories, files, .. } = Beside::of(reader, path)?;
+        directories.into_iter().try_for_each(|directory| staging.directory(directory))?;
         let source = reader.directory().unwrap_or(Path::new(""));
-        for file in beside.files {
-            let from = source.join(&file);
-            let bytes = fs::read(&from).map_err(|source| Error::Io { path: from, action: "reading it", source })?;
-            self.sealed.push(Output::whole(&path.join(file), overwrite, &bytes)?);
+        for file in files {
+            staging.copy(&source.join(&file), file, watch)?;
         }
-        Ok(())
-    }
-
-    /// Writes the whole of a small file of the output's directory.
-    fn seal_whole(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        let Destination { path, overwrite, .. } = &self.destination;
-        self.sealed.push(Output::whole(&path.join(name), *overwrite, bytes)?);
-        Ok(())
-    }
-
-    /// Makes a directory, where it is not there yet.
-    fn make(&mut self, path: PathBuf) -> Result<()> {
-        match fs::create_dir(&path) {
-            // The last one made is the first to go.
-            Ok(()) => self.made.insert(0, MadeDirectory(Some(path))),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(Error::Io { path, action: "making the output directory", source }),
-        }
-        Ok(())
+        described.into_iter().try_for_each(|(name, text)| staging.write(name.into(), &text))
     }
 
     /// Begins the file that the input's shard turns into.
@@ -189,6 +190,7 @@ impl Opened {
                     self.total_bytes += tensor.dtype.bytes(&tensor.shape).unwrap_or(0) as u64;
                 }
             }
+            self.names.push(name.clone());
             self.destination.path.join(name)
         } else {
             self.destination.path.clone()
@@ -206,14 +208,44 @@ impl Opened {
     pub(super) fn publish(mut self) -> Result<()> {
         if let Some((name, mut index)) = self.index.take() {
             index.metadata.insert("total_size".to_owned(), self.total_bytes.into());
-            self.seal_whole(&name, index.to_json().as_bytes())?;
+            let path = self.destination.path.join(&name);
+            self.sealed.push(Output::whole(&path, self.destination.overwrite, index.to_json().as_bytes())?);
             // From here to the end no index describes a mixture of old and new shards.
-            self.replaced.extend([naming::named(&name, !self.is_packed), name]);
+            self.replaced.extend([naming::named(&name, !self.is_packed), name.clone()]);
+            self.names.push(name);
         }
-        let Destination { path, overwrite, is_directory } = &self.destination;
-        if *is_directory && *overwrite == Overwrite::Yes {
-            for name in &self.replaced {
-                let old = path.join(name);
+        let Opened { sealed, mut staging, mut destination, made, names, replaced, .. } = self;
+        let named = destination.name_all(sealed, staging.as_mut(), &names, &replaced);
+        match (named, made) {
+            (Ok(()), Some(made)) => std::mem::forget(made),
+            (Ok(()), None) => {}
+            (Err(error), made) => {
+                // What has its name goes again, then the directory.
+                drop((staging, destination, made));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Destination {
+    fn name_all(
+        &mut self,
+        sealed: Vec<Sealed>,
+        staging: Option<&mut Staging>,
+        names: &[String],
+        replaced: &[String],
+    ) -> Result<()> {
+        let Some(lock) = &mut self.lock else { return sealed.into_iter().try_for_each(Sealed::publish) };
+        // Into an empty directory: a kill between two names leaves what the next process may remove.
+        if is_empty(&self.path)? {
+            let staged = staging.as_ref().map(|staging| staging.paths().cloned()).into_iter().flatten();
+            lock.announce(staged.chain(names.iter().map(PathBuf::from)).collect())?;
+        }
+        if self.overwrite == Overwrite::Yes {
+            for name in replaced {
+                let old = self.path.join(name);
                 match fs::remove_file(&old) {
                     Err(error) if error.kind() == ErrorKind::NotFound => {}
                     removed => {
@@ -221,17 +253,41 @@ impl Opened {
                     }
                 }
             }
-            sync_directory(path)?;
+            sync_directory(&self.path)?;
         }
-        self.made.iter_mut().for_each(|made| made.0 = None);
-        self.sealed.drain(..).try_for_each(Sealed::publish)
+        staging.map_or(Ok(()), Staging::publish)?;
+        sealed.into_iter().try_for_each(Sealed::publish)?;
+        lock.complete();
+        Ok(())
     }
+}
+
+/// Whether a directory holds nothing but traces of outputs that are being written.
+fn is_empty(directory: &Path) -> Result<bool> {
+    let io = |source| Error::Io { path: directory.to_owned(), action: "listing the directory", source };
+    for entry in fs::read_dir(directory).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        if !DirectoryLock::is_lock(&name) && !Staging::is_staging(&name) && !is_temporary(&name) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns an error where a directory is no place for an output: it holds anything, unless that may be overwritten, or another model.
+fn expect_place(reader: &Reader, output: &Path, overwrite: Overwrite) -> Result<()> {
+    if overwrite == Overwrite::No && !is_empty(output)? {
+        return Err(Error::Exists { path: output.to_owned() });
+    }
+    expect_no_other_model(reader, output)
 }
 
 /// Returns an error where a directory holds weights or an index that the output would leave there: readers might take them for the output.
 fn expect_no_other_model(reader: &Reader, output: &Path) -> Result<()> {
     let index = reader.index().map(|(path, _)| path);
     let names = reader.shards().iter().map(|shard| shard.path()).chain(index).map(file_name);
+    let beside = Beside::of(reader, output)?.weights;
+    let names = names.chain(beside.iter().map(|path| file_name(path)));
     let replaced: HashSet<String> =
         names.flat_map(|name| [naming::packed(&name), naming::ordinary(&name).to_owned()]).collect();
     let io = |source| Error::Io { path: output.to_owned(), action: "listing the directory", source };

@@ -5,9 +5,12 @@ mod compress;
 mod decompress;
 mod description;
 mod destination;
+#[cfg(test)]
+mod directory_tests;
 mod prune;
 mod prune_quantized;
 mod quantize;
+mod staging;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +25,7 @@ use super::{
 use crate::{Arithmetic, DataType, Error, MatrixRef, Result, match_element};
 use destination::Destination;
 
-pub use beside::files_beside;
+pub use beside::{Beside, LeftOut};
 pub use compress::{
     CompressOptions, CompressOutcome, CompressReport, CompressedTensor, NegativeZeros, NotSparse, compress,
 };
@@ -38,7 +41,7 @@ pub use quantize::{
 pub struct Progress<'a> {
     /// Which of the two passes runs.
     pub phase: Phase,
-    /// The tensor that was just finished.
+    /// The tensor that was just finished, or the file beside the tensors that is being copied.
     pub tensor: &'a str,
     /// Bytes of the input that this pass is through with.
     pub bytes_done: u64,
@@ -134,9 +137,9 @@ fn run(
         })
         .collect();
     let bytes_total = items.iter().flatten().map(|item| item.bytes() as u64).sum();
-    let mut report = |phase, item: &Item<'_>, done: &mut u64| {
-        *done += item.bytes() as u64;
-        match progress(Progress { phase, tensor: item.name(), bytes_done: *done, bytes_total }) {
+    let mut report = |phase, (name, bytes): (&str, usize), done: &mut u64| {
+        *done += bytes as u64;
+        match progress(Progress { phase, tensor: name, bytes_done: *done, bytes_total }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(Error::Interrupted),
         }
@@ -148,21 +151,22 @@ fn run(
         let mut plan = Plan::new();
         for item in items {
             conversion.plan(reader, *item, &mut plan)?;
-            report(Phase::Checking, item, &mut done)?;
+            report(Phase::Checking, (item.name(), item.bytes()), &mut done)?;
         }
         plans.push(plan);
     }
     destination.check(&plans)?;
 
     let mut done = 0;
-    let mut opened = destination.open(reader, &plans)?;
+    let mut copying = |file: &Path| report(Phase::Writing, (&file.to_string_lossy(), 0), &mut 0);
+    let mut opened = destination.open(reader, &plans, &mut copying)?;
     for ((shard, items), plan) in reader.shards().iter().zip(&items).zip(plans) {
         // The old manifest goes, a new one comes with the plan.
         let metadata: BTreeMap<String, String> = shard.header().metadata().clone();
         let mut writer = opened.writer(shard.path(), plan, metadata)?;
         for item in items {
             conversion.write(reader, *item, &mut writer)?;
-            report(Phase::Writing, item, &mut done)?;
+            report(Phase::Writing, (item.name(), item.bytes()), &mut done)?;
         }
         opened.seal(writer)?;
     }
