@@ -19,9 +19,10 @@ class Compressed:
         meta: the codes, eight in a word, ``[rows, ceil(cols / 32)]`` (uint32 in numpy, int32 in torch).
         shape: rows and columns of the matrix.
         dtype: the name of its dtype; the values of an array may be unsigned integers that hold its bits. ``"int4"`` for 4-bit integers.
-        scales: by which the values are to be multiplied, or ``None``: for int8 one float32 for each row, for int4 float16
-            ``[rows, ceil(cols / 128)]`` or ``[rows, 1]``.
-        group_size: for int4, the columns that share a scale: 128, or -1 for all of a row.
+        scales: by which the values are to be multiplied, or ``None``: for int8 one float32 for each row, or float16 ``[rows, ceil(cols / group_size)]``;
+            for int4 float16, that or ``[rows, 1]``.
+        group_size: the columns that share a scale, 128 or 64; -1, for int4, for all of a row; ``None`` for int8 with a scale for each row, and without
+            scales.
     """
 
     values: Any
@@ -116,7 +117,8 @@ def decompress(compressed: Compressed):
     """The matrix ``[rows, cols]`` with zeros where nothing is kept.
 
     Returns:
-        an array or a tensor, as the values are, on their device. Scales are not applied, but those of int4, which becomes float32.
+        an array or a tensor, as the values are, on their device. int4, and int8 with scales for groups of columns, become float32, integers times
+        scales; scales for each row of int8 are not applied.
 
     Raises:
         ValueError: where the parts break a rule of the canonical form, with row and group.
@@ -136,4 +138,14 @@ def decompress(compressed: Compressed):
     if not is_tensor(compressed.values):
         dense = dense.view(compressed.values.dtype)
     _native.decompress(values.data, meta.data, compressed.dtype, rows, cols, writable_bytes(dense))
+    if compressed.group_size is not None:
+        return returned(_times_scales(dense, compressed), values)
     return returned(dense, values)
+
+
+def _times_scales(integers: Any, weight: Compressed):
+    """Integers times scales that groups of columns share, as float32."""
+    cols = weight.shape[1]
+    if is_tensor(integers):
+        return integers.float() * weight.scales.cpu().float().repeat_interleave(weight.group_size, 1)[:, :cols]
+    return integers.astype("float32") * weight.scales.astype("float32").repeat(weight.group_size, 1)[:, :cols]

@@ -30,13 +30,14 @@ def save_file(
 ) -> None:
     """Writes a model or tensors to one safetensors file, which the command line tool reads.
 
-    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear` and :class:`twofour.Int4Linear`, and :class:`twofour.Compressed`
-    objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense tensors as they are. The file appears under its name when it is complete and on the disk,
-    or not at all. One compressed weight is in memory at a time.
+    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`, :class:`twofour.QuantizedLinear` and :class:`twofour.Int4Linear`,
+    and :class:`twofour.Compressed` objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense
+    tensors as they are. The file appears under its name when it is complete and on the disk, or not at all. One compressed weight is in memory at a
+    time.
 
     Args:
         model_or_tensors: an ``nn.Module``, or a mapping of names to numpy arrays, torch tensors, ``Compressed`` objects or
-            :class:`twofour.Linear` layers (under the names of their weights).
+            such layers (under the names of their weights).
         path: the file to write.
         compress: names, or patterns with ``*``, of dense matrices to store compressed; they must be 2:4 along their rows.
         dtypes: what arrays of unsigned integers hold, by name: ``"bfloat16"`` for instance.
@@ -72,7 +73,7 @@ def save_file(
     for name, *_ in plain:
         writer.write(name, bytes_of(entries[name], dtypes.get(name)).data)
     for name, *_ in weights:
-        weight = _compressed(name, entries[name], dtypes.get(name))
+        weight = compressed_entry(name, entries[name], dtypes.get(name))
         scales = None if weight.scales is None else bytes_of(weight.scales).data
         writer.write_compressed(name, bytes_of(weight.values).data, bytes_of(weight.meta).data, scales)
     writer.finish()
@@ -99,19 +100,16 @@ def _matching(entries: dict[str, Any], patterns: list[str]) -> set[str]:
     return asked
 
 
-def _is_linear(entry: Any) -> bool:
-    return hasattr(entry, "weight_packed")
-
-
-def _is_int4(entry: Any) -> bool:
-    return hasattr(entry, "group_size") and hasattr(entry, "canonical")
+def _is_layer(entry: Any) -> bool:
+    """Whether an entry is a layer, which stands for its packed weight."""
+    return hasattr(entry, "stored_dtype")
 
 
 def _group_size(entry: Any) -> int | None:
     """The group size of the scales that are stored with an entry: -1 for a scale for each row, ``None`` without scales."""
-    if isinstance(entry, Compressed) and entry.dtype != "int4":
-        return None if entry.scales is None else -1
-    return entry.group_size if isinstance(entry, Compressed) or _is_int4(entry) else None
+    if isinstance(entry, Compressed):
+        return -1 if entry.scales is not None and entry.group_size is None else entry.group_size
+    return getattr(entry, "group_size", -1 if hasattr(entry, "weight_scales") else None)
 
 
 def _is_sparse(entry: Any) -> bool:
@@ -119,21 +117,19 @@ def _is_sparse(entry: Any) -> bool:
 
 
 def _is_dense(entry: Any) -> bool:
-    return not (isinstance(entry, Compressed) or _is_linear(entry) or _is_int4(entry) or _is_sparse(entry))
+    return not (isinstance(entry, Compressed) or _is_layer(entry) or _is_sparse(entry))
 
 
 def _of_torch(entry: Any) -> bool:
-    return _is_linear(entry) or _is_int4(entry) or is_tensor(entry.values if isinstance(entry, Compressed) else entry)
+    return _is_layer(entry) or is_tensor(entry.values if isinstance(entry, Compressed) else entry)
 
 
 def _described(name: str, entry: Any, dtype: str | None) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of an entry."""
     if isinstance(entry, Compressed):
         return tuple(entry.shape), entry.dtype
-    if _is_linear(entry):
-        return (entry.out_features, entry.in_features), dtype_name(entry.pack().dtype)
-    if _is_int4(entry):
-        return (entry.out_features, entry.in_features), "int4"
+    if _is_layer(entry):
+        return (entry.out_features, entry.in_features), entry.stored_dtype
     if is_tensor(entry):
         shape, dtype = tuple(entry.shape), dtype_name(entry.dtype)
     elif isinstance(entry, (np.ndarray, np.generic)):
@@ -145,16 +141,12 @@ def _described(name: str, entry: Any, dtype: str | None) -> tuple[tuple[int, ...
     return shape, dtype
 
 
-def _compressed(name: str, entry: Any, dtype: str | None) -> Compressed:
+def compressed_entry(name: str, entry: Any, dtype: str | None) -> Compressed:
     """The canonical form of an entry that is stored compressed."""
     if isinstance(entry, Compressed):
         return entry
-    if _is_linear(entry):
-        values, meta = entry.canonical()
-        return Compressed(values, meta, (entry.out_features, entry.in_features), dtype_name(values.dtype))
-    if _is_int4(entry):
-        values, meta, scales = entry.canonical()
-        return Compressed(values, meta, (entry.out_features, entry.in_features), "int4", scales, entry.group_size)
+    if _is_layer(entry):
+        return entry.compressed()
     if _is_sparse(entry) and entry.packed_weight.forward is not None:
         from . import _ops
 
@@ -175,8 +167,9 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
 
     Returns:
         tensors by name. A compressed weight is a sparse tensor of :mod:`twofour.sparse` in torch, where kernels multiply its dtype (float32,
-        bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of int4 with its scales (:meth:`twofour.Int4Linear.from_compressed`). Plain bfloat16 and float8 arrays are of ``ml_dtypes`` where that is
-        installed, else unsigned integers that hold the bits.
+        bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of integers with their scales
+        (:meth:`twofour.Int4Linear.from_compressed`, :meth:`twofour.QuantizedLinear.from_compressed`). Plain bfloat16 and float8 arrays are of
+        ``ml_dtypes`` where that is installed, else unsigned integers that hold the bits.
 
     Raises:
         ValueError: where the file is damaged, of another kind, or of a newer version.
@@ -198,7 +191,7 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
     for name, dtype, rows, cols, group_size in reader.weights():
         values, meta = empty_parts(rows, cols, dtype, in_torch)
         scales = None
-        if dtype == "int4":
+        if dtype == "int4" or (group_size or 0) > 0:
             scales = empty((rows, 1 if group_size < 0 else -(-cols // group_size)), "float16", in_torch)
         elif group_size is not None:
             scales, group_size = empty((rows,), "float32", in_torch), None
@@ -235,8 +228,9 @@ def _weight(weight: Compressed, in_torch: bool):
 def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     """Reads a file into a module: dense tensors by ``load_state_dict``, compressed weights into the layers of their names.
 
-    A compressed weight goes into a :class:`twofour.Linear`, one of int4 into a :class:`twofour.Int4Linear`, or takes the place of another module's parameter, ``nn.Linear.weight`` for
-    instance, as a frozen sparse parameter. All take the devices and dtypes that the module has.
+    A compressed weight goes into a :class:`twofour.Linear`, one of integers into a :class:`twofour.QuantizedLinear` or :class:`twofour.Int4Linear`,
+    or takes the place of another module's parameter, ``nn.Linear.weight`` for instance, as a frozen sparse parameter. All take the devices and dtypes
+    that the module has.
 
     Args:
         model: the ``nn.Module``.
@@ -258,19 +252,17 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     for name, tensor in list(tensors.items()):
         if is_tensor(tensor) and not _is_sparse(tensor):
             continue
-        if isinstance(tensor, Compressed) and tensor.dtype == "int4":
-            tensors.update(_parts_of_int4(model, name, tensor))
+        if isinstance(tensor, Compressed):
+            tensors.update(_parts_of_integers(model, name, tensor))
             del tensors[name]
             continue
-        if isinstance(tensor, Compressed):
-            raise TypeError(f"tensor `{name}`: no kernel multiplies {tensor.dtype}; use load_file and twofour.decompress")
         module_name, _, leaf = name.rpartition(".")
         try:
             module = model.get_submodule(module_name)
         except AttributeError:
             continue  # load_state_dict reports it
         old = module._parameters.get(leaf)
-        if _is_linear(module) or old is None:
+        if _is_layer(module) or old is None:
             continue
         if old.shape != tensor.shape:
             raise RuntimeError(f"tensor `{name}`: the file's shape is {list(tensor.shape)}, the module's {list(old.shape)}")
@@ -288,23 +280,27 @@ def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     return result
 
 
-def _parts_of_int4(model: Any, name: str, weight: Compressed) -> dict[str, Any]:
-    """The entries of a state dict for an int4 weight.
+def _parts_of_integers(model: Any, name: str, weight: Compressed) -> dict[str, Any]:
+    """The entries of a state dict for a weight of integers.
 
     Raises:
-        TypeError: where no :class:`twofour.Int4Linear` has that weight.
+        TypeError: where no layer of such integers has that weight.
         RuntimeError: where it has another shape or group size.
     """
-    from ._int4 import Int4Linear
-
     module_name, _, leaf = name.rpartition(".")
     try:
         module = model.get_submodule(module_name)
     except AttributeError:
         module = None
-    if not isinstance(module, Int4Linear) or leaf != "weight":
-        raise TypeError(f"tensor `{name}`: an int4 weight goes into an Int4Linear; make one with load_file and Int4Linear.from_compressed")
-    found, expected = (weight.shape, weight.group_size), ((module.out_features, module.in_features), module.group_size)
+    if leaf != "weight" or getattr(module, "stored_dtype", None) != weight.dtype or weight.scales is None:
+        layer = {("int4", True): "an Int4Linear", ("int8", True): "a QuantizedLinear"}.get((weight.dtype, weight.scales is not None))
+        if layer is None:
+            raise TypeError(f"tensor `{name}`: no kernel multiplies {weight.dtype}; use load_file and twofour.decompress")
+        raise TypeError(
+            f"tensor `{name}`: an {weight.dtype} weight goes into {layer}; make one with load_file and {layer.split()[1]}.from_compressed, or a dense "
+            "one with twofour.decompress"
+        )
+    found, expected = (weight.shape, _group_size(weight)), ((module.out_features, module.in_features), _group_size(module))
     if found != expected:
         raise RuntimeError(f"tensor `{name}`: shape and group size are {found} in the file, {expected} in the module")
     return {f"{name}_values": weight.values, f"{name}_meta": weight.meta, f"{name}_scales": weight.scales}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from . import _ops
+from . import _ops, _registration
 from ._compression import Compressed
 from ._conversion import take_over, weight_of
 from ._linear import DTYPES, weights_are_deferred
@@ -47,6 +47,7 @@ class Int4Linear(nn.Module):
 
     def __init__(self, shape: tuple[int, int], group_size: int, packed: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
+        _registration.with_transformers()
         expect_group_size(group_size)
         self.out_features, self.in_features = shape
         self.group_size = group_size
@@ -126,6 +127,16 @@ class Int4Linear(nn.Module):
     def canonical(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Values, metadata and scales in canonical form."""
         return _ops.canonical_int4(self.packed, self.out_features, self.in_features, self.group_size)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The name of the dtype that the weight has in files."""
+        return "int4"
+
+    def compressed(self) -> Compressed:
+        """The weight as files hold it."""
+        values, meta, scales = self.canonical()
+        return Compressed(values, meta, (self.out_features, self.in_features), "int4", scales, self.group_size)
 
     def to_dense(self) -> torch.Tensor:
         """The weight that the layer multiplies with, ``[out_features, in_features]`` in float32."""

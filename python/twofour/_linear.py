@@ -8,9 +8,10 @@ import contextvars
 import torch
 from torch import nn
 
-from . import _ops
+from . import _ops, _registration
+from ._arrays import dtype_name
 from ._autograd import FrozenLinear
-from ._compression import parts_shapes
+from ._compression import Compressed, parts_shapes
 from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
 from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
 from ._tracing import traceable
@@ -24,7 +25,7 @@ _DEFERRED = contextvars.ContextVar("twofour_deferred", default=False)
 
 @contextlib.contextmanager
 def deferred_weights():
-    """Inside, ``state_dict`` puts each :class:`Linear` and :class:`twofour.Int4Linear` itself under the name of its weight, so that no canonical copies are made."""
+    """Inside, ``state_dict`` puts each layer with a packed weight itself under the name of its weight, so that no canonical copies are made."""
     token = _DEFERRED.set(True)
     try:
         yield
@@ -69,6 +70,7 @@ class Linear(SparseLayer, nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None):
         # Not nn.Linear's, which makes a dense weight.
         nn.Module.__init__(self)
+        _registration.with_transformers()
         self.in_features = in_features
         self.out_features = out_features
         values, meta = parts_shapes(out_features, in_features)
@@ -153,6 +155,17 @@ class Linear(SparseLayer, nn.Linear):
         if packed is None:
             return self._buffers["weight_values"], self._buffers["weight_meta"]
         return _ops.canonical(packed, self.out_features, self.in_features)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The name of the dtype that the weight has in files."""
+        packed = self._buffers["weight_packed"]
+        return dtype_name((self._buffers["weight_values"] if packed is None else packed).dtype)
+
+    def compressed(self) -> Compressed:
+        """The weight as files hold it."""
+        values, meta = self.canonical()
+        return Compressed(values, meta, (self.out_features, self.in_features), dtype_name(values.dtype))
 
     def pack(self) -> torch.Tensor:
         """Packs canonical parts that were loaded, and lets go of them. A second call does nothing.

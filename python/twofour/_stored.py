@@ -11,13 +11,11 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from . import _ops
 from ._arrays import dtype_name
 from ._compression import Compressed
 from ._files import STORED
 from ._int4 import GROUP, PER_CHANNEL, Int4Linear
 from ._linear import DTYPES, Linear
-from ._packed import Packed
 from .quantization import QuantizedLinear
 
 #: The newest version of the format that is read (docs/format.md).
@@ -39,6 +37,13 @@ class Entry:
     shape: tuple[int, int]
     dtype: str
     group_size: int | None = None
+
+
+def described(weight: Compressed) -> dict[str, Any]:
+    """A manifest's entry for a weight of floats, of int8 with a scale for each row, or of int4 with groups that layers have."""
+    stored = "I4" if weight.dtype == "int4" else STORED[weight.dtype]
+    grouped = {} if weight.group_size in (None, PER_CHANNEL) else {"group_size": weight.group_size}
+    return {"shape": list(weight.shape), "dtype": stored, "pattern": "2:4", **grouped}
 
 
 def manifest_of(files: Iterable[str]) -> dict[str, Entry]:
@@ -198,12 +203,8 @@ class PackedWeight:
             raise ValueError(f"tensor `{self.name}`: {error}") from None
         if weight.dtype != "int8":
             return dense
-        if weight.scales is None:
-            return dense.float()
-        scales = weight.scales.float().reshape(weight.shape[0], -1)
-        if weight.group_size is not None:
-            scales = scales.repeat_interleave(weight.group_size, 1)[:, : weight.shape[1]]
-        return dense.float() * scales
+        is_scaled = weight.scales is not None and weight.group_size is None
+        return dense.float() * weight.scales[:, None] if is_scaled else dense.float()
 
     def layer(self) -> nn.Module:
         """The layer that multiplies with the weight, without a bias: :class:`twofour.Linear`; of integers whose scales kernels have,
@@ -219,8 +220,7 @@ class PackedWeight:
             if weight.dtype == "int4" and weight.group_size in (GROUP, PER_CHANNEL):
                 return Int4Linear.from_compressed(weight)
             if weight.dtype == "int8" and weight.scales is not None and weight.group_size is None:
-                packed = _ops.from_canonical(weight.values.contiguous(), weight.meta.contiguous(), cols)
-                return QuantizedLinear(Packed(rows, cols, packed), weight.scales, None)
+                return QuantizedLinear.from_compressed(weight)
             if weight.values.dtype in DTYPES:
                 layer = Linear(cols, rows, False, device="meta", dtype=weight.values.dtype)
                 layer._set_packed(layer._packed_of(weight.values, weight.meta))

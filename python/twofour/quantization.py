@@ -16,9 +16,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from . import _ops
+from . import _ops, _registration
+from ._compression import Compressed
 from ._conversion import chosen, replace, take_over, weight_of
 from ._int4 import GROUP, Int4Linear, expect_group_size
+from ._linear import weights_are_deferred
 from ._master import cast_for_autocast
 from ._packed import Packed, pack_by_rule, pack_quantized
 from ._tracing import traceable
@@ -110,6 +112,7 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, weight: Packed, scales: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
+        _registration.with_transformers()
         self.out_features, self.in_features = weight.rows, weight.cols
         self.register_buffer("packed", weight.forward, persistent=False)
         self.register_buffer("weight_scales", scales)
@@ -129,6 +132,33 @@ class QuantizedLinear(nn.Module):
             dense = pack_by_rule(dense.float().cpu(), "magnitude", transpose=False)[0].to_dense().to(dense.device)
         weight, scales = pack_quantized(dense)
         return take_over(cls(weight, scales, None if linear.bias is None else linear.bias.detach().clone()), linear)
+
+    @classmethod
+    def from_compressed(cls, weight: Compressed, bias: torch.Tensor | None = None) -> QuantizedLinear:
+        """The layer of an int8 weight with a scale for each row, as :func:`twofour.load_file` returns it.
+
+        Args:
+            weight: the weight, of tensors, on the device where the layer is to be.
+            bias: ``[rows]``, or ``None``.
+
+        Raises:
+            TypeError: for a weight of another dtype, without such scales, or of arrays.
+            RuntimeError: where the parts break a rule of the canonical form, with row and group.
+        """
+        rows, cols = weight.shape
+        if weight.dtype != "int8" or weight.scales is None or weight.group_size is not None or not isinstance(weight.values, torch.Tensor):
+            raise TypeError("an int8 weight of tensors with a scale for each row is required")
+        return cls(Packed(rows, cols, _ops.from_canonical(weight.values.contiguous(), weight.meta.contiguous(), cols)), weight.scales, bias)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The name of the dtype that the weight has in files."""
+        return "int8"
+
+    def compressed(self) -> Compressed:
+        """The weight as files hold it."""
+        shape = self.out_features, self.in_features
+        return Compressed(*_ops.canonical(self.packed, *shape), shape, "int8", self.weight_scales)
 
     @traceable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,8 +186,12 @@ class QuantizedLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        values, meta = _ops.canonical(self.packed, self.out_features, self.in_features)
-        destination[prefix + "weight_values"], destination[prefix + "weight_meta"] = values, meta
+        if weights_are_deferred():
+            del destination[prefix + "weight_scales"]
+            destination[prefix + "weight"] = self
+            return
+        weight = self.compressed()
+        destination[prefix + "weight_values"], destination[prefix + "weight_meta"] = weight.values, weight.meta
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         parts = [state_dict.pop(prefix + name, None) for name in ("weight_values", "weight_meta")]

@@ -36,11 +36,11 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _transformers
-from ._arrays import dtype_name
-from ._files import STORED
-from ._int4 import PER_CHANNEL, Int4Linear
-from ._linear import Linear
-from ._stored import Entry, PackedWeight, manifest_of, with_weights
+from ._conversion import refusal_of, replace
+from ._files import compressed_entry
+from ._int4 import Int4Linear
+from ._linear import Linear, deferred_weights
+from ._stored import Entry, PackedWeight, described, manifest_of, with_weights
 from .quantization import QuantizedLinear
 
 __all__ = ["TwoFourConfig", "TwoFourQuantizer"]
@@ -247,27 +247,28 @@ class TwoFourQuantizer(HfQuantizer):
             original_format: whether transformers gives tensors the names of the checkpoint that the model is from. A weight that it stores in
                 another arrangement there, and one whose name it would not find again, is saved dense.
         """
-        state = dict(model.state_dict())
-        packed: dict[int, str] = {}
+        with deferred_weights():
+            state = dict(model.state_dict())
+        packed = {name: entry for name, entry in state.items() if _is_packed(entry)}
+        stored_as = _saved_names(model, list(packed)) if original_format else {name: name for name in packed}
         tied = getattr(model, "all_tied_weights_keys", {})
-        weights = {}
-        named = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, _LAYERS)]
-        stored_as = _saved_names(model, [name for name, _ in named]) if original_format else {name: f"{name}.weight" for name, _ in named}
-        for name, module in named:
-            parts = {part: state.pop(f"{name}.weight_{part}", None) for part in _PARTS}
-            if id(module) in packed and f"{name}.weight" in tied:
-                state.pop(f"{name}.bias", None)
+        weights, seen = {}, set()
+        for name, entry in packed.items():
+            del state[name]
+            if id(entry) in seen and name in tied:
+                # A module under another name, which is found by the first.
+                state.pop(f"{name.removesuffix('weight')}bias", None)
                 continue
-            packed[id(module)] = name
+            seen.add(id(entry))
             stored = stored_as[name]
             if stored is None:
-                state[f"{name}.weight"] = _dense_of(module, model.dtype).weight.detach()
+                state[name] = _dense_weight(entry, model.dtype)
                 continue
-            parts["meta"] = parts["meta"].view(torch.uint32)
-            state.update({f"{name}.weight.{part}": tensor for part, tensor in parts.items() if tensor is not None})
-            weights[stored] = _described(module, parts["values"])
-        grouped = any("group_size" in entry and entry["dtype"] == "I8" for entry in weights.values())
-        manifest = {"version": 2 if grouped else 1, "weights": weights}
+            weight = compressed_entry(name, entry, None)
+            parts = zip(_PARTS, (weight.values, weight.meta.view(torch.uint32), weight.scales), strict=True)
+            state.update({f"{name}.{part}": tensor for part, tensor in parts if tensor is not None})
+            weights[stored] = described(weight)
+        manifest = {"version": 1, "weights": weights}
         return state, {"twofour": json.dumps(manifest)} if weights and not getattr(model, "_hf_peft_config_loaded", False) else {}
 
     def _dequantize(self, model, dtype=None):
@@ -310,7 +311,7 @@ def _is_linear(module: nn.Module) -> bool:
     if isinstance(module, (*_LAYERS, nn.modules.linear.NonDynamicallyQuantizableLinear)):
         # nn.MultiheadAttention reads the weight of the last.
         return False
-    return isinstance(module, nn.Linear) and (type(module).forward is nn.Linear.forward or type(module).__name__ == "FalconLinear")
+    return isinstance(module, nn.Linear) and (refusal_of(module) is None or type(module).__name__ == "FalconLinear")
 
 
 def _reason_against(module: nn.Module) -> str | None:
@@ -379,35 +380,34 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
         remove_hook_from_module(old)
         add_hook_to_module(new, hook)
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module is old:
-            model.set_submodule(name, new)
+    replace(model, [(old, new)])
+
+
+def _is_packed(entry) -> bool:
+    """Whether an entry of a state dict, or a parameter, is a packed weight: a layer that stands for its weight, or a sparse tensor."""
+    return isinstance(entry, _LAYERS) or (isinstance(entry, torch.Tensor) and hasattr(entry, "packed_weight"))
+
+
+def _dense_weight(entry, dtype: torch.dtype | None) -> torch.Tensor:
+    dense = entry.to_dense()
+    return (dense.weight if isinstance(dense, nn.Linear) else dense).detach().to(dtype)
 
 
 def _dense_of(module: nn.Module, dtype: torch.dtype | None) -> nn.Linear:
     if isinstance(module, Linear):
         return module.to_dense().to(dtype)
     dense = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
-    dense.weight = nn.Parameter(module.to_dense().to(dtype))
+    dense.weight = nn.Parameter(_dense_weight(module, dtype))
     if module.bias is not None:
         dense.bias = nn.Parameter(module.bias.detach().to(dtype, copy=True))
     return dense.train(module.training)
 
 
-def _described(module: nn.Module, values: torch.Tensor) -> dict:
-    """The manifest's entry of a layer's weight."""
-    dtype = "I4" if isinstance(module, Int4Linear) else STORED[dtype_name(values.dtype)]
-    entry = {"shape": [module.out_features, module.in_features], "dtype": dtype, "pattern": "2:4"}
-    if isinstance(module, Int4Linear) and module.group_size != PER_CHANNEL:
-        entry["group_size"] = module.group_size
-    return entry
-
-
-def _saved_names(model, modules: list[str]) -> dict[str, str | None]:
-    """The names that transformers gives to the weights of modules when it saves them; ``None`` for a weight that is not only renamed then, and for one
-    that would not be found under its new name.
+def _saved_names(model, weights: list[str]) -> dict[str, str | None]:
+    """The names that transformers gives to weights when it saves them; ``None`` for a weight that is not only renamed then, and for one that would not
+    be found under its new name.
     """
-    marks = {f"{module}.weight.{part}": torch.empty(0) for module in modules for part in _PARTS}
+    marks = {f"{name}.{part}": torch.empty(0) for name in weights for part in _PARTS}
     try:
         renamed = {id(tensor): name for name, tensor in revert_weight_conversion(model, dict(marks)).items()}
     except Exception:
@@ -416,17 +416,17 @@ def _saved_names(model, modules: list[str]) -> dict[str, str | None]:
         for name, mark in marks.items():
             with contextlib.suppress(Exception):
                 renamed.update({id(tensor): new for new, tensor in revert_weight_conversion(model, {name: mark}).items()})
-    target = _target_of(model)
+    target = _target_of(model, weights)
     names: dict[str, str | None] = {}
-    for module in modules:
-        parts = [renamed.get(id(marks[f"{module}.weight.{part}"])) for part in _PARTS]
+    for weight in weights:
+        parts = [renamed.get(id(marks[f"{weight}.{part}"])) for part in _PARTS]
         bases = {name and name.removesuffix(f".{part}") for name, part in zip(parts, _PARTS, strict=True)}
         base = bases.pop() if len(bases) == 1 else None
-        names[module] = base if base is not None and base not in parts and target(base) == f"{module}.weight" else None
+        names[weight] = base if base is not None and base not in parts and target(base) == weight else None
     return names
 
 
-def _target_of(model) -> Callable[[str], str]:
+def _target_of(model, weights: list[str]) -> Callable[[str], str]:
     """The name in the model of a tensor that is saved in its original format."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -434,7 +434,7 @@ def _target_of(model) -> Callable[[str], str]:
     mapping = copy.deepcopy(get_model_conversion_mapping(model) if mapping is None else mapping)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    tensors = {f"{name}.weight": True for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, _LAYERS)}
+    tensors = dict.fromkeys(weights, True)
 
     def target(name: str) -> str:
         key, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, tensors)
@@ -450,7 +450,7 @@ def _saver_of(model, original_format: bool) -> contextlib.AbstractContextManager
         ValueError: for a model that another method has quantized besides.
     """
     quantizer = getattr(model, "hf_quantizer", None)
-    if not any(isinstance(module, _LAYERS) for module in model.modules()):
+    if not any(_is_packed(entry) for entry in (*model.modules(), *model.parameters())):
         if isinstance(quantizer, TwoFourQuantizer):
             quantizer.remove_quantization_config(model)
         return None
@@ -474,7 +474,8 @@ class _Saver(TwoFourQuantizer):
 @contextlib.contextmanager
 def _packed_state(model, original_format: bool) -> Iterator[None]:
     """Inside, the model says that it is packed, and which of its layers are dense."""
-    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and not isinstance(module, _LAYERS)]
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    dense = [name for name, module in linear if not (_is_packed(module) or _is_packed(module.weight))]
     config = TwoFourConfig(modules_to_not_convert=sorted(dense))
     kept = [(vars(model), "hf_quantizer"), (vars(model.config), "quantization_config")]
     before = [(owner, name, owner[name]) if name in owner else (owner, name) for owner, name in kept]
