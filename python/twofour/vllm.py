@@ -170,12 +170,12 @@ class TwoFourLinearMethod(LinearMethodBase):
         """
         storage = self.quant_config.storage
         if params_dtype not in DTYPES:
-            raise ValueError(f"{self.prefix}: no kernel multiplies {params_dtype}; serve with --dtype bfloat16")
+            raise ValueError(f"{self.prefix}: no kernel multiplies {params_dtype}; serve in bfloat16")
         step = {"dense": 4, "canonical": 32, _BITMASK: 8}[storage]
         if input_size_per_partition != input_size and input_size_per_partition % step:
             raise ValueError(
                 f"{self.prefix}: {input_size_per_partition} input features a rank, which must be a multiple of {step} for {storage} weights; "
-                "lower --tensor-parallel-size"
+                "lower the tensor-parallel size"
             )
         rows, cols = sum(output_partition_sizes), input_size_per_partition
         layer.twofour_shape = (rows, cols)

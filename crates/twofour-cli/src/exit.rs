@@ -30,6 +30,9 @@ pub(crate) fn code(command: impl FnOnce() -> Result<Verdict>) -> ExitCode {
         Err(error) => {
             let (red, reset) = (style::ERROR.render(), style::ERROR.render_reset());
             eprintln!("{red}error:{reset} {}", message(error.as_ref()));
+            if let Some(hint) = error.chain().find_map(hint) {
+                eprintln!("  {hint}");
+            }
             ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
         }
     }
@@ -50,6 +53,20 @@ fn message(error: &dyn Error) -> String {
     text
 }
 
+/// Returns the options that answer an error of the library, which names none.
+fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let boxed = || error.downcast_ref::<Box<twofour::Error>>().map(Box::as_ref);
+    match error.downcast_ref().or_else(boxed)? {
+        twofour::Error::Exists { .. } => Some("--force replaces it"),
+        twofour::Error::NegativeZeros { .. } => Some("without --exact they become +0.0"),
+        twofour::Error::TooManyKept { .. } => {
+            Some("`compress` prunes such weights with --prune and leaves them dense with --keep-dense")
+        }
+        twofour::Error::AlongColumns => Some("--keep-dense leaves such weights dense, --exclude one of them"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +78,15 @@ mod tests {
         let error = twofour::Error::Io { path: "a".into(), action: "opening", source: io };
         let error = anyhow::Error::from(error).context("reading the model");
         assert_eq!(message(error.as_ref()), "reading the model\n  because: a: opening: no such thing");
+    }
+
+    #[test]
+    fn options_are_told_for_an_error_in_a_tensor_of_a_file() {
+        let error = twofour::Error::NegativeZeros { count: 2 }.in_tensor("w").in_file("a");
+        let error = anyhow::Error::from(error).context("compressing");
+        let hint = error.chain().find_map(hint);
+        assert!(hint.is_some_and(|hint| hint.contains("--exact")), "{hint:?}");
+        assert!(!message(error.as_ref()).contains("--"));
     }
 
     #[test]

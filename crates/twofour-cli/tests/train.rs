@@ -323,7 +323,7 @@ fn every_mistake_of_a_recipe_is_told_at_once() {
         "line 1: model.width: is missing",
         "line 3: model.widht: unknown key; did you mean `width`?",
         "line 9: training.warm_up: found 9999, beyond the run of 1000 steps",
-        "--set: sparsity.method: found \"stee\"; did you mean `ste`?",
+        "override: sparsity.method: found \"stee\"; did you mean `ste`?",
     ] {
         assert!(message.contains(words), "{words}: {message}");
     }

@@ -233,7 +233,7 @@ pub enum Error {
 
     /// Groups of columns that GPU kernels do not have.
     #[error(
-        "GPU kernels have int4 scales for each row or for 128 columns, not for {columns}; quantize with --group 128"
+        "GPU kernels have int4 scales for each row or for 128 columns, not for {columns}; quantize with scales for 128 columns"
     )]
     GroupOnCpuOnly {
         /// Columns that share a scale.
@@ -253,7 +253,7 @@ pub enum Error {
 
     /// Negative zeros, which the canonical form cannot hold, where every bit must come back.
     #[error(
-        "{count} elements are -0.0, which the compressed form stores as +0.0; allow +0.0 in their place (`NegativeZeros::Normalise`; on the command line without --exact), or replace them"
+        "{count} elements are -0.0, which the compressed form stores as +0.0; allow +0.0 in their place (`NegativeZeros::Normalise`), or replace them"
     )]
     NegativeZeros {
         /// How many.
@@ -262,7 +262,7 @@ pub enum Error {
 
     /// A group with more non-zeros (or kept elements) than the pattern allows.
     #[error(
-        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first; `compress` has --prune and --keep-dense",
+        "{} {line}, group {group}: {kept} non-zeros where {n}:{m} allows {n}; prune the tensor first, or leave it dense",
         axis.line_name()
     )]
     TooManyKept {
@@ -282,7 +282,7 @@ pub enum Error {
 
     /// A weight that is 2:4 along its columns, where the compressed form is 2:4 along rows.
     #[error(
-        "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is pruned so for its layer; the compressed form is 2:4 along stored rows, so leave it dense, `--keep-dense` or `--exclude`; pruning it again would take half of what is left"
+        "is 2:4 along columns, not along rows: a weight stored as [in_features, out_features], such as GPT-2's, is pruned so for its layer; the compressed form is 2:4 along stored rows, so leave it dense; pruning it again would take half of what is left"
     )]
     AlongColumns,
 
@@ -402,7 +402,7 @@ pub enum Error {
     },
 
     /// The output already exists.
-    #[error("{}: already exists; allow overwriting, `--force`, to replace it", path.display())]
+    #[error("{}: already exists; allow overwriting to replace it, or choose another name", path.display())]
     Exists {
         /// The file or directory.
         path: PathBuf,

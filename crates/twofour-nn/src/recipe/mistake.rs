@@ -29,7 +29,7 @@ impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.place {
             Place::Line(line) => write!(f, "line {line}: ")?,
-            Place::Override => write!(f, "--set: ")?,
+            Place::Override => write!(f, "override: ")?,
             Place::Absent => {}
         }
         match self.key.as_str() {

@@ -27,7 +27,7 @@ pub(crate) fn gate(of: Nonlinearity) -> Result<Gate> {
         Nonlinearity::Relu => Gate::Relu,
         Nonlinearity::SquaredRelu => {
             let (engine, what) = ("cuda", "squared ReLU with a gate".to_owned());
-            let remedy = "leave out the gate, or compute on the CPU (--device cpu)";
+            let remedy = "leave out the gate, or compute on the CPU";
             return Err(Error::Unsupported { engine, what, remedy });
         }
     })

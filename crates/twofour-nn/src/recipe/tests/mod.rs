@@ -114,8 +114,8 @@ method = 'fsst'
             "line 8: data.tokenizer: found \"byte\"; did you mean `bytes`? It may also be the path of a tokenizer.json",
             "line 9: trainig: unknown section; did you mean `training`?",
             "line 12: sparsity.method: found \"fsst\"; did you mean `fst`?",
-            "--set: training.learning_rate: found \"fast\", expected a number above 0",
-            "--set: sparsity.nask: unknown key; did you mean `mask`?",
+            "override: training.learning_rate: found \"fast\", expected a number above 0",
+            "override: sparsity.nask: unknown key; did you mean `mask`?",
         ]
     );
 }
@@ -190,7 +190,7 @@ fn schedules_beyond_the_run_and_batches_that_do_not_divide_are_refused() {
         ("training=5", "expected a section"),
     ] {
         let found = one(&[setting]);
-        assert!(found.contains(word) && found.starts_with("--set"), "{setting}: {found}");
+        assert!(found.contains(word) && found.starts_with("override: "), "{setting}: {found}");
     }
     for (steps, word) in [(95, "beyond the run of 100 steps"), (1, "at least 2")] {
         let wsd = one(&["training.schedule=wsd", &format!("training.decay_steps={steps}")]);

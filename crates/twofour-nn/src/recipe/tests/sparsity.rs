@@ -127,7 +127,7 @@ fn mistakes_of_overrides_and_searches_have_their_line_and_near_misses() {
         assert!(found.iter().any(|line| line.contains(expected)), "{to}: {found:#?}");
     }
     let found = lines(parse(GOOD, &["sparsity.override=5"]));
-    assert_eq!(found, ["--set: sparsity.override: found 5, expected tables, [[sparsity.override]]"]);
+    assert_eq!(found, ["override: sparsity.override: found 5, expected tables, [[sparsity.override]]"]);
 }
 
 #[test]

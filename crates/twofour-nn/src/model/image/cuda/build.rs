@@ -90,7 +90,7 @@ impl CudaImageEncoder {
         let width = config.width;
         if width > MOST_WIDTH {
             let what = format!("a width of {width}, but at most {MOST_WIDTH}");
-            let remedy = "run the model on the CPU (--device cpu)";
+            let remedy = "run the model on the CPU";
             return Err(Error::Unsupported { engine: "CUDA inference", what, remedy });
         }
         if config.gated {

@@ -125,9 +125,8 @@ pub(in crate::model) fn no_dtype(found: DataType) -> Error {
 
 /// An error for a model that the kernels do not have.
 pub(super) fn expect_supported(config: &DecoderConfig) -> Result<()> {
-    let unsupported = |what: String| {
-        Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU (--device cpu)" })
-    };
+    let unsupported =
+        |what: String| Err(Error::Unsupported { engine: "CUDA inference", what, remedy: "run the model on the CPU" });
     if ![32, 64, 128].contains(&config.head_dim) {
         return unsupported(format!("heads of {} elements, but those of 32, 64 and 128", config.head_dim));
     }

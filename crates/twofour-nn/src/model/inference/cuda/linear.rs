@@ -76,7 +76,7 @@ impl CudaLinear {
             return Err(Error::Unsupported {
                 engine: "CUDA inference",
                 what: "2:4 weights in f32".into(),
-                remedy: "compute in bf16 or f16 (--dtype bf16)",
+                remedy: "compute in bf16 or f16",
             });
         }
         let weight = match weight {
