@@ -94,7 +94,7 @@ fn what_calibration_requires_is_said() {
     let with = |text| ["--method", "wanda", "--calibration", text];
     assert!(bad(2, &["--calibration", "text.txt"]).contains("no effect"));
     assert!(bad(2, &["--samples", "4"]).contains("--calibration"));
-    assert!(bad(2, &[&with("text.txt")[..], &["--axis", "column"]].concat()).contains("rows"));
+    assert!(bad(2, &[&with("text.txt")[..], &["--axis", "column"]].concat()).contains("reduction axis"));
     assert!(bad(2, &[&with("text.txt")[..], &["--length", "41"]].concat()).contains("40"));
     assert!(bad(2, &with("short.txt")).contains("short.txt"));
     assert!(bad(1, &with("missing.txt")).contains("missing.txt"));

@@ -16,6 +16,7 @@
 //! | the canonical compressed form | [`compressed`] |
 //! | the same in four or eight bits, with scales | [`int4`], [`int8`], [`quantization`] |
 //! | what GPUs want instead | [`layout`] |
+//! | what each tensor of a model is for | [`role`] |
 //! | on disk | [`mod@file`] |
 //! | multiplying with it | [`kernel`] |
 //! | a layer that trains or runs with it | [`layer`] |
@@ -42,6 +43,7 @@ pub mod mask;
 pub mod matrix;
 pub mod pattern;
 pub mod quantization;
+pub mod role;
 pub mod select;
 pub mod solve;
 pub mod sparsify;

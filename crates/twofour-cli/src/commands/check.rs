@@ -8,6 +8,7 @@ use serde::Serialize;
 use twofour::{
     Axis, Element, MatrixRef, Pattern,
     file::{CompressedInfo, Reader, TensorInfo},
+    role::{Layout, Role},
     verify::{self, Census, Conformance},
 };
 
@@ -63,13 +64,26 @@ pub(crate) struct Check {
 /// The axis along which a pattern is to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Wanted {
-    /// Along rows: what kernels need.
+    /// Along the axis that the layer sums: rows of [out, in], columns of GPT-2's [in, out]
     #[default]
+    Reduction,
+    /// Along stored rows
     Row,
-    /// Along columns.
+    /// Along stored columns
     Column,
-    /// Along both: transposable.
+    /// Along both: transposable
     Both,
+}
+
+impl Wanted {
+    /// Returns the stored axes along which a weight is judged.
+    fn axes(self, layout: Layout) -> &'static [Axis] {
+        match (self, layout) {
+            (Wanted::Row, _) | (Wanted::Reduction, Layout::OutIn) => &[Axis::Row],
+            (Wanted::Column, _) | (Wanted::Reduction, Layout::InOut) => &[Axis::Column],
+            (Wanted::Both, _) => &[Axis::Row, Axis::Column],
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -88,6 +102,10 @@ struct TensorAnswer {
     dtype: &'static str,
     shape: [usize; 2],
     compressed: bool,
+    /// The axis along which the layer sums: its products run along rows of `[out, in]`, along columns of `[in, out]`.
+    reduction: &'static str,
+    #[serde(skip)]
+    layout: Layout,
     obeys: bool,
     /// Obeys along both axes.
     transposable: bool,
@@ -152,23 +170,23 @@ enum Stored<'a> {
 impl Check {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let selection = self.selection.selection()?;
+        let globs = self.selection.globs()?;
         self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
-        selection.expect_matches(&reader)?;
+        let selection = globs.of_model(&reader)?;
 
         let (mut chosen, mut skipped) = (Vec::new(), Vec::new());
         let mut skip = |name: &str, reason: String| skipped.push(SkippedAnswer { name: name.to_owned(), reason });
         for t in reader.plain_tensors() {
             match (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
-                (Ok(()), &[rows, cols]) => chosen.push((Stored::Plain(t, [rows, cols]), t.bytes)),
-                (Ok(()), _) => skip(&t.name, "not 2-D".to_owned()),
+                (Ok(layout), &[rows, cols]) => chosen.push((Stored::Plain(t, [rows, cols]), layout, t.bytes)),
+                (Ok(_), _) => skip(&t.name, Role::NotAMatrix.to_string()),
                 (Err(reason), _) => skip(&t.name, reason.to_string()),
             }
         }
         for w in reader.compressed_weights() {
             match selection.of(&w.name, w.format.dense().into(), &[w.rows, w.cols]) {
-                Ok(()) => chosen.push((Stored::Compressed(w), w.bytes())),
+                Ok(layout) => chosen.push((Stored::Compressed(w), layout, w.bytes())),
                 Err(reason) => skip(&w.name, reason.to_string()),
             }
         }
@@ -179,11 +197,11 @@ impl Check {
             );
         }
 
-        let total = chosen.iter().map(|(_, bytes)| *bytes as u64).sum();
+        let total = chosen.iter().map(|(.., bytes)| *bytes as u64).sum();
         let mut progress = screen.progress();
         let (mut tensors, mut done) = (Vec::with_capacity(chosen.len()), 0);
-        for (stored, bytes) in &chosen {
-            tensors.extend(self.look(&reader, stored)?);
+        for (stored, layout, bytes) in &chosen {
+            tensors.extend(self.look(&reader, stored, *layout)?);
             done += *bytes as u64;
             progress.bytes("checking", done, total);
         }
@@ -193,6 +211,7 @@ impl Check {
             path: reader.path().display().to_string(),
             pattern: self.pattern.to_string(),
             axis: match self.axis {
+                Wanted::Reduction => "reduction",
                 Wanted::Row => "row",
                 Wanted::Column => "column",
                 Wanted::Both => "both",
@@ -207,7 +226,7 @@ impl Check {
     }
 
     /// Returns the checks of a tensor's elements, or `None` for a dtype that twofour does not support.
-    fn look(&self, reader: &Reader, stored: &Stored<'_>) -> Result<Option<TensorAnswer>> {
+    fn look(&self, reader: &Reader, stored: &Stored<'_>, layout: Layout) -> Result<Option<TensorAnswer>> {
         let code = Look { pattern: self.pattern, places: self.places };
         let (name, dtype, shape, findings) = match *stored {
             Stored::Plain(t, shape) => (&t.name, t.dtype.name(), shape, on_plain(reader, t, code)?),
@@ -217,16 +236,15 @@ impl Check {
         };
         tracing::info!(tensor = %name, "checked");
         let Some(Findings { rows, columns, census }) = findings else { return Ok(None) };
-        let obeys = match self.axis {
-            Wanted::Row => rows.0.obeys(),
-            Wanted::Column => columns.0.obeys(),
-            Wanted::Both => rows.0.obeys() && columns.0.obeys(),
-        };
+        let along = |axis| if axis == Axis::Row { rows.0.obeys() } else { columns.0.obeys() };
+        let obeys = self.axis.axes(layout).iter().all(|axis| along(*axis));
         Ok(Some(TensorAnswer {
             name: name.clone(),
             dtype,
             shape,
             compressed: matches!(stored, Stored::Compressed(_)),
+            reduction: if layout == Layout::OutIn { "row" } else { "column" },
+            layout,
             obeys,
             transposable: rows.0.obeys() && columns.0.obeys(),
             density: census.nonzeros as f64 / census.elements.max(1) as f64,
@@ -254,7 +272,7 @@ impl Check {
             let first = found(axis(row[0]));
             if row.iter().all(|t| found(axis(t)) == first) { first } else { "varies".to_owned() }
         };
-        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys);
+        let alike = |t: &TensorAnswer| (t.dtype, t.shape, t.obeys, t.layout);
         for (label, row) in by_layer(&answer.tensors, screen.is_detailed(), |t| (&t.name, alike(t))) {
             let t = row[0];
             table.row([
@@ -265,7 +283,7 @@ impl Check {
                 common(&row, |t| &t.rows),
                 common(&row, |t| &t.columns),
                 units::count(row.iter().map(|t| t.negative_zeros).sum()),
-                if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") },
+                self.verdict(t),
             ]);
         }
         screen.line(table)?;
@@ -294,12 +312,23 @@ impl Check {
         ))
     }
 
+    fn verdict(&self, t: &TensorAnswer) -> String {
+        let verdict = if t.obeys { paint(style::GOOD, "obeys") } else { paint(style::BAD, "does not obey") };
+        match (self.axis, t.layout) {
+            (Wanted::Reduction, Layout::InOut) => format!("{verdict} along columns: stored [in, out]"),
+            _ => verdict,
+        }
+    }
+
     fn tell_violations(&self, screen: &mut Screen, t: &TensorAnswer) -> Result<()> {
-        for (axis, found) in [(Wanted::Row, &t.rows), (Wanted::Column, &t.columns)] {
-            if found.obeys || (self.axis != Wanted::Both && self.axis != axis) {
+        for axis in self.axis.axes(t.layout) {
+            let (line, found) = match axis {
+                Axis::Row => ("row", &t.rows),
+                Axis::Column => ("column", &t.columns),
+            };
+            if found.obeys {
                 continue;
             }
-            let line = if axis == Wanted::Row { "row" } else { "column" };
             screen.line(format!(
                 "\n{}: {} of {} groups along {line}s break {}",
                 t.name,

@@ -81,17 +81,18 @@ struct TensorAnswer<'a> {
 impl Compress {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let selection = self.selection.selection()?;
+        let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
-        selection.expect_matches(&reader)?;
+        let selection = globs.of_model(&reader)?;
+        selection.expect_compressible(&reader)?;
         tracing::info!(input = %reader.path().display(), "compressing");
         drop(reader);
 
         let _guard = interrupt::guard();
         let mut progress = screen.progress();
         let options = CompressOptions {
-            which: &|t| selection.of(&t.name, t.dtype, &t.shape).is_ok(),
+            which: &|t| selection.of_compressible(&t.name, t.dtype, &t.shape).is_ok(),
             not_sparse: match (self.prune, self.keep_dense) {
                 (true, _) => NotSparse::Prune,
                 (_, true) => NotSparse::KeepDense,
@@ -162,7 +163,7 @@ fn tensor_answer<'a>(t: &'a CompressedTensor, selection: &Selection) -> TensorAn
             (false, format!("dense: {}", units::plural(violations, "violation")))
         }
         CompressOutcome::AlreadyCompressed => (true, "compressed already".to_owned()),
-        _ => match selection.of(&t.name, t.dtype, &t.shape) {
+        _ => match selection.of_compressible(&t.name, t.dtype, &t.shape) {
             Err(reason) => (false, format!("dense: {reason}")),
             Ok(()) => (false, "dense".to_owned()),
         },

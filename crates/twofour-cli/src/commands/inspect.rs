@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use twofour::file::{MANIFEST_KEY, Reader};
+use twofour::{
+    file::{MANIFEST_KEY, Reader},
+    role::{Layout, Role, Roles},
+};
 
 use crate::{
     exit::Verdict,
@@ -47,6 +50,10 @@ struct TensorAnswer<'a> {
     shape: Vec<usize>,
     bytes: usize,
     compressed: bool,
+    /// What the tensor is for, as commands that choose tensors see it.
+    role: String,
+    /// Whether it is the weight of a linear layer that is stored as `[in_features, out_features]`.
+    in_out: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
     /// Columns that share a scale, where there are scales for groups of columns.
@@ -62,12 +69,19 @@ impl Inspect {
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         self.file = hub::locate(&self.file, screen)?;
         let reader = Reader::open(&self.file)?;
+        let roles = Roles::of_model(&reader)?;
+        let is_in_out = |name: &str, shape: &[usize]| match *shape {
+            [rows, cols] => roles.of(name, shape) == Role::Linear && roles.layout(name, [rows, cols]) == Layout::InOut,
+            _ => false,
+        };
         let plain = reader.plain_tensors().map(|t| TensorAnswer {
             name: &t.name,
             dtype: t.dtype.name(),
             shape: t.shape.clone(),
             bytes: t.bytes,
             compressed: false,
+            role: roles.of(&t.name, &t.shape).to_string(),
+            in_out: is_in_out(&t.name, &t.shape),
             pattern: None,
             group_size: None,
             dense_bytes: None,
@@ -78,6 +92,8 @@ impl Inspect {
             shape: vec![w.rows, w.cols],
             bytes: w.bytes(),
             compressed: true,
+            role: roles.of(&w.name, &[w.rows, w.cols]).to_string(),
+            in_out: is_in_out(&w.name, &[w.rows, w.cols]),
             pattern: Some(w.pattern.to_string()),
             group_size: w.format.group_size(),
             dense_bytes: Some(w.dense_bytes()),
@@ -110,6 +126,7 @@ fn tell(screen: &mut Screen, answer: &Answer<'_>) -> Result<()> {
                 let groups = t.group_size.map_or(String::new(), |columns| format!(", scales for {columns} columns"));
                 format!("{pattern} compressed{groups}, {} dense", units::bytes(dense as u64))
             }
+            _ if t.in_out => "stored [in, out]".to_owned(),
             _ => String::new(),
         };
         table.row([

@@ -139,16 +139,19 @@ impl Integer {
 impl Quantize {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
-        let selection = self.selection.selection()?;
+        let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
-        selection.expect_matches(&reader)?;
+        let selection = globs.of_model(&reader)?;
+        if self.head.is_none() {
+            selection.expect_compressible(&reader)?;
+        }
         tracing::info!(input = %reader.path().display(), "quantizing");
         drop(reader);
 
         let to = self.dtype.with(self.group);
         let options = QuantizeOptions {
-            which: &|name, dtype, shape| selection.of(name, dtype, shape).is_ok(),
+            which: &|name, dtype, shape| selection.of_compressible(name, dtype, shape).is_ok(),
             dense: &|name, dtype, shape| self.head.is_some() && selection.is_head_or_embedding(name, dtype, shape),
             to,
             rule: match self.scale {
@@ -232,7 +235,7 @@ fn tensor_answer<'a>(t: &'a QuantizedTensor, selection: &Selection) -> TensorAns
         QuantizeOutcome::Integers => (None, Some("integers already".to_owned())),
         _ => {
             let dtype = file::StoredDType::from_name(t.dtype);
-            let skipped = dtype.and_then(|dtype| selection.of(&t.name, dtype, &t.shape).err());
+            let skipped = dtype.and_then(|dtype| selection.of_compressible(&t.name, dtype, &t.shape).err());
             (None, Some(skipped.map_or("not 2-D".to_owned(), |reason| reason.to_string())))
         }
     };

@@ -135,11 +135,12 @@ impl Advise {
             self.shape.iter().for_each(|&shape| *shapes.entry(shape).or_default() += 1);
             return Ok(shapes);
         };
-        let selection = self.selection.selection()?;
+        let globs = self.selection.globs()?;
         let reader = Reader::open(hub::locate(file, screen)?)?;
-        selection.expect_matches(&reader)?;
+        let selection = globs.of_model(&reader)?;
         for t in reader.plain_tensors() {
-            if let (Ok(()), &[out, inputs]) = (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
+            if let (Ok(layout), &[rows, cols]) = (selection.of(&t.name, t.dtype, &t.shape), t.shape.as_slice()) {
+                let [out, inputs] = layout.features([rows, cols]);
                 *shapes.entry(Shape { out, inputs }).or_default() += 1;
             }
         }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use twofour::{
     Axis, MatrixRef, Pattern,
     file::{self, Quantization, Reader, TensorInfo},
+    role::Layout,
     select::{Selector, Sparsity, Transposable},
 };
 
@@ -75,7 +76,7 @@ pub(crate) struct Prune {
     #[command(flatten)]
     evaluation: EvaluationOptions,
 
-    /// The axis along which groups run; kernels need rows
+    /// The axis along which groups run
     #[arg(long, value_enum, default_value_t)]
     axis: AxisOption,
 
@@ -87,10 +88,12 @@ pub(crate) struct Prune {
 /// The axis along which groups run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum AxisOption {
-    /// Consecutive elements of a row: the reduction axis of a Linear weight [out, in]
+    /// The axis that the layer sums: rows of a Linear weight [out, in], columns of GPT-2's [in, out]
     #[default]
+    Reduction,
+    /// Consecutive elements of a stored row
     Row,
-    /// Consecutive elements of a column
+    /// Consecutive elements of a stored column
     Column,
 }
 
@@ -132,18 +135,19 @@ impl Prune {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         let sampling = self.calibration.sampling(self.method)?;
-        if sampling.is_some() && (self.transposable.is_some() || self.axis == AxisOption::Column) {
+        if sampling.is_some() && (self.transposable.is_some() || self.axis != AxisOption::Reduction) {
             let method = self.method.name();
-            return Err(
-                Usage(format!("--method {method} prunes along rows; leave out --axis and --transposable")).into()
-            );
+            return Err(Usage(format!(
+                "--method {method} prunes along the reduction axis; leave out --axis and --transposable"
+            ))
+            .into());
         }
         let quantization = self.joint.quantization(self.method, self.pattern)?;
-        let selection = self.selection.selection()?;
+        let globs = self.selection.globs()?;
         self.input = hub::locate(&self.input, screen)?;
         let reader = Reader::open(&self.input)?;
-        selection.expect_matches(&reader)?;
-        let selector = self.selector()?;
+        let selection = globs.of_model(&reader)?;
+        self.expect_pattern_of_tiles()?;
         let places = (self.input.as_path(), self.output.output.as_path());
         let overwrite = self.output.overwrite();
         file::check_output(&reader, places.1, overwrite)?;
@@ -161,10 +165,12 @@ impl Prune {
         };
         let mut progress = screen.progress();
         let mut show = |p: file::Progress<'_>| super::output::show(&mut progress, p);
-        let chosen = |tensor: &TensorInfo| selection.of(&tensor.name, tensor.dtype, &tensor.shape).is_ok();
         let report = match (&solutions, quantization) {
             (None, _) => {
-                let mut choose = |tensor: &TensorInfo| chosen(tensor).then_some(selector);
+                let mut choose = |tensor: &TensorInfo| {
+                    let layout = selection.of(&tensor.name, tensor.dtype, &tensor.shape).ok()?;
+                    Some(self.selector(layout))
+                };
                 file::prune(places.0, places.1, overwrite, &mut choose, &mut show)?
             }
             (Some(solutions), Some(to)) => {
@@ -197,18 +203,24 @@ impl Prune {
         Ok(Verdict::Yes)
     }
 
-    fn selector(&self) -> Result<Selector, Usage> {
+    fn expect_pattern_of_tiles(&self) -> Result<(), Usage> {
+        if self.transposable.is_some() && self.pattern != Pattern::TWO_FOUR {
+            return Err(Usage(format!("--transposable prunes to 2:4, not to {}", self.pattern)));
+        }
+        Ok(())
+    }
+
+    /// Returns how a weight that is stored so is pruned by magnitude.
+    fn selector(&self, layout: Layout) -> Selector {
         if let Some(rule) = self.transposable {
-            if self.pattern != Pattern::TWO_FOUR {
-                return Err(Usage(format!("--transposable prunes to 2:4, not to {}", self.pattern)));
-            }
-            return Ok(Selector::Transposable(rule));
+            return Selector::Transposable(rule);
         }
         let axis = match self.axis {
+            AxisOption::Reduction => layout.reduction(),
             AxisOption::Row => Axis::Row,
             AxisOption::Column => Axis::Column,
         };
-        Ok(Selector::Magnitude { pattern: self.pattern, axis })
+        Selector::Magnitude { pattern: self.pattern, axis }
     }
 
     fn tell(

@@ -2,7 +2,12 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use twofour::file::{PruneOutcome, PruneReport, PrunedTensor};
+use twofour::{
+    Axis,
+    file::{PruneOutcome, PruneReport, PrunedTensor},
+    role::Role,
+    select::Selector,
+};
 
 use super::solution::Solutions;
 use crate::{
@@ -13,7 +18,7 @@ use crate::{
         table::{Align, Table},
         units,
     },
-    selection::{Selection, Skipped},
+    selection::Selection,
 };
 
 #[derive(Debug, Serialize)]
@@ -22,6 +27,8 @@ pub(super) struct TensorAnswer<'a> {
     dtype: &'static str,
     shape: &'a [usize],
     pub(super) pruned: bool,
+    /// The stored axis along which groups run; null where they run along both, and where nothing was pruned.
+    axis: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +58,7 @@ pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<
         ("", Align::Left),
     ]);
     // The means of one kind of layer in one row.
-    let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.to_vec(), t.pruned, t.reason.clone());
+    let alike = |t: &TensorAnswer<'_>| (t.dtype, t.shape.to_vec(), t.pruned, t.axis, t.reason.clone());
     let rows = by_layer(tensors, screen.is_detailed(), |t| (t.name, alike(t)));
     for (label, row) in rows {
         let first = row[0];
@@ -63,7 +70,11 @@ pub(super) fn show(screen: &mut Screen, tensors: &[TensorAnswer<'_>]) -> Result<
                 units::percent(values.iter().sum::<f64>() / values.len() as f64)
             }
         };
-        let note = first.reason.as_ref().map_or(String::new(), |r| paint(style::FAINT, format!("kept: {r}")));
+        let note = match (&first.reason, first.axis) {
+            (Some(reason), _) => paint(style::FAINT, format!("kept: {reason}")),
+            (None, Some("column")) => paint(style::FAINT, "along columns"),
+            _ => String::new(),
+        };
         table.row([
             label,
             first.dtype.to_owned(),
@@ -91,6 +102,7 @@ pub(super) fn answers<'a>(
             dtype: t.dtype.name(),
             shape: &t.shape,
             pruned: false,
+            axis: None,
             reason: None,
             density_before: None,
             mask_density: None,
@@ -98,6 +110,12 @@ pub(super) fn answers<'a>(
             kept_l2: None,
             relative_error: solutions.and_then(|solutions| solutions.relative_error(&t.name)),
         };
+        let axis = match t.outcome {
+            PruneOutcome::Pruned { selector: Selector::Magnitude { axis, .. }, .. } => Some(axis),
+            PruneOutcome::PrunedBy { .. } => solutions.and_then(|solutions| solutions.axis(&t.name)),
+            _ => None,
+        };
+        answer.axis = axis.map(|axis| if axis == Axis::Row { "row" } else { "column" });
         match t.outcome {
             PruneOutcome::Pruned { density_before, density, kept_l1, kept_l2, .. }
             | PruneOutcome::PrunedBy { density_before, density, kept_l1, kept_l2, .. } => {
@@ -111,8 +129,8 @@ pub(super) fn answers<'a>(
             _ => {
                 let reason = match selection.of(&t.name, t.dtype, &t.shape) {
                     Err(skipped) => skipped.to_string(),
-                    Ok(()) if solutions.is_some() => "no linear layer of a block".to_owned(),
-                    Ok(()) => Skipped::NoMatrix.to_string(),
+                    Ok(_) if solutions.is_some() => "no linear layer of a block".to_owned(),
+                    Ok(_) => Role::NotAMatrix.to_string(),
                 };
                 answer.reason = Some(reason);
             }

@@ -1,0 +1,201 @@
+//! Which tensors of a model commands choose, along which axis, and what they say of the others.
+
+mod support;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use safetensors::SafeTensors;
+use support::{Floats, random, run, write};
+
+/// Writes a model's directory.
+fn model(at: &Path, config: &str, tensors: &[(&str, &[usize])]) {
+    fs::create_dir(at).unwrap();
+    fs::write(at.join("config.json"), config).unwrap();
+    let tensors: Vec<(&str, Floats)> = tensors.iter().map(|(name, shape)| (*name, random(shape))).collect();
+    write(&at.join("model.safetensors"), &tensors);
+}
+
+/// Prunes a directory `in` to `out` and returns what became of each tensor: the axis of the groups, or why there are none.
+fn pruned(at: &Path, options: &[&str]) -> BTreeMap<String, String> {
+    let ran = run(at, &[&["prune", "in", "-o", "out", "--force", "--json"], options].concat()).good().json();
+    let outcome = |t: &serde_json::Value| t["axis"].as_str().or(t["reason"].as_str()).unwrap().to_owned();
+    let tensors = ran["tensors"].as_array().unwrap().iter();
+    tensors.map(|t| (t["name"].as_str().unwrap().to_owned(), outcome(t))).collect()
+}
+
+/// A matrix of the output, row by row.
+fn matrix(at: &Path, name: &str) -> Vec<Vec<f32>> {
+    let bytes = fs::read(at.join("out/model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let view = tensors.tensor(name).unwrap();
+    let values: Vec<f32> = view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    values.chunks(view.shape()[1]).map(<[f32]>::to_vec).collect()
+}
+
+fn is_two_of_four(mut lines: impl Iterator<Item = Vec<f32>>) -> bool {
+    lines.all(|line| line.chunks(4).all(|group| group.iter().filter(|value| **value != 0.0).count() <= 2))
+}
+
+const GPT2: &[(&str, &[usize])] = &[
+    ("transformer.wte.weight", &[64, 16]),
+    ("transformer.wpe.weight", &[32, 16]),
+    ("transformer.h.0.attn.c_attn.weight", &[16, 48]),
+    ("transformer.h.0.attn.c_attn.bias", &[48]),
+    ("transformer.h.0.attn.c_proj.weight", &[16, 16]),
+    ("transformer.h.0.attn.c_proj.bias", &[16]),
+    ("transformer.h.0.mlp.c_fc.weight", &[16, 64]),
+    ("transformer.h.0.mlp.c_fc.bias", &[64]),
+    ("transformer.h.0.mlp.c_proj.weight", &[64, 16]),
+    ("transformer.h.0.mlp.c_proj.bias", &[16]),
+    ("score.weight", &[4, 16]),
+];
+
+#[test]
+fn weights_stored_as_in_out_are_pruned_along_their_columns_and_every_command_says_so() {
+    // The configuration is not needed: biases tell.
+    for config in [r#"{"model_type": "gpt2"}"#, "{}"] {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path();
+        model(&at.join("in"), config, GPT2);
+        let outcome = pruned(at, &[]);
+        for module in ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"] {
+            let name = format!("transformer.h.0.{module}.weight");
+            assert_eq!(outcome[&name], "column", "{outcome:?}");
+            let rows = matrix(at, &name);
+            let columns = (0..rows[0].len()).map(|c| rows.iter().map(|row| row[c]).collect());
+            assert!(is_two_of_four(columns) && !is_two_of_four(rows.clone().into_iter()), "{name}");
+        }
+        assert_eq!(outcome["transformer.wte.weight"], "embedding");
+        assert_eq!(outcome["score.weight"], "output head");
+
+        let checked = run(at, &["check", "out"]).good().stdout;
+        assert!(checked.contains("obeys along columns: stored [in, out]"), "{checked}");
+        let checked = run(at, &["check", "out", "--json"]).good().json();
+        assert!(checked["tensors"].as_array().unwrap().iter().all(|t| t["reduction"] == "column"), "{checked}");
+        assert_eq!(run(at, &["check", "out", "--axis", "row"]).code, Some(1));
+        let seen = run(at, &["inspect", "out"]).good().stdout;
+        assert_eq!(seen.matches("stored [in, out]").count(), 4, "{seen}");
+        let measure = ["advise", "in", "--tokens", "1", "--budget", "0.001", "--threads", "1", "--json"];
+        let advised = run(at, &measure).json();
+        let shapes = advised["shapes"].as_array().unwrap().iter().map(|s| (s["out"].as_u64(), s["in"].as_u64()));
+        let expected = [(16, 16), (16, 64), (48, 16), (64, 16)].map(|(out, inputs)| (Some(out), Some(inputs)));
+        assert!(shapes.eq(expected), "{advised}");
+
+        for command in
+            [&["compress", "out"][..], &["compress", "in", "--prune"], &["quantize", "out", "--dtype", "int8"]]
+        {
+            let message = run(at, &[command, &["-o", "small"]].concat()).bad(1);
+            assert!(
+                message.contains("4 weights of linear layers are stored as [in_features, out_features]"),
+                "{message}"
+            );
+            assert!(!at.join("small").exists());
+        }
+    }
+}
+
+#[test]
+fn a_layer_stored_in_out_among_others_is_left_dense_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let mut tensors = GPT2.to_vec();
+    tensors.push(("encoder.layers.0.fc1.weight", &[64, 16]));
+    model(&at.join("in"), "{}", &tensors);
+    assert_eq!(pruned(at, &[])["encoder.layers.0.fc1.weight"], "row");
+    for command in [&["compress"][..], &["quantize", "--dtype", "int8"]] {
+        let ran = run(at, &[command, &["out", "-o", "small", "--force"]].concat()).good().stdout;
+        assert!(ran.contains("stored as [in, out]"), "{ran}");
+    }
+    run(at, &["check", "small"]).good();
+}
+
+#[test]
+fn routers_of_experts_stay_and_gates_of_feed_forward_layers_are_pruned() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    model(
+        &at.join("in"),
+        r#"{"model_type": "some_moe"}"#,
+        &[
+            ("model.layers.0.mlp.gate.weight", &[32, 16]),
+            ("model.layers.0.mlp.up.weight", &[32, 16]),
+            ("model.layers.1.mlp.gate.weight", &[8, 16]),
+            ("model.layers.1.mlp.experts.0.gate_proj.weight", &[32, 16]),
+            ("model.layers.1.mlp.experts.1.gate_proj.weight", &[32, 16]),
+            ("model.layers.1.mlp.shared_expert_gate.weight", &[1, 16]),
+            ("model.layers.2.block_sparse_moe.gate.weight", &[8, 16]),
+            ("model.layers.2.block_sparse_moe.experts.gate_up_proj", &[8, 32, 16]),
+            ("model.layers.3.mlp.router.classifier.weight", &[8, 16]),
+            ("model.layers.4.ffn.gate.wg.weight", &[2, 16]),
+            ("model.layers.4.ffn.experts.0.w1.weight", &[32, 16]),
+            ("model.layers.5.moe.scorer.weight", &[3, 16]),
+            ("model.layers.5.moe.experts.0.w1.weight", &[32, 16]),
+            ("model.layers.5.moe.experts.1.w1.weight", &[32, 16]),
+            ("model.layers.5.moe.experts.2.w1.weight", &[32, 16]),
+        ],
+    );
+    let outcome = pruned(at, &[]);
+    for (name, outcome) in outcome {
+        let expected = match name.as_str() {
+            "model.layers.0.mlp.gate.weight" | "model.layers.0.mlp.up.weight" => "row",
+            name if name.contains("experts.gate_up_proj") => "experts in one 3-D tensor",
+            name if name.contains("experts.") => "row",
+            _ => "router of experts",
+        };
+        assert_eq!(outcome, expected, "{name}");
+    }
+}
+
+#[test]
+fn what_lies_outside_of_repeated_layers_stays_and_a_word_in_the_name_of_a_model_decides_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    model(
+        &at.join("in"),
+        "{}",
+        &[
+            ("roberta_prelayernorm.encoder.layer.0.attention.self.query.weight", &[16, 16]),
+            ("roberta_prelayernorm.encoder.layer.0.attention.output.dense.weight", &[16, 16]),
+            ("roberta_prelayernorm.encoder.layer.0.SelfAttention.relative_attention_bias.weight", &[32, 4]),
+            ("roberta_prelayernorm.pooler.dense.weight", &[16, 16]),
+            ("embedding_model.layers.0.head_mlp.fc1.weight", &[16, 16]),
+            ("classifier.dense.weight", &[16, 16]),
+            ("multi_modal_projector.linear_1.weight", &[16, 16]),
+            ("mask_decoder.iou_token.weight", &[1, 16]),
+            ("backbone.layers.0.mixer.A_log", &[16]),
+            ("backbone.layers.0.mixer.dt_proj.weight", &[16, 4]),
+            ("backbone.layers.0.mixer.in_proj.weight", &[16, 16]),
+            ("quantizer.quantizers.0.codebook.weight", &[16, 16]),
+        ],
+    );
+    let outcome = pruned(at, &[]);
+    let rows: Vec<&String> = outcome.iter().filter(|(_, outcome)| *outcome == "row").map(|(name, _)| name).collect();
+    assert_eq!(
+        rows,
+        [
+            "backbone.layers.0.mixer.in_proj.weight",
+            "embedding_model.layers.0.head_mlp.fc1.weight",
+            "roberta_prelayernorm.encoder.layer.0.attention.output.dense.weight",
+            "roberta_prelayernorm.encoder.layer.0.attention.self.query.weight",
+        ]
+    );
+    assert_eq!(outcome["roberta_prelayernorm.pooler.dense.weight"], "outside the repeated layers");
+    assert_eq!(outcome["multi_modal_projector.linear_1.weight"], "outside the repeated layers");
+    assert_eq!(outcome["classifier.dense.weight"], "output head");
+    assert_eq!(outcome["backbone.layers.0.mixer.dt_proj.weight"], "sets the decay of a recurrent state");
+    // Who names a tensor gets it.
+    assert_eq!(pruned(at, &["--include", "*pooler*"])["roberta_prelayernorm.pooler.dense.weight"], "row");
+    // Other commands choose the same.
+    let checked = run(at, &["check", "in", "--json"]).json();
+    assert_eq!(checked["tensors"].as_array().unwrap().len(), 4, "{checked}");
+}
+
+#[test]
+fn a_configuration_that_is_no_json_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    model(&dir.path().join("in"), "{", &[("layers.0.up.weight", &[16, 16])]);
+    for command in [&["prune", "-o", "out"][..], &["check"], &["inspect"], &["advise"]] {
+        let message = run(dir.path(), &[command, &["in"]].concat()).bad(1);
+        assert!(message.contains("config.json: the model's configuration is no JSON"), "{message}");
+    }
+}

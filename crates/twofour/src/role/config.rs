@@ -1,0 +1,61 @@
+//! What `config.json` says about the layout of weights.
+
+use std::{fs, io, path::Path};
+
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// Model types whose blocks are made of transformers' `Conv1D`.
+const CONV1D: [&str; 6] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"];
+
+/// Whether the configuration in a model's directory names a model type of `Conv1D` layers, at any depth: a model of text and
+/// images has a configuration of each inside.
+pub(super) fn names_conv1d(directory: &Path) -> Result<bool> {
+    let path = directory.join("config.json");
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(source) => return Err(Error::Io { path, action: "reading", source }),
+    };
+    let config = serde_json::from_slice(&bytes)
+        .map_err(|e| Error::Format { path, reason: format!("the model's configuration is no JSON: {e}") })?;
+    Ok(has_conv1d(&config))
+}
+
+fn has_conv1d(config: &Value) -> bool {
+    match config {
+        Value::Object(fields) => fields.iter().any(|(key, value)| match value {
+            Value::String(text) => key == "model_type" && CONV1D.contains(&text.as_str()),
+            value => has_conv1d(value),
+        }),
+        Value::Array(values) => values.iter().any(has_conv1d),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_types_count_at_any_depth() {
+        for (text, expected) in [
+            (r#"{"model_type": "gpt2"}"#, true),
+            (r#"{"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}}"#, true),
+            (r#"{"model_type": "gpt_neo", "note": "gpt2"}"#, false),
+            ("[]", false),
+        ] {
+            assert_eq!(has_conv1d(&serde_json::from_str(text).unwrap()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_directory_without_a_configuration_names_none_and_a_damaged_one_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!names_conv1d(directory.path()).unwrap());
+        fs::write(directory.path().join("config.json"), "{").unwrap();
+        let message = names_conv1d(directory.path()).unwrap_err().to_string();
+        assert!(message.contains("config.json: the model's configuration is no JSON"), "{message}");
+    }
+}

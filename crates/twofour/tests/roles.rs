@@ -1,0 +1,202 @@
+//! The rules of [`twofour::role`] against the weights of every model type of transformers: `fixtures/transformers/tensors.py` wrote their names, shapes and modules.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use twofour::role::{Layout, Role, Roles};
+
+/// Kinds of modules, as in the fixture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Linear,
+    Conv1D,
+    Embedding,
+    Router,
+    Other,
+}
+
+struct Tensor {
+    name: String,
+    kind: Kind,
+    shape: Vec<usize>,
+    has_bias: bool,
+}
+
+/// The model types that are alike, and their tensors.
+struct Model<'a> {
+    types: &'a str,
+    tensors: Vec<Tensor>,
+}
+
+fn models() -> Vec<Model<'static>> {
+    let mut models: Vec<Model<'static>> = Vec::new();
+    let (mut above, mut same): (Vec<String>, Vec<usize>) = (Vec::new(), Vec::new());
+    for line in include_str!("fixtures/transformers/tensors.txt").lines().filter(|line| !line.starts_with('#')) {
+        if let Some(types) = line.strip_prefix("@ ") {
+            models.push(Model { types, tensors: Vec::new() });
+            above.clear();
+            continue;
+        }
+        let digits = line.bytes().take_while(u8::is_ascii_digit).count();
+        let (name, what) = line[digits..].split_once(' ').unwrap();
+        above.truncate(line[..digits].parse().unwrap());
+        above.extend(name.split('.').map(|part| part.replace('N', "3").replace("expert_3", "expert_0")));
+        let (what, has_bias) = what.strip_suffix('+').map_or((what, false), |what| (what, true));
+        let kind = match &what[..1] {
+            "L" => Kind::Linear,
+            "T" => Kind::Conv1D,
+            "E" => Kind::Embedding,
+            "R" => Kind::Router,
+            _ => Kind::Other,
+        };
+        if &what[1..] != "=" {
+            same = what[1..].split('x').map(|dim| dim.parse().unwrap()).collect();
+        }
+        let name = above.join(".");
+        let name = name.strip_suffix('!').map_or_else(|| format!("{name}.weight"), str::to_owned);
+        let tensor = Tensor { name, kind, shape: same.clone(), has_bias };
+        models.last_mut().unwrap().tensors.push(tensor);
+    }
+    models
+}
+
+impl Model<'_> {
+    /// The rules for this model, from names and shapes alone.
+    fn roles(&self) -> Roles {
+        let biases: Vec<(String, [usize; 1])> = self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.has_bias)
+            .map(|tensor| {
+                let outputs = tensor.shape[usize::from(tensor.kind == Kind::Conv1D)];
+                (tensor.name.replace("weight", "bias"), [outputs])
+            })
+            .collect();
+        let biases = biases.iter().map(|(name, shape)| (name.as_str(), shape.as_slice()));
+        Roles::new(self.tensors.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).chain(biases), false)
+    }
+}
+
+/// Whether the name's modules have a number that a named module follows.
+fn is_in_a_list(name: &str) -> bool {
+    let parts: Vec<&str> = name.split('.').collect();
+    let number = parts.iter().position(|part| *part == "3");
+    number.is_some_and(|i| i > 0 && parts[i..parts.len() - 1].iter().any(|part| *part != "3"))
+}
+
+/// Every tensor with its role, by what is said of it.
+fn each(mut check: impl FnMut(&Model<'_>, &Roles, &Tensor, Role)) {
+    for model in models() {
+        let roles = model.roles();
+        for tensor in &model.tensors {
+            check(&model, &roles, tensor, roles.of(&tensor.name, &tensor.shape));
+        }
+    }
+}
+
+#[test]
+fn the_fixture_holds_most_model_types() {
+    let models = models();
+    let types = models.iter().map(|model| model.types.split(' ').count()).sum::<usize>();
+    assert!(types > 600, "{types} model types");
+    for known in ["llama", "gpt2", "mixtral", "t5", "bert", "qwen3_moe", "deepseek_v3", "mamba", "llava", "sam"] {
+        assert!(models.iter().any(|model| model.types.split(' ').any(|own| own == known)), "{known}");
+    }
+}
+
+#[test]
+fn tables_routers_heads_and_other_parameters_are_left_out() {
+    let mut wrong = BTreeSet::new();
+    each(|model, _, tensor, role| {
+        let is_kept = match tensor.kind {
+            Kind::Embedding | Kind::Other | Kind::Router => true,
+            Kind::Linear | Kind::Conv1D => {
+                tensor.name.contains("router")
+                    || tensor.name.ends_with("shared_expert_gate.weight")
+                    || !is_in_a_list(&tensor.name)
+            }
+        };
+        if is_kept && role == Role::Linear {
+            wrong.insert(format!("{}: {} {:?}", model.types, tensor.name, tensor.kind));
+        }
+        if tensor.kind == Kind::Router && tensor.name.ends_with(".weight") && role != Role::Router {
+            wrong.insert(format!("{}: {} is no router but {role}", model.types, tensor.name));
+        }
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Linear layers in lists that stay dense, by role: the names of their modules, or of the lists.
+const DENSE: [(Role, &[&str]); 6] = [
+    (Role::Router, &["gate", "router", "modality_router", "shared_expert_gate"]),
+    (
+        Role::Recurrence,
+        &[
+            "a_proj",
+            "b_proj",
+            "dt_proj",
+            "f_a_proj",
+            "f_b_proj",
+            "f_proj",
+            "in_proj_a",
+            "in_proj_b",
+            "in_proj_ba",
+            "x_proj",
+            "fgate_preact",
+            "igate_preact",
+        ],
+    ),
+    (Role::SingleOutput, &["matchability"]),
+    (Role::Embedding, &["bbox_embed", "enc_out_bbox_embed", "timestep_embeddings", "time_embed", "mask_embedder"]),
+    (Role::Head, &["output_hypernetworks_mlps"]),
+    (
+        Role::Outside,
+        &[
+            "output_hypernetworks_mlps",
+            "deepstack_mergers",
+            "deepstack_merger_list",
+            "merger_list",
+            "mlp",
+            "linear_projections",
+            "token_confidence",
+            "readout_projects",
+            "decoder_bbox_head",
+        ],
+    ),
+];
+
+#[test]
+fn linear_layers_of_repeated_layers_are_pruned_but_for_those_that_are_named_here() {
+    let mut wrong: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    each(|model, _, tensor, role| {
+        let is_layer = matches!(tensor.kind, Kind::Linear | Kind::Conv1D) && tensor.name.ends_with(".weight");
+        if !is_layer || !is_in_a_list(&tensor.name) || role == Role::Linear {
+            return;
+        }
+        let modules = DENSE.iter().find(|(own, _)| *own == role).map_or(&[][..], |(_, modules)| modules);
+        let parts: Vec<&str> = tensor.name.split('.').collect();
+        if !modules.iter().any(|module| parts.contains(module)) {
+            let module = parts[parts.len() - 2].to_owned();
+            wrong.entry(format!("{role}: {module}")).or_default().insert(format!("{}: {}", model.types, tensor.name));
+        }
+    });
+    let shown: Vec<String> =
+        wrong.iter().map(|(what, names)| format!("{what} ({}) {:?}", names.len(), names.first())).collect();
+    assert!(wrong.is_empty(), "{shown:#?}");
+}
+
+#[test]
+fn weights_of_conv1d_are_stored_in_out_and_those_of_linear_layers_out_in() {
+    let mut wrong = BTreeSet::new();
+    each(|model, roles, tensor, _| {
+        let &[rows, cols] = tensor.shape.as_slice() else { return };
+        let expected = match tensor.kind {
+            Kind::Linear => Layout::OutIn,
+            Kind::Conv1D => Layout::InOut,
+            _ => return,
+        };
+        if roles.layout(&tensor.name, [rows, cols]) != expected {
+            wrong.insert(format!("{}: {} {rows}x{cols}", model.types, tensor.name));
+        }
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
