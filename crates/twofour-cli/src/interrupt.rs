@@ -67,5 +67,7 @@ pub(crate) fn flow() -> ControlFlow<()> {
 
 /// Returns whether an error says that a command stopped because of a signal.
 pub(crate) fn is_cause_of(error: &anyhow::Error) -> bool {
-    error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(twofour::Error::Interrupted))
+    let is_core = matches!(error.downcast_ref(), Some(twofour::Error::Interrupted));
+    let is_inside = matches!(error.downcast_ref(), Some(twofour_nn::Error::Core(twofour::Error::Interrupted)));
+    error.is::<Interrupted>() || is_core || is_inside
 }

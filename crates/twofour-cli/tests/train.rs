@@ -287,28 +287,118 @@ fn another_recipe_and_foreign_folders_are_refused() {
 }
 
 #[test]
-fn damaged_folders_are_errors_that_name_the_file() {
+fn a_damaged_recipe_is_an_error_that_names_the_file() {
     let directory = tempfile::tempdir().unwrap();
     train(directory.path(), "ste", "run", &[]).good();
     // A recipe that ends within a line is none. One that ends between two lines is another recipe.
-    let recipe = fs::read_to_string(directory.path().join("run/recipe.toml")).unwrap();
-    let line = recipe.find("steps = ").unwrap();
-    let cuts = [
-        ("metrics.jsonl", None),
-        ("last/checkpoint.safetensors", None),
-        ("recipe.toml", Some(line + "steps =".len())),
-        ("recipe.toml", Some(line)),
-    ];
-    for (file, end) in cuts {
-        let path = directory.path().join("run").join(file);
-        let good = fs::read(&path).unwrap();
-        fs::write(&path, &good[..end.unwrap_or(good.len() / 2)]).unwrap();
+    let path = directory.path().join("run/recipe.toml");
+    let recipe = fs::read(&path).unwrap();
+    let line = recipe.windows(8).position(|part| part == b"steps = ").unwrap();
+    for damaged in [&recipe[..line + "steps =".len()], &recipe[..line], b"\xFF", b""] {
+        fs::write(&path, damaged).unwrap();
         let ran = train(directory.path(), "ste", "run", &[]);
-        assert!(matches!(ran.code, Some(1 | 2)) && !ran.stderr.contains("panicked"), "{file}: {ran:?}");
-        assert!(ran.stderr.contains(file), "{file}: {ran:?}");
-        fs::write(&path, good).unwrap();
+        assert!(matches!(ran.code, Some(1 | 2)) && ran.stderr.contains("recipe.toml"), "{ran:?}");
     }
+    fs::write(&path, recipe).unwrap();
     train(directory.path(), "ste", "run", &[]).good();
+}
+
+/// Cuts a file in half, as a full disk or a copy that was interrupted does.
+fn cut(path: &Path) {
+    let good = fs::read(path).unwrap();
+    fs::write(path, &good[..good.len() / 2]).unwrap();
+}
+
+#[test]
+fn a_run_goes_on_from_whatever_checkpoint_is_whole_and_ends_as_if_undisturbed() {
+    let directory = tempfile::tempdir().unwrap();
+    let more = ["training.keep_checkpoints=3"];
+    let [whole, folder] = ["whole", "run"].map(|name| directory.path().join(name));
+    train(directory.path(), "fst", "whole", &more).good();
+    assert_eq!(names(&whole.join("checkpoints")), ["0000000010", "0000000015", "0000000020"]);
+    let files = ["last", "best", "checkpoints/0000000020", "checkpoints/0000000015", "checkpoints/0000000010"];
+    let files = files.map(|name| format!("{name}/checkpoint.safetensors"));
+    let copy = || {
+        for file in files.iter().map(String::as_str).chain(["recipe.toml", "metrics.jsonl"]) {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            // A file of its own: the run's are two names of one.
+            fs::write(&path, fs::read(whole.join(file)).unwrap()).unwrap();
+        }
+    };
+    let flip = |path: &Path| {
+        let mut bytes = fs::read(path).unwrap();
+        let place = bytes.len() * 3 / 4;
+        bytes[place] ^= 0x10;
+        fs::write(path, bytes).unwrap();
+    };
+    // How so many checkpoints are damaged, and the step to go on from.
+    type Damage<'a> = &'a dyn Fn(&Path);
+    let cases: [(Damage<'_>, usize, &str); 4] = [
+        (&|path| fs::remove_file(path).unwrap(), 1, "20"),
+        (&flip, 3, "15"),
+        (&cut, 4, "10"),
+        (&|path| fs::write(path, "").unwrap(), 4, "10"),
+    ];
+    for (damage, count, step) in cases {
+        copy();
+        files[..count].iter().for_each(|file| damage(&folder.join(file)));
+        let ran = train(directory.path(), "fst", "run", &more).good();
+        assert!(ran.stderr.contains("last") && ran.stderr.contains(&format!(", step {step}\n")), "{step}: {ran:?}");
+        assert_eq!(timeless(&folder), timeless(&whole));
+        for file in ["model.safetensors", "last/checkpoint.safetensors"] {
+            assert!(fs::read(whole.join(file)).unwrap() == fs::read(folder.join(file)).unwrap(), "{file} differs");
+        }
+    }
+    // None is left that serves: nothing is begun anew.
+    copy();
+    files.iter().for_each(|file| flip(&folder.join(file)));
+    let refused = train(directory.path(), "fst", "run", &more).bad(1);
+    assert!(refused.contains("no checkpoint can be used") && refused.contains("checkpoints/0000000010"), "{refused}");
+    assert_eq!(lines(&folder).len(), 20);
+    files.iter().for_each(|file| fs::remove_file(folder.join(file)).unwrap());
+    let refused = train(directory.path(), "fst", "run", &more).bad(2);
+    assert!(refused.contains("the run is finished") && refused.contains("report.json"), "{refused}");
+    fs::remove_file(folder.join("report.json")).unwrap();
+    let ran = train(directory.path(), "fst", "run", &more).good();
+    assert!(ran.stderr.contains("no checkpoint to go on from; the run begins anew"), "{ran:?}");
+    assert_eq!(timeless(&folder), timeless(&whole));
+}
+
+#[test]
+fn damaged_metrics_do_not_stop_a_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, folder] = ["whole", "run"].map(|name| directory.path().join(name));
+    train(directory.path(), "ste", "whole", &[]).good();
+    let text = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
+    let damaged: [(&dyn Fn(&str) -> Vec<u8>, &[u64]); 3] = [
+        (&|text| text.replacen("\"step\":3,", "\"step\":\0,", 1).into_bytes(), &[3]),
+        (&|text| text.lines().take(8).map(|line| format!("{line}\n")).collect::<String>().into_bytes(), &[8, 9]),
+        (&|_| vec![0; 4096], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ];
+    for (damage, lost) in damaged {
+        // As if it was killed after ten steps.
+        for name in ["best", "last"] {
+            fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        let kept = ["training.keep_checkpoints=3"];
+        if !directory.path().join("kept").exists() {
+            train(directory.path(), "ste", "kept", &kept).good();
+        }
+        let ten = directory.path().join("kept/checkpoints/0000000010/checkpoint.safetensors");
+        fs::copy(ten, folder.join("last/checkpoint.safetensors")).unwrap();
+        fs::copy(whole.join("recipe.toml"), folder.join("recipe.toml")).unwrap();
+        fs::write(folder.join("metrics.jsonl"), damage(&text)).unwrap();
+        let ran = train(directory.path(), "ste", "run", &[]).good();
+        assert!(ran.stderr.contains("metrics.jsonl") && ran.stderr.contains(&format!("{} of 10 steps", lost.len())));
+        let mut expected = timeless(&whole);
+        expected.retain(|line| !lost.contains(&line["step"].as_u64().unwrap()));
+        assert_eq!(timeless(&folder), expected);
+    }
+    // Of a run that is finished the report is made of the last line.
+    fs::write(folder.join("metrics.jsonl"), &text[..text.len() - 9]).unwrap();
+    let refused = train(directory.path(), "ste", "run", &[]).bad(1);
+    assert!(refused.contains("the last step") && refused.contains("last"), "{refused}");
 }
 
 #[test]
@@ -452,7 +542,12 @@ fn other_text_before_the_first_checkpoint_begins_anew_and_is_recorded() {
     train(directory.path(), "ste", "run", &["data.text=['a.txt']"]).good();
     train(directory.path(), "ste", "whole", &["data.text=['b.txt']"]).good();
     let folder = directory.path().join("run");
+    // A checkpoint of other text is none to go on from.
     fs::remove_dir_all(folder.join("last")).unwrap();
+    let refused = train(directory.path(), "ste", "run", &["data.text=['b.txt']"]).bad(1);
+    assert!(refused.contains("best") && refused.contains("other data"), "{refused}");
+    fs::remove_dir_all(folder.join("best")).unwrap();
+    fs::remove_file(folder.join("report.json")).unwrap();
     train(directory.path(), "ste", "run", &["data.text=['b.txt']"]).good();
     let recipe = fs::read_to_string(folder.join("recipe.toml")).unwrap();
     assert!(recipe.contains("b.txt") && !recipe.contains("a.txt"), "{recipe}");

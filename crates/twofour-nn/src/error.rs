@@ -17,6 +17,11 @@ pub enum Error {
     /// Images or labels that cannot be used.
     #[error(transparent)]
     Idx(#[from] crate::train::IdxError),
+
+    /// Text that cannot be read.
+    #[error(transparent)]
+    Text(#[from] crate::text::TextError),
+
     /// A file of questions that cannot be used, or a model that cannot answer them.
     #[error(transparent)]
     Questions(#[from] crate::questions::QuestionsError),
@@ -156,7 +161,16 @@ pub enum Error {
         ranks: [usize; 2],
     },
 
-    /// Saved state that does not belong to this run.
+    /// A checkpoint that another run saved.
+    #[error("{}: it was saved with other {what}; use another folder for this run", path.display())]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+
+    /// Saved state that is damaged or cannot be written.
     #[error("saved state in {}: {reason}", path.display())]
     State {
         /// The checkpoint.

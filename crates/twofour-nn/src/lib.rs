@@ -13,6 +13,7 @@
 //! | [`questions`] | extractive question answering: files, windows, answers, scores |
 //! | [`optim`] | AdamW's settings, schedules of the learning rate, loss scaling |
 //! | [`random`] | counter-based random numbers |
+//! | [`text`] | text on disk, and its tokens part by part |
 //! | [`train`] | the training loop, its sparsity, and its checkpoints |
 
 pub mod block;
@@ -28,6 +29,7 @@ pub mod questions;
 pub mod random;
 pub mod recipe;
 pub mod report;
+pub mod text;
 pub mod train;
 
 pub use error::{Error, Result};

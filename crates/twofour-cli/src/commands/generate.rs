@@ -15,7 +15,8 @@ use crate::{
 
 /// Write text with a model
 ///
-/// Prints the text as it is generated, until the length is reached or the model ends it.
+/// Prints the text as it is generated, until the length is reached or the model ends it. The text is UTF-8: bytes that are no character become U+FFFD, and a
+/// character that the last token does not complete is left out, with a warning.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -76,7 +77,7 @@ impl Generate {
                 prompt.len()
             ));
         }
-        let (mut text, mut tokens, mut trouble) = (Vec::new(), Vec::new(), Ok(()));
+        let (mut text, mut tokens, mut trouble) = (String::new(), Vec::new(), Ok(()));
         let mut decoder = model.tokenizer.decoder(&prompt);
         screen.stream(self.prompt.as_bytes())?;
         let (begin, mut first) = (Instant::now(), None);
@@ -87,19 +88,24 @@ impl Generate {
             }
             tokens.push(token);
             let new = decoder.push(token);
-            trouble = screen.stream(&new);
-            text.extend(new);
+            trouble = screen.stream(new.as_bytes());
+            text.push_str(&new);
             if trouble.is_err() || screen.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         trouble?;
         let (all, first) = (begin.elapsed().as_secs_f64(), first.unwrap_or_default().as_secs_f64());
+        let is_incomplete = decoder.is_incomplete();
         let rest = decoder.finish();
-        screen.stream(&rest)?;
+        screen.stream(rest.as_bytes())?;
         screen.stream(b"\n")?;
-        text.extend(rest);
+        text.push_str(&rest);
+        if is_incomplete {
+            let more = if tokens.len() == self.length { "; a larger --length may complete it" } else { "" };
+            screen.warn(format_args!("the text ends inside a character of several tokens, which is left out{more}"));
+        }
         let answer = Answer {
             prompt: &self.prompt,
-            text: String::from_utf8_lossy(&text).into_owned(),
+            text,
             tokens: tokens.len(),
             prompt_tokens: prompt.len(),
             tokens_per_s: (tokens.len() > 1).then(|| (tokens.len() - 1) as f64 / (all - first)),

@@ -17,6 +17,7 @@ pub(crate) mod prune;
 pub(crate) mod quantize;
 pub(crate) mod quickstart;
 pub(crate) mod tensor;
+pub(crate) mod text;
 pub(crate) mod train;
 
 use anyhow::Result;

@@ -44,11 +44,12 @@ impl SavedModel {
     /// Opens what [`SavedModel::locate`] finds.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`] and of [`Reader::open`]; a file that has no description of a model in its metadata.
+    /// Those of [`Checkpoint::open`], [`Checkpoint::expect_head`] and [`Reader::open`]; a file that has no description of a model in its metadata.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = Self::locate(path);
         if Checkpoint::is_at(&path) {
             let checkpoint = Checkpoint::open(&path)?;
+            checkpoint.expect_head()?;
             let config = checkpoint.config().clone();
             return Ok(SavedModel { source: Source::Checkpoint(Box::new(checkpoint)), config });
         }

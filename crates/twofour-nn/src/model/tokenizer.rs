@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{VOCABULARY, checkpoint::CheckpointError};
-use crate::Result;
+use crate::{
+    Error, Result,
+    text::{Encoding, TextFile},
+};
 
 /// How a model's tokens stand for text.
 #[derive(Debug)]
@@ -32,14 +35,20 @@ impl Tokenizer {
     /// [`CheckpointError::Tokenizer`].
     pub fn read(path: &Path) -> Result<Self> {
         let fault = |reason: String| CheckpointError::Tokenizer { path: path.to_owned(), reason };
-        let bytes = std::fs::read(path).map_err(|error| fault(error.to_string()))?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| fault(error.to_string()))?;
+        // The largest vocabularies take a tenth of it.
+        const MOST: u64 = 256 << 20;
+        let read = TextFile::open(path, &|| false).and_then(|file| file.text(MOST, &|| false));
+        let text = read.map_err(|error| match error {
+            Error::Text(error) => fault(error.reason()),
+            other => fault(other.to_string()),
+        })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| fault(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| fault(error.to_string()))?;
         inner.with_padding(None);
         Ok(Tokenizer::File(Box::new(FileTokenizer { path: path.to_owned(), inner })))
     }
 
-    /// The tokens of a text, with those that the tokenizer adds around it, such as the one that texts begin with.
+    /// The tokens of a text, with those that the tokenizer adds around it, such as the one that texts begin with: all parts of an [`Encoding`].
     ///
     /// ```
     /// assert_eq!(twofour_nn::model::Tokenizer::Bytes.encode("2:4")?, [50, 58, 52]);
@@ -49,6 +58,15 @@ impl Tokenizer {
     /// # Errors
     /// [`CheckpointError::Tokenizer`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = vec![];
+        for part in Encoding::new(self, text)? {
+            tokens.extend(part?);
+        }
+        Ok(tokens)
+    }
+
+    /// [`Tokenizer::encode`] at once.
+    pub(crate) fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::File(file) => {
@@ -82,7 +100,7 @@ impl Tokenizer {
     /// [`CheckpointError::Tokenizer`].
     pub fn encode_with_places(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         match self {
-            Tokenizer::Bytes => Ok((self.encode(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
+            Tokenizer::Bytes => Ok((self.encode_whole(text)?, (0..text.len()).map(|at| at..at + 1).collect())),
             Tokenizer::File(file) => {
                 let encoding = file.inner.encode(text, false).map_err(|error| file.fault(error))?;
                 let places = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
@@ -129,7 +147,8 @@ impl FileTokenizer {
     }
 }
 
-/// Decodes a text token by token. A character may be made of several tokens, so a token may add nothing, and the next one more.
+/// Decodes a text token by token. A character may be made of several tokens, so a token may add nothing, and the next one more. Bytes that are no UTF-8 become the
+/// replacement character.
 #[derive(Debug)]
 pub struct TextDecoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -144,25 +163,57 @@ impl TextDecoder<'_> {
     const KEPT: usize = 16;
 
     /// Adds a token, and returns the text that is complete with it and was not before. Special tokens have no text.
-    pub fn push(&mut self, token: u32) -> Vec<u8> {
+    pub fn push(&mut self, token: u32) -> String {
         self.tokens.push(token);
         let text = self.tokenizer.text(&self.tokens);
-        // The replacement character stands for the beginning of a character.
-        if matches!(self.tokenizer, Tokenizer::File(_)) && text.ends_with("\u{FFFD}".as_bytes()) {
-            return vec![];
+        let end = self.complete(&text);
+        // A tokenizer's file may need the next token to tell what those before it decode to.
+        if end < text.len() && matches!(self.tokenizer, Tokenizer::File(_)) {
+            return String::new();
         }
-        let new = text.get(self.shown..).unwrap_or_default().to_vec();
-        self.shown = text.len();
-        if self.tokens.len() > 4 * Self::KEPT {
+        let new = String::from_utf8_lossy(text.get(self.shown..end).unwrap_or_default()).into_owned();
+        self.shown = self.shown.max(end);
+        if self.tokens.len() > 4 * Self::KEPT && end == text.len() {
             self.tokens.drain(..self.tokens.len() - Self::KEPT);
             self.shown = self.tokenizer.text(&self.tokens).len();
         }
         new
     }
 
-    /// What is left of an incomplete character.
-    pub fn finish(self) -> Vec<u8> {
-        self.tokenizer.text(&self.tokens).get(self.shown..).unwrap_or_default().to_vec()
+    /// Whether the last tokens are the beginning of a character that they do not complete.
+    pub fn is_incomplete(&self) -> bool {
+        let text = self.tokenizer.text(&self.tokens);
+        self.complete(&text) < text.len()
+    }
+
+    /// The text that was not returned yet, without an incomplete character.
+    pub fn finish(self) -> String {
+        let text = self.tokenizer.text(&self.tokens);
+        let end = self.complete(&text);
+        String::from_utf8_lossy(text.get(self.shown..end).unwrap_or_default()).into_owned()
+    }
+
+    /// Bytes of a text without an incomplete character at its end.
+    fn complete(&self, text: &[u8]) -> usize {
+        const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
+        match self.tokenizer {
+            Tokenizer::File(_) => {
+                let mut rest = text;
+                while rest.len() > self.shown && rest.ends_with(REPLACEMENT) {
+                    rest = &rest[..rest.len() - REPLACEMENT.len()];
+                }
+                rest.len()
+            }
+            Tokenizer::Bytes => {
+                // A character has at most four bytes.
+                let last = text.len().saturating_sub(4).max(self.shown.min(text.len()));
+                let is_cut = |at: &usize| {
+                    str::from_utf8(&text[*at..])
+                        .is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+                };
+                (last..text.len()).find(is_cut).unwrap_or(text.len())
+            }
+        }
     }
 }
 
@@ -170,14 +221,38 @@ impl TextDecoder<'_> {
 mod tests {
     use super::*;
 
+    /// What a decoder returns for each token, and whether it ends inside a character.
+    fn decoded(tokens: &[u32]) -> (Vec<String>, bool) {
+        let mut decoder = Tokenizer::Bytes.decoder(&[]);
+        let mut found: Vec<String> = tokens.iter().map(|token| decoder.push(*token)).collect();
+        let is_incomplete = decoder.is_incomplete();
+        found.push(decoder.finish());
+        (found, is_incomplete)
+    }
+
     #[test]
     fn bytes_are_decoded_one_by_one() {
         let text = "ö 2:4 €".repeat(40);
         let tokens = Tokenizer::Bytes.encode(&text).unwrap();
         let (prompt, rest) = tokens.split_at(5);
         let mut decoder = Tokenizer::Bytes.decoder(prompt);
-        let mut found: Vec<u8> = rest.iter().flat_map(|token| decoder.push(*token)).collect();
-        found.extend(decoder.finish());
-        assert_eq!(found, text.as_bytes()[5..]);
+        let mut found: String = rest.iter().map(|token| decoder.push(*token)).collect();
+        assert!(!decoder.is_incomplete());
+        found.push_str(&decoder.finish());
+        assert_eq!(found, text[5..]);
+    }
+
+    #[test]
+    fn a_character_that_is_cut_is_left_out_and_bytes_that_are_no_utf8_are_replaced() {
+        let tokens = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).collect::<Vec<_>>();
+        for cut in 1..4 {
+            let text = [b"2:4 ", &"😀".as_bytes()[..cut]].concat();
+            let (found, is_incomplete) = decoded(&tokens(&text));
+            assert!(found.concat() == "2:4 " && is_incomplete, "{found:?}");
+        }
+        let (found, is_incomplete) = decoded(&tokens(&[b'a', 0xFF, b'b', 0xE2, 0x82, b'c', 0x80]));
+        assert!(found.concat() == "a\u{FFFD}b\u{FFFD}c\u{FFFD}" && !is_incomplete, "{found:?}");
+        // A byte that turns out to be no character's beginning is shown with the one that says so.
+        assert_eq!(decoded(&tokens(&[0xE2, b'c'])).0, ["", "\u{FFFD}c", ""]);
     }
 }

@@ -1,7 +1,7 @@
 //! A recipe's file and the data that it names.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
@@ -9,7 +9,9 @@ use std::{
 
 use super::{Mistakes, ModelKind, Override, Place, Recipe, Tokenizer, parse::ParsedRecipe};
 use crate::{
+    Error,
     model::EncoderTask,
+    text::TextFile,
     train::{ImageSet, QuestionSet},
 };
 
@@ -156,7 +158,8 @@ impl Recipe {
     fn gather_text(&self, places: &[Place], mistakes: &mut Mistakes) -> Vec<u8> {
         let mut text = Vec::new();
         for (index, path) in self.data.text.iter().enumerate() {
-            let problem = match fs::read(path) {
+            let read = TextFile::open(path, &|| false).and_then(|file| file.read(0..file.bytes(), &|| false));
+            let problem = match read {
                 Ok(bytes) if bytes.is_empty() => "is empty".to_owned(),
                 Ok(bytes) if self.data.tokenizer != Tokenizer::Bytes && str::from_utf8(&bytes).is_err() => {
                     "is not UTF-8, as a tokenizer requires; data.tokenizer = \"bytes\" takes any bytes".to_owned()
@@ -165,6 +168,7 @@ impl Recipe {
                     text.extend_from_slice(&bytes);
                     continue;
                 }
+                Err(Error::Text(error)) => error.reason(),
                 Err(error) => error.to_string(),
             };
             let place = places.get(index).cloned().unwrap_or(Place::Absent);

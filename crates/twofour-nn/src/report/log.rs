@@ -1,8 +1,9 @@
 //! `metrics.jsonl` while it is written.
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{self, BufWriter, Read, Seek, SeekFrom, Write},
+    ffi::OsString,
+    fs::{self, File, OpenOptions},
+    io::{self, BufWriter, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
@@ -21,16 +22,6 @@ pub enum MetricsError {
         #[source]
         source: io::Error,
     },
-    /// A line before the step where training goes on is not that step's.
-    #[error("{}: line {line} is not the metrics of step {step}; the file was changed or damaged", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The line, counted from 1.
-        line: usize,
-        /// The step that it should hold.
-        step: u64,
-    },
 }
 
 /// An append-only file with one JSON object for each step.
@@ -44,33 +35,42 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Opens the file, keeps the lines of the first `steps` steps, cuts off the rest, and returns what it keeps.
+    /// Opens the file, keeps the lines of the first `steps` steps, removes the others, and returns what it keeps. Lines that are damaged or missing are left out.
     ///
     /// # Errors
-    /// Those of the file system; a line that is not the next step's.
+    /// Those of the file system.
     pub fn open(path: &Path, steps: u64) -> Result<(MetricsLog, Vec<StepMetrics>), MetricsError> {
         let io = |source| MetricsError::Io { path: path.to_owned(), source };
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(io)?;
-        let (mut kept, mut lines) = (0, Vec::new());
-        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let step = lines.len() as u64;
-            if step == steps {
-                break;
-            }
+        let bytes = match fs::read(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
+            read => read.map_err(io)?,
+        };
+        let (mut kept, mut lines) = (Vec::new(), Vec::<StepMetrics>::new());
+        for line in bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            let next = lines.last().map_or(0, |last| last.step + 1);
             let metrics = serde_json::from_slice::<StepMetrics>(line).ok();
-            let Some(metrics) = metrics.filter(|metrics| metrics.step == step && line.ends_with(b"\n")) else {
-                return Err(MetricsError::Damaged { path: path.to_owned(), line: lines.len() + 1, step });
-            };
-            kept += line.len() as u64;
-            lines.push(metrics);
+            if let Some(metrics) = metrics.filter(|metrics| (next..steps).contains(&metrics.step)) {
+                kept.extend_from_slice(line);
+                lines.push(metrics);
+            }
         }
-        if (lines.len() as u64) < steps {
-            let step = lines.len() as u64;
-            return Err(MetricsError::Damaged { path: path.to_owned(), line: lines.len() + 1, step });
+        if bytes.starts_with(&kept) {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(io)?;
+            file.set_len(kept.len() as u64).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io)?;
+            return Ok((MetricsLog { path: path.to_owned(), file: BufWriter::new(file) }, lines));
         }
-        file.set_len(kept).and_then(|()| file.seek(SeekFrom::End(0))).map_err(io)?;
+        // In one step: a process that is killed here has lost nothing more.
+        let mut name = OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(".tmp");
+        let temporary = path.with_file_name(name);
+        let written = File::create(&temporary).and_then(|mut file| {
+            file.write_all(&kept)?;
+            file.sync_all()?;
+            fs::rename(&temporary, path)?;
+            Ok(file)
+        });
+        let file = written.map_err(io)?;
         Ok((MetricsLog { path: path.to_owned(), file: BufWriter::new(file) }, lines))
     }
 
@@ -146,19 +146,38 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_a_checkpoint_counts_on_must_be_there() {
+    fn damaged_lines_are_left_out_and_the_file_is_whole_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let (mut log, _) = MetricsLog::open(&path, 0).unwrap();
-        for number in [0, 2] {
-            log.append(&step(number)).unwrap();
-        }
-        log.flush().unwrap();
-        for steps in [2, 9] {
-            let error = MetricsLog::open(&path, steps).unwrap_err();
-            assert!(matches!(error, MetricsError::Damaged { line: 2, step: 1, .. }), "{error}");
-        }
-        MetricsLog::open(&path, 1).unwrap();
-        assert!(matches!(MetricsLog::open(&path, 2).unwrap_err(), MetricsError::Damaged { line: 2, .. }));
+        let whole: Vec<String> = (0..9).map(|n| serde_json::to_string(&step(n)).unwrap() + "\n").collect();
+        let kept = |steps: u64| {
+            let (mut log, lines) = MetricsLog::open(&path, steps).unwrap();
+            log.append(&step(steps)).unwrap();
+            log.sync().unwrap();
+            let found = std::fs::read_to_string(&path).unwrap();
+            let numbers: Vec<u64> = lines.iter().map(|line| line.step).collect();
+            let expected = numbers.iter().chain([&steps]).map(|n| whole[*n as usize].as_str());
+            assert_eq!(found, expected.collect::<String>());
+            numbers
+        };
+        let write = |damage: &dyn Fn(&mut Vec<Vec<u8>>)| {
+            let mut lines: Vec<Vec<u8>> = whole.iter().map(|line| line.clone().into_bytes()).collect();
+            damage(&mut lines);
+            std::fs::write(&path, lines.concat()).unwrap();
+        };
+        write(&|lines| lines[2][4] = 0);
+        assert_eq!(kept(6), [0, 1, 3, 4, 5]);
+        write(&|lines| lines[3] = b"\xFF\xFE{".to_vec());
+        // The line after one that has lost its end is lost with it.
+        assert_eq!(kept(6), [0, 1, 2, 5]);
+        write(&|lines| lines.truncate(3));
+        assert_eq!(kept(6), [0, 1, 2]);
+        write(&|lines| lines.swap(1, 2));
+        assert_eq!(kept(4), [0, 2, 3]);
+        write(&|lines| lines.clear());
+        assert!(kept(5).is_empty());
+        std::fs::remove_file(&path).unwrap();
+        assert!(kept(2).is_empty());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -4,14 +4,15 @@
 //! momentum as the first moment alone), and for each layer that
 //! is 2:4 `masks.<name>.mask`, u32 of shape `[out, 2 * ceil(in / 64)]`, the words of the mask with the lower half of each first. Masks and levels of the method
 //! `sparsifier` are what [`Sparsifier::load`](twofour::sparsify::Sparsifier::load) reads, by the names of the weights. Settings, step, scales and
-//! seeds are in the metadata. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
+//! seeds are in the metadata. `checksums`, u32, holds the CRC-32 of the metadata and of the bytes of every other tensor, by name; files of earlier versions have none. Nothing in it depends on the engine. The batches to come depend on seed and step alone, so there is no generator to save.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 use twofour::{
     Axis, Mask, Pattern,
-    file::{Overwrite, PlannedTensor, Reader, StoredDType, Writer},
+    file::{Overwrite, PlannedTensor, Reader, StoredDType, StoredElement, Writer},
     layer::MaskRule,
 };
 
@@ -29,6 +30,86 @@ use crate::{
 pub const CHECKPOINT_FILE: &str = "checkpoint.safetensors";
 
 const STATE_KEY: &str = "twofour.checkpoint";
+
+/// The tensor of checksums.
+const CHECKSUMS: &str = "checksums";
+
+/// The steps that were done before a checkpoint in `directory` was saved, as its metadata says.
+///
+/// # Errors
+/// No checkpoint, or one whose metadata is damaged.
+pub fn checkpoint_steps(directory: impl AsRef<Path>) -> Result<u64> {
+    #[derive(Deserialize)]
+    struct Steps {
+        step: u64,
+    }
+    let reader = Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?;
+    Ok(state_of::<Steps>(&reader)?.step)
+}
+
+/// What the metadata of a checkpoint says.
+fn state_of<S: for<'a> Deserialize<'a>>(reader: &Reader) -> Result<S> {
+    let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
+    let Some(text) = reader.metadata().get(STATE_KEY) else {
+        return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
+    };
+    serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))
+}
+
+/// A writer that keeps the checksum of each tensor.
+struct SummingWriter {
+    writer: Writer,
+    /// Of the metadata under no name.
+    sums: BTreeMap<String, u32>,
+}
+
+impl SummingWriter {
+    fn create(path: &Path, mut planned: Vec<PlannedTensor>, metadata: BTreeMap<String, String>) -> Result<Self> {
+        planned.push(PlannedTensor::new(CHECKSUMS, StoredDType::U32, [planned.len() + 1]));
+        let sums = BTreeMap::from([(String::new(), metadata_sum(&metadata))]);
+        Ok(SummingWriter { writer: Writer::create(path, Overwrite::Yes, planned, metadata)?, sums })
+    }
+
+    fn write<T: StoredElement>(&mut self, name: &str, elements: &[T]) -> Result<()> {
+        self.sums.insert(name.to_owned(), crc32fast::hash(bytemuck::cast_slice(elements)));
+        Ok(self.writer.write_elements(name, elements)?)
+    }
+
+    fn finish(mut self) -> Result<()> {
+        let sums: Vec<u32> = self.sums.into_values().collect();
+        self.writer.write_elements(CHECKSUMS, &sums)?;
+        Ok(self.writer.finish()?)
+    }
+}
+
+fn metadata_sum(metadata: &BTreeMap<String, String>) -> u32 {
+    let mut hasher = Hasher::new();
+    metadata.iter().flat_map(|(key, value)| [key, value]).for_each(|text| hasher.update(text.as_bytes()));
+    hasher.finalize()
+}
+
+/// Checks every byte of a checkpoint that has checksums.
+fn expect_whole(reader: &Reader) -> Result<()> {
+    let Ok(sums) = reader.tensor(CHECKSUMS) else { return Ok(()) };
+    let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
+    let sums = sums.to_vec::<u32>()?;
+    let mut names: Vec<&str> = reader.tensors().map(|tensor| tensor.name.as_str()).collect();
+    names.retain(|name| *name != CHECKSUMS);
+    names.sort_unstable();
+    if sums.len() != names.len() + 1 {
+        return Err(fault(format!("it has {} checksums for {} tensors", sums.len().saturating_sub(1), names.len())));
+    }
+    if metadata_sum(reader.metadata()) != sums[0] {
+        return Err(fault("it is damaged: its metadata has another checksum than when it was saved".to_owned()));
+    }
+    for (name, sum) in names.into_iter().zip(&sums[1..]) {
+        if crc32fast::hash(&reader.tensor(name)?.bytes()?) != *sum {
+            let reason = format!("it is damaged: `{name}` has another checksum than when it was saved");
+            return Err(fault(reason));
+        }
+    }
+    Ok(())
+}
 
 /// What a checkpoint says about itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -143,21 +224,21 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             .map_err(|error| Error::State { path: path.clone(), reason: error.to_string() })?;
         let mut metadata = BTreeMap::from([(STATE_KEY.to_owned(), state)]);
         metadata.extend(self.sparsifier.as_ref().map(|sparsifier| sparsifier.metadata()));
-        let mut writer = Writer::create(path, Overwrite::Yes, planned, metadata)?;
+        let mut writer = SummingWriter::create(&path, planned, metadata)?;
         for parameter in &parameters {
             let name = parameter.name();
-            writer.write_elements(&format!("model.{name}"), &self.engine.read(parameter.master())?)?;
+            writer.write(&format!("model.{name}"), &self.engine.read(parameter.master())?)?;
             for (key, moment) in MOMENTS.iter().zip(parameter.moments().into_iter().flatten()) {
-                writer.write_elements(&format!("optimizer.{name}.{key}"), &self.engine.read(moment)?)?;
+                writer.write(&format!("optimizer.{name}.{key}"), &self.engine.read(moment)?)?;
             }
         }
         for (linear, sparse) in sparse() {
-            writer.write_elements(&mask_key(linear.name()), &words(&sparse.mask()?))?;
+            writer.write(&mask_key(linear.name()), &words(&sparse.mask()?))?;
         }
         for (tensor, bytes) in &masks {
             writer.write(&tensor.name, bytes)?;
         }
-        Ok(writer.finish()?)
+        writer.finish()
     }
 
     /// Goes back to the checkpoint in `directory`: parameters, moments, masks and step. The trainer must have been made as
@@ -165,7 +246,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// had never stopped, on the same engine bit for bit.
     ///
     /// # Errors
-    /// No checkpoint, a damaged one, or [`Error::State`] where it belongs to another run or a tensor does not fit; the trainer is unchanged then. Those of
+    /// No checkpoint; [`Error::OtherRun`] where another run saved it; [`Error::State`] where it is damaged or a tensor does not fit. The trainer is unchanged then. Those of
     /// the engine.
     pub fn resume(&mut self, directory: impl AsRef<Path>) -> Result<()> {
         self.resume_from_reader(&Reader::open(directory.as_ref().join(CHECKPOINT_FILE))?)
@@ -229,11 +310,8 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
     /// Reads a checkpoint and checks that it belongs to this run.
     fn load(&self, reader: &Reader) -> Result<Loaded<Config<E, D>>> {
         let fault = |reason: String| Error::State { path: reader.path().to_owned(), reason };
-        let Some(text) = reader.metadata().get(STATE_KEY) else {
-            return Err(fault(format!("its metadata has no `{STATE_KEY}`, so it is no checkpoint")));
-        };
-        let state: State<Config<E, D>> =
-            serde_json::from_str(text).map_err(|error| fault(format!("metadata `{STATE_KEY}`: {error}")))?;
+        let state: State<Config<E, D>> = state_of(reader)?;
+        expect_whole(reader)?;
         let differing = [
             ("sizes of the model", state.model == *self.model.config()),
             ("training settings", trajectory(&state.training) == trajectory(&self.settings)),
@@ -241,7 +319,7 @@ impl<E: Engine, D: TrainingData> Trainer<E, D> {
             ("data", state.corpus == self.data.fingerprint()),
         ];
         if let Some((what, _)) = differing.iter().find(|(_, same)| !same) {
-            return Err(fault(format!("it was saved with other {what}; use another folder for this run")));
+            return Err(Error::OtherRun { path: reader.path().to_owned(), what });
         }
         let floats = |key: String, shape: &[usize]| -> Result<Vec<f32>> {
             let view = reader.tensor(&key)?;

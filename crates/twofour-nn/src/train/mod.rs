@@ -41,7 +41,7 @@ mod tests;
 mod together;
 mod trainer;
 
-pub use checkpoint::CHECKPOINT_FILE;
+pub use checkpoint::{CHECKPOINT_FILE, checkpoint_steps};
 pub use corpus::Corpus;
 pub use data::{Batch, ConfigOf, TrainingData};
 pub use decay_search::{DecayCandidate, DecayChoice, DecaySearch, DecayTrial};

@@ -2,9 +2,9 @@
 
 mod questions;
 
-use std::{fs, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
@@ -14,7 +14,7 @@ use twofour_nn::{
     model::{Perplexity, Windows},
 };
 
-use super::{model::ModelArguments, train::TrainDevice};
+use super::{model::ModelArguments, text, train::TrainDevice};
 use crate::{
     exit::{Usage, Verdict},
     present::Screen,
@@ -92,16 +92,9 @@ impl Eval {
             (Some(text), None) => text,
             (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
         };
-        let read = || -> Result<String> {
-            let read = fs::read_to_string(text).with_context(|| format!("reading {}", text.display()))?;
-            match read.is_empty() {
-                true => bail!("{}: the text is empty, two tokens are needed", text.display()),
-                false => Ok(read),
-            }
-        };
         let (found, windows, dtype, begin) = match self.model.device() {
-            TrainDevice::Cpu => self.on_cpu(&read()?, screen)?,
-            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &read()?, screen)?,
+            TrainDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,
+            TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text::read(text)?, screen)?,
         };
         let answer = Answer {
             perplexity: found.perplexity,
@@ -120,7 +113,7 @@ impl Eval {
     fn on_cpu(&self, text: &str, screen: &Screen) -> Result<Found> {
         let model = self.model.load()?;
         let windows = windows(self.window, self.stride, model.decoder.config().context)?;
-        let tokens = model.tokenizer.encode(text)?;
+        let tokens = text::encode(&model.tokenizer, text, screen)?;
         let (begin, mut progress) = (Instant::now(), screen.progress());
         let found = model.decoder.perplexity(&tokens, windows, &mut |done, total| {
             progress.steps("tokens", done as u64, total as u64);
@@ -131,7 +124,7 @@ impl Eval {
     fn on_gpu(&self, number: usize, text: &str, screen: &Screen) -> Result<Found> {
         let (saved, dtype) = self.model.open()?;
         let windows = windows(self.window, self.stride, saved.config().context)?;
-        let tokens = saved.tokenizer()?.encode(text)?;
+        let tokens = text::encode(&saved.tokenizer()?, text, screen)?;
         let engine = CudaEngine::new(&Device::open(number)?, dtype)?;
         let mut model = saved.model(&engine, windows.window)?;
         let (begin, mut progress) = (Instant::now(), screen.progress());

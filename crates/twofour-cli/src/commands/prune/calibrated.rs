@@ -3,11 +3,10 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, HashMap},
-    fs,
     path::Path,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use twofour::{
     Arithmetic, Axis, Element, Mask, MatrixRef, Pattern,
     calibration::{ActivationSample, Hessian, InputNorms},
@@ -20,7 +19,8 @@ use twofour::{
 use twofour_nn::model::{Calibration, Observation, open_blockwise};
 
 use super::{
-    method::{Method, Sampling},
+    method::Method,
+    sampling::Sampling,
     solution::{Adjusted, Solution, Solutions},
     store::Store,
 };
@@ -47,10 +47,9 @@ pub(super) fn solve(
     sampling: &Sampling,
 ) -> Result<Solutions> {
     let checkpoint = open_blockwise(input)?;
-    let text = fs::read_to_string(&sampling.text).with_context(|| sampling.text.display().to_string())?;
     let tokenizer = checkpoint.tokenizer()?;
     let framing = checkpoint.framing(&tokenizer)?;
-    let pieces = sampling.pieces(&tokenizer.encode(&text)?, &framing, checkpoint.context())?;
+    let pieces = sampling.pieces(&tokenizer, &framing, checkpoint.context(), screen)?;
     let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let store = Store::create_in(parent)?;
     let solver = Solver { reader: checkpoint.reader(), selection, how, store: &store };

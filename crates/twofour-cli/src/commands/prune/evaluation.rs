@@ -1,17 +1,14 @@
 //! Perplexity before and after pruning.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use twofour::DataType;
 use twofour_nn::model::{Checkpoint, LanguageModel, SavedModel, Windows};
 
-use super::super::eval;
+use super::super::{eval, text};
 use crate::{exit::Usage, present::Screen};
 
 /// The text on which perplexity is measured.
@@ -61,10 +58,10 @@ impl EvaluationOptions {
             let reason = "--eval runs the model that was written, for which its config.json and tokenizer have to be beside it; name a directory to write";
             bail!(Usage(reason.to_owned()));
         }
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let text = text::read(path)?;
         let model = LanguageModel::load(SavedModel::locate(input), None)?;
         let windows = eval::windows(self.window, self.stride, model.decoder.config().context)?;
-        let (tokens, dtype) = (model.tokenizer.encode(&text)?, model.dtype);
+        let (tokens, dtype) = (text::encode(&model.tokenizer, &text, screen)?, model.dtype);
         let (perplexity, _) = measure(screen, &model, &tokens, windows)?;
         Ok(Some(Before { text: path.clone(), tokens, windows, dtype, perplexity }))
     }

@@ -4,6 +4,7 @@ mod calibrated;
 mod evaluation;
 mod method;
 mod report;
+mod sampling;
 mod solution;
 mod store;
 

@@ -11,10 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
-use twofour_nn::{
-    recipe::{Recipe, Tokenizer},
-    train::CHECKPOINT_FILE,
-};
+use twofour_nn::recipe::{Recipe, Tokenizer};
 
 use super::{decay, run, tokens};
 use crate::exit::Usage;
@@ -120,7 +117,7 @@ impl Folder {
     }
 
     fn has_checkpoint(&self) -> bool {
-        self.file(run::LAST).join(CHECKPOINT_FILE).exists()
+        !run::checkpoints(&self.path).is_empty()
     }
 
     /// Whether steps or trial runs were done in the folder.

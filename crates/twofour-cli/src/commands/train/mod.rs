@@ -199,7 +199,7 @@ fn train_with<E: Engine + 'static, D: RunData>(
     let mut members = match engines {
         Engines::One(engine) => {
             let engine = beginning.decide_decay(engine, 1, folder, screen)?;
-            return run::train(beginning.trainer(engine)?, beginning.decay(), loaded, plan, folder, screen);
+            return run::train(beginning.ready(engine)?, beginning.decay(), loaded, plan, folder, screen);
         }
         Engines::Several(members) => members,
     };
@@ -211,10 +211,10 @@ fn train_with<E: Engine + 'static, D: RunData>(
     let beginning = Arc::new(beginning);
     let make = {
         let beginning = beginning.clone();
-        move |engine| beginning.trainer(engine)
+        move |engine| beginning.ready(engine).map(|ready| ready.trainer)
     };
     train_together(members, Arc::new(make), |engine, seat| {
-        run::train(beginning.trainer(engine)?.take(seat)?, beginning.decay(), loaded, plan, folder, screen)
+        run::train(beginning.ready(engine)?.take(seat)?, beginning.decay(), loaded, plan, folder, screen)
     })
 }
 

@@ -1,6 +1,11 @@
 //! A training run in its folder, from wherever it is to its end.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, bail};
 use twofour::MatrixRef;
@@ -9,11 +14,14 @@ use twofour_nn::{
     model::TrainedModel as _,
     recipe::{LoadedRecipe, Recipe, RecipePlan, SparsePrecision},
     report::{LayerMetrics, MetricsLog, StepMetrics},
-    train::{CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData},
+    train::{
+        CHECKPOINT_FILE, DecayChoice, SparsityPlan, StepReport, Trainer, TrainingData, checkpoint_steps, ranks::Seat,
+    },
 };
 
 use super::{data::RunData, decay, folder::Folder, picture, report::Report, view::View};
 use crate::{
+    exit::Usage,
     interrupt, measure,
     present::{Screen, units},
 };
@@ -21,11 +29,17 @@ use crate::{
 /// The folder of the newest checkpoint.
 pub(super) const LAST: &str = "last";
 
+/// The folder of the checkpoints that are kept under their step's name.
+const KEPT: &str = "checkpoints";
+
 /// A line for each step.
 pub(super) const METRICS: &str = "metrics.jsonl";
 
 /// The folder of the checkpoint with the lowest validation loss.
 const BEST: &str = "best";
+
+/// The report, which a finished run has.
+const REPORT: &str = "report.json";
 
 /// A run in progress.
 struct Run<'a, E: Engine, D: RunData> {
@@ -52,7 +66,15 @@ pub(super) struct Beginning<D> {
     /// The choice of the decay's strength, where trial runs made it.
     decay: Option<DecayChoice>,
     folder: PathBuf,
-    last: PathBuf,
+}
+
+/// A trainer where a run goes on.
+pub(super) struct Ready<E: Engine, D: TrainingData> {
+    pub(super) trainer: Trainer<E, D>,
+    /// Whether it has the checkpoint in `last`, or is new.
+    has_last: bool,
+    /// What a person must know of the folder's checkpoints.
+    notes: Vec<String>,
 }
 
 impl<D: TrainingData> Beginning<D> {
@@ -65,7 +87,6 @@ impl<D: TrainingData> Beginning<D> {
             data,
             decay: None,
             folder: folder.path().to_owned(),
-            last: folder.file(LAST),
         })
     }
 
@@ -101,24 +122,72 @@ impl<D: TrainingData> Beginning<D> {
         self.decay.clone()
     }
 
-    /// The trainer with an engine.
-    pub(super) fn trainer<E: Engine>(&self, engine: E) -> Result<Trainer<E, D>> {
-        let Beginning { recipe, plan, data, folder, last, .. } = self;
+    /// The trainer with an engine, at the folder's newest checkpoint that can be used: `last`, or where it is missing or damaged one of the others.
+    ///
+    /// # Errors
+    /// Checkpoints of another run, or none that can be used; a run that is finished and has none.
+    pub(super) fn ready<E: Engine>(&self, engine: E) -> Result<Ready<E, D>> {
+        let Beginning { recipe, plan, data, folder, .. } = self;
         let model = D::Model::from_recipe(&engine, recipe)?;
         let mut trainer = Trainer::with_model(engine, model, &recipe.training, plan.clone(), data.clone())?;
-        if last.join(CHECKPOINT_FILE).exists() {
-            let path = folder.display();
-            trainer
-                .resume(last)
-                .with_context(|| format!("cannot go on with {path}; choose another folder with -o to begin anew"))?;
+        let mut notes = vec![];
+        let last = folder.join(LAST);
+        let found = checkpoints(folder);
+        if !found.is_empty() && found[0] != last {
+            notes.push(format!("{} is missing", last.display()));
         }
-        Ok(trainer)
+        for checkpoint in &found {
+            match trainer.resume(checkpoint) {
+                Ok(()) if *checkpoint == last => return Ok(Ready { trainer, has_last: true, notes }),
+                Ok(()) => {
+                    notes.push(format!("going on from {}, step {}", checkpoint.display(), trainer.steps_done()));
+                    return Ok(Ready { trainer, has_last: false, notes });
+                }
+                Err(error @ twofour_nn::Error::OtherRun { .. }) => return Err(error.into()),
+                Err(error) => notes.push(error.to_string()),
+            }
+        }
+        let (path, report) = (folder.display(), folder.join(REPORT));
+        if !found.is_empty() {
+            bail!(
+                "{path}: no checkpoint can be used; choose another folder with -o, or remove the checkpoints to begin anew:\n  {}",
+                notes.join("\n  ")
+            );
+        }
+        if report.exists() {
+            bail!(Usage(format!(
+                "{path}: the run is finished, and its checkpoints are gone; choose another folder with -o, or remove {} to train again",
+                report.display()
+            )));
+        }
+        if std::fs::metadata(folder.join(METRICS)).is_ok_and(|file| file.len() > 0) {
+            notes.push(format!("{path}: there is no checkpoint to go on from; the run begins anew"));
+        }
+        Ok(Ready { trainer, has_last: true, notes })
     }
+}
+
+impl<E: Engine, D: TrainingData> Ready<E, D> {
+    /// The same with a seat among other ranks.
+    pub(super) fn take(self, seat: Seat<E>) -> Result<Self> {
+        let Ready { trainer, has_last, notes } = self;
+        Ok(Ready { trainer: trainer.take(seat)?, has_last, notes })
+    }
+}
+
+/// The checkpoints of a run's folder, the one to go on from first.
+pub(super) fn checkpoints(folder: &Path) -> Vec<PathBuf> {
+    let kept = std::fs::read_dir(folder.join(KEPT)).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut others: Vec<PathBuf> = kept.chain([folder.join(BEST)]).collect();
+    // Newest first; what has no readable step comes last.
+    others.sort_by_cached_key(|path| (Reverse(checkpoint_steps(path).ok()), path.clone()));
+    let all = std::iter::once(folder.join(LAST)).chain(others);
+    all.filter(|path| path.join(CHECKPOINT_FILE).exists()).collect()
 }
 
 /// Trains from where a trainer is to the end, and reports.
 pub(super) fn train<E: Engine, D: RunData>(
-    trainer: Trainer<E, D>,
+    ready: Ready<E, D>,
     decay: Option<DecayChoice>,
     loaded: &LoadedRecipe,
     plan: &RecipePlan,
@@ -127,8 +196,22 @@ pub(super) fn train<E: Engine, D: RunData>(
 ) -> Result<Report> {
     // Not before: what is wrong with data and model is known now.
     folder.adopt(&loaded.recipe)?;
-    let mut run = Run::open(trainer, decay, plan.step_tokens, folder)?;
-    run.keep_last(loaded)?;
+    let Ready { trainer, has_last, notes } = ready;
+    notes.iter().for_each(|note| screen.warn(note));
+    let mut run = Run::open((trainer, has_last), decay, plan.step_tokens, folder)?;
+    let lost = run.trainer.steps_done() - run.steps.len() as u64;
+    if lost > 0 {
+        screen.warn(format_args!(
+            "{}: the lines of {lost} of {} steps are damaged or missing; they are left out of curves and report",
+            folder.file(METRICS).display(),
+            run.trainer.steps_done()
+        ));
+    }
+    if has_last {
+        run.keep_last(loaded)?;
+    } else {
+        run.save()?;
+    }
     screen.line(format!(
         "Training {} parameters, {}, {} steps on {}",
         units::count(plan.parameters),
@@ -163,11 +246,23 @@ pub(super) fn train<E: Engine, D: RunData>(
 }
 
 impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
-    fn open(trainer: Trainer<E, D>, decay: Option<DecayChoice>, step_tokens: u64, folder: &'a Folder) -> Result<Self> {
+    fn open(
+        (trainer, has_last): (Trainer<E, D>, bool),
+        decay: Option<DecayChoice>,
+        step_tokens: u64,
+        folder: &'a Folder,
+    ) -> Result<Self> {
         let done = trainer.steps_done();
         let (log, steps) = MetricsLog::open(&folder.file(METRICS), done)?;
+        if trainer.is_finished() && steps.last().is_none_or(|last| last.step + 1 != done) {
+            bail!(
+                "{}: the line of the last step, of which the report is made, is damaged or missing; remove {} to go on from an earlier checkpoint, or choose another folder with -o",
+                folder.file(METRICS).display(),
+                folder.file(LAST).display()
+            );
+        }
         let best = steps.iter().filter_map(|step| step.val_loss).fold(f64::INFINITY, f64::min);
-        let saved = (done > 0).then_some(done);
+        let saved = (done > 0 && has_last).then_some(done);
         Ok(Run { trainer, folder, log, steps, best, decay, saved, step_tokens })
     }
 
@@ -268,7 +363,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
 
     /// Keeps the newest checkpoint under its step's name too, where more than one is kept, and removes the oldest.
     fn keep(&self, count: usize) -> Result<()> {
-        let folder = self.folder.file("checkpoints");
+        let folder = self.folder.file(KEPT);
         if count < 2 {
             return Ok(());
         }
@@ -343,7 +438,7 @@ impl<'a, E: Engine, D: RunData> Run<'a, E, D> {
         let layers: Vec<&str> =
             plan.layers.iter().filter(|layer| layer.sparse || layer.masked).map(|layer| layer.name.as_str()).collect();
         self.folder.write("report.svg", picture::draw(&title, &layers, &self.steps)?.as_bytes())?;
-        self.folder.write_json("report.json", &report)?;
+        self.folder.write_json(REPORT, &report)?;
         Ok(report)
     }
 }

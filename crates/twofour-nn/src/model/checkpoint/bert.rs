@@ -69,8 +69,9 @@ impl EncoderCheckpoint {
         }
         let has = |prefix: &str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let prefix = if has("bert.") { "bert." } else { "" };
-        let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")));
-        add_heads(&mut layout, &config, |name| reader.tensor(name).ok().map(|view| view.info.shape.clone()));
+        let shape_of = |name: &str| reader.tensor(name).ok().map(|view| view.info.shape.clone());
+        let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")), shape_of);
+        add_heads(&mut layout, &config, shape_of);
         layout.check(&reader)?;
         Ok(EncoderCheckpoint { directory: place::directory_of(path), config, reader, layout })
     }
@@ -175,14 +176,14 @@ impl EncoderCheckpoint {
         dtype: DataType,
     ) -> Result<()> {
         let BertConfig { encoder, task, .. } = model.config();
-        let mut layout = layout(encoder, "bert.", false);
+        let mut layout = layout(encoder, "bert.", false, |_| None);
         let class = match task {
             EncoderTask::Answers => {
                 add_answers(&mut layout, encoder);
                 "BertForQuestionAnswering"
             }
             EncoderTask::MaskedTokens => {
-                add_masked(&mut layout, encoder);
+                add_masked(&mut layout, encoder, |_| None);
                 "BertForMaskedLM"
             }
         };
@@ -226,8 +227,22 @@ fn config(fields: &Fields) -> Result<EncoderConfig, CheckpointError> {
     })
 }
 
+/// The shape of a stored tensor; none where there is no such tensor.
+trait ShapeOf: Fn(&str) -> Option<Vec<usize>> + Copy {}
+
+impl<F: Fn(&str) -> Option<Vec<usize>> + Copy> ShapeOf for F {}
+
+/// The stored names of a norm's weight and bias: `gamma` and `beta` in checkpoints that were converted from TensorFlow, such as bert-base-uncased.
+fn norm_names(norm: &str, shape_of: impl ShapeOf) -> [(&'static str, String); 2] {
+    [("weight", "gamma"), ("bias", "beta")].map(|(part, old)| {
+        let [name, old] = [part, old].map(|part| format!("{norm}.{part}"));
+        let is_old = shape_of(&name).is_none() && shape_of(&old).is_some();
+        (part, if is_old { old } else { name })
+    })
+}
+
 /// Where the tensors lie; `prefix` is `bert.`, or nothing where the model was stored without a head's class.
-fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool) -> Layout {
+fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool, shape_of: impl ShapeOf) -> Layout {
     let EncoderConfig { vocabulary, context, token_types, width, feed_forward, .. } = *config;
     let mut layout = Layout {
         ignored: vec!["embeddings.position_ids"],
@@ -239,8 +254,8 @@ fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool) -> Layout {
     layout.tensor("positions.weight", embeddings("position_embeddings.weight"), [context, width]);
     layout.tensor("types.weight", embeddings("token_type_embeddings.weight"), [token_types, width]);
     let norm = |layout: &mut Layout, ours: String, theirs: String| {
-        for part in ["weight", "bias"] {
-            layout.tensor(format!("{ours}.{part}"), format!("{theirs}.{part}"), [width]);
+        for (part, name) in norm_names(&theirs, shape_of) {
+            layout.tensor(format!("{ours}.{part}"), name, [width]);
         }
     };
     norm(&mut layout, "embedding.norm".to_owned(), embeddings("LayerNorm"));
@@ -268,16 +283,16 @@ fn layout(config: &EncoderConfig, prefix: &str, has_pooler: bool) -> Layout {
 }
 
 /// Adds the heads that are stored in the shapes that they have here; others are ignored.
-fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl Fn(&str) -> Option<Vec<usize>>) {
+fn add_heads(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf) {
     let EncoderConfig { vocabulary, width, .. } = *config;
     let is = |name: &str, shape: &[usize]| shape_of(name).is_some_and(|found| found == shape);
     if is("qa_outputs.weight", &[2, width]) && is("qa_outputs.bias", &[2]) {
         add_answers(layout, config);
     }
-    let vectors = [format!("{TRANSFORM}.bias"), format!("{MASKED_NORM}.weight"), format!("{MASKED_NORM}.bias")];
-    let has_vectors = vectors.iter().all(|name| is(name, &[width]));
+    let [(_, gain), (_, bias)] = norm_names(MASKED_NORM, shape_of);
+    let has_vectors = [format!("{TRANSFORM}.bias"), gain, bias].iter().all(|name| is(name, &[width]));
     if is(&format!("{TRANSFORM}.weight"), &[width, width]) && has_vectors && is(MASKED_BIAS, &[vocabulary]) {
-        add_masked(layout, config);
+        add_masked(layout, config, shape_of);
     }
 }
 
@@ -291,10 +306,11 @@ fn add_answers(layout: &mut Layout, config: &EncoderConfig) {
 }
 
 /// Adds the head of masked tokens, whose decoder is the embedding of tokens.
-fn add_masked(layout: &mut Layout, &EncoderConfig { vocabulary, width, .. }: &EncoderConfig) {
+fn add_masked(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf) {
+    let EncoderConfig { vocabulary, width, .. } = *config;
     layout.linear("head.transform", linear_of(TRANSFORM, width, width));
-    for part in ["weight", "bias"] {
-        layout.tensor(format!("head.norm.{part}"), format!("{MASKED_NORM}.{part}"), [width]);
+    for (part, name) in norm_names(MASKED_NORM, shape_of) {
+        layout.tensor(format!("head.norm.{part}"), name, [width]);
     }
     layout.tensor("embedding.bias", MASKED_BIAS, [vocabulary]);
 }

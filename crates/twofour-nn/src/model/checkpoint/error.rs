@@ -78,6 +78,15 @@ pub enum CheckpointError {
         /// Its shape by the configuration.
         expected: Vec<usize>,
     },
+    /// A decoder without a head that scores tokens, of which such a head was asked.
+    #[error(
+        "{}: the model has no head that scores tokens: `lm_head.weight` is not stored, as in embedding and reward models; it can be pruned, compressed and quantized, but text cannot be scored or generated with it, and it cannot be trained",
+        path.display()
+    )]
+    NoHead {
+        /// The weights' file, or its index.
+        path: PathBuf,
+    },
     /// A tensor that has no place in the model.
     #[error("{}: tensor `{name}` has no place in a model of this configuration", path.display())]
     ExtraTensor {

@@ -2,7 +2,9 @@
 //!
 //! Weights may be f32, f16 or bf16, dense or [compressed](twofour::file), or dense 8-bit integers beside their scales. Every tensor that the configuration requires must be there in its shape, and every other
 //! tensor is an error, but for these, which are ignored: `rotary_emb.inv_freq` and GPT-2's `attn.bias` and `attn.masked_bias`, which older versions stored and
-//! which follow from the configuration, and `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding, unless it has the embedding's shape and other values.
+//! which follow from the configuration, `lm_head.weight` where `tie_word_embeddings` says that the head is the embedding, unless it has the embedding's shape and other values, and
+//! heads for other tasks, whose names begin with `score.`, `classifier.`, `qa_outputs.` or `v_head.`. A decoder may be stored without a head that scores tokens, as embedding and
+//! reward models are: its layers can be run one by one ([`Calibration`](super::Calibration)), but text cannot be scored or generated.
 //!
 //! | `model_type` | beside the sizes |
 //! |---|---|
@@ -50,6 +52,8 @@ use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_o
 use crate::{Result, engine::Engine};
 
 const CONFIG_FILE: &str = "config.json";
+/// The model's name for the linear layer that scores tokens.
+const HEAD: &str = "head";
 const GENERATION_FILE: &str = "generation_config.json";
 
 /// A checkpoint directory whose configuration and headers were read and checked. Weights are read when a model is made of it.
@@ -81,6 +85,19 @@ fn has_own_head(reader: &Reader) -> Result<bool> {
     }
     Ok(head.dtype != embedding.dtype
         || *reader.tensor(&head.name)?.bytes()? != *reader.tensor(&embedding.name)?.bytes()?)
+}
+
+/// What the names of heads for other tasks than scoring tokens begin with.
+const TASK_HEADS: [&str; 4] = ["score.", "classifier.", "qa_outputs.", "v_head."];
+
+/// Whether a decoder is stored with a head that scores tokens. The embedding of a classifier is none, even where the configuration ties it to one.
+fn has_head(reader: &Reader, tied: bool) -> bool {
+    let is_stored = reader.tensors().any(|tensor| tensor.name == "lm_head.weight");
+    let has_task_head = || {
+        let mut names = reader.tensors().map(|tensor| &tensor.name);
+        names.any(|name| TASK_HEADS.iter().any(|beginning| name.starts_with(beginning)))
+    };
+    is_stored || reader.compressed_info("lm_head.weight").is_ok() || tied && !has_task_head()
 }
 
 impl Checkpoint {
@@ -118,19 +135,23 @@ impl Checkpoint {
         };
         config.validate().map_err(|error| fields.not_valid(&error))?;
         let reader = place::reader_of(path, &fields)?;
-        config.tied = config.tied && !has_own_head(&reader)?;
+        let has_head = has_head(&reader, config.tied);
+        config.tied = config.tied && has_head && !has_own_head(&reader)?;
         // Every layer needs tensors: a number of layers that the files cannot hold is refused before anything is made of it.
         if config.layers > reader.tensors().count() {
             let field = if family.is_some() { "num_hidden_layers" } else { "n_layer" };
             return Err(fields.unsupported(field, "the files have fewer tensors than that").into());
         }
-        let prefix = |prefix: &'static str| {
-            if reader.tensors().any(|tensor| tensor.name.starts_with(prefix)) { prefix } else { "" }
+        let is_prefix = |prefix: &&'static str| reader.tensors().any(|tensor| tensor.name.starts_with(prefix));
+        let prefix = |of: &[&'static str]| of.iter().copied().find(is_prefix).unwrap_or_default();
+        let mut layout = match family {
+            Some(_) => llama::layout(&config, prefix(&["model.", "transformer."])),
+            None => gpt2::layout(&config, prefix(&["transformer."])),
         };
-        let layout = match family {
-            Some(_) => llama::layout(&config, prefix("model.")),
-            None => gpt2::layout(&config, prefix("transformer.")),
-        };
+        layout.ignored_beginnings.extend(TASK_HEADS);
+        if !has_head {
+            layout.linears.remove(HEAD);
+        }
         layout.check(&reader)?;
         // What ends a text is first of all what generation was set up for.
         let generation = directory.join(GENERATION_FILE);
@@ -176,19 +197,32 @@ impl Checkpoint {
         Tokenizer::read(&self.directory.join("tokenizer.json"))
     }
 
+    /// Checks that the model has a head that scores tokens.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoHead`].
+    pub fn expect_head(&self) -> Result<()> {
+        match self.layout.linears.contains_key(HEAD) {
+            true => Ok(()),
+            false => Err(CheckpointError::NoHead { path: self.reader.path().to_owned() }.into()),
+        }
+    }
+
     /// Reads and packs the weights for inference on the CPU. Weights that are compressed, and dense ones that are 2:4, go to the 2:4 kernels.
     ///
     /// # Errors
-    /// [`CheckpointError::DType`]; those of reading and packing.
+    /// Those of [`Checkpoint::expect_head`]; [`CheckpointError::DType`]; those of reading and packing.
     pub fn inference<T: KernelElement + StoredElement>(&self) -> Result<Inference<T>> {
+        self.expect_head()?;
         Inference::build(self.config.clone(), &self.parts())
     }
 
     /// Reads the weights into a model that trains, on any engine; compressed ones are decompressed.
     ///
     /// # Errors
-    /// What engines do not support: learned positions, sliding windows below the context, norms of queries and keys. Those of reading, and of the engine's memory.
+    /// Those of [`Checkpoint::expect_head`]. What engines do not support: learned positions, sliding windows below the context, norms of queries and keys. Those of reading, and of the engine's memory.
     pub fn model<E: Engine>(&self, engine: &E) -> Result<Gpt<E>> {
+        self.expect_head()?;
         let parts = self.parts();
         Gpt::build(engine, &self.config, |name, _| parts.values(name))
     }

@@ -2,14 +2,14 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use twofour::file::{TEMP_PREFIX, TEMP_SUFFIX};
+use twofour::file::{Overwrite, PlannedTensor, Reader, TEMP_PREFIX, TEMP_SUFFIX, Writer};
 
 use super::{bits, corpus, layers, model, plans, steps, trainer, trainer_with, training};
 use crate::{
     Error,
     engine::cpu::CpuEngine,
     recipe::{Method, ModelSettings, TrainingSettings},
-    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer},
+    train::{CHECKPOINT_FILE, Corpus, SparsityPlan, Trainer, checkpoint_steps},
 };
 
 #[test]
@@ -75,14 +75,14 @@ fn checkpoints_of_another_run_are_refused() {
     let before = bits(&dense);
     let refused = |mut other: Trainer<CpuEngine>, word: &str| {
         let error = other.resume(directory.path()).unwrap_err();
-        assert!(matches!(&error, Error::State { reason, .. } if reason.contains(word)), "{word}: {error}");
+        assert!(matches!(&error, Error::OtherRun { what, .. } if what.contains(word)), "{word}: {error}");
     };
     let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
     refused(trainer(&plan), "sparsity");
     let dense_plan = SparsityPlan::dense;
     refused(trainer_with(dense_plan(), TrainingSettings { seed: 10, ..training() }), "settings");
     let other = Arc::new(Corpus::new(vec![b'x'; 2000], 0.1).unwrap());
-    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "other data");
+    refused(Trainer::new(CpuEngine, &model(), &training(), dense_plan(), other).unwrap(), "data");
     let wider = ModelSettings { width: 64, ..model() };
     refused(Trainer::new(CpuEngine, &wider, &training(), dense_plan(), corpus()).unwrap(), "sizes");
     // What does not decide the numbers may differ.
@@ -94,4 +94,57 @@ fn checkpoints_of_another_run_are_refused() {
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
     assert!(dense.resume(directory.path()).is_err(), "a truncated file");
     assert!(bits(&dense) == before);
+}
+
+#[test]
+fn a_bit_that_flips_in_a_checkpoint_is_found_and_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let plan = SparsityPlan::of_method(Method::Ste, layers(), 60);
+    let mut saved = trainer(&plan);
+    steps(&mut saved, 3);
+    saved.save(directory.path()).unwrap();
+    assert_eq!(checkpoint_steps(directory.path()).unwrap(), 3);
+    let file = directory.path().join(CHECKPOINT_FILE);
+    let good = fs::read(&file).unwrap();
+    let header = 8 + u64::from_le_bytes(good[..8].try_into().unwrap()) as usize;
+    let mut fresh = trainer(&plan);
+    let before = bits(&fresh);
+    let data = (header..good.len()).step_by((good.len() - header) / 150);
+    // A digit of the metadata: JSON as before, with another number of steps.
+    let step = br#"\"step\":3,"#;
+    let digit = good.windows(step.len()).position(|part| part == step).unwrap() + step.len() - 2;
+    for place in data.chain([good.len() - 1, digit]) {
+        let mut bytes = good.clone();
+        bytes[place] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let error = fresh.resume(directory.path()).unwrap_err();
+        assert!(matches!(&error, Error::State { reason, .. } if reason.contains("damaged")), "byte {place}: {error}");
+        assert!(bits(&fresh) == before);
+    }
+    fs::write(&file, good).unwrap();
+    fresh.resume(directory.path()).unwrap();
+    assert!(bits(&fresh) == bits(&saved));
+}
+
+#[test]
+fn a_checkpoint_of_an_earlier_version_has_no_checksums_and_is_resumed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut saved = trainer(&SparsityPlan::dense());
+    steps(&mut saved, 2);
+    saved.save(directory.path()).unwrap();
+    let file = directory.path().join(CHECKPOINT_FILE);
+    let reader = Reader::open(&file).unwrap();
+    let tensors: Vec<_> = reader.tensors().filter(|tensor| tensor.name != "checksums").cloned().collect();
+    let planned: Vec<_> = tensors.iter().map(|t| PlannedTensor::new(&t.name, t.dtype, t.shape.clone())).collect();
+    let old = directory.path().join("old");
+    fs::create_dir(&old).unwrap();
+    let mut writer =
+        Writer::create(old.join(CHECKPOINT_FILE), Overwrite::No, planned, reader.metadata().clone()).unwrap();
+    for tensor in &tensors {
+        writer.write(&tensor.name, &reader.tensor(&tensor.name).unwrap().bytes().unwrap()).unwrap();
+    }
+    writer.finish().unwrap();
+    let mut resumed = trainer(&SparsityPlan::dense());
+    resumed.resume(&old).unwrap();
+    assert!(bits(&resumed) == bits(&saved) && resumed.steps_done() == 2);
 }

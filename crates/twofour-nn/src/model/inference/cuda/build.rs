@@ -28,8 +28,9 @@ impl CudaInference {
     /// Reads a checkpoint's weights onto a device, to compute in `dtype`: f32, f16 or bf16. It times no GEMMs to choose among them, so that texts repeat bit for bit.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for heads of another size than 32, 64 and 128, a width above 8192, 2:4 weights in f32; another type; those of reading and of the device's memory.
+    /// [`Error::Unsupported`] for heads of another size than 32, 64 and 128, a width above 8192, 2:4 weights in f32; another type; those of [`Checkpoint::expect_head`], of reading and of the device's memory.
     pub fn of_checkpoint(device: &Device, checkpoint: &Checkpoint, dtype: DataType) -> Result<Self> {
+        checkpoint.expect_head()?;
         let (context, config, parts) = (repeatable(device)?, checkpoint.config(), checkpoint.parts());
         match dtype {
             DataType::F32 => Self::build::<f32>(context, config, &parts),

@@ -1,0 +1,233 @@
+//! The pieces of a text that a model is calibrated on.
+
+use std::{ops::Range, path::PathBuf};
+
+use anyhow::Result;
+use twofour_nn::{model::Tokenizer, text::TextFile};
+
+use super::super::text;
+use crate::{exit::Usage, interrupt, present::Screen};
+
+/// A text and how it is cut.
+#[derive(Debug, Clone)]
+pub(super) struct Sampling {
+    pub(super) text: PathBuf,
+    pub(super) samples: usize,
+    pub(super) length: Option<usize>,
+    pub(super) seed: u64,
+}
+
+/// The sizes of a piece, in tokens.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    /// With the tokens around it.
+    length: usize,
+    /// Of the text.
+    inner: usize,
+}
+
+impl Sampling {
+    /// A text of at most so many bytes is encoded whole, and places are tokens. In a longer one places are bytes, and what is around them is encoded.
+    const WHOLE: u64 = 1 << 20;
+
+    /// Bytes before and after what is encoded whose tokens depend on where it was cut.
+    const MARGIN: u64 = 256;
+
+    /// Bytes that are encoded for a token, at first.
+    const PER_TOKEN: u64 = 16;
+
+    /// The most bytes that are encoded for a piece.
+    const MOST: u64 = 32 << 20;
+
+    /// The pieces of the text, from places that depend on its length and the seed alone. `framing` stands before and after each piece.
+    pub(super) fn pieces(
+        &self,
+        tokenizer: &Tokenizer,
+        framing: &[Vec<u32>; 2],
+        context: usize,
+        screen: &Screen,
+    ) -> Result<Vec<Vec<u32>>> {
+        self.pieces_of(Self::WHOLE, tokenizer, framing, context, screen)
+    }
+
+    fn pieces_of(
+        &self,
+        whole: u64,
+        tokenizer: &Tokenizer,
+        framing: &[Vec<u32>; 2],
+        context: usize,
+        screen: &Screen,
+    ) -> Result<Vec<Vec<u32>>> {
+        let [before, after] = framing;
+        let piece = self.piece(before.len() + after.len(), context)?;
+        let file = TextFile::open(&self.text, &interrupt::requested)?;
+        let framed = |inner: &[u32]| [before, inner, after].concat();
+        if file.bytes() <= whole {
+            let text = file.text(whole, &interrupt::requested)?;
+            let tokens = text::encode(tokenizer, &text, screen)?;
+            let tokens = tokens.strip_prefix(before.as_slice()).unwrap_or(&tokens);
+            let tokens = tokens.strip_suffix(after.as_slice()).unwrap_or(tokens);
+            let last = tokens.len().checked_sub(piece.inner).ok_or_else(|| self.too_short(tokens.len(), piece))?;
+            let starts = (0..self.samples).map(|index| self.place(index, last as u64 + 1) as usize);
+            return Ok(starts.map(|start| framed(&tokens[start..start + piece.inner])).collect());
+        }
+        let mut progress = screen.progress();
+        let mut pieces = vec![];
+        for index in 0..self.samples {
+            interrupt::check()?;
+            pieces.push(framed(&self.around(&file, tokenizer, self.place(index, file.bytes()), piece)?));
+            progress.steps("reading the text", index as u64 + 1, self.samples as u64);
+        }
+        Ok(pieces)
+    }
+
+    fn piece(&self, frame: usize, context: usize) -> Result<Piece, Usage> {
+        let length = self.length.unwrap_or(512.min(context));
+        if length > context {
+            return Err(Usage(format!("--length {length}: the model's context is {context} tokens")));
+        }
+        match length.checked_sub(frame).filter(|inner| *inner > 0) {
+            Some(inner) => Ok(Piece { length, inner }),
+            None => {
+                Err(Usage(format!("--length {length}: {frame} tokens stand around each text; give a larger number")))
+            }
+        }
+    }
+
+    fn too_short(&self, tokens: usize, Piece { length, .. }: Piece) -> Usage {
+        Usage(format!(
+            "{}: {tokens} tokens are fewer than the {length} of one piece; give a longer text or a smaller --length",
+            self.text.display()
+        ))
+    }
+
+    /// The place of a piece, below `places`.
+    fn place(&self, index: usize, places: u64) -> u64 {
+        mixed(self.seed ^ mixed(index as u64)) % places
+    }
+
+    /// The first tokens of the text from a byte on, or its last ones where it ends before.
+    fn around(&self, file: &TextFile, tokenizer: &Tokenizer, start: u64, piece: Piece) -> Result<Vec<u32>> {
+        let (inner, end) = (piece.inner, file.bytes());
+        let mut bytes = Self::PER_TOKEN * inner as u64;
+        loop {
+            let last = start.saturating_add(bytes).min(end);
+            let mut found = tokens(file, tokenizer, start..last)?;
+            if found.len() >= inner {
+                found.truncate(inner);
+                return Ok(found);
+            }
+            if last == end {
+                let first = end.saturating_sub(bytes);
+                let mut found = tokens(file, tokenizer, first..end)?;
+                if found.len() >= inner {
+                    return Ok(found.split_off(found.len() - inner));
+                }
+                if first == 0 {
+                    return Err(self.too_short(found.len(), piece).into());
+                }
+            }
+            if bytes > Self::MOST {
+                return Err(Usage(format!(
+                    "{}: {bytes} bytes near byte {start} are fewer tokens than the {} of one piece; give a text of words or a smaller --length",
+                    self.text.display(),
+                    piece.length
+                ))
+                .into());
+            }
+            bytes *= 2;
+        }
+    }
+}
+
+/// The tokens of bytes of a text as they are where the whole text is encoded.
+fn tokens(file: &TextFile, tokenizer: &Tokenizer, bytes: Range<u64>) -> Result<Vec<u32>> {
+    let around = bytes.start.saturating_sub(Sampling::MARGIN)..file.bytes().min(bytes.end + Sampling::MARGIN);
+    let (text, begin) = file.characters(around, &interrupt::requested)?;
+    let (tokens, places) = tokenizer.encode_with_places(&text)?;
+    let is_inside =
+        |place: &Range<usize>| begin + place.start as u64 >= bytes.start && begin + place.end as u64 <= bytes.end;
+    let inside = tokens.into_iter().zip(places).skip_while(|(_, place)| !is_inside(place));
+    Ok(inside.take_while(|(_, place)| is_inside(place)).map(|(token, _)| token).collect())
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): spreads a counter over all 64 bits.
+fn mixed(counter: u64) -> u64 {
+    let mut z = counter.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    fn screen() -> Screen {
+        Screen::new(&crate::arguments::Global { quiet: true, json: false, verbose: 0, color: Default::default() })
+    }
+
+    fn sampling(folder: &tempfile::TempDir, text: &[u8], length: usize, seed: u64) -> Sampling {
+        let path = folder.path().join("text.txt");
+        fs::write(&path, text).unwrap();
+        Sampling { text: path, samples: 200, length: Some(length), seed }
+    }
+
+    #[test]
+    fn pieces_depend_on_the_seed_alone_and_cover_the_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bytes, none) = ((0..50).collect::<Vec<u8>>(), [vec![], vec![]]);
+        // Places are tokens, and places are bytes.
+        for whole in [50, 49] {
+            let of = |seed, text: &[u8], context| {
+                let sampling = sampling(&folder, text, 10, seed);
+                sampling.pieces_of(whole, &Tokenizer::Bytes, &none, context, &screen())
+            };
+            let pieces = of(1, &bytes, 64).unwrap();
+            assert_eq!(pieces, of(1, &bytes, 64).unwrap());
+            assert_ne!(pieces, of(2, &bytes, 64).unwrap());
+            let starts: BTreeSet<u32> = pieces.iter().map(|piece| piece[0]).collect();
+            assert!(starts.len() > 35 && starts.contains(&0) && starts.contains(&40), "{starts:?}");
+            assert!(pieces.iter().all(|piece| piece.len() == 10 && piece.is_sorted()));
+            assert!(of(1, &bytes[..9], 64).is_err() && of(1, &bytes, 9).is_err());
+        }
+    }
+
+    #[test]
+    fn pieces_of_encoders_are_framed_and_hold_no_frame_inside() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = [101].into_iter().chain(0..20).chain([102]).collect();
+        let framing = [vec![101], vec![102]];
+        let of = |length| {
+            let sampling = Sampling { samples: 50, ..sampling(&folder, &bytes, length, 0) };
+            sampling.pieces_of(50, &Tokenizer::Bytes, &framing, 16, &screen())
+        };
+        for piece in of(6).unwrap() {
+            assert!(piece.len() == 6 && piece[0] == 101 && piece[5] == 102, "{piece:?}");
+            assert!(piece[1..5].iter().all(|token| *token < 20), "{piece:?}");
+        }
+        assert!(of(2).is_err());
+    }
+
+    #[test]
+    fn pieces_of_a_long_text_are_tokens_of_the_whole_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
+        let text: String = (0..3000).map(|i| format!("two of {} Ünd {i} €, ", "every".repeat(i % 5))).collect();
+        for family in ["llama", "gpt2", "bert"] {
+            let tokenizer = Tokenizer::read(&at.join(family).join("tokenizer.json")).unwrap();
+            let all = tokenizer.encode(&text).unwrap();
+            let framing = tokenizer.framing().unwrap();
+            let inner = all[framing[0].len()..all.len() - framing[1].len()].to_vec();
+            let sampling = Sampling { samples: 40, ..sampling(&folder, text.as_bytes(), 24, 3) };
+            let pieces = sampling.pieces_of(1000, &tokenizer, &framing, 64, &screen()).unwrap();
+            let length = 24 - framing[0].len() - framing[1].len();
+            for piece in pieces {
+                let piece = &piece[framing[0].len()..][..length];
+                assert!(inner.windows(length).any(|window| window == piece), "{family}: {piece:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Text that cannot be read.
+
+use std::path::PathBuf;
+
+/// Text that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The file system refuses.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Something else than a file of text.
+    #[error("{}: {reason}", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        reason: String,
+    },
+    /// Not enough memory for the text.
+    #[error("{}: {bytes} bytes of memory cannot be allocated for the text; give a part of it", path.display())]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were asked for.
+        bytes: u64,
+    },
+}
+
+impl TextError {
+    /// What is wrong, without the path.
+    pub fn reason(&self) -> String {
+        let (TextError::Io { path, .. } | TextError::NotText { path, .. } | TextError::Memory { path, .. }) = self;
+        let text = self.to_string();
+        text.strip_prefix(&format!("{}: ", path.display())).map(str::to_owned).unwrap_or(text)
+    }
+}
