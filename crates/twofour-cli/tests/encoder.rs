@@ -75,3 +75,52 @@ fn embeddings_of_a_pretrained_encoder_stay_near_the_dense_ones() {
     assert!(cosines.iter().all(|cosine| (0.3..1.0).contains(cosine)), "{cosines:?}");
     assert!(cosines[3] > cosines[0] + 0.1 && cosines[3] > 0.7, "{cosines:?}");
 }
+
+fn fixture(name: &str) -> String {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../twofour-nn/tests/fixtures/checkpoints");
+    fixtures.join(name).to_string_lossy().into_owned()
+}
+
+#[test]
+fn what_pruning_costs_an_encoder_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let expected: serde_json::Value =
+        serde_json::from_slice(&fs::read(Path::new(&fixture("bert_masked")).join("expected.json")).unwrap()).unwrap();
+    fs::write(dir.path().join("text.txt"), expected["text"].as_str().unwrap()).unwrap();
+    let masked = fixture("bert_masked");
+    let eval = |model: &str, more: &[&str]| {
+        run(dir.path(), &[&["eval", model, "--text", "text.txt", "--json"], more].concat())
+    };
+    for expected in expected["perplexity"].as_array().unwrap() {
+        let found = eval(&masked, &["--window", &expected["window"].to_string()]).good().json();
+        let [found_value, value] = [&found, expected].map(|answer| answer["perplexity"].as_f64().unwrap());
+        assert!((found_value / value - 1.0).abs() < 1e-4 && found["tokens"] == expected["tokens"], "{found}");
+    }
+    run(dir.path(), &["prune", &masked, "-o", "pruned"]).good();
+    let [dense, pruned] = [masked.as_str(), "pruned"].map(|model| eval(model, &[]).good().json()["perplexity"].clone());
+    assert_ne!(dense, pruned);
+
+    // Lines are sentences.
+    let bert = fixture("bert");
+    let lines: String = ["two of four", "the mask", "a weight", "rows are cut", "half of the work"].join("\n\n");
+    fs::write(dir.path().join("text.txt"), &lines).unwrap();
+    assert!(eval(&bert, &[]).bad(2).contains("--against MODEL"));
+    let same = eval(&bert, &["--against", &bert]).good().json();
+    assert!((same["mean_cosine"].as_f64().unwrap() - 1.0).abs() < 1e-9 && same["sentences"] == 5, "{same}");
+    assert!((same["rank_correlation"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{same}");
+    run(dir.path(), &["prune", &bert, "-o", "headless"]).good();
+    let other = eval("headless", &["--against", &bert, "--limit", "4"]).good().json();
+    let cosine = other["mean_cosine"].as_f64().unwrap();
+    assert!((0.0..0.9999).contains(&cosine) && other["sentences"] == 4, "{other}");
+    assert!(other["lowest_cosine"].as_f64().unwrap() < cosine, "{other}");
+
+    // What is asked wrongly.
+    let llama = fixture("llama");
+    assert!(eval(&llama, &["--against", &bert]).bad(2).contains("of encoders"));
+    assert!(eval(&bert, &["--against", &llama]).bad(1).contains("llama"));
+    assert!(eval(&masked, &["--stride", "3"]).bad(2).contains("--stride"));
+    assert!(eval(&masked, &["--limit", "3"]).bad(2).contains("--questions"));
+    assert!(eval(&masked, &["--window", "41"]).bad(2).contains("40 tokens"));
+    fs::write(dir.path().join("text.txt"), "one line").unwrap();
+    assert!(eval(&bert, &["--against", &bert]).bad(2).contains("three or more"));
+}

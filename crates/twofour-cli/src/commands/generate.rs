@@ -16,7 +16,7 @@ use crate::{
 /// Write text with a model
 ///
 /// Prints the text as it is generated, until the length is reached or the model ends it. The text is UTF-8: bytes that are no character become U+FFFD, and a
-/// character that the last token does not complete is left out, with a warning.
+/// character that the last token does not complete is left out, with a warning, or with `ends_inside_character` in JSON.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -51,6 +51,8 @@ pub(crate) struct Generate {
 struct Answer<'a> {
     prompt: &'a str,
     text: String,
+    /// Whether the last tokens are the beginning of a character, which the text is without.
+    ends_inside_character: bool,
     /// Tokens that were generated.
     tokens: usize,
     token_ids: Vec<u32>,
@@ -99,13 +101,14 @@ impl Generate {
         screen.stream(rest.as_bytes())?;
         screen.stream(b"\n")?;
         text.push_str(&rest);
-        if is_incomplete {
+        if is_incomplete && !screen.is_json() {
             let more = if tokens.len() == self.length { "; a larger --length may complete it" } else { "" };
             screen.warn(format_args!("the text ends inside a character of several tokens, which is left out{more}"));
         }
         let answer = Answer {
             prompt: &self.prompt,
             text,
+            ends_inside_character: is_incomplete,
             tokens: tokens.len(),
             prompt_tokens: prompt.len(),
             tokens_per_s: (tokens.len() > 1).then(|| (tokens.len() - 1) as f64 / (all - first)),

@@ -44,6 +44,11 @@ impl Screen {
         self.raw(&text)
     }
 
+    /// Returns whether the answer is JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Returns whether `--verbose` asks for every detail.
     pub(crate) fn is_detailed(&self) -> bool {
         self.detailed

@@ -59,9 +59,13 @@ impl<T: KernelElement> AnswerFinder<T> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Vec<String>> {
         let windows = Windows::new(file, &self.tokenizer, WindowSettings::of_length(length))?;
-        let all: Vec<Window> = (0..file.questions.len()).flat_map(|question| windows.of(file, question)).collect();
+        let mut all = (0..file.questions.len()).flat_map(|question| windows.of(file, question));
         let mut best: Vec<Option<(f32, std::ops::Range<usize>)>> = vec![None; file.questions.len()];
-        for windows in all.chunks(AT_ONCE) {
+        loop {
+            let windows: Vec<Window> = all.by_ref().take(AT_ONCE).collect();
+            if windows.is_empty() {
+                break;
+            }
             let inputs: Vec<_> =
                 windows.iter().map(|w| EncoderInput { tokens: &w.tokens, types: Some(&w.types) }).collect();
             for (window, hidden) in windows.iter().zip(self.encoder.forward(&inputs)?) {

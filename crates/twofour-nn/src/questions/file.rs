@@ -106,6 +106,15 @@ impl QuestionFile {
         all
     }
 
+    /// The first `most` questions, with the texts up to that of the last one.
+    #[must_use]
+    pub fn first(mut self, most: usize) -> Self {
+        self.questions.truncate(most);
+        let last = self.questions.iter().map(|question| question.context + 1).max().unwrap_or(0);
+        self.contexts.truncate(last);
+        self
+    }
+
     fn of(document: Document, path: &Path) -> Result<Self> {
         let (mut contexts, mut questions) = (vec![], vec![]);
         for Paragraph { context, qas } in document.data.into_iter().flat_map(|article| article.paragraphs) {

@@ -52,7 +52,7 @@ impl SpecialTokens {
     }
 
     /// A text that was encoded whole, without the tokens that frame it.
-    fn inner<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
+    pub(crate) fn inner<'a>(&self, tokens: &'a [u32]) -> &'a [u32] {
         let [before, after] = &self.framing;
         let rest = tokens.strip_prefix(before.as_slice()).unwrap_or(tokens);
         rest.strip_suffix(after.as_slice()).unwrap_or(rest)

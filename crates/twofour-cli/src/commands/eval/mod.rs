@@ -1,5 +1,6 @@
 //! `twofour eval`.
 
+mod encoder;
 mod questions;
 
 use std::{path::PathBuf, time::Instant};
@@ -11,7 +12,7 @@ use twofour::DataType;
 use twofour_cuda::Device;
 use twofour_nn::{
     engine::cuda::CudaEngine,
-    model::{Perplexity, Windows},
+    model::{EncoderCheckpoint, Perplexity, SavedModel, Windows},
 };
 
 use super::{model::ModelArguments, text, train::TrainDevice};
@@ -20,11 +21,18 @@ use crate::{
     present::Screen,
 };
 
-/// Measure a model: its perplexity on a text, or its answers to questions
+/// Measure a model: perplexity of a text, embeddings, answers to questions
 ///
-/// --text:
+/// --text, of a decoder:
 /// The text is encoded whole and cut into windows. Every token is scored once, in the first window that holds it, given the tokens before it in that window; a
 /// window's first token has none and is not scored. A stride below the window gives every token at least WINDOW - STRIDE tokens before it.
+///
+/// --text, of a BERT with a head for masked tokens: every token is masked once, together with every seventh token before and after it, and predicted from the others. The
+/// perplexity is that of these predictions; it is no decoder's.
+///
+/// --text with --against: the lines of the text are sentences. Of each, both encoders make an embedding: the mean of the last hidden states, or the first token's where the
+/// directory's 1_Pooling/config.json says so. Shown are the cosine between both embeddings of a sentence, its mean and the lowest, and the rank correlation of the cosines of all
+/// pairs of sentences: 1 where both models find the same sentences near.
 ///
 /// --questions: a BERT with a head for answers finds the answer to each question of a file in SQuAD's JSON format in its text. Answers are scored by exact match and by F1
 /// over words, in percent, after the normalization of SQuAD's evaluation. A text longer than a window is read in windows that overlap by half.
@@ -34,7 +42,8 @@ Examples:
   twofour eval model/ --text wikitext.txt
   twofour eval model/ --text wikitext.txt --window 1024 --stride 512 --json
   twofour eval model/ --text wikitext.txt --device cuda
-  twofour eval answers/ --questions dev-v1.1.json --window 384 --json
+  twofour eval pruned-bert/ --text text.txt --against bert/      what pruning cost an encoder
+  twofour eval answers/ --questions dev-v1.1.json --limit 500
 
 On a GPU weights are computed with dense, in bf16 or f16, whatever form they are stored in; models are those that twofour train starts from.")]
 pub(crate) struct Eval {
@@ -49,7 +58,15 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "stride", "device"])]
     questions: Option<PathBuf>,
 
-    /// Tokens of a window [default: the model's context, at most 2048; for questions at most 384]
+    /// An encoder whose sentence embeddings the model's are compared with, such as the one that it was pruned from
+    #[arg(long, value_name = "MODEL", requires = "text", conflicts_with = "stride")]
+    against: Option<PathBuf>,
+
+    /// Ask the first N questions, or compare N lines from all over the text [default: all questions, 1000 lines]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+
+    /// Tokens of a window, or the most of a line [default: the model's context, at most 2048; for questions at most 384]
     #[arg(long, value_name = "N")]
     window: Option<usize>,
 
@@ -87,11 +104,31 @@ impl Eval {
     /// Runs the command.
     pub(crate) fn run(mut self, screen: &mut Screen) -> Result<Verdict> {
         self.model = self.model.located(screen)?;
+        let limit = self.limit.map(|limit| limit as usize);
         let text = match (&self.text, &self.questions) {
-            (_, Some(questions)) => return questions::answer(screen, &self.model, questions, self.window),
+            (_, Some(questions)) => return questions::answer(screen, &self.model, questions, (self.window, limit)),
             (Some(text), None) => text,
             (None, None) => bail!(Usage("give --text FILE or --questions FILE".to_owned())),
         };
+        if limit.is_some() && self.against.is_none() {
+            bail!(Usage("--limit is for --questions, and for --text with --against".to_owned()));
+        }
+        let directory = SavedModel::locate(self.model.directory());
+        if EncoderCheckpoint::is_at(&directory) {
+            if self.stride.is_some() || *self.model.device() != TrainDevice::Cpu {
+                bail!(Usage("an encoder is measured on the CPU, in windows that do not overlap: leave out --stride and --device".to_owned()));
+            }
+            return match &self.against {
+                Some(other) => encoder::compare(screen, &self.model, (text, other), (self.window, limit)),
+                None => encoder::perplexity(screen, &self.model, text, self.window),
+            };
+        }
+        if self.against.is_some() {
+            bail!(Usage(format!(
+                "--against compares sentence embeddings of encoders (BERT), and {} is none; leave it out",
+                directory.display()
+            )));
+        }
         let (found, windows, dtype, begin) = match self.model.device() {
             TrainDevice::Cpu => self.on_cpu(&text::read(text)?, screen)?,
             TrainDevice::Cuda(_) => self.on_gpu(self.model.gpu()?, &text::read(text)?, screen)?,

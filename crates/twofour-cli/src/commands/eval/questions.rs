@@ -35,9 +35,9 @@ pub(super) fn answer(
     screen: &mut Screen,
     model: &ModelArguments,
     questions: &Path,
-    window: Option<usize>,
+    (window, limit): (Option<usize>, Option<usize>),
 ) -> Result<Verdict> {
-    let file = QuestionFile::read(questions)?;
+    let file = QuestionFile::read(questions)?.first(limit.unwrap_or(usize::MAX));
     let directory = SavedModel::locate(model.directory());
     let checkpoint = EncoderCheckpoint::open(&directory)?;
     let context = checkpoint.config().context;

@@ -38,6 +38,13 @@ const MASKED_NORM: &str = "cls.predictions.transform.LayerNorm";
 /// What is added to the scores of masked tokens.
 const MASKED_BIAS: &str = "cls.predictions.bias";
 
+/// The weight that scores masked tokens, where it is not the embedding of tokens.
+const MASKED_DECODER: &str = "cls.predictions.decoder";
+
+/// The model's names for the layer before the scores of masked tokens, and for a weight of the scores of its own.
+pub(crate) const MASKED_TRANSFORM: &str = "head.transform";
+pub(crate) const OWN_DECODER: &str = "head.decoder";
+
 /// An encoder's directory whose configuration and headers were read and checked. Weights are read when an [`Encoder`] is made of it.
 #[derive(Debug)]
 pub struct EncoderCheckpoint {
@@ -72,6 +79,12 @@ impl EncoderCheckpoint {
         let shape_of = |name: &str| reader.tensor(name).ok().map(|view| view.info.shape.clone());
         let mut layout = layout(&config, prefix, has(&format!("{prefix}pooler.")), shape_of);
         add_heads(&mut layout, &config, shape_of);
+        if layout.linears.contains_key(MASKED_TRANSFORM) && has_own_decoder(&reader, prefix)? {
+            layout.linear(
+                OWN_DECODER,
+                StoredLinear { has_bias: false, ..linear_of(MASKED_DECODER, config.vocabulary, config.width) },
+            );
+        }
         layout.check(&reader)?;
         Ok(EncoderCheckpoint { directory: place::directory_of(path), config, reader, layout })
     }
@@ -124,9 +137,17 @@ impl EncoderCheckpoint {
     /// stored is random and depends on the seed.
     ///
     /// # Errors
-    /// Those of [`BertConfig::validate`](crate::model::BertConfig::validate), of reading, and of the engine's memory.
+    /// Those of [`BertConfig::validate`](crate::model::BertConfig::validate), of reading, and of the engine's memory; for masked tokens a checkpoint whose scores have a
+    /// weight of their own.
     pub fn model<E: Engine>(&self, engine: &E, task: EncoderTask, positions: usize, seed: u64) -> Result<Bert<E>> {
         let (parts, config) = (self.parts(), BertConfig { encoder: self.config.clone(), task, positions });
+        if task == EncoderTask::MaskedTokens && parts.has_linear(OWN_DECODER) {
+            return Err(Error::Setting {
+                what: "the head of masked tokens",
+                found: format!("`{MASKED_DECODER}.weight`, other values than the embedding's"),
+                expected: "the embedding of tokens, which trains with the head",
+            });
+        }
         Bert::build(engine, &config, |name, shape| match self.layout.has(name) {
             true => parts.values(name),
             false => Ok(initial(seed, name, shape)),
@@ -203,9 +224,24 @@ impl EncoderCheckpoint {
         Ok(bias.try_into().ok().map(|bias| (weight, bias)))
     }
 
+    /// Whether the head that scores the vocabulary for masked tokens is stored.
+    pub fn has_masked_head(&self) -> bool {
+        self.layout.linears.contains_key(MASKED_TRANSFORM)
+    }
+
     pub(crate) fn parts(&self) -> StoredParts<'_> {
         StoredParts::new(&self.reader, &self.layout, false)
     }
+}
+
+/// Whether the scores of masked tokens have a stored weight with other values than the embedding of tokens: it is used then, as in transformers 5.
+fn has_own_decoder(reader: &Reader, prefix: &str) -> Result<bool> {
+    let names = [format!("{MASKED_DECODER}.weight"), format!("{prefix}embeddings.word_embeddings.weight")];
+    let [Ok(own), Ok(embedding)] = names.map(|name| reader.tensor(&name)) else { return Ok(false) };
+    if own.info.shape != embedding.info.shape {
+        return Ok(false);
+    }
+    Ok(own.info.dtype != embedding.info.dtype || *own.bytes()? != *embedding.bytes()?)
 }
 
 fn config(fields: &Fields) -> Result<EncoderConfig, CheckpointError> {
@@ -308,7 +344,7 @@ fn add_answers(layout: &mut Layout, config: &EncoderConfig) {
 /// Adds the head of masked tokens, whose decoder is the embedding of tokens.
 fn add_masked(layout: &mut Layout, config: &EncoderConfig, shape_of: impl ShapeOf) {
     let EncoderConfig { vocabulary, width, .. } = *config;
-    layout.linear("head.transform", linear_of(TRANSFORM, width, width));
+    layout.linear(MASKED_TRANSFORM, linear_of(TRANSFORM, width, width));
     for (part, name) in norm_names(MASKED_NORM, shape_of) {
         layout.tensor(format!("head.norm.{part}"), name, [width]);
     }

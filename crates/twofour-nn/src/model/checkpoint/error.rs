@@ -87,6 +87,15 @@ pub enum CheckpointError {
         /// The weights' file, or its index.
         path: PathBuf,
     },
+    /// An encoder without a head that scores the vocabulary for masked tokens, of which such a head was asked.
+    #[error(
+        "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; compare its sentence embeddings with those of another model",
+        path.display()
+    )]
+    NoMaskedHead {
+        /// The weights' file, or its index.
+        path: PathBuf,
+    },
     /// A tensor that has no place in the model.
     #[error("{}: tensor `{name}` has no place in a model of this configuration", path.display())]
     ExtraTensor {

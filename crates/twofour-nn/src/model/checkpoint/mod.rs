@@ -40,12 +40,15 @@ use twofour::{
     kernel::KernelElement,
 };
 
-pub(crate) use self::tensors::StoredParts;
 pub use self::{
     bert::EncoderCheckpoint,
     error::CheckpointError,
     image::ImageCheckpoint,
     new::{is_llama, save_llama},
+};
+pub(crate) use self::{
+    bert::{MASKED_TRANSFORM, OWN_DECODER},
+    tensors::StoredParts,
 };
 use self::{fields::Fields, layout::Layout, llama::Family};
 use super::{Gpt, Inference, Tokenizer, decoder::DecoderConfig, language::dtype_of};

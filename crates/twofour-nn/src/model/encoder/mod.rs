@@ -3,6 +3,8 @@
 mod attention;
 mod embeddings;
 mod layer;
+mod masked;
+mod similarity;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,10 @@ use twofour::{
 };
 
 pub(super) use self::{attention::attend, embeddings::Embeddings, layer::EncoderLayer};
+pub use self::{
+    masked::MaskedEncoder,
+    similarity::{Pooling, SentenceEncoder, Similarity},
+};
 use super::{
     calibration::Observation,
     checkpoint::{EncoderCheckpoint, StoredParts},

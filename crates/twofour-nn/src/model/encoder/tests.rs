@@ -8,8 +8,8 @@ use std::{
 use half::bf16;
 use serde::Deserialize;
 
-use super::{Encoder, EncoderInput};
-use crate::model::Tokenizer;
+use super::{Encoder, EncoderInput, MaskedEncoder, SentenceEncoder};
+use crate::model::{EncoderCheckpoint, Tokenizer};
 
 #[derive(Deserialize)]
 struct Expected {
@@ -78,4 +78,64 @@ fn every_linear_layer_is_observed_and_bad_sequences_are_refused() {
     {
         assert!(encoder.forward(&[EncoderInput { tokens, types }]).is_err(), "{tokens:?} {types:?}");
     }
+}
+
+#[derive(Deserialize)]
+struct ExpectedMasked {
+    text: String,
+    perplexity: Vec<ExpectedPerplexity>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedPerplexity {
+    window: usize,
+    perplexity: f64,
+    tokens: usize,
+}
+
+#[test]
+fn the_perplexity_of_masked_tokens_is_that_of_transformers() {
+    let directory = directory().with_file_name("bert_masked");
+    let expected: ExpectedMasked = serde_json::from_slice(&fs::read(directory.join("expected.json")).unwrap()).unwrap();
+    let checkpoint = EncoderCheckpoint::open(&directory).unwrap();
+    let model = MaskedEncoder::<f32>::load(&checkpoint).unwrap();
+    let tokens = checkpoint.tokenizer().unwrap().encode(&expected.text).unwrap();
+    for ExpectedPerplexity { window, perplexity, tokens: count } in expected.perplexity {
+        let found = model.perplexity(&tokens, window, &mut |_, _| {}).unwrap();
+        assert_eq!(found.tokens, count);
+        assert!((found.perplexity / perplexity - 1.0).abs() < 1e-4, "{} and {perplexity}", found.perplexity);
+    }
+    for window in [2, 41] {
+        assert!(model.perplexity(&tokens, window, &mut |_, _| {}).is_err(), "{window}");
+    }
+    assert!(model.perplexity(&[], 12, &mut |_, _| {}).is_err());
+    let headless = EncoderCheckpoint::open(self::directory()).unwrap();
+    let error = MaskedEncoder::<f32>::load(&headless).unwrap_err().to_string();
+    assert!(error.contains("no head for masked tokens"), "{error}");
+}
+
+#[test]
+fn embeddings_of_sentences_are_means_or_first_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(directory()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let encoder = Encoder::<f32>::load(folder.path()).unwrap();
+    let tokens = Tokenizer::read(&directory().join("tokenizer.json")).unwrap().encode("two of every four").unwrap();
+    let hidden = encoder.forward(&[EncoderInput { tokens: &tokens, types: None }]).unwrap().concat();
+    let unit = |rows: &[f32]| -> Vec<f64> {
+        let sum: Vec<f64> = (0..16).map(|i| rows.iter().skip(i).step_by(16).map(|v| f64::from(*v)).sum()).collect();
+        let norm = sum.iter().map(|v| v * v).sum::<f64>().sqrt();
+        sum.iter().map(|v| v / norm).collect()
+    };
+    let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-9);
+    let embedding = || SentenceEncoder::<f32>::load(folder.path()).unwrap().embedding("two of every four", 40).unwrap();
+    assert!(near(&embedding(), &unit(&hidden)));
+    fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    let pooling = folder.path().join("1_Pooling/config.json");
+    fs::write(&pooling, r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}"#).unwrap();
+    assert!(near(&embedding(), &unit(&hidden[..16])));
+    fs::write(&pooling, r#"{"pooling_mode_max_tokens": true}"#).unwrap();
+    assert!(SentenceEncoder::<f32>::load(folder.path()).unwrap_err().to_string().contains("first token and the mean"));
 }

@@ -1,0 +1,179 @@
+//! `twofour eval --text` of encoders.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Result, bail};
+use half::{bf16, f16};
+use serde::Serialize;
+use twofour::{DataType, file::StoredElement, kernel::KernelElement};
+use twofour_nn::model::{EncoderCheckpoint, MaskedEncoder, Perplexity, SavedModel, SentenceEncoder, Similarity};
+
+use super::super::{model::ModelArguments, text};
+use crate::{
+    exit::{Usage, Verdict},
+    hub, interrupt,
+    present::{Screen, units},
+};
+
+/// The lines that are compared where no limit is given.
+const LINES: usize = 1000;
+
+#[derive(Debug, Serialize)]
+struct PerplexityAnswer {
+    perplexity: f64,
+    tokens: usize,
+    /// How many times each window was read, every token masked in one of them.
+    passes: usize,
+    window: usize,
+    dtype: String,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct SimilarityAnswer<'a> {
+    #[serde(flatten)]
+    similarity: Similarity,
+    against: &'a Path,
+    window: usize,
+    dtype: String,
+    seconds: f64,
+}
+
+/// Measures the perplexity of a text's masked tokens.
+pub(super) fn perplexity(
+    screen: &mut Screen,
+    model: &ModelArguments,
+    path: &Path,
+    window: Option<usize>,
+) -> Result<Verdict> {
+    let checkpoint = EncoderCheckpoint::open(SavedModel::locate(model.directory()))?;
+    if !checkpoint.has_masked_head() {
+        bail!(Usage(format!(
+            "{}: the model has no head for masked tokens (`cls.predictions`), so it gives a text no perplexity; compare its sentence embeddings with those of the model that it comes from: --against MODEL",
+            checkpoint.reader().path().display()
+        )));
+    }
+    let window = within(window, checkpoint.config().context)?;
+    let text = text::read(path)?;
+    let tokens = text::encode(&checkpoint.tokenizer()?, &text, screen)?;
+    let (dtype, begin) = (model.dtype().unwrap_or_else(|| checkpoint.dtype()), Instant::now());
+    let found = match dtype {
+        DataType::F32 => masked::<f32>(screen, &checkpoint, &tokens, window)?,
+        DataType::BF16 => masked::<bf16>(screen, &checkpoint, &tokens, window)?,
+        DataType::F16 => masked::<f16>(screen, &checkpoint, &tokens, window)?,
+        other => return Err(no_dtype(other).into()),
+    };
+    let answer = PerplexityAnswer {
+        perplexity: found.perplexity,
+        tokens: found.tokens,
+        passes: MaskedEncoder::<f32>::PASSES,
+        window,
+        dtype: dtype.to_string(),
+        seconds: begin.elapsed().as_secs_f64(),
+    };
+    screen.line(format_args!("perplexity of masked tokens {:.4} over {} tokens", answer.perplexity, answer.tokens))?;
+    screen.json(&answer)?;
+    Ok(Verdict::Yes)
+}
+
+fn masked<T: KernelElement + StoredElement>(
+    screen: &Screen,
+    checkpoint: &EncoderCheckpoint,
+    tokens: &[u32],
+    window: usize,
+) -> Result<Perplexity> {
+    let model = MaskedEncoder::<T>::load(checkpoint)?;
+    let mut progress = screen.progress();
+    Ok(model.perplexity(tokens, window, &mut |done, total| progress.steps("tokens", done as u64, total as u64))?)
+}
+
+/// Compares the sentence embeddings of two encoders.
+pub(super) fn compare(
+    screen: &mut Screen,
+    model: &ModelArguments,
+    (path, other): (&Path, &Path),
+    (window, limit): (Option<usize>, Option<usize>),
+) -> Result<Verdict> {
+    let directories = [SavedModel::locate(model.directory()), SavedModel::locate(hub::locate(other, screen)?)];
+    let checkpoints = [EncoderCheckpoint::open(&directories[0])?, EncoderCheckpoint::open(&directories[1])?];
+    let context = checkpoints[0].config().context.min(checkpoints[1].config().context);
+    let window = within(window, context)?;
+    let text = text::read(path)?;
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.len() < 3 {
+        bail!(Usage(format!(
+            "{}: {} with text; sentences are lines, and three or more are compared",
+            path.display(),
+            units::plural(lines.len(), "line")
+        )));
+    }
+    // From all over the text: neighbours are alike.
+    let count = limit.unwrap_or(LINES).clamp(3, lines.len());
+    let lines: Vec<&str> = (0..count).map(|index| lines[index * lines.len() / count]).collect();
+    let begin = Instant::now();
+    let [dtype, other_dtype] = [0, 1].map(|index| model.dtype().unwrap_or_else(|| checkpoints[index].dtype()));
+    drop(checkpoints);
+    let one = embeddings(screen, (&directories[0], dtype), &lines, window)?;
+    let similarity = Similarity::between(&one, &embeddings(screen, (&directories[1], other_dtype), &lines, window)?)?;
+    let answer = SimilarityAnswer {
+        similarity,
+        against: other,
+        window,
+        dtype: dtype.to_string(),
+        seconds: begin.elapsed().as_secs_f64(),
+    };
+    let Similarity { mean_cosine, lowest_cosine, rank_correlation, sentences } = similarity;
+    screen.line(format_args!(
+        "cosine between both embeddings of a line: {mean_cosine:.4} in the mean, {lowest_cosine:.4} at the lowest\nrank correlation of the similarities of all pairs of {sentences} lines: {rank_correlation:.4}"
+    ))?;
+    screen.json(&answer)?;
+    Ok(Verdict::Yes)
+}
+
+fn embeddings(
+    screen: &Screen,
+    (directory, dtype): (&PathBuf, DataType),
+    lines: &[&str],
+    window: usize,
+) -> Result<Vec<Vec<f64>>> {
+    match dtype {
+        DataType::F32 => embedded::<f32>(screen, directory, lines, window),
+        DataType::BF16 => embedded::<bf16>(screen, directory, lines, window),
+        DataType::F16 => embedded::<f16>(screen, directory, lines, window),
+        other => Err(no_dtype(other).into()),
+    }
+}
+
+fn embedded<T: KernelElement + StoredElement>(
+    screen: &Screen,
+    directory: &Path,
+    lines: &[&str],
+    window: usize,
+) -> Result<Vec<Vec<f64>>> {
+    let model = SentenceEncoder::<T>::load(directory)?;
+    let mut progress = screen.progress();
+    let mut found = vec![];
+    for line in lines {
+        interrupt::check()?;
+        found.push(model.embedding(line, window)?);
+        progress.steps("lines", found.len() as u64, lines.len() as u64);
+    }
+    Ok(found)
+}
+
+/// The window that is asked for, or the context.
+fn within(window: Option<usize>, context: usize) -> Result<usize, Usage> {
+    match window {
+        Some(window) if window > context => {
+            Err(Usage(format!("--window {window}: the model's context is {context} tokens")))
+        }
+        window => Ok(window.unwrap_or(context)),
+    }
+}
+
+fn no_dtype(found: DataType) -> Usage {
+    Usage(format!("--dtype {found}: f32, bf16 and f16 are supported"))
+}
