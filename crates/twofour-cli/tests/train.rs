@@ -377,7 +377,9 @@ fn damaged_metrics_do_not_stop_a_run() {
     let [whole, folder] = ["whole", "run"].map(|name| directory.path().join(name));
     train(directory.path(), "ste", "whole", &[]).good();
     let text = fs::read_to_string(whole.join("metrics.jsonl")).unwrap();
-    let damaged: [(&dyn Fn(&str) -> Vec<u8>, &[u64]); 3] = [
+    // How the text of the file is damaged, and the steps whose lines are lost.
+    type Damage<'a> = &'a dyn Fn(&str) -> Vec<u8>;
+    let damaged: [(Damage<'_>, &[u64]); 3] = [
         (&|text| text.replacen("\"step\":3,", "\"step\":\0,", 1).into_bytes(), &[3]),
         (&|text| text.lines().take(8).map(|line| format!("{line}\n")).collect::<String>().into_bytes(), &[8, 9]),
         (&|_| vec![0; 4096], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
