@@ -22,7 +22,7 @@ use crate::{
 Examples:
   twofour generate twofour-quickstart
   twofour generate model/ --prompt 'The capital of France' --length 40 --temperature 0
-  twofour generate twofour-quickstart/dense.safetensors --prompt 'pub fn ' --length 1000 --temperature 0.5
+  twofour generate twofour-quickstart/dense.safetensors --prompt 'ROMEO:' --length 1000 --temperature 0.5
   twofour generate model/ --prompt 'The capital of France' --device cuda --dtype bf16
 
 The same seed gives the same text.")]

@@ -47,6 +47,9 @@ const TIMED_STEPS: u64 = 2;
 /// Fewest steps, which run even where they exceed the duration: with fewer, the loss stays near that of uniform guesses.
 pub(super) const LEAST_STEPS: u64 = 16;
 
+/// Most passes over the training text: a model that sees it more often learns it by heart. Only a GPU gets there.
+const MAX_EPOCHS: u64 = 10;
+
 /// The learning rate after the warm-up. At 1.5e-3 the same loss takes twice as many steps.
 const LEARNING_RATE: f64 = 7e-4;
 
@@ -54,7 +57,7 @@ const LEARNING_RATE: f64 = 7e-4;
 const WARM_UP: u64 = 70;
 
 impl Plan {
-    /// Plans a run of about `minutes` by timing a few steps of each model on this machine, with engines that `open` returns.
+    /// Plans a run of about `minutes`, or shorter where [`MAX_EPOCHS`] are done before, by timing a few steps of each model on this machine, with engines that `open` returns.
     pub(crate) fn new<E: Engine>(
         minutes: f64,
         seed: u64,
@@ -96,7 +99,9 @@ impl Plan {
         // The trainers that the run begins with take as long to make as these did.
         let spent = 2 * begun.elapsed() - (TIMED_STEPS as u32 + 1) * pair;
         let left = (minutes * 60.0 * TRAINED_SHARE).min(minutes * 60.0 - FIXED.as_secs_f64()) - spent.as_secs_f64();
-        plan.training.steps = ((left / pair.as_secs_f64()) as u64).max(LEAST_STEPS);
+        let bytes_each = (plan.training.batch * plan.model.context) as u64;
+        let most = (MAX_EPOCHS * corpus.training().len() as u64 / bytes_each).max(LEAST_STEPS);
+        plan.training.steps = ((left / pair.as_secs_f64()) as u64).clamp(LEAST_STEPS, most);
         plan.training.warm_up = (plan.training.steps / 10).clamp(2, WARM_UP);
         tracing::info!(?pair, steps = plan.training.steps, "planned");
         Ok(plan)
