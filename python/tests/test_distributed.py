@@ -13,8 +13,11 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
+import twofour
+from twofour.quantization import int4_weight_only, int8_dynamic_activation_int8_weight
+from twofour.sparsity import apply_fake_sparsity, block_sparse_weight, semi_sparse_weight, sparsify_
 from twofour.sparsity.training import SemiSparseLinear, swap_linear_with_semi_sparse_linear
 
 RANKS = 2
@@ -84,6 +87,79 @@ def with_fsdp(rank: int, device: str, folder: pathlib.Path) -> None:
         torch.save({"equal": torch.equal(model(x), again(x))}, folder / f"{rank}.pt")
 
 
+def _taken(module: nn.Module, name: str) -> bool:
+    return name in ("0", "2")
+
+
+def _linear(model: nn.Module) -> nn.Module:
+    for name in ("0", "2"):
+        model.set_submodule(name, twofour.Linear.from_dense(model.get_submodule(name), prune=True))
+    return model
+
+
+#: Models whose first layers are frozen, by how they were made.
+FROZEN = {
+    "Linear": _linear,
+    "int8": lambda model: twofour.quantize_(model, int8_dynamic_activation_int8_weight(prune=True), _taken),
+    "int4": lambda model: twofour.quantize_(apply_fake_sparsity(model, _taken), int4_weight_only(), _taken),
+    "sparse": lambda model: sparsify_(model, semi_sparse_weight(), _taken, prune=True),
+    "sparse both ways": lambda model: sparsify_(model, semi_sparse_weight(), _taken, prune="optimal"),
+    "blocks": lambda model: sparsify_(model, block_sparse_weight(8), _taken),
+}
+
+
+def frozen_of(kind: str, rank: int) -> nn.Module:
+    """A model of other weights on each rank."""
+    torch.manual_seed(10 + rank)
+    return FROZEN[kind](nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 8)))
+
+
+def with_frozen_weights(rank: int, device: str, folder: pathlib.Path) -> None:
+    found = {}
+    for kind in FROZEN:
+        model = frozen_of(kind, rank).to(device)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        x, _ = batch_of(0, 9, device)
+        with torch.no_grad():
+            taken = torch.equal(frozen_of(kind, 0).to(device)[0](x), model[0](x))
+        train(parallel, rank, device)
+        with torch.no_grad():
+            y = model.eval()(x).cpu()
+        found[kind] = {"of the first rank": taken, "sent": list(parallel.named_module_buffers), "y": y}
+    trainable = frozen_of("sparse", rank).to(device)
+    trainable[0].weight.requires_grad_(True)
+    try:
+        nn.parallel.DistributedDataParallel(trainable)
+    except NotImplementedError as error:
+        found["trainable"] = str(error)
+    torch.save(found, folder / f"{rank}.pt")
+
+
+def shard(model: nn.Module, how: str, device: str) -> nn.Module:
+    if how == "fully_shard":
+        return fully_shard(model, mesh=init_device_mesh(device.split(":")[0], (RANKS,)))
+    return FullyShardedDataParallel(model, device_id=torch.device(device), use_orig_params=how == "original parameters")
+
+
+def with_sharded_frozen_weights(rank: int, device: str, folder: pathlib.Path) -> None:
+    found = {}
+    for kind in FROZEN:
+        for how in ("fully_shard", "original parameters", "flat parameters"):
+            model = frozen_of(kind, 0).to(device)
+            x, _ = batch_of(0, 9, device)
+            expected = model.eval()(x).detach()
+            try:
+                sharded = shard(model, how, device)
+                with torch.no_grad():
+                    same = torch.allclose(sharded(x), expected, atol=1e-5)
+                sharded.train()(x).sum().backward()
+                state = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+                found[kind, how] = same, sorted(state)
+            except (NotImplementedError, ValueError) as error:
+                found[kind, how] = False, str(error)
+    torch.save(found, folder / f"{rank}.pt")
+
+
 def process(rank: int, run, backend: str, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", TORCH_GLOO_LAZY_INIT="0")
     device = device_of(backend, rank)
@@ -140,3 +216,29 @@ def test_fsdp_trains_saves_and_loads(backend):
     # The saved weights are those of a dense model, too.
     dense = copy.deepcopy(model_of("cpu"))
     dense.load_state_dict(whole)
+
+
+def test_frozen_weights_are_sent_once_when_ddp_wraps_a_model(backend):
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch(with_frozen_weights, backend, folder)
+    for kind in FROZEN:
+        first, second = (rank[kind] for rank in found)
+        # Other weights on each rank before: those of the first rank are everybody's.
+        assert first["of the first rank"] and second["of the first rank"], kind
+        assert torch.equal(first["y"], second["y"]), kind
+        # Before each forward pass torch sends what a model changes in it, and nothing of ours.
+        assert first["sent"] == ["3.running_mean", "3.running_var", "3.num_batches_tracked"], kind
+    assert "0.weight is a sparse tensor that needs a gradient" in found[0]["trainable"] and "twofour.Linear" in found[0]["trainable"]
+
+
+def test_fsdp_takes_layers_and_names_them_where_it_cannot_take_sparse_weights(backend):
+    with tempfile.TemporaryDirectory() as folder:
+        found = launch(with_sharded_frozen_weights, backend, folder)[0]
+    for (kind, how), (same, said) in found.items():
+        if kind in ("Linear", "int8", "int4"):
+            assert same and {"0.weight_values", "0.weight_meta", "4.weight"} <= set(said), (kind, how, said)
+        elif how == "flat parameters":
+            # torch's own error, for frozen weights of any kind beside others.
+            assert "use_orig_params" in said
+        else:
+            assert "twofour.Linear.from_dense" in said, (kind, how, said)

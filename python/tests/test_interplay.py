@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -108,13 +109,12 @@ def test_state_dicts_are_loaded(kind, assign):
         assert all(isinstance(p, nn.Parameter) for p in other.parameters())
 
 
-@pytest.mark.parametrize("kind", ["Linear", "sparse weight", "sparse weight both ways", *TRAINING])
 def test_models_go_to_the_device_meta_and_back(kind):
     model = make(kind).eval()
     x = torch.randn(3, 32)
     expected, state = model(x), copy.deepcopy(model.state_dict())
     gone = model.to("meta")
-    assert all(p.device.type == "meta" for p in gone.parameters())
+    assert all(t.device.type == "meta" for t in [*gone.parameters(), *gone.buffers()])
     gone.to_empty(device="cpu").load_state_dict(state)
     assert torch.equal(gone(x), expected)
 
@@ -211,10 +211,120 @@ def test_assigning_to_data_changes_what_is_multiplied(kind):
             model[0].weight.data = other[0].weight.to_dense()[:8]
 
 
+def test_a_weight_is_assigned_to_itself():
+    for kind in ("Linear", "sparse weight", "blocks"):
+        model = make(kind)
+        x = torch.randn(3, 32)
+        expected = model(x)
+        weight = model[0].weight
+        weight.data = weight
+        assert torch.equal(model(x), expected)
+
+
 def test_writing_to_data_in_place_reaches_the_layer():
     layer, other = (make("Linear")[0] for _ in range(2))
     layer.weight.data.copy_(other.weight.data)
     assert torch.equal(layer.to_dense().weight, other.to_dense().weight)
+
+
+# Other processes, other files.
+
+
+def test_models_are_handed_to_other_processes_in_shared_memory(kind):
+    model = make(kind).eval().requires_grad_(False)
+    model.share_memory()
+    tensors = [*model.parameters(), *model.buffers()]
+    assert all(t.is_shared() for t in tensors)
+    x = torch.randn(3, 32)
+    other = pickle.loads(ForkingPickler.dumps(model))
+    assert torch.equal(other(x), model(x))
+    received = [*other.parameters(), *other.buffers()]
+    assert all(t.is_shared() for t in received) and [type(t) for t in received] == [type(t) for t in tensors]
+    if kind in ("Linear", "sparse weight", "sparse weight both ways"):
+        # The same memory, not a copy of it.
+        model[0].weight.copy_(make(kind)[0].weight)
+        assert torch.equal(other(x), model(x))
+
+
+def _compute(model, x, queue):
+    queue.put(model(x).tolist())
+
+
+def test_a_spawned_process_computes_with_the_models():
+    models = nn.ModuleList([make(kind) for kind in KINDS]).eval().requires_grad_(False)
+    models.share_memory()
+    context = torch.multiprocessing.get_context("spawn")
+    x, queue = torch.randn(3, 32), context.SimpleQueue()
+    model = nn.Sequential(models[0], nn.Linear(16, 32).requires_grad_(False), models[1])
+    process = context.Process(target=_compute, args=(model, x, queue))
+    process.start()
+    found = torch.tensor(queue.get())
+    process.join()
+    torch.testing.assert_close(found, model(x))
+
+
+def test_safetensors_saves_layers_and_says_what_to_do_with_sparse_weights(kind, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, other = make(kind).eval(), make(kind).eval()
+    path = str(tmp_path / "model.safetensors")
+    if kind in ("sparse weight", "sparse weight both ways", "blocks"):
+        with pytest.raises(RuntimeError, match=r"replace a layer whose weight it is by twofour.Linear.from_dense"):
+            safetensors.save_model(model, path)
+        model, other = (by_layers(net) for net in (model, other)) if kind != "blocks" else (make("Linear"), make("Linear"))
+    safetensors.save_model(model, path)
+    safetensors.load_model(other, path)
+    x = torch.randn(3, 32)
+    assert torch.equal(other(x), model(x))
+
+
+def by_layers(model):
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, twofour.Linear.from_dense(module))
+    return model
+
+
+def test_what_asks_for_dense_memory_is_an_error_that_names_the_way():
+    for kind in ("sparse weight", "blocks"):
+        weight = make(kind)[0].weight
+        for ask in (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage, torch.Tensor.numpy):
+            with pytest.raises(RuntimeError, match=r"no dense memory.*twofour.Linear.from_dense"):
+                ask(weight)
+        for ask in (torch.abs, torch.flatten, lambda w: torch.chunk(w, 2)):
+            with pytest.raises(NotImplementedError, match=r"twofour.Linear.from_dense"):
+                ask(weight)
+
+
+@pytest.mark.parametrize("kind", ["Linear", "sparse weight", "sparse weight both ways", "blocks", "int8", "int4"])
+def test_peft_adapts_layers_of_floats_and_refuses_those_of_integers_by_name(kind, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = nn.Sequential(*make(kind), nn.Linear(16, 8))
+    base, x = copy.deepcopy(model), torch.randn(3, 32)
+    config = peft.LoraConfig(target_modules=["0", "2"], r=4)
+    if kind in ("int8", "int4"):
+        with pytest.raises(ValueError, match=r"Target module (Quantized|Int4)Linear.* is not supported"):
+            peft.get_peft_model(model, config)
+        return
+    expected = model(x)
+    adapted = peft.get_peft_model(model, config)
+    torch.testing.assert_close(adapted(x), expected)
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
+    losses = []
+    for _ in range(4):
+        loss = adapted(x).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(x), expected)
+    adapted.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(base, tmp_path)
+    torch.testing.assert_close(again(x), adapted(x))
+    # A merged weight would be dense.
+    with pytest.raises((ValueError, NotImplementedError), match="to_dense"):
+        adapted.merge_and_unload()
 
 
 # Tracing and counting.

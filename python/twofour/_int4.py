@@ -9,7 +9,9 @@ from . import _ops, _registration
 from ._compression import Compressed
 from ._conversion import take_over, weight_of
 from ._linear import DTYPES, weights_are_deferred
-from ._packed import pack_by_rule
+from ._memory import share_between_processes
+from ._packed import metadata_of_zeros, pack_by_rule
+from ._parallel import FrozenBuffers
 from ._tracing import traceable
 
 #: Columns that share a scale, and the number that stands for a whole row.
@@ -24,7 +26,8 @@ def expect_group_size(group_size: int) -> None:
         raise ValueError(f"group_size is {group_size!r}: use {GROUP}, a scale for each {GROUP} columns of a row, or {PER_CHANNEL}, one for each row")
 
 
-class Int4Linear(nn.Module):
+@share_between_processes
+class Int4Linear(FrozenBuffers, nn.Module):
     """A linear layer for inference whose weight is 2:4 and of 4-bit integers: 3 bits for each element of the dense weight, and the scales.
 
     ``y = x @ (q * scale).T + bias``, symmetric, with a scale of float16 for each 128 columns of a row or for each row: the arithmetic of
@@ -44,6 +47,8 @@ class Int4Linear(nn.Module):
         group_size: 128, or -1 for a scale for each row.
         bias: ``[out_features]`` or ``None``; a buffer.
     """
+
+    FROZEN_BUFFERS = ("packed", "bias")
 
     def __init__(self, shape: tuple[int, int], group_size: int, packed: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -124,6 +129,21 @@ class Int4Linear(nn.Module):
             return _Int4Function.apply(x, self.packed, bias, (self.out_features, self.in_features), self.group_size)
         return _multiply(x, self.packed, bias, self.out_features, self.group_size)
 
+    @property
+    def weight_values(self) -> torch.Tensor:
+        """The kept integers in canonical form, a copy."""
+        return self.canonical()[0]
+
+    @property
+    def weight_meta(self) -> torch.Tensor:
+        """The metadata in canonical form, a copy."""
+        return self.canonical()[1]
+
+    @property
+    def weight_scales(self) -> torch.Tensor:
+        """The scales in canonical form, a copy."""
+        return self.canonical()[2]
+
     def canonical(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Values, metadata and scales in canonical form."""
         return _ops.canonical_int4(self.packed, self.out_features, self.in_features, self.group_size)
@@ -154,9 +174,10 @@ class Int4Linear(nn.Module):
         probe = fn(packed.new_empty(1))
         if probe.device == packed.device:
             return super()._apply(fn, recurse)
-        if probe.device.type == "meta" or packed.device.type == "meta":
-            raise NotImplementedError("an int4 layer cannot move to or from the device meta: quantize the layer where its weight is")
-        parts = (part.to(probe.device) for part in self.canonical())
+        if packed.device.type == "meta":
+            parts = self._zeros(probe.device)
+        else:
+            parts = [part.to(probe.device) for part in self.canonical()]
         self._buffers["packed"] = None
         try:
             super()._apply(fn, recurse)
@@ -165,6 +186,11 @@ class Int4Linear(nn.Module):
             raise
         self._buffers["packed"] = _ops.pack_int4(*parts, self.in_features, self.group_size)
         return self
+
+    def _zeros(self, device) -> list[torch.Tensor]:
+        """The canonical form of a weight of zeros."""
+        values, meta, scales = (torch.zeros(part.shape, dtype=part.dtype, device=device) for part in self.canonical())
+        return [values.fill_(0x88), metadata_of_zeros(meta.shape, values.shape[1], device), scales.fill_(1)]
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -191,6 +217,7 @@ class Int4Linear(nn.Module):
         if values.shape[0] != self.out_features:
             raise RuntimeError(f"the values have {values.shape[0]} rows, the layer {self.out_features} out_features")
         device = self._buffers["packed"].device
+        device = values.device if device.type == "meta" else device
         parts = (part.to(device).contiguous() for part in (values, meta, scales.half()))
         return _ops.pack_int4(*parts, self.in_features, self.group_size)
 

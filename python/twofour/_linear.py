@@ -13,7 +13,9 @@ from ._arrays import dtype_name
 from ._autograd import FrozenLinear
 from ._compression import Compressed, parts_shapes
 from ._conversion import SparseLayer, dense_layer, expect_convertible, take_over, weight_of
+from ._memory import share_between_processes
 from ._packed import Packed, metadata_of_zeros, pack_by_rule, pack_sparse
+from ._parallel import FrozenBuffers
 from ._tracing import traceable
 
 #: The dtypes that kernels multiply.
@@ -38,7 +40,8 @@ def weights_are_deferred() -> bool:
     return _DEFERRED.get()
 
 
-class Linear(SparseLayer, nn.Linear):
+@share_between_processes
+class Linear(FrozenBuffers, SparseLayer, nn.Linear):
     """``y = x @ W.T + bias`` with a 2:4 weight ``W`` of shape ``[out_features, in_features]``. The weight is frozen.
 
     The layer holds its weight once: packed, in the layout of the device's kernels. State dicts and pickles hold the canonical form, which is
@@ -63,6 +66,8 @@ class Linear(SparseLayer, nn.Linear):
     Raises:
         NotImplementedError: for another dtype.
     """
+
+    FROZEN_BUFFERS = ("weight_packed",)
 
     #: transformers initializes every ``nn.Linear`` whose weight no checkpoint has; this one is loaded by its quantizer, or packed.
     _is_hf_initialized = True
@@ -234,7 +239,9 @@ class Linear(SparseLayer, nn.Linear):
             NotImplementedError: for another dtype.
         """
         # Not as attributes: nn.Module's lookup would take a tenth of a small call.
-        packed, bias = self._buffers["weight_packed"], self._parameters["bias"]
+        packed, parameters = self._buffers["weight_packed"], self._parameters
+        # FSDP puts a view where the parameter was.
+        bias = parameters["bias"] if "bias" in parameters else self.bias
         if packed is None:
             packed = self.pack()
         if torch.is_autocast_enabled(x.device.type):

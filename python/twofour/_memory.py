@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
+
 import torch
+from torch import nn
+from torch._guards import TracingContext
 
 _ADVICE = "use to_dense(), or replace a layer whose weight it is by twofour.Linear.from_dense(layer), whose tensors are plain"
 
@@ -14,30 +18,48 @@ def advice() -> str:
 
 def _refusal(name: str):
     def refuse(tensor, *args, **kwargs):
-        raise NotImplementedError(f"{name}: a {type(tensor).__name__} has no dense memory, and this asks for it; {_ADVICE}")
+        raise RuntimeError(f"{name}: a {type(tensor).__name__} has no dense memory, and this asks for it; {_ADVICE}")
 
     return refuse
 
 
-def functions(parts, set_data) -> dict:
-    """Handlers for ``__torch_function__`` of a class of sparse tensors.
+def _untyped_storage(tensor):
+    if TracingContext.try_get() is None:
+        return _refusal("untyped_storage")(tensor)
+    # torch.compile compares storages without reading them.
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """The plain tensors that a sparse tensor of this package is made of, or ``None`` for another one."""
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]] if type(tensor) in _CLASSES else None
+
+
+#: The classes of sparse tensors.
+_CLASSES: set[type] = set()
+
+
+def functions(cls: type, set_data) -> dict:
+    """Handlers for ``__torch_function__`` of a class of sparse tensors and its subclasses.
 
     Args:
-        parts: of a tensor, the tensors that it is made of.
+        cls: the class.
         set_data: of a tensor and a value, what ``tensor.data = value`` does.
     """
+    _CLASSES.update({cls, *cls.__subclasses__()})
 
     def share_memory_(tensor):
-        for part in parts(tensor):
+        for part in parts_of(tensor):
             part.share_memory_()
         return tensor
 
-    # torch.compile asks for the storage, which torch itself says is not allocated.
-    names = ("data_ptr", "numpy", "__dlpack__")
+    names = ("data_ptr", "numpy", "storage", "__dlpack__")
     return {getattr(torch.Tensor, name): _refusal(name) for name in names} | {
+        torch.Tensor.untyped_storage: _untyped_storage,
         torch.Tensor.data.__set__: set_data,
         torch.Tensor.share_memory_: share_memory_,
-        torch.Tensor.is_shared: lambda tensor: all(part.is_shared() for part in parts(tensor)),
+        torch.Tensor.is_shared: lambda tensor: all(part.is_shared() for part in parts_of(tensor)),
     }
 
 
@@ -51,5 +73,20 @@ def replace_contents(tensor: torch.Tensor, new: torch.Tensor) -> None:
 def replace_parts(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """Gives a sparse tensor the parts of another one of its class, shape, type and device."""
     kept = {name: tensor.__dict__[name] for name in ("_is_param",) if name in tensor.__dict__}
+    # Before anything is removed, since a tensor may be assigned to itself.
+    parts = new.__dict__ | kept
     tensor.__dict__.clear()
-    tensor.__dict__.update(new.__dict__ | kept)
+    tensor.__dict__.update(parts)
+
+
+def _restored(cls: type, state: dict) -> nn.Module:
+    layer = cls.__new__(cls)
+    nn.Module.__setstate__(layer, state)
+    return layer
+
+
+def share_between_processes(cls: type) -> type:
+    """Lets processes of one machine hand over the layers of a class as they are, packed and in memory that both see. Pickles for files and other
+    machines have the canonical form."""
+    ForkingPickler.register(cls, lambda layer: (_restored, (cls, nn.Module.__getstate__(layer))))
+    return cls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.nn.functional as F
@@ -327,10 +328,18 @@ class SparseSemiStructuredTensorCUSPARSELT(SparseSemiStructuredTensor):
     _DTYPE_SHAPE_CONSTRAINTS = {**_OTHERS_SHAPES, **_CUTLASS_SHAPES, **_CUSPARSELT_SHAPES}
 
 
+def _reduce_shared(tensor):
+    """A tensor for a process of this machine: the packed parts themselves, which shared memory holds once."""
+    weight = tensor.packed_weight
+    flags = tensor.tiles, tensor.requires_grad, getattr(tensor, "_is_param", False)
+    return _rebuild_packed, (type(tensor).BACKEND, weight.rows, weight.cols, weight.forward, weight.transposed, *flags)
+
+
 for _class in (SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT):
     SparseSemiStructuredTensor._CLASSES[_class.BACKEND] = _class
     # The names of torch's slots are properties here. What ``torch.utils.swap_tensors``, and so ``Module.to``, must swap is in ``__dict__``.
     _class.__slotnames__ = []
+    ForkingPickler.register(_class, _reduce_shared)
 
 
 def _rebuild(backend, rows, cols, forward, transposed, tiles, requires_grad, is_parameter=False):
@@ -346,12 +355,6 @@ def _rebuild_packed(backend, rows, cols, forward, transposed, tiles, requires_gr
         tensor._is_param = True
     return tensor
 
-
-def _reduce_shared(tensor):
-    """A tensor for a process of this machine: the packed parts themselves, which shared memory holds once."""
-    weight = tensor.packed_weight
-    flags = tensor.tiles, tensor.requires_grad, getattr(tensor, "_is_param", False)
-    return _rebuild_packed, (type(tensor).BACKEND, weight.rows, weight.cols, weight.forward, weight.transposed, *flags)
 
 
 class _ToDense(torch.autograd.Function):
@@ -592,9 +595,7 @@ def _like(self, source, **to) -> tuple[Packed, torch.Tensor | None]:
     return weight, None if self.tiles is None else tiles
 
 
-_FUNCTIONS |= _memory.functions(
-    lambda tensor: [*tensor.packed_weight.tensors(), *([] if tensor.tiles is None else [tensor.tiles])], _set_data
-)
+_FUNCTIONS |= _memory.functions(SparseSemiStructuredTensor, _set_data)
 
 
 # The table for what reaches torch's dispatcher.
@@ -624,7 +625,7 @@ def _empty_like(self, *, dtype=None, layout=None, device=None, pin_memory=None, 
 
 def _view(self, shape):
     if tuple(shape) not in (tuple(self.shape), (-1, self.shape[1]), (self.shape[0], -1)):
-        raise NotImplementedError(f"`{type(self).__name__}` view: only views of identical shape are supported, not {tuple(shape)}")
+        raise NotImplementedError(f"`{type(self).__name__}` view: only views of identical shape are supported, not {tuple(shape)}; {_memory.advice()}")
     return _detach(self)
 
 

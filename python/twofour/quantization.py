@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from . import _ops, _registration
-from ._compression import Compressed
+from ._compression import Compressed, parts_shapes
 from ._conversion import chosen, replace, take_over, weight_of
 from ._int4 import GROUP, Int4Linear, expect_group_size
 from ._linear import weights_are_deferred
 from ._master import cast_for_autocast
-from ._packed import Packed, pack_by_rule, pack_quantized
+from ._memory import share_between_processes
+from ._packed import Packed, pack_by_rule, pack_quantized, packed_zeros
+from ._parallel import FrozenBuffers
 from ._tracing import traceable
 
 __all__ = [
@@ -103,12 +105,15 @@ def int4_weight_only(
     return Int4WeightOnlyConfig(group_size, MarlinSparseLayout() if layout is None else layout, prune=prune)
 
 
-class QuantizedLinear(nn.Module):
+@share_between_processes
+class QuantizedLinear(FrozenBuffers, nn.Module):
     """A linear layer for inference whose weight is 2:4 and of 8-bit integers.
 
     ``y = x_scale[token] * scale[row] * (x_int8 @ W_int8.T) + bias``: the sums of integers are exact. The state dict holds the canonical form
     (``weight_values``, ``weight_meta``, ``weight_scales``), which every device reads.
     """
+
+    FROZEN_BUFFERS = ("packed", "weight_scales", "bias")
 
     def __init__(self, weight: Packed, scales: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -155,6 +160,16 @@ class QuantizedLinear(nn.Module):
         """The name of the dtype that the weight has in files."""
         return "int8"
 
+    @property
+    def weight_values(self) -> torch.Tensor:
+        """The kept integers in canonical form, a copy."""
+        return self.compressed().values
+
+    @property
+    def weight_meta(self) -> torch.Tensor:
+        """The metadata in canonical form, a copy."""
+        return self.compressed().meta
+
     def compressed(self) -> Compressed:
         """The weight as files hold it."""
         shape = self.out_features, self.in_features
@@ -175,13 +190,18 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn, recurse=True):
         # The packed layout depends on the device; scales stay in float32.
-        before = self.packed.device
-        weight, scales = Packed(self.out_features, self.in_features, self.packed), self.weight_scales
-        self.packed = None
+        packed, scales = self.packed, self.weight_scales
+        device = fn(packed.new_empty(1)).device
+        if device == packed.device:
+            packed = fn(packed)
+        elif packed.device.type == "meta":
+            packed = packed_zeros(self.out_features, self.in_features, torch.int8, device)
+        else:
+            packed = Packed(self.out_features, self.in_features, packed).to(device=device).forward
+        self.packed = self.weight_scales = None
         super()._apply(fn, recurse)
-        device = self.weight_scales.device
-        self.weight_scales = scales.to(device)
-        self.packed = weight.forward if device == before else weight.to(device=device).forward
+        moved = fn(scales)
+        self.packed, self.weight_scales = packed, moved if moved.dtype == scales.dtype else scales.to(device)
         return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -194,13 +214,35 @@ class QuantizedLinear(nn.Module):
         destination[prefix + "weight_values"], destination[prefix + "weight_meta"] = weight.values, weight.meta
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        parts = [state_dict.pop(prefix + name, None) for name in ("weight_values", "weight_meta")]
-        if any(part is None for part in parts):
-            missing_keys.append(prefix + "weight_values")
-        else:
-            packed = Packed(self.out_features, self.in_features, _ops.from_canonical(*parts, self.in_features))
-            self.packed = packed.to(device=self.packed.device).forward
+        names = [prefix + name for name in ("weight_values", "weight_meta")]
+        given = {name: state_dict[name] for name in names if name in state_dict}
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        unexpected_keys[:] = [key for key in unexpected_keys if key not in given]
+        missing_keys.extend(name for name in names if name not in given)
+        if len(given) < 2:
+            return
+        try:
+            self.packed = self._packed_of(*given.values())
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            error_msgs.append(f"{prefix}weight: {error}")
+
+    def _packed_of(self, values: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        shapes = [tuple(part.shape) for part in (values, meta)]
+        expected = list(parts_shapes(self.out_features, self.in_features))
+        if shapes != expected or values.dtype != torch.int8:
+            raise RuntimeError(f"the parts have the shapes {shapes} and {values.dtype}, the layer {expected} and torch.int8")
+        device = self.packed.device if self.packed.device.type != "meta" else values.device
+        parts = (part.to(device).contiguous() for part in (values, meta))
+        return _ops.from_canonical(*parts, self.in_features)
+
+    def __getstate__(self):
+        weight = self.compressed()
+        return {**super().__getstate__(), "_buffers": {**self._buffers, "packed": None}, "_canonical": (weight.values, weight.meta)}
+
+    def __setstate__(self, state):
+        parts = state.pop("_canonical")
+        super().__setstate__(state)
+        self.packed = _ops.from_canonical(*parts, self.in_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -184,8 +184,16 @@ def _copy_(tensor, source, non_blocking=False):
     return tensor
 
 
+def _empty_like(tensor, *, dtype=None, device=None, **_):
+    """A matrix without blocks."""
+    crow, col, values = (getattr(tensor, part) for part in _PARTS)
+    parts = torch.zeros_like(crow, device=device), col.new_empty(0, device=device), values.new_empty(0, *values.shape[1:], dtype=dtype, device=device)
+    return type(tensor)(tensor.shape, tensor.blocksize, *parts)
+
+
 _DISPATCH = {
     torch.ops.aten.copy_: _copy_,
+    torch.ops.aten.empty_like: _empty_like,
     torch.ops.aten.detach: lambda tensor: tensor._map(torch.Tensor.detach),
     torch.ops.aten.alias: lambda tensor: tensor._map(torch.Tensor.detach),
     torch.ops.aten.clone: lambda tensor, **_: tensor._map(torch.Tensor.clone),
@@ -227,7 +235,7 @@ def _linear(input: torch.Tensor, weight: BlockSparseTensor, bias: torch.Tensor |
     return (y if bias is None else y + bias).to(dtype)
 
 
-_FUNCTIONS = {F.linear: _linear} | _memory.functions(lambda tensor: [getattr(tensor, part) for part in _PARTS], _set_data)
+_FUNCTIONS = {F.linear: _linear} | _memory.functions(BlockSparseTensor, _set_data)
 
 
 class _BlockSparseLinear(torch.autograd.Function):
