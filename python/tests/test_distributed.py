@@ -124,7 +124,8 @@ def with_frozen_weights(rank: int, device: str, folder: pathlib.Path) -> None:
             taken = torch.equal(frozen_of(kind, 0).to(device)[0](x), model[0](x))
         train(parallel, rank, device)
         with torch.no_grad():
-            y = model.eval()(x).cpu()
+            # In training, since running statistics are those of each rank's last batch.
+            y = model(x).cpu()
         found[kind] = {"of the first rank": taken, "sent": list(parallel.named_module_buffers), "y": y}
     trainable = frozen_of("sparse", rank).to(device)
     trainable[0].weight.requires_grad_(True)
