@@ -2,26 +2,18 @@
 
 import json
 import os
-import subprocess
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from command import command, needs_command
 from torch import nn
 
 import twofour
 from twofour.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 
-COMMAND = os.environ.get("TWOFOUR_COMMAND")
-needs_command = pytest.mark.skipif(not COMMAND, reason="TWOFOUR_COMMAND names no twofour binary")
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def command(*arguments):
-    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def sparse(rows, cols, dtype=torch.float32, device="cpu"):
@@ -222,6 +214,40 @@ def test_python_reads_what_the_command_wrote(tmp_path, dtype):
     assert isinstance(loaded["up.weight"], SparseSemiStructuredTensor)
     assert torch.equal(loaded["up.weight"].to_dense(), twofour.prune(net.up.weight))
     assert torch.equal(loaded["up.bias"], net.up.bias)
+
+
+@pytest.mark.parametrize("group_size", [128, 64])
+def test_scales_for_groups_of_int8_are_kept(tmp_path, group_size):
+    integers = twofour.compress(twofour.prune(torch.randint(-127, 128, (5, 150), dtype=torch.int8)))
+    scales = torch.rand(5, -(-150 // group_size)).half()
+    weight = twofour.Compressed(integers.values, integers.meta, integers.shape, "int8", scales, group_size)
+    expected = integers.to_dense().float() * scales.float().repeat_interleave(group_size, 1)[:, :150]
+    twofour.save_file({"w": weight}, tmp_path / "w.safetensors")
+    for framework in ("torch", "numpy"):
+        loaded = twofour.load_file(tmp_path / "w.safetensors", framework=framework)["w"]
+        assert (loaded.dtype, loaded.group_size) == ("int8", group_size)
+        assert np.array_equal(np.asarray(loaded.scales), scales.numpy()) and np.array_equal(np.asarray(loaded.to_dense()), expected.numpy())
+        twofour.save_file({"w": loaded}, tmp_path / "again.safetensors", overwrite=True)
+        read = [twofour.load_file(tmp_path / f"{name}.safetensors")["w"] for name in ("w", "again")]
+        assert all(torch.equal(getattr(read[0], part), getattr(read[1], part)) for part in ("values", "meta", "scales"))
+    scales[3, 1] = float("nan")
+    with pytest.raises(ValueError, match="`w`.*row 3"):
+        twofour.save_file({"w": weight}, tmp_path / "w.safetensors", overwrite=True)
+
+
+def test_layers_of_int8_come_back(tmp_path):
+    path = tmp_path / "m.safetensors"
+    layer = twofour.quantization.QuantizedLinear.from_dense(nn.Linear(70, 7), prune=True)
+    twofour.save_file(nn.Sequential(layer), path)
+    with safetensors.safe_open(path, "pt") as file:
+        assert set(file.keys()) == {"0.weight.values", "0.weight.meta", "0.weight.scales", "0.bias"}
+    other, x = nn.Sequential(twofour.quantization.QuantizedLinear.from_dense(nn.Linear(70, 7), prune=True)), torch.randn(3, 70)
+    twofour.load_model(other, path)
+    assert torch.equal(other[0](x), layer(x))
+    weight = twofour.load_file(path)["0.weight"]
+    assert torch.equal(twofour.quantization.QuantizedLinear.from_compressed(weight, layer.bias)(x), layer(x))
+    with pytest.raises(TypeError, match="`0.weight`: an int8 weight goes into a QuantizedLinear"):
+        twofour.load_model(nn.Sequential(nn.Linear(70, 7)), path)
 
 
 @pytest.fixture(params=[128, -1])

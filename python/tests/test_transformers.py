@@ -2,7 +2,8 @@
 
 import json
 import os
-import subprocess
+import pathlib
+import types
 
 import pytest
 import torch
@@ -14,8 +15,6 @@ import safetensors.torch  # noqa: E402
 
 import twofour  # noqa: E402
 from twofour.transformers import TwoFourConfig  # noqa: E402
-
-COMMAND = os.environ.get("TWOFOUR_COMMAND")
 
 
 def llama(**changes):
@@ -187,32 +186,199 @@ def test_config_is_checked(fields, message):
         TwoFourConfig(**fields)
 
 
-@pytest.mark.skipif(not COMMAND, reason="TWOFOUR_COMMAND names no twofour binary")
-def test_the_command_s_files(tmp_path):
-    def command(*arguments):
-        done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+def converted(model):
+    return [name for name, module in model.named_modules() if isinstance(module, twofour.Linear)]
 
-    def weights(name):
-        (tmp_path / name).mkdir(exist_ok=True)
-        return tmp_path / name / "model.safetensors"
 
-    dense = llama()
+@pytest.mark.parametrize(
+    ("unknown", "close"), [("lm_hed", "`lm_head`"), ("model.layers.7", "`model.layers.1`"), ("up_prj", "`up_proj`"), ("zzz", "there are .*`k_proj`")]
+)
+def test_names_that_match_nothing_are_an_error(tmp_path, unknown, close):
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"`{unknown}` matches no module of LlamaForCausalLM; .*{close}"):
+        load(tmp_path, quantization_config=TwoFourConfig(["lm_head", unknown], prune=True))
+    with pytest.raises(ValueError, match=r"`\(` is no regular expression"):
+        TwoFourConfig(["("])
+
+
+def test_layers_that_stay_dense_are_named(tmp_path):
+    torch.manual_seed(0)
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
+    gpt2.save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ValueError, match=r"no layer of GPT2LMHeadModel can become 2:4: 4 of Conv1D, such as `transformer.h.0.attn.c_attn`: .*\[in_features"):
+        load(tmp_path / "gpt2", quantization_config=TwoFourConfig(prune=True))
+    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings, num_key_value_heads=2, num_local_experts=4))
+    mixtral.save_pretrained(tmp_path / "mixtral")
+    with pytest.warns(UserWarning, match="1 of MixtralExperts, such as `model.layers.0.mlp.experts`: the weights of all experts are one tensor"):
+        model = load(tmp_path / "mixtral", quantization_config=TwoFourConfig(prune=True))
+    assert len(converted(model)) == 4
+    falcon = transformers.FalconForCausalLM(transformers.FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
+    falcon.save_pretrained(tmp_path / "falcon")
+    assert len(converted(load(tmp_path / "falcon", quantization_config=TwoFourConfig(prune=True)))) == 4
+
+
+class Pair(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.one = self.two = layer
+
+
+def test_a_module_with_two_names_is_one_layer(tmp_path):
+    llama(attention_bias=False).save_pretrained(tmp_path / "dense")
+    model = load(tmp_path / "dense", quantization_config=TwoFourConfig(prune=True), dtype=torch.float32)
+    attention = model.model.layers[1].self_attn
+    attention.k_proj = attention.v_proj
+    model.save_pretrained(tmp_path / "shared")
+    again = load(tmp_path / "shared")
+    assert torch.equal(logits(again), logits(model))
+    # And while a dense checkpoint is read.
+    from twofour.transformers import _replace
+
+    dense = torch.nn.Linear(8, 4)
+    pair = Pair(dense)
+    _replace(pair, dense, twofour.Linear.from_dense(dense, prune=True))
+    assert pair.one is pair.two and isinstance(pair.one, twofour.Linear)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors" or "index" in path.name or "README" in path.name)
+
+
+def test_names_of_files_and_what_was_there_before(tmp_path):
+    model, dense = load_pruned(tmp_path), llama()
+    folder = tmp_path / "folder"
+    dense.save_pretrained(folder, max_shard_size="20KB")
+    assert "model.safetensors.index.json" in names(folder)
+    model.save_pretrained(folder)
+    assert names(folder) == ["README-twofour.md", "twofour-model.safetensors"]
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(names(folder)) > 3 and all(name.startswith(("README", "twofour-model")) for name in names(folder))
+    assert torch.equal(logits(load(folder)), logits(model))
+    dense.save_pretrained(folder)
+    assert names(folder) == ["model.safetensors"] and torch.equal(logits(load(folder)), logits(dense))
+    # A checkpoint that transformers without the package would load in the place of the packed one.
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="pytorch_model.bin, which would be loaded"):
+        model.save_pretrained(folder)
+    assert torch.equal(logits(load(folder)), logits(dense))
+    assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("size", ["1GB", "20KB"])
+def test_subfolders_variants_and_snapshots_of_the_hub(tmp_path, size):
+    model = load_pruned(tmp_path)
+    expected = logits(model)
+    model.save_pretrained(tmp_path / "sub" / "folder", max_shard_size=size)
+    assert torch.equal(logits(load(tmp_path / "sub", subfolder="folder")), expected)
+    assert torch.equal(logits(load(tmp_path / "sub" / "folder", use_safetensors=True)), expected)
+    model.save_pretrained(tmp_path / "variant", variant="fp16", max_shard_size=size)
+    assert torch.equal(logits(load(tmp_path / "variant", variant="fp16")), expected)
+    snapshot, revision = tmp_path / "hub" / "models--org--name", "a" * 40
+    (snapshot / "refs").mkdir(parents=True)
+    (snapshot / "refs" / "main").write_text(revision)
+    model.save_pretrained(snapshot / "snapshots" / revision, max_shard_size=size)
+    assert torch.equal(logits(load("org/name", cache_dir=tmp_path / "hub")), expected)
+
+
+def test_old_names_and_configurations_that_say_nothing(tmp_path):
+    model = load_pruned(tmp_path)
+    for folder, name in [(tmp_path / "new", "twofour-model.safetensors"), (tmp_path / "old", "model.safetensors")]:
+        model.save_pretrained(folder)
+        (folder / "twofour-model.safetensors").rename(folder / name)
+        assert torch.equal(logits(load(folder)), logits(model))
+        config = json.loads((folder / "config.json").read_text())
+        del config["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(config))
+        # Never layers that are initialized at random.
+        with pytest.raises(ValueError, match="hold packed weights, which config.json does not say; pass quantization_config"):
+            load(folder)
+        assert torch.equal(logits(load(folder, quantization_config=TwoFourConfig())), logits(model))
+
+
+@pytest.mark.parametrize(
+    "quantized", [twofour.quantization.int8_dynamic_activation_int8_weight(prune=True), twofour.quantization.int4_weight_only(-1, prune=True)]
+)
+def test_integers_are_saved_loaded_and_dequantized(tmp_path, quantized):
+    model = llama()
+    twofour.quantization.quantize_(model, quantized, lambda module, name: is_linear(name, module))
+    model.save_pretrained(tmp_path / "integers")
+    # Saving changes nothing of the model.
+    assert not hasattr(model, "hf_quantizer") and not hasattr(model.config, "quantization_config")
+    assert names(tmp_path / "integers") == ["README-twofour.md", "twofour-model.safetensors"]
+    again = load(tmp_path / "integers")
+    assert torch.equal(logits(again), logits(model))
+    weights = {name: module.to_dense() for name, module in again.named_modules() if hasattr(module, "stored_dtype")}
+    assert len(weights) == 14
+    dense = again.dequantize()
+    assert all(torch.equal(dense.get_submodule(name).weight, weight) for name, weight in weights.items())
     dense.save_pretrained(tmp_path / "dense")
-    command("prune", weights("dense"), "-o", weights("pruned"))
-    command("compress", weights("pruned"), "-o", weights("small"))
-    config = json.loads((tmp_path / "dense" / "config.json").read_text())
-    (tmp_path / "pruned" / "config.json").write_text(json.dumps(config))
-    kept = twofour.load_file(tmp_path / "small")
-    linear = [name for name, module in dense.named_modules() if isinstance(module, torch.nn.Linear)]
-    left_dense = [name for name in linear if not hasattr(kept[f"{name}.weight"], "packed_weight")]
-    assert len(left_dense) < len(linear)
-    config["quantization_config"] = {"quant_method": "twofour", "modules_to_not_convert": left_dense}
-    (tmp_path / "small" / "config.json").write_text(json.dumps(config))
-    model = load(tmp_path / "small")
-    torch.testing.assert_close(logits(model), logits(load(tmp_path / "pruned")), rtol=1e-4, atol=1e-4)
-    # The other way round.
-    model.save_pretrained(tmp_path / "again")
-    command("decompress", weights("again"), "-o", weights("plain"))
-    plain, pruned = twofour.load_file(tmp_path / "plain"), twofour.load_file(tmp_path / "pruned")
-    assert plain.keys() == pruned.keys() and all(torch.equal(plain[name], pruned[name]) for name in plain)
+    assert names(tmp_path / "dense") == ["model.safetensors"] and "quantization_config" not in json.loads((tmp_path / "dense" / "config.json").read_text())
+    assert torch.equal(logits(load(tmp_path / "dense")), logits(dense))
+
+
+def test_sparse_parameters_and_single_layers_are_saved_packed(tmp_path):
+    model = prune_(llama())
+    mlp = model.model.layers[0].mlp
+    mlp.up_proj.weight = torch.nn.Parameter(twofour.sparse.to_sparse_semi_structured(mlp.up_proj.weight.detach()), requires_grad=False)
+    mlp.down_proj = twofour.Linear.from_dense(mlp.down_proj)
+    expected = logits(model)
+    model.save_pretrained(tmp_path / "some")
+    again = load(tmp_path / "some")
+    assert converted(again) == ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"]
+    torch.testing.assert_close(logits(again), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_push_to_hub_uploads_the_same_files(tmp_path, monkeypatch):
+    model, uploaded = load_pruned(tmp_path), []
+    monkeypatch.setattr(transformers.utils.hub, "create_and_tag_model_card", lambda *args, **kwargs: types.SimpleNamespace(save=lambda path: None))
+    hub = types.SimpleNamespace(create_repo=lambda repo_id, **kwargs: types.SimpleNamespace(repo_id=repo_id))
+    for module in (transformers.utils.hub, transformers.modeling_utils):
+        monkeypatch.setattr(module, "hf_api", lambda *args, **kwargs: hub)
+    monkeypatch.setattr(type(model), "_upload_modified_files", lambda self, folder, repo, *args, **kwargs: uploaded.append((repo, names(pathlib.Path(folder)))))
+    expected = ["README-twofour.md", "twofour-model.safetensors"]
+    model.push_to_hub("org/name")
+    model.save_pretrained(tmp_path / "small", push_to_hub=True, repo_id="org/other")
+    assert uploaded == [("org/name", expected), ("org/other", expected)] and names(tmp_path / "small") == expected
+
+
+def test_offloading(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model = load_pruned(tmp_path)
+    model.save_pretrained(tmp_path / "small")
+    for device_map in ("auto", "cpu", {"": "cpu"}):
+        assert torch.equal(logits(load(tmp_path / "small", device_map=device_map)), logits(model))
+    for folder, config in [("small", {}), ("dense", {"quantization_config": TwoFourConfig(prune=True)})]:
+        for device_map in ({"model": "cpu", "lm_head": "disk"}, "auto"):
+            with pytest.raises(ValueError, match="2:4 weights cannot be offloaded .* device_map puts"):
+                memory = {"max_memory": {"cpu": "20KB"}} if device_map == "auto" else {}
+                load(tmp_path / folder, **config, device_map=device_map, offload_folder=tmp_path / "disk", **memory)
+    offloaded = accelerate.cpu_offload(load(tmp_path / "small"), "cpu", offload_buffers=True)
+    with torch.no_grad():
+        assert torch.equal(offloaded(TOKENS).logits, logits(model))
+
+
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path):
+    load_pruned(tmp_path).save_pretrained(tmp_path / "small")
+    path = tmp_path / "small" / "twofour-model.safetensors"
+    with safetensors.safe_open(path, "pt") as file:
+        manifest, tensors = json.loads(file.metadata()["twofour"]), {name: file.get_tensor(name) for name in file.keys()}
+
+    def written(manifest, left_out=()):
+        kept = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+        safetensors.torch.save_file(kept, path, metadata={"format": "pt", "twofour": json.dumps(manifest)})
+
+    written({**manifest, "version": 99})
+    with pytest.raises(ValueError, match="format version 99 is newer"):
+        load(tmp_path / "small")
+    written({"version": 1, "weights": {"a": {"shape": [1]}}})
+    with pytest.raises(ValueError, match="twofour-model.safetensors: its manifest of packed weights is damaged"):
+        load(tmp_path / "small")
+    name = "model.layers.0.mlp.up_proj.weight"
+    written(manifest, {f"{name}.meta"})
+    with pytest.raises(ValueError, match=f"tensor `{name}` is packed, and the files have no `{name}.meta`"):
+        load(tmp_path / "small")
+    manifest["weights"][name]["shape"] = [54, 28]
+    written(manifest)
+    with pytest.raises(ValueError, match=rf"tensor `{name}`: its shape is \[54, 28\] in the file, \[54, 32\] in the model"):
+        load(tmp_path / "small")

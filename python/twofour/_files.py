@@ -30,7 +30,7 @@ def save_file(
 ) -> None:
     """Writes a model or tensors to one safetensors file, which the command line tool reads.
 
-    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`, :class:`twofour.QuantizedLinear` and :class:`twofour.Int4Linear`,
+    Sparse tensors of :mod:`twofour.sparse`, weights of :class:`twofour.Linear`, :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`,
     and :class:`twofour.Compressed` objects are stored compressed, as ``<name>.values``, ``<name>.meta`` and, of integers, ``<name>.scales``; dense
     tensors as they are. The file appears under its name when it is complete and on the disk, or not at all. One compressed weight is in memory at a
     time.
@@ -168,7 +168,7 @@ def load_file(path: str | os.PathLike, *, framework: str | None = None, device: 
     Returns:
         tensors by name. A compressed weight is a sparse tensor of :mod:`twofour.sparse` in torch, where kernels multiply its dtype (float32,
         bfloat16, float16), and a :class:`twofour.Compressed` otherwise, of integers with their scales
-        (:meth:`twofour.Int4Linear.from_compressed`, :meth:`twofour.QuantizedLinear.from_compressed`). Plain bfloat16 and float8 arrays are of
+        (:meth:`twofour.Int4Linear.from_compressed`, :meth:`twofour.quantization.QuantizedLinear.from_compressed`). Plain bfloat16 and float8 arrays are of
         ``ml_dtypes`` where that is installed, else unsigned integers that hold the bits.
 
     Raises:
@@ -228,7 +228,7 @@ def _weight(weight: Compressed, in_torch: bool):
 def load_model(model: Any, path: str | os.PathLike, *, strict: bool = True):
     """Reads a file into a module: dense tensors by ``load_state_dict``, compressed weights into the layers of their names.
 
-    A compressed weight goes into a :class:`twofour.Linear`, one of integers into a :class:`twofour.QuantizedLinear` or :class:`twofour.Int4Linear`,
+    A compressed weight goes into a :class:`twofour.Linear`, one of integers into a :class:`twofour.quantization.QuantizedLinear` or :class:`twofour.Int4Linear`,
     or takes the place of another module's parameter, ``nn.Linear.weight`` for instance, as a frozen sparse parameter. All take the devices and dtypes
     that the module has.
 

@@ -67,18 +67,20 @@ def manifest_of(files: Iterable[str]) -> dict[str, Entry]:
 def _parsed(path: str, text: str) -> dict[str, Entry]:
     try:
         manifest = json.loads(text)
-        version = manifest["version"]
-        if version > VERSION:
-            raise ValueError(f"{path}: format version {version} is newer than {VERSION}, the newest that this version of twofour reads")
-        entries = {}
-        for name, fields in manifest["weights"].items():
-            rows, cols = fields["shape"]
-            dtype = _DTYPES[fields["dtype"]]
-            grouped = dtype == "int4" or (dtype == "int8" and version > 1)
-            entries[name] = Entry((rows, cols), dtype, fields.get("group_size") if grouped else None)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        version, weights = int(manifest["version"]), manifest["weights"].items() if manifest["version"] <= VERSION else ()
+        entries = {name: _entry(fields, version) for name, fields in weights}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: its manifest of packed weights is damaged ({error!r})") from None
+    if version > VERSION:
+        raise ValueError(f"{path}: format version {version} is newer than {VERSION}, the newest that this version of twofour reads")
     return entries
+
+
+def _entry(fields: dict[str, Any], version: int) -> Entry:
+    rows, cols = fields["shape"]
+    dtype = _DTYPES[fields["dtype"]]
+    has_groups = dtype == "int4" or (dtype == "int8" and version > 1)
+    return Entry((int(rows), int(cols)), dtype, fields.get("group_size") if has_groups else None)
 
 
 def has_packed(state: dict[str, Any]) -> bool:
@@ -208,7 +210,7 @@ class PackedWeight:
 
     def layer(self) -> nn.Module:
         """The layer that multiplies with the weight, without a bias: :class:`twofour.Linear`; of integers whose scales kernels have,
-        :class:`twofour.QuantizedLinear` and :class:`twofour.Int4Linear`; of other integers and 8-bit floats :class:`twofour.Linear` in floats.
+        :class:`twofour.quantization.QuantizedLinear` and :class:`twofour.Int4Linear`; of other integers and 8-bit floats :class:`twofour.Linear` in floats.
 
         Raises:
             ValueError: where the parts break a rule of the format, with the weight's name, row and group.

@@ -8,6 +8,7 @@ mod compression;
 mod dtype;
 mod errors;
 mod int4;
+mod int8;
 mod masks;
 mod reader;
 mod writer;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use numpy::PyReadwriteArray1;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 use twofour::{
     DataType, Element, Result,
     file::{CompressedInfo, Reader, ValueFormat},
@@ -13,7 +13,7 @@ use twofour::{
 use super::{
     dtype::{self, store},
     errors::exception,
-    unlocked,
+    int8, unlocked,
 };
 use crate::names;
 
@@ -40,6 +40,9 @@ impl FileReader {
             let (dtype, group_size) = match w.format {
                 ValueFormat::Int4(granularity) => (names::INT4, Some(names::group_size(granularity))),
                 ValueFormat::ScaledI8 => (dtype::name(DataType::I8), Some(names::PER_ROW)),
+                ValueFormat::GroupedI8(granularity) => {
+                    (dtype::name(DataType::I8), Some(names::group_size(granularity)))
+                }
                 other => (dtype::name(other.dense()), None),
             };
             (w.name.clone(), dtype, w.rows, w.cols, group_size)
@@ -74,23 +77,19 @@ impl FileReader {
             None => &mut [],
         };
         let info = self.0.compressed_info(name).map_err(exception)?;
-        if let ValueFormat::GroupedI8(_) = info.format {
-            return Err(PyValueError::new_err(format!(
-                "weight `{name}` has 8-bit integers with scales for groups of columns; `twofour decompress` makes it dense"
-            )));
-        }
-        unlocked(py, || {
-            if let ValueFormat::Int4(_) = info.format {
+        unlocked(py, || match info.format {
+            ValueFormat::Int4(_) => {
                 let weight = self.0.int4(name)?;
                 store("array of values", &weight.packed_values(), values)?;
                 store("array of metadata", weight.weight().meta(), meta)?;
-                return store("array of scales", weight.scales(), scales);
+                store("array of scales", weight.scales(), scales)
             }
-            match info.format {
-                ValueFormat::ScaledI8 => read_checked::<i8>(&self.0, info, values, meta)?,
-                other => match_element!(other.dense(), |T| read_checked::<T>(&self.0, info, values, meta))?,
+            ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => {
+                int8::store_parts(&self.0.int8(name)?, values, meta, scales)
             }
-            store("array of scales", &self.0.scales(name)?.unwrap_or_default(), scales)
+            other => {
+                match_element!(other.dense(), |T| read_checked::<T>(&self.0, info, values, meta))
+            }
         })
     }
 }

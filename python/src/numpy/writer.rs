@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 use numpy::PyReadonlyArray1;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use twofour::{
-    Element, Error, Result,
-    file::{CompressedInfo, Overwrite, Part, Plan, PlannedTensor, StoredDType, ValueFormat, Writer},
+    DataType, Element, Error, Result,
+    file::{CompressedInfo, Overwrite, Plan, PlannedTensor, StoredDType, ValueFormat, Writer},
+    int4::Granularity,
     match_element,
 };
 
-use super::{compression::parts, dtype, errors::exception, int4, unlocked};
+use super::{compression::parts, dtype, errors::exception, int4, int8, unlocked};
 use crate::names;
 
 /// A file in the making. It appears under its name, complete, when it is finished; one that is dropped before leaves nothing.
@@ -45,8 +46,16 @@ impl FileWriter {
                 let granularity = int4::granularity(group_size.unwrap_or(names::PER_ROW))?;
                 CompressedInfo::int4(&name, granularity, rows, cols).map_err(named)?
             } else {
-                let info = CompressedInfo::new(&name, dtype::named(&dtype)?, rows, cols).map_err(named)?;
-                if group_size.is_some() { info.with_scales().map_err(exception)? } else { info }
+                match (dtype::named(&dtype)?, group_size) {
+                    (DataType::I8, Some(size)) => {
+                        CompressedInfo::int8(&name, int4::granularity(size)?, rows, cols).map_err(named)?
+                    }
+                    (dtype, None) => CompressedInfo::new(&name, dtype, rows, cols).map_err(named)?,
+                    (dtype, Some(_)) => CompressedInfo::new(&name, dtype, rows, cols)
+                        .map_err(named)?
+                        .with_scales()
+                        .map_err(exception)?,
+                }
             };
             plan.compressed(info.clone());
             planned.insert(name, info);
@@ -87,12 +96,16 @@ impl FileWriter {
                 let weight = int4::weight(info.rows, info.cols, granularity, values, meta, scales);
                 writer.write_int4(name, &weight.map_err(|e| e.in_tensor(name))?)
             }
-            format => {
-                match_element!(format.dense(), |T| write_checked::<T>(writer, info, values, meta))?;
-                if format == ValueFormat::ScaledI8 {
-                    writer.write(&Part::Scales.key(name), scales)?;
-                }
-                Ok(())
+            ValueFormat::ScaledI8 | ValueFormat::GroupedI8(_) => {
+                let granularity = match info.format {
+                    ValueFormat::GroupedI8(granularity) => granularity,
+                    _ => Granularity::Row,
+                };
+                let weight = int8::weight(info.rows, info.cols, granularity, values, meta, scales);
+                writer.write_int8(name, &weight.map_err(|e| e.in_tensor(name))?)
+            }
+            other => {
+                match_element!(other.dense(), |T| write_checked::<T>(writer, info, values, meta))
             }
         })
     }
